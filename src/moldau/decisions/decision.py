@@ -1,0 +1,15 @@
+"""What a state machine decided: records for its log, and the reply that may leave once they are durable."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[R, T]):
+    records: Sequence[R]
+    """All or nothing: they are appended as one batch. Empty for read-only answers and refusals."""
+    reply: T

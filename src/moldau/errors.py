@@ -1,0 +1,141 @@
+"""What can go wrong, in the words of the domain. `requests/errors.py` maps each to its Kafka error code."""
+
+
+class MoldauError(Exception):
+    """Base of all errors that are answers, not bugs. The message is shown to the caller."""
+
+
+# Records
+
+
+class CorruptRecordError(MoldauError):
+    """Bytes that are not a whole, well-formed record batch, or whose checksum is wrong."""
+
+
+class UnsupportedMagicError(MoldauError):
+    """Record batches of a format older (or newer) than v2."""
+
+
+class InvalidRecordError(MoldauError):
+    """A well-formed batch that this topic cannot take."""
+
+
+class InvalidTimestampError(MoldauError):
+    """A record timestamp too far from the broker's clock."""
+
+
+class RecordTooLargeError(MoldauError):
+    """A batch over max.message.bytes."""
+
+
+class UnsupportedCompressionError(MoldauError):
+    """A codec that is unknown, or that the caller's version of the protocol does not have."""
+
+
+# Producers
+
+
+class OutOfOrderSequenceError(MoldauError):
+    """A sequence that leaves a gap after the producer's last batch."""
+
+
+class DuplicateSequenceError(MoldauError):
+    """A sequence older than the batches that are remembered: written before, offset no longer known."""
+
+
+class UnknownProducerIdError(MoldauError):
+    """A producer of whom nothing is remembered."""
+
+
+class InvalidProducerEpochError(MoldauError):
+    """A producer that a newer one with the same id has replaced."""
+
+
+# Logs and partitions
+
+
+class OffsetOutOfRangeError(MoldauError):
+    """An offset below the log's start or beyond its end."""
+
+
+class StorageError(MoldauError):
+    """The disk failed or a log is damaged: the partition is offline until an operator looks at it."""
+
+
+class NotLeaderError(MoldauError):
+    """This node does not lead the partition (any more)."""
+
+
+class FencedLeaderEpochError(MoldauError):
+    """The caller knows an older leader epoch than the partition has."""
+
+
+class UnknownLeaderEpochError(MoldauError):
+    """The caller knows a newer leader epoch than this node."""
+
+
+class UnknownTopicOrPartitionError(MoldauError):
+    """No such topic or partition."""
+
+
+class UnknownTopicIdError(MoldauError):
+    """No topic with this id."""
+
+
+class InconsistentTopicIdError(MoldauError):
+    """A topic id that does not belong to the topic named."""
+
+
+class NotEnoughReplicasError(MoldauError):
+    """Fewer replicas in sync than min.insync.replicas asks for."""
+
+
+class PolicyViolationError(MoldauError):
+    """Refused by the topic's cleanup policy (DeleteRecords on a compacted topic, ...)."""
+
+
+# Control plane
+
+
+class InvalidTopicError(MoldauError):
+    """A topic name that is empty, too long or has characters it may not have, or an internal topic."""
+
+
+class TopicExistsError(MoldauError):
+    """A topic of this name is there already."""
+
+
+class InvalidPartitionsError(MoldauError):
+    """A partition count that cannot be."""
+
+
+class InvalidReplicationFactorError(MoldauError):
+    """A replication factor that cannot be, or more replicas than there are brokers."""
+
+
+class InvalidReplicaAssignmentError(MoldauError):
+    """A manual replica assignment with gaps, repeats or unknown brokers."""
+
+
+class InvalidConfigError(MoldauError):
+    """A setting that is unknown, or a value it cannot take."""
+
+
+class InvalidRequestError(MoldauError):
+    """A request that contradicts itself or this node's state."""
+
+
+class UnsupportedVersionError(MoldauError):
+    """An API, version or mode that is not served."""
+
+
+class NotControllerError(MoldauError):
+    """This node is not the active controller."""
+
+
+class RequestTimedOutError(MoldauError):
+    """It could not be done in the time the caller gave."""
+
+
+class TopicDeletionDisabledError(MoldauError):
+    """delete.topic.enable is false."""

@@ -1,0 +1,128 @@
+"""The cluster as the committed metadata log describes it: one immutable value.
+
+Records give the next image (`metadata/apply.py`); what changed between two is the delta that every part of the
+node is told of.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from uuid import UUID
+
+NO_LEADER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    listener: str
+    host: str
+    port: int
+    security_protocol: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerImage:
+    broker_id: int
+    epoch: int
+    incarnation_id: UUID
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None
+    fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionImage:
+    index: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    name: str
+    topic_id: UUID
+    partitions: tuple[PartitionImage, ...]
+    """By index, without gaps."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ConfigResource:
+    """What a configuration belongs to: a topic by name, or a broker by id ("" for all brokers)."""
+
+    type: int
+    name: str
+
+
+TOPIC_RESOURCE = 2
+BROKER_RESOURCE = 4
+BROKER_LOGGER_RESOURCE = 8
+CLIENT_METRICS_RESOURCE = 16
+GROUP_RESOURCE = 32
+
+
+def _empty() -> Mapping[object, object]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterImage:
+    cluster_id: str = ""
+    offset: int = -1
+    """The offset of the last metadata record in it."""
+    controller_epoch: int = -1
+    controller_id: int = -1
+    features: Mapping[str, int] = field(default_factory=_empty)  # type: ignore[assignment]
+    brokers: Mapping[int, BrokerImage] = field(default_factory=_empty)  # type: ignore[assignment]
+    topics: Mapping[str, TopicImage] = field(default_factory=_empty)  # type: ignore[assignment]
+    topic_names: Mapping[UUID, str] = field(default_factory=_empty)  # type: ignore[assignment]
+    configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=_empty)  # type: ignore[assignment]
+    """Only what was set; defaults come from the settings registry."""
+    next_producer_id: int = 0
+
+    def topic_by_id(self, topic_id: UUID) -> TopicImage | None:
+        name = self.topic_names.get(topic_id)
+        return None if name is None else self.topics[name]
+
+    def partition(self, topic: str, index: int) -> PartitionImage | None:
+        found = self.topics.get(topic)
+        if found is None or not 0 <= index < len(found.partitions):
+            return None
+        return found.partitions[index]
+
+    def config(self, resource: ConfigResource) -> Mapping[str, str]:
+        return self.configs.get(resource, MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDelta:
+    """What changed from one image to the next, by name, so that nobody compares whole images."""
+
+    topics_created: tuple[str, ...] = ()
+    topics_deleted: tuple[TopicImage, ...] = ()
+    partitions_changed: tuple[tuple[str, int], ...] = ()
+    """Created, or with a new leader, epoch, in-sync set or replicas; those of created topics too."""
+    configs_changed: tuple[ConfigResource, ...] = ()
+    brokers_changed: tuple[int, ...] = ()
+
+
+EMPTY_IMAGE = ClusterImage()
+
+__all__ = [
+    "BROKER_LOGGER_RESOURCE",
+    "BROKER_RESOURCE",
+    "CLIENT_METRICS_RESOURCE",
+    "EMPTY_IMAGE",
+    "GROUP_RESOURCE",
+    "NO_LEADER",
+    "TOPIC_RESOURCE",
+    "BrokerImage",
+    "ClusterDelta",
+    "ClusterImage",
+    "ConfigResource",
+    "Endpoint",
+    "PartitionImage",
+    "TopicImage",
+]

@@ -1,0 +1,158 @@
+"""A record batch of Kafka's v2 format, seen by its header: what a broker needs without decoding records.
+
+    offset  size  field
+         0     8  base offset             stamped by the leader, outside the checksum
+         8     4  batch length            bytes after this field
+        12     4  partition leader epoch  stamped by the leader, outside the checksum
+        16     1  magic                   2
+        17     4  crc                     CRC-32C of everything from `attributes` to the end
+        21     2  attributes              bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control
+        23     4  last offset delta
+        27     8  base timestamp
+        35     8  max timestamp
+        43     8  producer id
+        51     2  producer epoch
+        53     4  base sequence
+        57     4  records count
+"""
+
+import struct
+from collections.abc import Iterator
+
+import crc32c
+
+from moldau.errors import CorruptRecordError, UnsupportedMagicError
+from moldau.world.disk import Buffer
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_SIZE = HEADER.size
+LOG_OVERHEAD = 12
+"""Bytes before what `batch length` counts."""
+
+_STAMP = struct.Struct(">qii")
+_STAMP_SIZE = _STAMP.size
+CRC_START = 21
+MAGIC_POSITION = 16
+
+COMPRESSION_MASK = 0x07
+TIMESTAMP_TYPE_MASK = 0x08
+TRANSACTIONAL_MASK = 0x10
+CONTROL_MASK = 0x20
+
+NO_PRODUCER_ID = -1
+NO_SEQUENCE = -1
+NO_TIMESTAMP = -1
+SEQUENCE_LIMIT = 2**31
+"""Sequences wrap to 0 here."""
+
+
+class Batch:
+    """One batch: its bytes as they came and its header's fields.
+
+    `base_offset` and `leader_epoch` may be assigned; `parts()` gives the bytes with the two stamped in,
+    without copying the records.
+    """
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "base_sequence",
+        "base_timestamp",
+        "count",
+        "crc",
+        "data",
+        "last_offset_delta",
+        "leader_epoch",
+        "max_timestamp",
+        "producer_epoch",
+        "producer_id",
+        "size",
+    )
+
+    def __init__(self, data: Buffer) -> None:
+        """Reads the header of `data`, which must be exactly one batch; raises CorruptRecordError."""
+        if len(data) < HEADER_SIZE:
+            raise CorruptRecordError(f"a batch of {len(data)} bytes is shorter than its header")
+        if data[MAGIC_POSITION] != 2:
+            raise UnsupportedMagicError(f"record batches of magic {data[MAGIC_POSITION]} are not supported")
+        (
+            self.base_offset,
+            length,
+            self.leader_epoch,
+            _,
+            self.crc,
+            self.attributes,
+            self.last_offset_delta,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
+        ) = HEADER.unpack_from(data)
+        self.data = data
+        self.size = length + LOG_OVERHEAD
+        if self.size != len(data):
+            raise CorruptRecordError(f"a batch says it has {self.size} bytes and comes with {len(data)}")
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def compression(self) -> int:
+        return self.attributes & COMPRESSION_MASK
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return bool(self.attributes & TIMESTAMP_TYPE_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_MASK)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_MASK)
+
+    @property
+    def has_producer(self) -> bool:
+        return self.producer_id >= 0
+
+    @property
+    def last_sequence(self) -> int:
+        if self.base_sequence < 0:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) % SEQUENCE_LIMIT
+
+    def parts(self) -> tuple[Buffer, Buffer]:
+        """The batch as it belongs on disk: the stamped start, then the rest of the bytes as they came."""
+        stamp = _STAMP.pack(self.base_offset, self.size - LOG_OVERHEAD, self.leader_epoch)
+        return stamp, memoryview(self.data)[_STAMP_SIZE:]
+
+    def to_bytes(self) -> bytes:
+        return b"".join(self.parts())
+
+    def checksum_is_right(self) -> bool:
+        return bool(crc32c.crc32c(memoryview(self.data)[CRC_START:]) == self.crc)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.base_offset}..{self.last_offset}, {self.size} bytes)"
+
+
+def split(data: Buffer) -> Iterator[Batch]:
+    """The batches that stand one after the other in `data`; raises CorruptRecordError where it ends short."""
+    view = memoryview(data)
+    position, end = 0, len(view)
+    while position < end:
+        if end - position < HEADER_SIZE:
+            raise CorruptRecordError(f"{end - position} bytes are left behind the last whole batch")
+        size = int.from_bytes(view[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
+        if size < HEADER_SIZE or position + size > end:
+            raise CorruptRecordError(f"a batch says it has {size} bytes where {end - position} are left")
+        yield Batch(view[position : position + size])
+        position += size

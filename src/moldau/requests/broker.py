@@ -1,0 +1,25 @@
+"""What request handlers can reach: the parts of a node, by name. The node fills it in boot order."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moldau.controller.driver import Controller
+    from moldau.metadata.loader import MetadataLoader
+    from moldau.partitions.table import PartitionTable
+    from moldau.requests.fetch_sessions import FetchSessions
+    from moldau.settings.effective import EffectiveSettings
+    from moldau.world import World
+
+
+@dataclass(slots=True)
+class Broker:
+    broker_id: int
+    world: "World"
+    settings: "EffectiveSettings"
+    """Static and dynamic settings of this broker and of every topic."""
+    metadata: "MetadataLoader"
+    """`.image` is the committed ClusterImage."""
+    controller: "Controller"
+    partitions: "PartitionTable"
+    fetch_sessions: "FetchSessions"

@@ -1,0 +1,41 @@
+"""Which APIs are served, in which versions, and by what function. ApiVersions is this registry, read out."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moldau.wire.api_keys import ApiKey
+
+if TYPE_CHECKING:
+    from moldau.requests.broker import Broker
+    from moldau.requests.session import Session
+
+Handler = Callable[[Any, "Session", "Broker"], Awaitable[Any]]
+
+
+class Served(NamedTuple):
+    handler: Handler
+    low: int
+    """The oldest version that is answered."""
+    high: int
+    advertised_low: int
+    """The oldest version that ApiVersions names; Produce names older ones than it takes."""
+
+
+class Registry(dict[ApiKey, Served]):
+    """API key to what serves it. Made once, by importing `moldau.requests`; read-only after that."""
+
+
+REGISTRY = Registry()
+
+
+def handles(
+    api_key: ApiKey, *, versions: tuple[int, int], advertised_low: int | None = None
+) -> Callable[[Handler], Handler]:
+    """Registers a handler: `async def f(request, session, broker) -> response tree`."""
+
+    def register(handler: Handler) -> Handler:
+        low, high = versions
+        REGISTRY[api_key] = Served(handler, low, high, low if advertised_low is None else advertised_low)
+        return handler
+
+    return register
