@@ -148,6 +148,9 @@ class Log(ABC):
 class LogStore(ABC):
     """All logs of a node."""
 
+    was_closed_cleanly: bool = True
+    """Set by start(): False where the node ended without closing its logs, so that unsynced records may be gone."""
+
     @abstractmethod
     async def start(self) -> None:
         """Finds what is there; finishes deletions that a crash interrupted. Called once, first."""

@@ -1,7 +1,7 @@
 """The cluster as the committed metadata log describes it: one immutable value.
 
-Records give the next image (`metadata/apply.py`); what changed between two is the delta that every part of the
-node is told of.
+Records give the next image (`metadata/apply.py`); what changed between two is the delta that every part of
+the node is told of.
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,12 @@ class BrokerImage:
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     fenced: bool
+    in_controlled_shutdown: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """May lead partitions and be in sync."""
+        return not self.fenced and not self.in_controlled_shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,6 @@ CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
 
 
-def _empty() -> Mapping[object, object]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterImage:
     cluster_id: str = ""
@@ -74,11 +76,11 @@ class ClusterImage:
     """The offset of the last metadata record in it."""
     controller_epoch: int = -1
     controller_id: int = -1
-    features: Mapping[str, int] = field(default_factory=_empty)  # type: ignore[assignment]
-    brokers: Mapping[int, BrokerImage] = field(default_factory=_empty)  # type: ignore[assignment]
-    topics: Mapping[str, TopicImage] = field(default_factory=_empty)  # type: ignore[assignment]
-    topic_names: Mapping[UUID, str] = field(default_factory=_empty)  # type: ignore[assignment]
-    configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=_empty)  # type: ignore[assignment]
+    features: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    brokers: Mapping[int, BrokerImage] = field(default_factory=lambda: MappingProxyType({}))
+    topics: Mapping[str, TopicImage] = field(default_factory=lambda: MappingProxyType({}))
+    topic_names: Mapping[UUID, str] = field(default_factory=lambda: MappingProxyType({}))
+    configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     """Only what was set; defaults come from the settings registry."""
     next_producer_id: int = 0
 
@@ -106,6 +108,7 @@ class ClusterDelta:
     """Created, or with a new leader, epoch, in-sync set or replicas; those of created topics too."""
     configs_changed: tuple[ConfigResource, ...] = ()
     brokers_changed: tuple[int, ...] = ()
+    features_changed: tuple[str, ...] = ()
 
 
 EMPTY_IMAGE = ClusterImage()

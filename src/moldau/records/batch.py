@@ -1,19 +1,20 @@
 """A record batch of Kafka's v2 format, seen by its header: what a broker needs without decoding records.
 
-    offset  size  field
-         0     8  base offset             stamped by the leader, outside the checksum
-         8     4  batch length            bytes after this field
-        12     4  partition leader epoch  stamped by the leader, outside the checksum
-        16     1  magic                   2
-        17     4  crc                     CRC-32C of everything from `attributes` to the end
-        21     2  attributes              bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control
-        23     4  last offset delta
-        27     8  base timestamp
-        35     8  max timestamp
-        43     8  producer id
-        51     2  producer epoch
-        53     4  base sequence
-        57     4  records count
+offset  size  field
+     0     8  base offset             stamped by the leader, outside the checksum
+     8     4  batch length            bytes after this field
+    12     4  partition leader epoch  stamped by the leader, outside the checksum
+    16     1  magic                   2
+    17     4  crc                     CRC-32C of everything from `attributes` to the end
+    21     2  attributes              bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control,
+                                      6 base timestamp is a delete horizon
+    23     4  last offset delta
+    27     8  base timestamp
+    35     8  max timestamp
+    43     8  producer id
+    51     2  producer epoch
+    53     4  base sequence
+    57     4  records count
 """
 
 import struct
@@ -38,6 +39,8 @@ COMPRESSION_MASK = 0x07
 TIMESTAMP_TYPE_MASK = 0x08
 TRANSACTIONAL_MASK = 0x10
 CONTROL_MASK = 0x20
+DELETE_HORIZON_MASK = 0x40
+"""Set by compaction alone: the base timestamp is then the time from which the batch's tombstones may go."""
 
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
@@ -68,6 +71,20 @@ class Batch:
         "producer_id",
         "size",
     )
+
+    base_offset: int
+    leader_epoch: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+    data: Buffer
+    size: int
 
     def __init__(self, data: Buffer) -> None:
         """Reads the header of `data`, which must be exactly one batch; raises CorruptRecordError."""
@@ -120,6 +137,10 @@ class Batch:
         return bool(self.attributes & CONTROL_MASK)
 
     @property
+    def delete_horizon_ms(self) -> int | None:
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_MASK else None
+
+    @property
     def has_producer(self) -> bool:
         return self.producer_id >= 0
 
@@ -136,6 +157,11 @@ class Batch:
 
     def to_bytes(self) -> bytes:
         return b"".join(self.parts())
+
+    @property
+    def section(self) -> memoryview:
+        """The records behind the header, compressed as they came."""
+        return memoryview(self.data)[HEADER_SIZE:]
 
     def checksum_is_right(self) -> bool:
         return bool(crc32c.crc32c(memoryview(self.data)[CRC_START:]) == self.crc)

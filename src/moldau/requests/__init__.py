@@ -1,1 +1,47 @@
-"""."""
+"""Requests: one file per API, named by its key. Importing this package registers all of them."""
+
+from moldau.requests import (
+    a00_produce,
+    a01_fetch,
+    a02_list_offsets,
+    a03_metadata,
+    a18_api_versions,
+    a19_create_topics,
+    a20_delete_topics,
+    a21_delete_records,
+    a22_init_producer_id,
+    a23_offset_for_leader_epoch,
+    a32_describe_configs,
+    a33_alter_configs,
+    a35_describe_log_dirs,
+    a37_create_partitions,
+    a44_incremental_alter_configs,
+    a60_describe_cluster,
+    a61_describe_producers,
+    a74_list_config_resources,
+    a75_describe_topic_partitions,
+)
+from moldau.requests.registry import REGISTRY
+
+__all__ = [
+    "REGISTRY",
+    "a00_produce",
+    "a01_fetch",
+    "a02_list_offsets",
+    "a03_metadata",
+    "a18_api_versions",
+    "a19_create_topics",
+    "a20_delete_topics",
+    "a21_delete_records",
+    "a22_init_producer_id",
+    "a23_offset_for_leader_epoch",
+    "a32_describe_configs",
+    "a33_alter_configs",
+    "a35_describe_log_dirs",
+    "a37_create_partitions",
+    "a44_incremental_alter_configs",
+    "a60_describe_cluster",
+    "a61_describe_producers",
+    "a74_list_config_resources",
+    "a75_describe_topic_partitions",
+]

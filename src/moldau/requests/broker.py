@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from moldau.partitions.table import PartitionTable
     from moldau.requests.fetch_sessions import FetchSessions
     from moldau.settings.effective import EffectiveSettings
+    from moldau.transactions.producer_ids import ProducerIds
     from moldau.world import World
 
 
@@ -23,3 +24,4 @@ class Broker:
     controller: "Controller"
     partitions: "PartitionTable"
     fetch_sessions: "FetchSessions"
+    producer_ids: "ProducerIds"

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from moldau.requests.broker import Broker
     from moldau.requests.session import Session
 
+NO_ANSWER: Any = object()
+"""What a handler gives where the protocol has no answer (Produce with acks=0)."""
+
 Handler = Callable[[Any, "Session", "Broker"], Awaitable[Any]]
 
 

@@ -1,14 +1,23 @@
 """What a handler knows of the caller besides the request itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
-class Session:
-    """One client connection, as the requests on it see it. `api_version` changes with every request."""
+@dataclass(slots=True, eq=False)
+class ClientConnection:
+    """What is remembered between the requests of one connection."""
 
     peer: str
     listener: str
-    api_version: int = 0
-    client_id: str | None = None
     client_software: str = ""
+    fetch_session_ids: list[int] = field(default_factory=list)
+    """Fetch sessions that were begun on this connection, and end with it."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One request, seen from outside: who asks, in which version."""
+
+    connection: ClientConnection
+    api_version: int
+    client_id: str | None

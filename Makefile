@@ -1,0 +1,59 @@
+# Every target sets itself up: a virtual environment in .venv, from PyPI and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+SEEDS ?= 500
+START ?= 1
+
+.PHONY: run test check format bench interop soak simulate setup clean
+.DEFAULT_GOAL := run
+
+# What a node needs to run.
+.venv/.runtime: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Moldau needs Python 3.11 or newer; say which with PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+		{ echo "Could not make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
+	@echo "Installing Moldau into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# What its developers need besides.
+.venv/.development: .venv/.runtime
+	@echo "Installing what tests and checks need ..."
+	@$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+setup: .venv/.development
+
+run: .venv/.runtime
+	$(BIN)/moldau serve $(ARGS)
+
+test: .venv/.development
+	$(BIN)/python -m pytest tests --ignore=tests/interop $(ARGS)
+
+check: .venv/.development
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/unit/test_layering.py
+
+format: .venv/.development
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.development
+	$(BIN)/python -m bench.run $(ARGS)
+
+interop: .venv/.development
+	$(BIN)/python -m pytest tests/interop $(ARGS)
+
+simulate: .venv/.development
+	$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --start $(START) $(ARGS)
+
+# The full numbers of the long proofs, of which `make test` runs a sample; writes docs/proof/.
+soak: .venv/.development
+	$(BIN)/python -m tests.soak $(ARGS)
+
+clean:
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis moldau-data

@@ -1,0 +1,272 @@
+"""The load, in a process of its own so that the client's CPU time is not the harness's: it takes a job as
+JSON on its command line, connects and warms up, prints `ready`, starts at a line on its standard input, and
+prints the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bench import raw
+
+QUEUE_BYTES_MIN = 8 << 20
+RAMP_UP_S = 0.3
+LATENCY_RAMP_UP = 300
+STALL_S = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a client process does; `kind` names the function that does it."""
+
+    kind: str
+    bootstrap: str
+    topic: str
+    partitions: int = 1
+    value_bytes: int = 100
+    batch_bytes: int = 16384
+    seconds: float = 1.0
+    records: int = 0
+    connections: int = 1
+    in_flight: int = 5
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    records: int
+    elapsed_s: float
+    client_cpu_s: float
+    latencies_ms: list[float] = field(default_factory=list)
+
+
+def _wait_for_start() -> float:
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        raise SystemExit("the harness has gone")
+    return time.perf_counter()
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class _Refusals:
+    """Keeps the first delivery that failed: a run with one is no result."""
+
+    def __init__(self) -> None:
+        self.first: str | None = None
+
+    def __call__(self, error: Any, message: Any) -> None:
+        if error is not None and self.first is None:
+            self.first = str(error)
+
+    def check(self) -> None:
+        if self.first is not None:
+            raise RuntimeError(f"a record was not delivered: {self.first}")
+
+
+def produce(job: Job) -> Outcome:
+    """librdkafka as fast as it goes: chunks of records to one partition after the other, the queue kept
+    full."""
+    from confluent_kafka import Producer
+
+    refusals = _Refusals()
+    producer = Producer(
+        {
+            "bootstrap.servers": job.bootstrap,
+            "acks": "all",
+            "batch.size": job.batch_bytes,
+            "batch.num.messages": 1_000_000,
+            "message.max.bytes": 2 << 20,
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 2_000_000,
+            "queue.buffering.max.kbytes": 1 << 20,
+            "delivery.report.only.error": True,
+            "socket.nagle.disable": True,
+        }
+    )
+    chunk = max(100, 65536 // job.value_bytes)
+    queued_max = max(QUEUE_BYTES_MIN, 4 * job.batch_bytes * job.partitions) // job.value_bytes
+    messages = [{"value": b"v" * job.value_bytes}] * chunk
+
+    def send_until(deadline: float) -> int:
+        sent = 0
+        partition = 0
+        while time.perf_counter() < deadline:
+            if len(producer) + chunk > queued_max:
+                producer.poll(0.001)
+                continue
+            queued = producer.produce_batch(job.topic, messages, partition=partition, on_delivery=refusals)
+            if queued != chunk:
+                raise RuntimeError(f"librdkafka took {queued} records of {chunk}")
+            sent += chunk
+            partition = (partition + 1) % job.partitions
+        if producer.flush(STALL_S) > 0:
+            raise RuntimeError("not every record was acknowledged")
+        refusals.check()
+        return sent
+
+    producer.list_topics(job.topic, timeout=30)
+    send_until(time.perf_counter() + RAMP_UP_S)
+    began = _wait_for_start()
+    cpu = _cpu_s()
+    sent = send_until(began + job.seconds)
+    return Outcome(sent, time.perf_counter() - began, _cpu_s() - cpu)
+
+
+def consume(job: Job) -> Outcome:
+    """librdkafka reads every partition from its start until all records have come."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": job.bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "queued.min.messages": 10_000_000,
+            "queued.max.messages.kbytes": 1 << 20,
+            "socket.nagle.disable": True,
+            "log_level": 3,
+        }
+    )
+    consumer.list_topics(job.topic, timeout=30)
+    everything = [TopicPartition(job.topic, number, OFFSET_BEGINNING) for number in range(job.partitions)]
+    began = _wait_for_start()
+    cpu = _cpu_s()
+    consumer.assign(everything)
+    seen = 0
+    last = began
+    while seen < job.records:
+        messages = consumer.consume(10_000, timeout=0.05)
+        for message in messages:
+            if (error := message.error()) is not None:
+                raise KafkaException(error)
+        seen += len(messages)
+        now = time.perf_counter()
+        if messages:
+            last = now
+        elif now - last > STALL_S:
+            raise TimeoutError(f"the consumer stopped after {seen} records of {job.records}")
+    elapsed = time.perf_counter() - began
+    used = _cpu_s() - cpu
+    consumer.close()
+    return Outcome(seen, elapsed, used)
+
+
+def latency(job: Job) -> Outcome:
+    """librdkafka sends one record, waits for its acknowledgement, and sends the next."""
+    from confluent_kafka import Producer
+
+    refusals = _Refusals()
+    producer = Producer(
+        {
+            "bootstrap.servers": job.bootstrap,
+            "acks": "all",
+            "linger.ms": 0,
+            "socket.nagle.disable": True,
+        }
+    )
+    value = b"v" * job.value_bytes
+
+    def send(count: int) -> list[float]:
+        taken = []
+        for _ in range(count):
+            began = time.perf_counter()
+            producer.produce(job.topic, value, partition=0, on_delivery=refusals)
+            while len(producer):
+                producer.poll(1)
+            taken.append((time.perf_counter() - began) * 1000)
+        refusals.check()
+        return taken
+
+    send(LATENCY_RAMP_UP)
+    began = _wait_for_start()
+    cpu = _cpu_s()
+    taken = send(job.records)
+    return Outcome(job.records, time.perf_counter() - began, _cpu_s() - cpu, taken)
+
+
+def raw_produce(job: Job) -> Outcome:
+    def send(seconds: float) -> tuple[int, float]:
+        return raw.produce(
+            job.bootstrap,
+            job.topic,
+            job.partitions,
+            job.value_bytes,
+            job.batch_bytes,
+            job.connections,
+            job.in_flight,
+            seconds,
+        )
+
+    send(RAMP_UP_S)
+    _wait_for_start()
+    cpu = _cpu_s()
+    records, elapsed = send(job.seconds)
+    return Outcome(records, elapsed, _cpu_s() - cpu)
+
+
+def raw_fill(job: Job) -> Outcome:
+    """Put at least `records` into the topic, as many whole batches as that takes, evenly over the
+    partitions."""
+    count = raw.records_per_batch(job.value_bytes, job.batch_bytes)
+    rounds = -(-job.records // (count * job.partitions))
+    _wait_for_start()
+    records, elapsed = raw.produce(
+        job.bootstrap,
+        job.topic,
+        job.partitions,
+        job.value_bytes,
+        job.batch_bytes,
+        job.connections,
+        job.in_flight,
+        batches=rounds * job.partitions,
+    )
+    return Outcome(records, elapsed, 0.0)
+
+
+def raw_consume(job: Job) -> Outcome:
+    """Read the whole topic again and again for so many seconds."""
+    raw.consume(job.bootstrap, job.topic, job.partitions, job.records)
+    _wait_for_start()
+    cpu = _cpu_s()
+    records, elapsed = 0, 0.0
+    while elapsed < job.seconds:
+        more, seconds = raw.consume(job.bootstrap, job.topic, job.partitions, job.records)
+        records += more
+        elapsed += seconds
+    return Outcome(records, elapsed, _cpu_s() - cpu)
+
+
+def raw_latency(job: Job) -> Outcome:
+    raw.latencies(job.bootstrap, job.topic, job.value_bytes, LATENCY_RAMP_UP)
+    began = _wait_for_start()
+    cpu = _cpu_s()
+    taken = raw.latencies(job.bootstrap, job.topic, job.value_bytes, job.records)
+    elapsed = time.perf_counter() - began
+    return Outcome(job.records, elapsed, _cpu_s() - cpu, [seconds * 1000 for seconds in taken])
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (produce, consume, latency, raw_produce, raw_fill, raw_consume, raw_latency)
+}
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    print(json.dumps(asdict(KINDS[job.kind](job))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Runs one client process against one broker and says what both of them used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from bench.brokers import Broker, settle
+from bench.client import Job, Outcome
+
+ADMIN_TIMEOUT_S = 60
+
+# The same for both brokers: room for batches of 1 MB, and deleted data leaves the disk soon.
+TOPIC_CONFIG = {"max.message.bytes": str(2 << 20), "file.delete.delay.ms": "1000"}
+
+
+class LoadFailed(Exception):
+    """A client process failed; the message is what it wrote."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one job against one broker."""
+
+    outcome: Outcome
+    broker_cpu_s: float
+    bytes: int
+
+    @property
+    def records_per_s(self) -> float:
+        return self.outcome.records / self.outcome.elapsed_s
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.broker_cpu_s / (self.bytes / 1e9)
+
+    @property
+    def client_cores(self) -> float:
+        return self.outcome.client_cpu_s / self.outcome.elapsed_s
+
+
+def run(broker: Broker, job: Job) -> Run:
+    """The broker's CPU time is taken from the client's start signal to its result."""
+    settle()
+    client = subprocess.Popen(
+        [sys.executable, "-m", "bench.client", job.as_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert client.stdin is not None
+    assert client.stdout is not None
+    try:
+        ready = client.stdout.readline()
+        cpu = broker.cpu_s()
+        result = ""
+        if ready.strip() == "ready":
+            client.stdin.write("go\n")
+            client.stdin.flush()
+            result = client.stdout.readline()
+        used = broker.cpu_s() - cpu
+        _, errors = client.communicate(timeout=120)
+    finally:
+        if client.poll() is None:
+            client.kill()
+            client.wait()
+    if client.returncode != 0 or not result:
+        raise LoadFailed(f"{job.kind} against {broker.name} failed:\n{errors.strip()[-2000:]}")
+    outcome = Outcome(**json.loads(result))
+    return Run(outcome, used, outcome.records * job.value_bytes)
+
+
+def create_topic(broker: Broker, partitions: int) -> str:
+    name = f"bench-{uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, partitions, 1, config=TOPIC_CONFIG)])[name].result(ADMIN_TIMEOUT_S)
+    _wait_for_leaders(admin, name, partitions)
+    return name
+
+
+def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
+    deadline = time.monotonic() + ADMIN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        found = admin.list_topics(name, timeout=ADMIN_TIMEOUT_S).topics[name].partitions
+        if len(found) == partitions and all(part.leader >= 0 for part in found.values()):
+            return
+        time.sleep(0.01)
+    raise LoadFailed(f"the partitions of {name} have no leaders")
+
+
+def delete_topic(broker: Broker, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([name])[name].result(ADMIN_TIMEOUT_S)
+
+
+@contextmanager
+def topic(broker: Broker, partitions: int) -> Iterator[str]:
+    name = create_topic(broker, partitions)
+    yield name
+    delete_topic(broker, name)

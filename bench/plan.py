@@ -1,0 +1,180 @@
+"""How much of everything a run of the benchmarks does, and what the benchmarks share while it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from rich.console import Console
+
+from bench.brokers import Broker, Durability, Kafka, Moldau
+from bench.client import Job
+from bench.load import run, topic
+from bench.report import Figures, Row
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    repeats: int
+    partitions: tuple[int, ...]
+    warm_up_s: float
+    produce_s: float
+    raw_s: float
+    consume_bytes: Mapping[int, int]
+    """How much is read, by value size: enough for about a second and a half of librdkafka."""
+    acknowledgements: int
+    idle_s: float
+    topics: int
+    connections: int
+
+
+FULL = Plan(
+    repeats=3,
+    partitions=(1, 16),
+    warm_up_s=5.0,
+    produce_s=2.0,
+    raw_s=1.5,
+    consume_bytes={100: 250_000_000, 1024: 1_000_000_000},
+    acknowledgements=4000,
+    idle_s=3.0,
+    topics=1000,
+    connections=1000,
+)
+QUICK = Plan(
+    repeats=1,
+    partitions=(1,),
+    warm_up_s=2.0,
+    produce_s=1.0,
+    raw_s=0.7,
+    consume_bytes={100: 60_000_000, 1024: 300_000_000},
+    acknowledgements=1000,
+    idle_s=1.0,
+    topics=200,
+    connections=1000,
+)
+
+VALUE_BYTES = (100, 1024)
+BATCH_BYTES = (16 << 10, 1 << 20)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape of the load."""
+
+    value_bytes: int
+    batch_bytes: int
+    partitions: int
+
+    @property
+    def name(self) -> str:
+        value = f"{self.value_bytes} B" if self.value_bytes < 1024 else f"{self.value_bytes >> 10} KB"
+        batch = (
+            f"{self.batch_bytes >> 10} KB" if self.batch_bytes < 1 << 20 else f"{self.batch_bytes >> 20} MB"
+        )
+        return f"{value}, {batch} batches, {self.partitions} partition{'s' if self.partitions > 1 else ''}"
+
+    def job(self, kind: str, broker: Broker, topic: str, seconds: float = 0.0, records: int = 0) -> Job:
+        """The raw generator gets several connections where there are several partitions, so that a broker
+        with threads can use them."""
+        return Job(
+            kind,
+            broker.bootstrap,
+            topic,
+            self.partitions,
+            self.value_bytes,
+            self.batch_bytes,
+            seconds,
+            records,
+            connections=1 if self.partitions == 1 else 4,
+        )
+
+
+@dataclass(frozen=True)
+class Bench:
+    plan: Plan
+    console: Console
+    with_moldau: bool = True
+    with_kafka: bool = True
+
+    def cases(self) -> list[Case]:
+        return [Case(*shape) for shape in product(VALUE_BYTES, BATCH_BYTES, self.plan.partitions)]
+
+    def say(self, text: str) -> None:
+        self.console.log(text, highlight=False)
+
+    def say_row(self, what: str, row: Row) -> None:
+        parts = []
+        for cell in row.cells:
+            middles = ["-" if middle is None else cell.metric.show(middle) for middle in cell.figures.middle]
+            ratio = "" if cell.figures.ratio is None else f" = {cell.figures.ratio:.2f}"
+            parts.append(f"{cell.metric.label} {' : '.join(middles)}{ratio}")
+        self.say(f"{what}, {row.case}: {'; '.join(parts)}")
+
+    @contextmanager
+    def unstarted(self, durability: Durability) -> Iterator[list[Broker]]:
+        """Both brokers on empty data directories, not running; their data is thrown away afterwards."""
+        with TemporaryDirectory(prefix="moldau-bench-", dir=os.environ.get("BENCH_DIR")) as directory:
+            brokers: list[Broker] = []
+            if self.with_moldau:
+                brokers.append(Moldau(Path(directory, "moldau"), durability))
+            if self.with_kafka:
+                brokers.append(Kafka(Path(directory, "kafka"), durability))
+            with ExitStack() as stack:
+                for broker in brokers:
+                    stack.callback(broker.stop)
+                yield brokers
+
+    @contextmanager
+    def running(self, durability: Durability) -> Iterator[list[Broker]]:
+        with self.unstarted(durability) as brokers:
+            for broker in brokers:
+                broker.start()
+            yield brokers
+
+    @contextmanager
+    def warm(self, durability: Durability) -> Iterator[list[Broker]]:
+        """Both brokers running and warmed up with the kinds of work that will be measured: a JVM is at its
+        best only once its hot paths are compiled."""
+        with self.running(durability) as brokers:
+            for broker in brokers:
+                self.say(f"{broker.name} is up, {durability.name}; warming up")
+                self._warm_up(broker)
+            yield brokers
+
+    def _warm_up(self, broker: Broker) -> None:
+        for batch_bytes in BATCH_BYTES:
+            case = Case(100, batch_bytes, 4)
+            with topic(broker, case.partitions) as name:
+                sent = run(
+                    broker, case.job("raw_produce", broker, name, self.plan.warm_up_s / 2)
+                ).outcome.records
+                run(broker, case.job("raw_consume", broker, name, self.plan.warm_up_s / 4, sent))
+        case = Case(100, BATCH_BYTES[0], 1)
+        with topic(broker, case.partitions) as name:
+            sent = run(broker, case.job("produce", broker, name, self.plan.warm_up_s / 2)).outcome.records
+            run(broker, case.job("consume", broker, name, records=sent))
+            run(broker, case.job("latency", broker, name, records=self.plan.acknowledgements))
+
+    def interleaved(self, brokers: list[Broker], measure: Callable[[Broker], T]) -> dict[str, list[T]]:
+        """Measure each broker `repeats` times in turn, the other one first every second time, so that
+        whatever drifts on the machine meets both."""
+        taken: dict[str, list[T]] = {broker.name: [] for broker in brokers}
+        for number in range(self.plan.repeats):
+            for broker in brokers if number % 2 == 0 else reversed(brokers):
+                taken[broker.name].append(measure(broker))
+        return taken
+
+
+def figures(taken: Mapping[str, list[T]], value: Callable[[T], float]) -> Figures:
+    return Figures(
+        tuple(value(one) for one in taken.get(Moldau.name, ())),
+        tuple(value(one) for one in taken.get(Kafka.name, ())),
+    )

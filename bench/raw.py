@@ -1,0 +1,300 @@
+"""A load generator that speaks the wire protocol itself: batches are built once and sent again and again
+with several requests in flight, and fetched batches are walked by their headers only. It costs a few
+microseconds a request, so what it measures is the broker.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from crc32c import crc32c
+
+PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
+PRODUCE_VERSION, FETCH_VERSION, METADATA_VERSION, API_VERSIONS_VERSION = 8, 11, 4, 0
+ACKS_ALL = -1
+REQUEST_TIMEOUT_MS = 30_000
+SOCKET_TIMEOUT_S = 60.0
+PARTITION_FETCH_BYTES = 1 << 20
+FETCH_BYTES_MAX = 50 << 20
+BATCH_OVERHEAD = 61
+CLIENT_ID = "bench"
+
+
+class RefusedByBroker(Exception):
+    """The broker answered with an error code."""
+
+    def __init__(self, what: str, code: int) -> None:
+        super().__init__(f"{what} was answered with error {code}")
+        self.code = code
+
+
+def _varint(number: int) -> bytes:
+    zigzag = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while zigzag > 0x7F:
+        out.append((zigzag & 0x7F) | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+def _record(offset_delta: int, value: bytes) -> bytes:
+    body = (
+        b"\x00" + _varint(0) + _varint(offset_delta) + _varint(-1) + _varint(len(value)) + value + _varint(0)
+    )
+    return _varint(len(body)) + body
+
+
+def batch_of(values: Sequence[bytes], timestamp_ms: int) -> bytes:
+    """An uncompressed v2 batch of keyless records by a producer without an id."""
+    records = b"".join(_record(delta, value) for delta, value in enumerate(values))
+    count = len(values)
+    checked = struct.pack(">hiqqqhii", 0, count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, count) + records
+    head = struct.pack(">qiib", 0, BATCH_OVERHEAD - 12 + len(records), -1, 2)
+    return head + struct.pack(">I", crc32c(checked)) + checked
+
+
+def records_per_batch(value_bytes: int, batch_bytes: int) -> int:
+    """How many values of a size fill a batch without going over it; at least one."""
+    record_bytes_max = len(_record(1 << 20, bytes(value_bytes)))
+    return max(1, (batch_bytes - BATCH_OVERHEAD) // record_bytes_max)
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def _header(api_key: int, version: int, correlation: int) -> bytes:
+    return struct.pack(">hhi", api_key, version, correlation) + _string(CLIENT_ID)
+
+
+def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
+    """A whole Produce request, with its length, that can be sent any number of times."""
+    body = struct.pack(">hhii", -1, ACKS_ALL, REQUEST_TIMEOUT_MS, 1) + _string(topic)
+    body += struct.pack(">iii", 1, partition, len(batch)) + batch
+    payload = _header(PRODUCE, PRODUCE_VERSION, 0) + body
+    return struct.pack(">i", len(payload)) + payload
+
+
+def fetch_frame(topic: str, offsets: dict[int, int]) -> bytes:
+    body = struct.pack(">iiiibii", -1, 500, 1, FETCH_BYTES_MAX, 0, 0, -1)
+    body += struct.pack(">i", 1) + _string(topic) + struct.pack(">i", len(offsets))
+    for partition, offset in offsets.items():
+        body += struct.pack(">iiqqi", partition, -1, offset, -1, PARTITION_FETCH_BYTES)
+    body += struct.pack(">i", 0) + _string("")
+    payload = _header(FETCH, FETCH_VERSION, 0) + body
+    return struct.pack(">i", len(payload)) + payload
+
+
+def metadata_frame(topic: str, create: bool) -> bytes:
+    payload = _header(METADATA, METADATA_VERSION, 0) + struct.pack(">i", 1) + _string(topic) + bytes([create])
+    return struct.pack(">i", len(payload)) + payload
+
+
+def api_versions_frame() -> bytes:
+    payload = _header(API_VERSIONS, API_VERSIONS_VERSION, 0)
+    return struct.pack(">i", len(payload)) + payload
+
+
+def connect(bootstrap: str) -> socket.socket:
+    host, _, port = bootstrap.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=SOCKET_TIMEOUT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+class Answers:
+    """The answers that arrive on one socket, taken off a buffer that is reused: a view is good until the
+    next one."""
+
+    def __init__(self, sock: socket.socket, buffer_bytes: int = 1 << 16) -> None:
+        self._sock = sock
+        self._buffer = memoryview(bytearray(buffer_bytes))
+        self._start = 0
+        self._end = 0
+
+    def receive(self) -> None:
+        """Read once; raises when the broker has closed the connection."""
+        if self._end == len(self._buffer):
+            self._make_room(self._end - self._start + 1)
+        size = self._sock.recv_into(self._buffer[self._end :])
+        if size == 0:
+            raise ConnectionError("the broker closed the connection")
+        self._end += size
+
+    def ready(self) -> memoryview | None:
+        """The next whole answer after its length, or None if it is not all there yet."""
+        if self._end - self._start < 4:
+            return None
+        (size,) = struct.unpack_from(">i", self._buffer, self._start)
+        stop = self._start + 4 + size
+        if stop > self._end:
+            if stop > len(self._buffer):
+                self._make_room(4 + size)
+            return None
+        answer = self._buffer[self._start + 4 : stop]
+        self._start = stop
+        if self._start == self._end:
+            self._start = self._end = 0
+        return answer
+
+    def next(self) -> memoryview:
+        while (answer := self.ready()) is None:
+            self.receive()
+        return answer
+
+    def _make_room(self, needed: int) -> None:
+        """Move what is unread to the front, in a larger buffer if `needed` bytes do not fit."""
+        unread = bytes(self._buffer[self._start : self._end])
+        if needed > len(self._buffer):
+            self._buffer = memoryview(bytearray(needed * 2))
+        self._buffer[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)
+
+
+def check_produced(answer: memoryview, topic_bytes: int) -> None:
+    (code,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + topic_bytes + 4 + 4)
+    if code != 0:
+        raise RefusedByBroker("Produce", code)
+
+
+def fetched(answer: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Each partition of a Fetch answer for one topic, with its records."""
+    (code,) = struct.unpack_from(">h", answer, 8)
+    if code != 0:
+        raise RefusedByBroker("Fetch", code)
+    (topics,) = struct.unpack_from(">i", answer, 14)
+    if topics == 0:
+        return
+    (name_bytes,) = struct.unpack_from(">h", answer, 18)
+    at = 20 + name_bytes
+    (partitions,) = struct.unpack_from(">i", answer, at)
+    at += 4
+    for _ in range(partitions):
+        partition, code = struct.unpack_from(">ih", answer, at)
+        if code != 0:
+            raise RefusedByBroker(f"Fetch of partition {partition}", code)
+        (aborted,) = struct.unpack_from(">i", answer, at + 30)
+        at += 34 + 16 * max(aborted, 0) + 4
+        (size,) = struct.unpack_from(">i", answer, at)
+        at += 4
+        yield partition, answer[at : at + max(size, 0)]
+        at += max(size, 0)
+
+
+def whole_batches(records: memoryview) -> tuple[int, int] | None:
+    """How many records the whole batches hold, and the offset after the last of them; a cut tail is left
+    out."""
+    at, count, next_offset = 0, 0, -1
+    while len(records) - at >= BATCH_OVERHEAD:
+        base_offset, size = struct.unpack_from(">qi", records, at)
+        if at + 12 + size > len(records):
+            break
+        (last_delta,) = struct.unpack_from(">i", records, at + 23)
+        count += last_delta + 1
+        next_offset = base_offset + last_delta + 1
+        at += 12 + size
+    return None if count == 0 else (count, next_offset)
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    partitions: int,
+    value_bytes: int,
+    batch_bytes: int,
+    connections: int,
+    in_flight: int,
+    seconds: float | None = None,
+    batches: int | None = None,
+) -> tuple[int, float]:
+    """Send for so many seconds or so many batches, `in_flight` requests on each connection; returns the
+    number of acknowledged records and the seconds from the first byte sent to the last acknowledgement."""
+    count = records_per_batch(value_bytes, batch_bytes)
+    batch = batch_of([b"v" * value_bytes] * count, int(time.time() * 1000))
+    frames = [produce_frame(topic, partition, batch) for partition in range(partitions)]
+    topic_bytes = len(topic.encode())
+    left = batches if batches is not None else 1 << 62
+    sent = acknowledged = 0
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connect(bootstrap)) for _ in range(connections)]
+        selector = stack.enter_context(selectors.DefaultSelector())
+        began = time.perf_counter()
+        until = began + seconds if seconds is not None else float("inf")
+        for sock in socks:
+            selector.register(sock, selectors.EVENT_READ, Answers(sock))
+            for _ in range(min(in_flight, left - sent)):
+                sock.sendall(frames[sent % partitions])
+                sent += 1
+        while acknowledged < sent:
+            for key, _ in selector.select(SOCKET_TIMEOUT_S):
+                sock, answers = socks[socks.index(key.fileobj)], key.data  # type: ignore[arg-type]
+                answers.receive()
+                while (answer := answers.ready()) is not None:
+                    check_produced(answer, topic_bytes)
+                    acknowledged += 1
+                    if sent < left and time.perf_counter() < until:
+                        sock.sendall(frames[sent % partitions])
+                        sent += 1
+        elapsed = time.perf_counter() - began
+    return acknowledged * count, elapsed
+
+
+def consume(bootstrap: str, topic: str, partitions: int, records: int) -> tuple[int, float]:
+    """Fetch every partition from its start until `records` have come, one request in flight."""
+    offsets = dict.fromkeys(range(partitions), 0)
+    seen = 0
+    with connect(bootstrap) as sock:
+        answers = Answers(sock, (PARTITION_FETCH_BYTES * 2) * partitions + 4096)
+        began = time.perf_counter()
+        while seen < records:
+            sock.sendall(fetch_frame(topic, offsets))
+            for partition, part in fetched(answers.next()):
+                if (found := whole_batches(part)) is not None:
+                    seen += found[0]
+                    offsets[partition] = found[1]
+        return seen, time.perf_counter() - began
+
+
+def latencies(bootstrap: str, topic: str, value_bytes: int, count: int) -> list[float]:
+    """Seconds from sending one record to its acknowledgement, one at a time."""
+    frame = produce_frame(topic, 0, batch_of([b"v" * value_bytes], int(time.time() * 1000)))
+    topic_bytes = len(topic.encode())
+    taken = []
+    with connect(bootstrap) as sock:
+        answers = Answers(sock)
+        for _ in range(count):
+            began = time.perf_counter()
+            sock.sendall(frame)
+            answer = answers.next()
+            taken.append(time.perf_counter() - began)
+            check_produced(answer, topic_bytes)
+    return taken
+
+
+def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float) -> None:
+    """Return as soon as a record is acknowledged by a broker that may still be starting: connect, ask for
+    the topic (creating it if need be) and send, over and over without backing off."""
+    frame = produce_frame(topic, 0, batch_of([b"first"], int(time.time() * 1000)))
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        try:
+            with connect(bootstrap) as sock:
+                answers = Answers(sock)
+                while time.monotonic() < deadline:
+                    sock.sendall(metadata_frame(topic, create=True))
+                    answers.next()
+                    sock.sendall(frame)
+                    try:
+                        check_produced(answers.next(), len(topic.encode()))
+                        return
+                    except RefusedByBroker:
+                        time.sleep(0.002)
+        except OSError:
+            time.sleep(0.002)
+    raise TimeoutError(f"no acknowledgement from {bootstrap} within {deadline_s} s")

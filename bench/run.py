@@ -1,0 +1,128 @@
+"""Runs the benchmarks against Moldau and Apache Kafka side by side and writes the page of results:
+`python -m bench.run [--quick] [--only NAME] [--out FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import confluent_kafka
+import psutil  # type: ignore[import-untyped]
+from rich.console import Console
+from tests.interop.apache_kafka import KAFKA_VERSION, ApacheKafka
+
+from bench import latency, many, startup, throughput
+from bench.brokers import FSYNC, PAGE_CACHE
+from bench.plan import FULL, QUICK, Bench, Plan
+from bench.report import Table, render_summary, render_table
+
+NAMES = ("start", "produce", "consume", "latency", "topics", "connections")
+METHOD = Path(__file__).with_name("METHOD.md")
+NOTES = Path(__file__).with_name("NOTES.md")
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def measure(bench: Bench, names: set[str]) -> list[Table]:
+    tables: list[Table] = []
+    if "start" in names:
+        tables += startup.start_and_memory(bench)
+    for durability in (PAGE_CACHE, FSYNC):
+        reads = "consume" in names and durability is PAGE_CACHE
+        if not reads and not names & {"produce", "latency"}:
+            continue
+        with bench.warm(durability) as brokers:
+            if "latency" in names:
+                tables += latency.acknowledgement(bench, brokers, durability)
+            if "produce" in names:
+                tables += throughput.produce(bench, brokers, durability)
+            if reads:
+                tables += throughput.consume(bench, brokers)
+    if "topics" in names:
+        tables += many.topics(bench)
+    if "connections" in names:
+        tables += many.connections(bench)
+    return tables
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    return (done.stdout + done.stderr).strip()
+
+
+def _commit() -> str:
+    commit = _output("git", "rev-parse", "--short", "HEAD")
+    changed = _output("git", "status", "--porcelain", "--", ":/src")
+    return f"{commit} with changes to src" if changed else commit
+
+
+def facts(plan: Plan, kafka_missing: str | None, took_s: float) -> str:
+    memory_gib = psutil.virtual_memory().total / 2**30
+    kernel = f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}"
+    if kafka_missing is None:
+        java = _output("java", "-version").splitlines()[0]
+        kafka = (
+            f"Apache Kafka {KAFKA_VERSION}, 1 GiB of heap, the JVM options of its own start script, {java}"
+        )
+    else:
+        kafka = f"Apache Kafka is left out: {kafka_missing}"
+    client = f"confluent-kafka {confluent_kafka.version()} with librdkafka {confluent_kafka.libversion()[0]}"
+    runs = f"{plan.repeats} run{'s' if plan.repeats > 1 else ''} of each case"
+    lines = (
+        f"machine: {psutil.cpu_count()} cores shared by brokers and clients, {memory_gib:.0f} GiB, {kernel}",
+        f"Moldau {version('moldau')} at commit {_commit()}, Python {platform.python_version()}",
+        kafka,
+        client,
+        f"{runs}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took_s / 60:.0f} minutes in all",
+    )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def page(tables: list[Table], plan: Plan, kafka_missing: str | None, took_s: float, command: str) -> str:
+    parts = [
+        "# Moldau and Apache Kafka side by side",
+        f"Written by `{command}`.",
+        facts(plan, kafka_missing, took_s),
+    ]
+    parts += [render_summary(tables), METHOD.read_text(), "## Figures"]
+    parts += [render_table(table, with_kafka=kafka_missing is None) for table in tables]
+    if NOTES.exists():
+        parts.append(NOTES.read_text())
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Moldau and Apache Kafka side by side.")
+    parser.add_argument("--quick", action="store_true", help="one short run of each case, one partition only")
+    parser.add_argument("--only", choices=NAMES, action="append", help="leave out the other benchmarks")
+    parser.add_argument("--without", choices=("kafka", "moldau"), help="measure the other broker alone")
+    parser.add_argument(
+        "--out", type=Path, help="where the page goes (default: bench/RESULTS.md for a whole run)"
+    )
+    options = parser.parse_args()
+    console = Console()
+    missing = "it was not asked for" if options.without == "kafka" else ApacheKafka.available()
+    if missing is not None:
+        console.print(f"Apache Kafka is left out: {missing}")
+    plan = QUICK if options.quick else FULL
+    bench = Bench(plan, console, with_moldau=options.without != "moldau", with_kafka=missing is None)
+    began = time.monotonic()
+    with console.status("measuring"):
+        tables = measure(bench, set(options.only or NAMES))
+    command = " ".join(["python -m bench.run", *sys.argv[1:]])
+    text = page(tables, plan, missing, time.monotonic() - began, command)
+    whole = not (options.quick or options.only or options.without)
+    out = options.out or (RESULTS if whole else None)
+    if out is None:
+        print(text)
+    else:
+        out.write_text(text)
+        console.print(f"written: {out}")
+
+
+if __name__ == "__main__":
+    main()

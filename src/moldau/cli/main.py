@@ -1,0 +1,13 @@
+"""`moldau`: where every command begins. Only what the command needs is imported."""
+
+import sys
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        from moldau.cli.serve import serve
+
+        sys.exit(serve(sys.argv[2:]))
+    from moldau.cli.commands import app
+
+    app()

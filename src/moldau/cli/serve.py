@@ -1,0 +1,147 @@
+"""`moldau serve`: one node, from its settings to a clean end. What keeps it from starting is one sentence."""
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from moldau.cli.options import parse_flags
+from moldau.errors import InvalidConfigError, MoldauError
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.sources import build
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from moldau.world import World
+
+FAILED = 1
+MISUSED = 2
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Runs a node with these flags until it is told to stop; gives the process's exit code."""
+    try:
+        flags = parse_flags(arguments)
+        if flags.wants_help:
+            from moldau.cli.help import serve_help
+
+            sys.stdout.write(serve_help())
+            return 0
+        settings = build(file=flags.config, environment=os.environ, flags=flags.settings)
+        return _run_or_say_why_not(settings)
+    except InvalidConfigError as error:
+        return _complain(str(error), MISUSED)
+
+
+def _run_or_say_why_not(settings: BrokerSettings) -> int:
+    try:
+        run(settings)
+    except InvalidConfigError:
+        raise
+    except MoldauError as error:
+        return _complain(str(error), FAILED)
+    except OSError as error:
+        return _complain(_sentence(error, settings), FAILED)
+    return 0
+
+
+def run(settings: BrokerSettings) -> None:
+    import asyncio
+    from contextlib import nullcontext
+
+    from moldau.cli.data_lock import data_lock
+    from moldau.observe.logging import configure
+    from moldau.world.system import system_world
+
+    world = system_world()
+    configure(level=settings.log_level, style=settings.log_format, clock=world.clock.wall_ms)
+    _raise_file_limit()
+    with (
+        data_lock(settings.data_dir) if settings.store == "files" else nullcontext(),
+        asyncio.Runner(loop_factory=loop_factory(settings.event_loop)) as runner,
+    ):
+        runner.run(_serve_until_told(world, settings))
+
+
+async def _serve_until_told(world: "World", settings: BrokerSettings) -> None:
+    import asyncio
+    import signal
+
+    from moldau.node.node import Node
+
+    told = asyncio.Event()
+    was_asked = False
+
+    def asked(number: int) -> None:
+        """The first signal asks for a clean end. Whoever sends a second does not want to wait for it."""
+        nonlocal was_asked
+        if was_asked:
+            os._exit(128 + number)
+        was_asked = True
+        told.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number)
+    node = Node(world, settings, on_fatal=lambda _: told.set())
+    await node.start()
+    sys.stdout.write(ready_line([each.address for each in node.addresses], settings))
+    sys.stdout.flush()
+    await told.wait()
+    await node.stop()
+    if node.failure is not None:
+        raise node.failure
+
+
+def ready_line(addresses: list[str], settings: BrokerSettings) -> str:
+    kept = f"data in {settings.data_dir}" if settings.store == "files" else "data in memory only"
+    return (
+        f"Moldau is ready on {', '.join(addresses)}, {kept}. "
+        f"Try it: echo hello | kcat -P -b {addresses[0]} -t greetings\n"
+    )
+
+
+def loop_factory(choice: str) -> "Callable[[], asyncio.AbstractEventLoop]":
+    import asyncio
+
+    if choice != "asyncio":
+        try:
+            import uvloop
+        except ImportError:
+            if choice == "uvloop":
+                raise InvalidConfigError("event.loop is uvloop, but uvloop is not installed") from None
+        else:
+            new_uvloop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+            return new_uvloop
+    return asyncio.new_event_loop
+
+
+def _raise_file_limit() -> None:
+    """Segments and connections hold a descriptor each; most systems allow far more than they give."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _sentence(error: OSError, settings: BrokerSettings) -> str:
+    import socket
+
+    listen = ", ".join(listener.address for listener in settings.listeners)
+    if isinstance(error, socket.gaierror):
+        return f"cannot listen on {listen}: no such host"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"cannot listen on {listen}: the port is in use; choose another with --listen"
+        case errno.EADDRNOTAVAIL:
+            return f"cannot listen on {listen}: that is no address of this machine"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def _complain(sentence: str, code: int) -> int:
+    sys.stderr.write(f"moldau: {sentence}\n")
+    return code

@@ -1,0 +1,75 @@
+"""Cutting a byte stream into frames without copying any byte more than once.
+
+Small reads of all connections land in one shared buffer and are copied into a frame's own memory; the rest of a large frame
+is received straight into its place. A frame owns its memory, so record data in it stays valid while a request waits.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+
+_SIZE = struct.Struct(">i")
+SHARED_BUFFER_SIZE = 256 * 1024
+_MAPPED_FROM = 128 * 1024
+"""From this size on a frame lives in anonymous memory that the kernel provides as bytes arrive: whoever only announces a
+hundred megabytes has cost nothing yet."""
+
+
+class FrameTooLargeError(Exception):
+    """A frame over the limit, or of a negative size: whoever sends it does not speak Kafka."""
+
+
+class FrameReader:
+    """The framing state of one connection. `buffer()` says where the next bytes go, `received(n)` gives the frames that
+    they complete."""
+
+    __slots__ = ("_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
+
+    def __init__(self, shared: memoryview, frame_bytes_max: int) -> None:
+        self._shared = shared
+        self._limit = frame_bytes_max
+        self._leftover = b""
+        """At most three bytes of a frame's size."""
+        self._frame: memoryview | None = None
+        self._frame_size = 0
+        self._filled = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Between two frames."""
+        return self._frame is None and not self._leftover
+
+    def buffer(self) -> memoryview:
+        if self._frame is not None:
+            return self._frame[self._filled :]
+        kept = len(self._leftover)
+        self._shared[:kept] = self._leftover
+        return self._shared[kept:]
+
+    def received(self, count: int) -> Iterator[memoryview]:
+        """The frames (without their sizes) that `count` more bytes complete; raises FrameTooLargeError."""
+        if self._frame is not None:
+            self._filled += count
+            if self._filled == self._frame_size:
+                frame, self._frame = self._frame, None
+                yield frame
+            return
+        view = self._shared[: len(self._leftover) + count]
+        self._leftover = b""
+        position, end = 0, len(view)
+        while end - position >= 4:
+            size = _SIZE.unpack_from(view, position)[0]
+            if not 0 <= size <= self._limit:
+                raise FrameTooLargeError(f"a request of {size} bytes; the limit is {self._limit}")
+            position += 4
+            if end - position < size:
+                self._begin(size, view[position:end])
+                return
+            yield memoryview(bytes(view[position : position + size]))
+            position += size
+        self._leftover = bytes(view[position:end])
+
+    def _begin(self, size: int, start: memoryview) -> None:
+        frame = memoryview(mmap.mmap(-1, size) if size >= _MAPPED_FROM else bytearray(size))
+        frame[: len(start)] = start
+        self._frame, self._frame_size, self._filled = frame, size, len(start)

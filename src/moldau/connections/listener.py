@@ -1,0 +1,107 @@
+"""Listening sockets and the connections they give: who may come in, who has been idle too long, how all are sent home."""
+
+import asyncio
+from collections.abc import Callable
+
+from moldau.connections.budget import Budget
+from moldau.connections.connection import Answer, Connection
+from moldau.connections.frames import SHARED_BUFFER_SIZE
+from moldau.observe.logging import get_logger
+from moldau.settings.broker import BrokerSettings
+
+log = get_logger(__name__)
+
+Opened = Callable[[Connection, str], Answer]
+"""Gives the function that answers a new connection's requests; the text is the listener's name."""
+
+
+class Listener:
+    def __init__(self, name: str, settings: Callable[[], BrokerSettings], budget: Budget, opened: Opened) -> None:
+        self.name = name
+        self._settings = settings
+        self._budget = budget
+        self._opened = opened
+        self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
+        self._server: asyncio.Server | None = None
+        self._connections: dict[Connection, None] = {}
+        self._per_address: dict[str, int] = {}
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Future[None] | None = None
+        self._is_closing = False
+
+    async def bind(self, host: str, port: int) -> tuple[str, int]:
+        """Takes the address without accepting anybody yet; gives it with the port that a port 0 became."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._make_connection, host, port, start_serving=False, backlog=1024)
+        bound = self._server.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    async def serve(self) -> None:
+        assert self._server is not None
+        await self._server.start_serving()
+        self._close_idle()
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def _make_connection(self) -> Connection:
+        return Connection(
+            shared_buffer=self._shared_buffer,
+            frame_bytes_max=self._settings().socket_request_max_bytes,
+            budget=self._budget,
+            opened=self._connection_opened,
+            closed=self._connection_closed,
+        )
+
+    def _connection_opened(self, connection: Connection) -> Answer | None:
+        settings = self._settings()
+        address = connection.peer[0]
+        count = self._per_address.get(address, 0)
+        if self._is_closing:
+            return None
+        if len(self._connections) >= settings.max_connections or count >= settings.max_connections_per_ip:
+            log.warning("connection refused: too many", peer=address, open=len(self._connections), from_peer=count)
+            return None
+        self._connections[connection] = None
+        self._per_address[address] = count + 1
+        return self._opened(connection, self.name)
+
+    def _connection_closed(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        address = connection.peer[0]
+        self._per_address[address] -= 1
+        if not self._per_address[address]:
+            del self._per_address[address]
+        if not self._connections and self._all_closed is not None and not self._all_closed.done():
+            self._all_closed.set_result(None)
+
+    def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        idle_s = self._settings().connections_max_idle_ms / 1000
+        for connection in list(self._connections):
+            if connection.active_at + idle_s < loop.time() and connection.is_idle:
+                connection.close()
+        self._idle_timer = loop.call_later(max(1.0, min(idle_s / 4, 60.0)), self._close_idle)
+
+    async def close(self, grace_s: float) -> None:
+        """Accepts nobody any more, lets answers under way leave, then closes what is left."""
+        self._is_closing = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.finish()
+        if self._connections:
+            loop = asyncio.get_running_loop()
+            self._all_closed = loop.create_future()
+            timer = loop.call_later(grace_s, self._abort_all)
+            await self._all_closed
+            timer.cancel()
+
+    def _abort_all(self) -> None:
+        for connection in list(self._connections):
+            connection.abort()

@@ -1,0 +1,53 @@
+"""The controller's view of the cluster: the image with everything decided so far, committed or not yet."""
+
+from collections.abc import Sequence
+
+from moldau.controller.names import collision_key
+from moldau.errors import PolicyViolationError
+from moldau.metadata.apply import apply
+from moldau.metadata.image import ClusterImage
+from moldau.metadata.records import Record
+
+RECORDS_PER_DECISION_MAX = 20_000
+"""A decision is one batch of the log, which must stay small enough to be replicated and applied at one go."""
+
+
+class ControllerState:
+    """Decisions read it; only `apply` changes it."""
+
+    def __init__(self, image: ClusterImage) -> None:
+        """`image` is committed up to the end of the log."""
+        self.image = image
+        self._twins: dict[str, str] = {}
+        """A topic for each collision key in use."""
+        for name in image.topics:
+            self._add_name(name)
+
+    @property
+    def next_offset(self) -> int:
+        """Where the first record of the next decision will stand."""
+        return self.image.offset + 1
+
+    def apply(self, records: Sequence[Record], end_offset: int) -> None:
+        self.image, delta = apply(self.image, records, end_offset - 1)
+        for topic in delta.topics_deleted:
+            key = collision_key(topic.name)
+            if key is not None and self._twins.get(key) == topic.name:
+                del self._twins[key]
+        for name in delta.topics_created:
+            self._add_name(name)
+
+    def colliding_topic(self, key: str) -> str | None:
+        """The topic with this collision key."""
+        return self._twins.get(key)
+
+    def _add_name(self, name: str) -> None:
+        key = collision_key(name)
+        if key is not None:
+            self._twins[key] = name
+
+
+def bounded(records: list[Record]) -> list[Record]:
+    if len(records) > RECORDS_PER_DECISION_MAX:
+        raise PolicyViolationError("Unable to perform excessively large batch operation.")
+    return records

@@ -1,0 +1,249 @@
+"""Decisions on topics: create, delete, add partitions. Every topic of a request fares on its own."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from moldau.controller.ids import Randomness, new_id
+from moldau.controller.names import METADATA_TOPIC, collision_key, validate_topic_name
+from moldau.controller.placement import Replicas, check_manual, in_sync_at_first, place
+from moldau.controller.requests import MorePartitions, NewTopic, TopicCreated, TopicRef, TopicResult
+from moldau.controller.state import ControllerState, bounded
+from moldau.decisions import Decision
+from moldau.errors import (
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    InvalidTopicError,
+    MoldauError,
+    PolicyViolationError,
+    TopicDeletionDisabledError,
+    TopicExistsError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from moldau.metadata.image import TOPIC_RESOURCE, ClusterImage, TopicImage
+from moldau.metadata.records import (
+    ConfigRecord,
+    PartitionRecord,
+    Record,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from moldau.settings.effective import EffectiveSettings
+
+PARTITIONS_PER_REQUEST_MAX = 10_000
+PARTITIONS_PER_TOPIC_MAX = 10_000
+
+_NO_ID = UUID(int=0)
+
+
+def create_topics(
+    state: ControllerState,
+    topics: Sequence[NewTopic],
+    settings: EffectiveSettings,
+    random: Randomness,
+    *,
+    validate_only: bool,
+) -> Decision[Record, list[TopicCreated]]:
+    """One result for each name, in the order of the names."""
+    if sum(_partitions_asked(topic, settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
+        raise PolicyViolationError("Excessively large number of partitions per request.")
+    times_named = Counter(topic.name for topic in topics)
+    records: list[Record] = []
+    results: dict[str, TopicCreated] = {}
+    twins: dict[str, str] = {}
+    for topic in topics:
+        if topic.name in results:
+            continue
+        try:
+            if times_named[topic.name] > 1:
+                raise InvalidRequestError("Duplicate topic name.")
+            _check_name(state, topic.name, twins)
+            made = _create(state.image, topic, settings, random)
+        except MoldauError as error:
+            results[topic.name] = TopicCreated(topic.name, error=error)
+        else:
+            records += made
+            results[topic.name] = _created(topic.name, made)
+            key = collision_key(topic.name)
+            if key is not None:
+                twins[key] = topic.name
+    return Decision([] if validate_only else bounded(records), list(results.values()))
+
+
+def _partitions_asked(topic: NewTopic, settings: EffectiveSettings) -> int:
+    if topic.partitions == -1 and not topic.assignment:
+        return settings.broker.num_partitions
+    return max(topic.partitions, len(topic.assignment))
+
+
+def _check_name(state: ControllerState, name: str, twins: Mapping[str, str]) -> None:
+    """`twins` are the names created before it in the same request, by collision key."""
+    if name == METADATA_TOPIC:
+        raise InvalidRequestError(f"Creation of internal topic {METADATA_TOPIC} is prohibited.")
+    if name in state.image.topics:
+        raise TopicExistsError(f"Topic '{name}' already exists.")
+    validate_topic_name(name)
+    key = collision_key(name)
+    twin = None if key is None else state.colliding_topic(key) or twins.get(key)
+    if twin is not None:
+        raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {twin}")
+
+
+def _create(
+    image: ClusterImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness
+) -> list[Record]:
+    nulls = [name for name, value in topic.configs.items() if value is None]
+    if nulls:
+        raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
+    settings.validate_topic_configs(topic.configs)
+    replicas = _manual(image, topic) if topic.assignment else _placed(image, topic, settings, random)
+    if len(replicas) > PARTITIONS_PER_TOPIC_MAX:
+        raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
+    topic_id = new_id(random, taken=image.topic_names)
+    records: list[Record] = [TopicRecord(name=topic.name, topic_id=topic_id)]
+    records += [
+        ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name=topic.name, name=name, value=value)
+        for name, value in topic.configs.items()
+    ]
+    records += [_partition(image, topic_id, index, at) for index, at in enumerate(replicas)]
+    return records
+
+
+def _manual(image: ClusterImage, topic: NewTopic) -> list[Replicas]:
+    prefix = "A manual partition assignment was specified, but"
+    if topic.replication_factor != -1:
+        raise InvalidRequestError(f"{prefix} replication factor was not set to -1.")
+    if topic.partitions != -1:
+        raise InvalidRequestError(f"{prefix} numPartitions was not set to -1.")
+    replication_factor = None
+    for replicas in topic.assignment.values():
+        check_manual(replicas, image.brokers, replication_factor)
+        replication_factor = len(replicas)
+    if sorted(topic.assignment) != list(range(len(topic.assignment))):
+        raise InvalidReplicaAssignmentError("partitions should be a consecutive 0-based integer sequence")
+    return [tuple(topic.assignment[index]) for index in range(len(topic.assignment))]
+
+
+def _placed(
+    image: ClusterImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness
+) -> list[Replicas]:
+    if topic.replication_factor == 0 or topic.replication_factor < -1:
+        raise InvalidReplicationFactorError(
+            "Replication factor must be larger than 0, or -1 to use the default value."
+        )
+    if topic.partitions == 0 or topic.partitions < -1:
+        raise InvalidPartitionsError("Number of partitions was set to an invalid non-positive value.")
+    defaults = settings.broker
+    partitions = defaults.num_partitions if topic.partitions == -1 else topic.partitions
+    replication_factor = topic.replication_factor
+    if replication_factor == -1:
+        replication_factor = defaults.default_replication_factor
+    return place(image.brokers, partitions, replication_factor, random)
+
+
+def _partition(image: ClusterImage, topic_id: UUID, index: int, replicas: Replicas) -> PartitionRecord:
+    in_sync = in_sync_at_first(replicas, image.brokers, index)
+    return PartitionRecord(
+        partition_id=index,
+        topic_id=topic_id,
+        replicas=replicas,
+        isr=in_sync,
+        leader=in_sync[0],
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=(None,) * len(replicas),
+    )
+
+
+def _created(name: str, made: Sequence[Record]) -> TopicCreated:
+    partitions = [record for record in made if isinstance(record, PartitionRecord)]
+    return TopicCreated(name, partitions[0].topic_id, len(partitions), len(partitions[0].replicas))
+
+
+def delete_topics(
+    state: ControllerState, topics: Sequence[TopicRef], settings: EffectiveSettings
+) -> Decision[Record, list[TopicResult]]:
+    if not settings.broker.delete_topic_enable:
+        raise TopicDeletionDisabledError("Topic deletion is disabled.")
+    found: list[TopicImage | MoldauError] = [_look_up(state.image, ref) for ref in topics]
+    times_named = Counter(topic.topic_id for topic in found if isinstance(topic, TopicImage))
+    records: list[Record] = []
+    results: list[TopicResult] = []
+    for ref, topic in zip(topics, found, strict=True):
+        if isinstance(topic, MoldauError):
+            results.append(TopicResult(ref.name, ref.topic_id, topic))
+        elif times_named[topic.topic_id] > 1:
+            complaint = "Duplicate topic name." if ref.name is not None else "Duplicate topic id."
+            results.append(TopicResult(ref.name, ref.topic_id, InvalidRequestError(complaint)))
+        else:
+            records.append(RemoveTopicRecord(topic_id=topic.topic_id))
+            results.append(TopicResult(topic.name, topic.topic_id))
+    return Decision(bounded(records), results)
+
+
+def _look_up(image: ClusterImage, ref: TopicRef) -> TopicImage | MoldauError:
+    by_id = ref.topic_id is not None and ref.topic_id != _NO_ID
+    if ref.name is not None:
+        if by_id:
+            return InvalidRequestError("You may not specify both topic name and topic id.")
+        return image.topics.get(ref.name) or UnknownTopicOrPartitionError(
+            "This server does not host this topic-partition."
+        )
+    if ref.topic_id is None or not by_id:
+        return InvalidRequestError("Neither topic name nor id were specified.")
+    return image.topic_by_id(ref.topic_id) or UnknownTopicIdError("This server does not host this topic ID.")
+
+
+def create_partitions(
+    state: ControllerState, changes: Sequence[MorePartitions], random: Randomness, *, validate_only: bool
+) -> Decision[Record, list[TopicResult]]:
+    records: list[Record] = []
+    results: list[TopicResult] = []
+    times_named = Counter(change.topic for change in changes)
+    for change in changes:
+        try:
+            if times_named[change.topic] > 1:
+                raise InvalidRequestError("Duplicate topic name.")
+            added = _more_partitions(state.image, change, random)
+        except MoldauError as error:
+            results.append(TopicResult(change.topic, error=error))
+        else:
+            records += added
+            results.append(TopicResult(change.topic, state.image.topics[change.topic].topic_id))
+    if len(records) > PARTITIONS_PER_REQUEST_MAX:
+        raise PolicyViolationError("Excessively large number of partitions per request.")
+    return Decision([] if validate_only else records, results)
+
+
+def _more_partitions(image: ClusterImage, change: MorePartitions, random: Randomness) -> list[Record]:
+    topic = image.topics.get(change.topic)
+    if topic is None:
+        raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
+    have = len(topic.partitions)
+    if change.count == have:
+        raise InvalidPartitionsError(f"Topic already has {have} partition(s).")
+    if change.count < have:
+        raise InvalidPartitionsError(
+            f"The topic {topic.name} currently has {have} partition(s); "
+            f"{change.count} would not be an increase."
+        )
+    if change.count > PARTITIONS_PER_TOPIC_MAX:
+        raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
+    additional = change.count - have
+    replication_factor = len(topic.partitions[0].replicas)
+    if change.assignments is None:
+        placed = place(image.brokers, additional, replication_factor, random)
+    else:
+        if len(change.assignments) != additional:
+            raise InvalidReplicaAssignmentError(
+                f"Attempted to add {additional} additional partition(s), but only "
+                f"{len(change.assignments)} assignment(s) were specified."
+            )
+        for replicas in change.assignments:
+            check_manual(replicas, image.brokers, replication_factor)
+        placed = [tuple(replicas) for replicas in change.assignments]
+    return [_partition(image, topic.topic_id, have + index, at) for index, at in enumerate(placed)]

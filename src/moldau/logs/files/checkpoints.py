@@ -1,0 +1,82 @@
+"""A file that keeps one offset for each log of a store, in the format of Kafka's checkpoint files."""
+
+import asyncio
+
+from moldau.errors import CorruptRecordError
+from moldau.logs.files.segment import read_file
+from moldau.logs.store import LogName
+from moldau.observe.logging import get_logger
+from moldau.world.disk import Disk
+
+_VERSION = "0"
+
+log = get_logger(__name__)
+
+
+class OffsetCheckpoint:
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._offsets: dict[LogName, int] = {}
+        self._changes = 0
+        self._written = 0
+        """The number of changes that are safe in the file."""
+        self._lock = asyncio.Lock()
+
+    def load(self) -> None:
+        """Reads the file. A damaged one counts as empty: all that hangs on it can be found again, slowly."""
+        data = read_file(self._disk, self._path)
+        if data is None:
+            return
+        try:
+            self._offsets = _parse(data.decode("utf-8"))
+        except (CorruptRecordError, UnicodeDecodeError) as error:
+            log.warning("checkpoint cannot be read", path=self._path, why=str(error))
+
+    def __contains__(self, name: LogName) -> bool:
+        return name in self._offsets
+
+    def names(self) -> list[LogName]:
+        return list(self._offsets)
+
+    def get(self, name: LogName) -> int:
+        return self._offsets.get(name, 0)
+
+    def set(self, name: LogName, offset: int) -> None:
+        if self._offsets.get(name) != offset:
+            self._offsets[name] = offset
+            self._changes += 1
+
+    def discard(self, name: LogName) -> None:
+        if self._offsets.pop(name, None) is not None:
+            self._changes += 1
+
+    async def flush(self) -> None:
+        """Every change made before this call is safe when it returns; callers share the writing."""
+        wanted = self._changes
+        if self._written >= wanted:
+            return
+        async with self._lock:
+            if self._written >= wanted:
+                return
+            changes = self._changes
+            lines = [_VERSION, str(len(self._offsets))]
+            lines += (f"{topic} {partition} {offset}" for (topic, partition), offset in self._offsets.items())
+            await self._disk.replace(self._path, ("\n".join(lines) + "\n").encode("utf-8"))
+            self._written = changes
+
+
+def _parse(text: str) -> dict[LogName, int]:
+    lines = text.split("\n")
+    offsets = {}
+    try:
+        if lines[0] != _VERSION or len(lines) != int(lines[1]) + 3 or lines[-1]:
+            raise ValueError(f"{len(lines)} lines, of which the first two are {lines[:2]}")
+        for line in lines[2:-1]:
+            topic, partition, offset = line.split(" ")
+            if int(offset) < 0:
+                raise ValueError(f"{offset} is no offset")
+            offsets[LogName(topic, int(partition))] = int(offset)
+    except (ValueError, IndexError) as error:
+        raise CorruptRecordError(f"not a checkpoint file: {error}") from error
+    return offsets

@@ -1,0 +1,119 @@
+"""The two indexes of a segment, in memory and in Kafka's file formats. Offsets are relative to the segment's base."""
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+
+from moldau.errors import CorruptRecordError
+
+OFFSET_ENTRY_SIZE = 8
+TIME_ENTRY_SIZE = 12
+
+_TIME_ENTRY = struct.Struct(">qi")
+
+
+class OffsetIndex:
+    """Some batches' last offsets and where in the segment those batches begin; both ascend."""
+
+    __slots__ = ("offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets = array("i")
+        self.positions = array("i")
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def append(self, offset: int, position: int) -> None:
+        self.offsets.append(offset)
+        self.positions.append(position)
+
+    def entry_for(self, offset: int) -> int:
+        """The number of the last entry whose batch does not end after `offset`; -1 for none."""
+        return bisect_right(self.offsets, offset) - 1
+
+    def boundary_before(self, position: int) -> int:
+        """The last known start of a batch at or before `position`."""
+        following = bisect_right(self.positions, position)
+        return self.positions[following - 1] if following else 0
+
+    def truncate(self, position: int) -> None:
+        """The segment now ends at `position`."""
+        keep = bisect_left(self.positions, position)
+        del self.offsets[keep:], self.positions[keep:]
+
+    def to_bytes(self) -> bytes:
+        entries = array("i", bytes(OFFSET_ENTRY_SIZE * len(self.offsets)))
+        entries[0::2] = self.offsets
+        entries[1::2] = self.positions
+        if sys.byteorder == "little":
+            entries.byteswap()
+        return entries.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, segment_size: int) -> "OffsetIndex":
+        """Raises CorruptRecordError for what cannot be the index of a segment of this size."""
+        if len(data) % OFFSET_ENTRY_SIZE:
+            raise CorruptRecordError(f"an offset index of {len(data)} bytes does not consist of whole entries")
+        entries = array("i", data)
+        if sys.byteorder == "little":
+            entries.byteswap()
+        index = cls()
+        index.offsets, index.positions = entries[0::2], entries[1::2]
+        if not (_ascends(index.offsets) and _ascends(index.positions)):
+            raise CorruptRecordError("the entries of an offset index do not ascend")
+        if len(index) and (index.offsets[0] < 0 or not 0 <= index.positions[-1] < segment_size):
+            raise CorruptRecordError("an offset index points outside of its segment")
+        return index
+
+
+class TimeIndex:
+    """Largest timestamps so far, each with the last offset of the batch that brought it; both ascend."""
+
+    __slots__ = ("offsets", "timestamps")
+
+    def __init__(self) -> None:
+        self.timestamps = array("q")
+        self.offsets = array("i")
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def append_newer(self, timestamp: int, offset: int) -> None:
+        """Adds an entry, unless it says nothing new."""
+        if timestamp > (self.timestamps[-1] if self.timestamps else -1):
+            self.timestamps.append(timestamp)
+            self.offsets.append(offset)
+
+    def offset_before(self, timestamp: int) -> int:
+        """An offset up to which every record is older than `timestamp`; 0 where nothing is known."""
+        following = bisect_left(self.timestamps, timestamp)
+        return self.offsets[following - 1] if following else 0
+
+    def truncate(self, offset: int) -> None:
+        """The segment now ends before `offset`."""
+        keep = bisect_left(self.offsets, offset)
+        del self.offsets[keep:], self.timestamps[keep:]
+
+    def to_bytes(self) -> bytes:
+        return b"".join(map(_TIME_ENTRY.pack, self.timestamps, self.offsets))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "TimeIndex":
+        if len(data) % TIME_ENTRY_SIZE:
+            raise CorruptRecordError(f"a time index of {len(data)} bytes does not consist of whole entries")
+        index = cls()
+        if data:
+            timestamps, offsets = zip(*_TIME_ENTRY.iter_unpack(data), strict=True)
+            index.timestamps.extend(timestamps)
+            index.offsets.extend(offsets)
+        if not (_ascends(index.timestamps) and _ascends(index.offsets)):
+            raise CorruptRecordError("the entries of a time index do not ascend")
+        if len(index) and index.offsets[0] < 0:
+            raise CorruptRecordError("a time index points outside of its segment")
+        return index
+
+
+def _ascends(numbers: "array[int]") -> bool:
+    return all(map(int.__lt__, numbers, numbers[1:]))

@@ -1,0 +1,101 @@
+"""Walking over the batches of a segment file: by their headers, or whole with their checksums."""
+
+from collections.abc import Iterator
+
+from moldau.errors import CorruptRecordError
+from moldau.records.batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
+from moldau.world.disk import File
+
+_CHUNK_SIZE = 4096
+"""Read at once when walking over headers: small batches come many in a chunk, large ones are skipped over."""
+
+_BLOCK_SIZE = 1024 * 1024
+"""Read at once when walking over whole batches."""
+
+_MAGIC = 2
+
+
+class BatchHeader:
+    """The header of a batch in a file, and where the batch lies."""
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "base_sequence",
+        "base_timestamp",
+        "count",
+        "last_offset",
+        "last_offset_delta",
+        "leader_epoch",
+        "max_timestamp",
+        "position",
+        "producer_epoch",
+        "producer_id",
+        "size",
+    )
+
+    def __init__(self, data: bytes, start: int, position: int) -> None:
+        (
+            self.base_offset,
+            length,
+            self.leader_epoch,
+            magic,
+            _,
+            self.attributes,
+            self.last_offset_delta,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
+        ) = HEADER.unpack_from(data, start)
+        self.size = length + LOG_OVERHEAD
+        self.position = position
+        self.last_offset = self.base_offset + self.last_offset_delta
+        if magic != _MAGIC or self.size < HEADER_SIZE or self.last_offset_delta < 0 or self.base_offset < 0:
+            raise CorruptRecordError(f"there is no record batch at position {position}")
+
+
+def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
+    """The headers of the batches from `position`, where one must begin, to `end`; raises CorruptRecordError."""
+    while position < end:
+        chunk = file.read(position, min(_CHUNK_SIZE, end - position))
+        chunk_position = position
+        start = 0
+        while len(chunk) - start >= HEADER_SIZE:
+            header = BatchHeader(chunk, start, position)
+            if position + header.size > end:
+                raise CorruptRecordError(f"the batch at position {position} ends behind position {end}")
+            yield header
+            position += header.size
+            start = position - chunk_position
+        if start == 0:
+            raise CorruptRecordError(f"there is no whole batch at position {position}")
+
+
+def read_batch(file: File, header: BatchHeader) -> Batch:
+    return Batch(file.read(header.position, header.size))
+
+
+def scan_batches(file: File, position: int, end: int) -> Iterator[tuple[int, Batch]]:
+    """(position, batch) for every batch whose checksum is right; raises CorruptRecordError at the first other."""
+    while position < end:
+        block = memoryview(file.read(position, min(_BLOCK_SIZE, end - position)))
+        start = 0
+        while len(block) - start >= HEADER_SIZE:
+            size = int.from_bytes(block[start + 8 : start + 12], "big", signed=True) + LOG_OVERHEAD
+            if not HEADER_SIZE <= size <= end - position or block[start + MAGIC_POSITION] != _MAGIC:
+                raise CorruptRecordError(f"there is no whole batch at position {position}")
+            if start + size > len(block):
+                if start:
+                    break
+                block = memoryview(file.read(position, size))
+            batch = Batch(block[start : start + size])
+            if not batch.checksum_is_right():
+                raise CorruptRecordError(f"the checksum of the batch at position {position} is wrong")
+            yield position, batch
+            start += size
+            position += size
+        if start == 0:
+            raise CorruptRecordError(f"there is no whole batch at position {position}")

@@ -1,0 +1,236 @@
+"""Logs in memory, for tests and throw-away brokers. Everything in them is as durable as it will ever be."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+from uuid import UUID
+
+from moldau.errors import OffsetOutOfRangeError
+from moldau.logs.cleaning import OFFSET_MAP_BYTES_MAX, Dirt, holds_last_sequence, is_due, is_settled
+from moldau.logs.compaction import OffsetMap, clean_batch
+from moldau.logs.epochs import EpochHistory
+from moldau.logs.producers import ProducerStates
+from moldau.logs.store import NOTHING, Log, LogName, LogStore, Slices, TimeAndOffset
+from moldau.logs.times import first_record_since, newest_record
+from moldau.records.batch import Batch
+from moldau.settings.topic import TopicSettings
+
+PRODUCER_EXPIRATION_MS = 86_400_000
+
+_BATCHES_PER_STEP = 16
+"""How many batches a compaction looks at before others get their turn."""
+
+
+class MemoryLog(Log):
+    """Batches in a list, each found by bisection over its last offset. A batch is its own segment."""
+
+    def __init__(
+        self, name: LogName, topic_id: UUID, settings: TopicSettings, producer_expiration_ms: int
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.settings = settings
+        self.start_offset = self.end_offset = self.durable_offset = 0
+        self.producers = ProducerStates()
+        self.epochs = EpochHistory()
+        self._producer_expiration_ms = producer_expiration_ms
+        self._batches: list[bytes] = []
+        self._last_offsets: list[int] = []
+        self._max_timestamps: list[int] = []
+        self._size = 0
+        self._cleaned_offset = 0
+        """Everything below it has been compacted."""
+        self._cuts = 0
+        """How often batches were taken out; a compaction that finds it changed gives up."""
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    async def append(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            # Joined into bytes of its own: the batch may lie in a receive buffer that is used again.
+            self._batches.append(batch.to_bytes())
+            self._last_offsets.append(batch.last_offset)
+            self._max_timestamps.append(batch.max_timestamp)
+            self._size += batch.size
+            self.end_offset = batch.next_offset
+            if batch.producer_id >= 0:
+                self.producers.update(batch)
+            if batch.leader_epoch != self.epochs.latest:
+                self.epochs.assign(batch.leader_epoch, batch.base_offset)
+
+    async def make_durable(self) -> None:
+        self.durable_offset = self.end_offset
+
+    async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:
+        if offset >= below:
+            return NOTHING
+        parts: list[bytes] = []
+        size = 0
+        for index in range(bisect_left(self._last_offsets, offset), len(self._batches)):
+            data = self._batches[index]
+            if self._last_offsets[index] >= below:
+                break
+            if size + len(data) > bytes_max and (parts or not whole_first):
+                break
+            parts.append(data)
+            size += len(data)
+        return Slices(parts, size) if parts else NOTHING
+
+    async def offset_for_time(self, timestamp_ms: int, below: int) -> TimeAndOffset | None:
+        for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):
+            if self._last_offsets[index] >= below:
+                return None
+            if self._max_timestamps[index] >= timestamp_ms:
+                found = first_record_since(Batch(self._batches[index]), timestamp_ms, self.start_offset)
+                if found is not None:
+                    return found
+        return None
+
+    async def max_timestamp(self, below: int) -> TimeAndOffset | None:
+        newest: TimeAndOffset | None = None
+        for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):
+            if self._last_offsets[index] >= below:
+                break
+            if newest is None or self._max_timestamps[index] > newest.timestamp_ms:
+                found = newest_record(Batch(self._batches[index]), self.start_offset)
+                if found is not None and (newest is None or found.timestamp_ms > newest.timestamp_ms):
+                    newest = found
+        return newest
+
+    async def truncate_to(self, offset: int) -> None:
+        if offset >= self.end_offset:
+            return
+        self._cuts += 1
+        keep = bisect_left(self._last_offsets, offset)
+        # A batch goes as a whole, so the log may end before what was asked for.
+        end = min(offset, Batch(self._batches[keep]).base_offset) if keep < len(self._batches) else offset
+        self._size -= sum(map(len, self._batches[keep:]))
+        del self._batches[keep:], self._last_offsets[keep:], self._max_timestamps[keep:]
+        if offset < self.start_offset:
+            self.start_offset = self.end_offset = offset
+        else:
+            self.end_offset = max(self.start_offset, end)
+        self.durable_offset = min(self.durable_offset, self.end_offset)
+        self._cleaned_offset = min(self._cleaned_offset, self.end_offset)
+        self.epochs.truncate_from_end(self.end_offset)
+        self.producers.rebuild(None, map(Batch, self._batches))
+
+    async def advance_start(self, offset: int) -> None:
+        if offset > self.end_offset:
+            raise OffsetOutOfRangeError(f"{self.name} ends at {self.end_offset}, before {offset}")
+        if offset > self.start_offset:
+            self.start_offset = offset
+            self.epochs.truncate_from_start(offset)
+            self._drop(bisect_left(self._last_offsets, offset))
+
+    def _drop(self, count: int) -> None:
+        if count:
+            self._cuts += 1
+            self._size -= sum(map(len, self._batches[:count]))
+            del self._batches[:count], self._last_offsets[:count], self._max_timestamps[:count]
+
+    async def apply_retention(self, now_ms: int, below: int) -> None:
+        self.producers.expire(now_ms, self._producer_expiration_ms)
+        settings = self.settings
+        if "delete" not in settings.cleanup_policy:
+            return
+        expired = 0
+        size = self._size
+        for index, data in enumerate(self._batches):
+            too_old = 0 <= settings.retention_ms < now_ms - self._max_timestamps[index]
+            too_much = 0 <= settings.retention_bytes <= size - len(data)
+            if self._last_offsets[index] >= below or not (too_old or too_much):
+                break
+            size -= len(data)
+            expired = index + 1
+        if expired:
+            await self.advance_start(max(self.start_offset, self._last_offsets[expired - 1] + 1))
+
+    async def compact(self, now_ms: int, below: int) -> bool:
+        if "compact" not in self.settings.cleanup_policy:
+            return False
+        first_dirty = bisect_left(self._last_offsets, max(self._cleaned_offset, self.start_offset))
+        end = bisect_left(self._last_offsets, below)
+        for index in range(first_dirty, end):
+            if not is_settled(self.settings, self._max_timestamps[index], now_ms):
+                end = index
+                break
+        if first_dirty >= end:
+            return False
+        dirt = Dirt(
+            clean_bytes=sum(map(len, self._batches[:first_dirty])),
+            dirty_bytes=sum(map(len, self._batches[first_dirty:end])),
+            oldest_dirty_ms=self._max_timestamps[first_dirty],
+        )
+        if not is_due(self.settings, dirt, now_ms):
+            return False
+
+        cuts = self._cuts
+        batches = self._batches[:end]
+        offsets = OffsetMap(OFFSET_MAP_BYTES_MAX)
+        for number, data in enumerate(batches[first_dirty:]):
+            if not offsets.add(Batch(data)):
+                break
+            if number % _BATCHES_PER_STEP == 0:
+                await asyncio.sleep(0)
+        kept: list[Batch] = []
+        for number, data in enumerate(batches):
+            batch = Batch(data)
+            left = clean_batch(
+                batch,
+                offsets,
+                now_ms=now_ms,
+                delete_retention_ms=self.settings.delete_retention_ms,
+                retain_empty=holds_last_sequence(batch, self.producers),
+            )
+            if left is not None:
+                kept.append(left)
+            if number % _BATCHES_PER_STEP == 0:
+                await asyncio.sleep(0)
+        if self._cuts != cuts:
+            return False
+        self._cuts += 1
+        self._batches[:end] = [batch.to_bytes() for batch in kept]
+        self._last_offsets[:end] = [batch.last_offset for batch in kept]
+        self._max_timestamps[:end] = [batch.max_timestamp for batch in kept]
+        self._size = sum(map(len, self._batches))
+        self._cleaned_offset = offsets.end_offset
+        return True
+
+    def configure(self, settings: TopicSettings) -> None:
+        self.settings = settings
+
+    async def close(self) -> None:
+        await self.make_durable()
+
+
+class MemoryStore(LogStore):
+    def __init__(self, producer_expiration_ms: int = PRODUCER_EXPIRATION_MS) -> None:
+        self._producer_expiration_ms = producer_expiration_ms
+        self._logs: dict[LogName, MemoryLog] = {}
+
+    async def start(self) -> None:
+        pass
+
+    def found(self) -> Sequence[tuple[LogName, UUID]]:
+        return [(log.name, log.topic_id) for log in self._logs.values()]
+
+    async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> MemoryLog:
+        log = self._logs.get(name)
+        if log is None or log.topic_id != topic_id:
+            log = self._logs[name] = MemoryLog(name, topic_id, settings, self._producer_expiration_ms)
+        log.configure(settings)
+        return log
+
+    async def remove(self, name: LogName) -> None:
+        self._logs.pop(name, None)
+
+    async def close(self) -> None:
+        for log in self._logs.values():
+            await log.close()
+
+    def space(self) -> tuple[int, int]:
+        """Unknown, as Kafka spells it."""
+        return -1, -1

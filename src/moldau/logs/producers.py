@@ -1,0 +1,304 @@
+"""What a log remembers of its producers, so that a batch sent twice is written once. Pure.
+
+Kafka's rules: a producer's sequences go up by one from record to record, start again at 0 with a new epoch and
+wrap at 2^31; the last five batches are remembered, because a producer has at most five in flight.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+import crc32c
+
+from moldau.errors import (
+    CorruptRecordError,
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    OutOfOrderSequenceError,
+)
+from moldau.records.batch import CONTROL_MASK, NO_SEQUENCE, NO_TIMESTAMP, SEQUENCE_LIMIT
+
+BATCHES_REMEMBERED = 5
+NO_COORDINATOR_EPOCH = -1
+
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_START = struct.Struct(">hI")
+_COUNT = struct.Struct(">i")
+_ENTRY = struct.Struct(">qhiqiqiq")
+_MORE = struct.Struct(">qb")
+_EARLIER = struct.Struct(">iqiq")
+
+
+class Produced(Protocol):
+    """The part of a batch's header that producer state is made of."""
+
+    base_offset: int
+    last_offset_delta: int
+    attributes: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+class RememberedBatch(NamedTuple):
+    """A batch of which a repetition would be recognised."""
+
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class ProducerState:
+    """What is known of one producer id in one log."""
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "forgotten",
+        "idle_since_ms",
+        "last_timestamp_ms",
+        "producer_id",
+        "transaction_first_offset",
+    )
+
+    def __init__(self, producer_id: int, epoch: int) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.batches: deque[RememberedBatch] = deque()
+        """The newest batches of this epoch, oldest first, at most BATCHES_REMEMBERED."""
+        self.forgotten = 0
+        """How many sequences right before the oldest remembered batch are known to have been written."""
+        self.last_timestamp_ms = NO_TIMESTAMP
+        self.coordinator_epoch = NO_COORDINATOR_EPOCH
+        self.transaction_first_offset: int | None = None
+        self.idle_since_ms: int | None = None
+        """When `expire` first found it idle; None while it has written since."""
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        """-1 when none of its batches is remembered."""
+        return self.batches[-1].last_offset if self.batches else -1
+
+    def remember(self, batch: RememberedBatch) -> None:
+        batches = self.batches
+        if len(batches) == BATCHES_REMEMBERED:
+            oldest = batches.popleft()
+            if batches[0].first_sequence == (oldest.last_sequence + 1) % SEQUENCE_LIMIT:
+                self.forgotten += (oldest.last_sequence - oldest.first_sequence) % SEQUENCE_LIMIT + 1
+            else:
+                # Compaction took batches in between: what came before them can no longer be vouched for.
+                self.forgotten = 0
+        batches.append(batch)
+
+    def was_forgotten(self, first_sequence: int, last_sequence: int) -> bool:
+        """Whether these sequences were certainly written, by a batch that is no longer remembered."""
+        behind = (self.batches[0].first_sequence - first_sequence) % SEQUENCE_LIMIT
+        length = (last_sequence - first_sequence) % SEQUENCE_LIMIT + 1
+        return length <= behind <= self.forgotten
+
+
+class ProducerStates:
+    """All producers that have written to a log and have not been idle for too long."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[int, ProducerState] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[ProducerState]:
+        return iter(self._states.values())
+
+    def get(self, producer_id: int) -> ProducerState | None:
+        return self._states.get(producer_id)
+
+    def check(self, batch: Produced) -> RememberedBatch | None:
+        """The batch that this one repeats, or None when it may be appended.
+
+        Raises InvalidProducerEpochError, OutOfOrderSequenceError, or DuplicateSequenceError for a repetition of
+        a batch that is no longer remembered.
+
+        A producer of whom nothing is known may begin with any sequence, as in Kafka: this log's memory of it
+        has expired, or the topic was deleted and created again under a running producer. Memory is never
+        lost otherwise; it is rebuilt from the log and its snapshots.
+        """
+        state = self._states.get(batch.producer_id)
+        first = batch.base_sequence
+        if state is None or first < 0:
+            return None
+        if batch.producer_epoch != state.epoch:
+            if batch.producer_epoch < state.epoch:
+                raise InvalidProducerEpochError(
+                    f"producer {batch.producer_id} has epoch {batch.producer_epoch}, "
+                    f"and one with epoch {state.epoch} has written already"
+                )
+            if first != 0:
+                raise OutOfOrderSequenceError(
+                    f"producer {batch.producer_id} begins epoch {batch.producer_epoch} "
+                    f"with sequence {first} instead of 0"
+                )
+            return None
+        expected = (state.last_sequence + 1) % SEQUENCE_LIMIT
+        if first == expected:
+            return None
+        last = (first + batch.last_offset_delta) % SEQUENCE_LIMIT
+        for remembered in state.batches:
+            if remembered.first_sequence == first and remembered.last_sequence == last:
+                return remembered
+        if state.batches and state.was_forgotten(first, last):
+            raise DuplicateSequenceError(
+                f"producer {batch.producer_id} repeats sequences {first} to {last}, "
+                f"written before the last {BATCHES_REMEMBERED} batches"
+            )
+        raise OutOfOrderSequenceError(
+            f"producer {batch.producer_id} sent sequence {first} where {expected} comes next"
+        )
+
+    def update(self, batch: Produced) -> None:
+        """Takes note of a batch that was appended, or is read again from the log."""
+        producer_id = batch.producer_id
+        if producer_id < 0:
+            return
+        epoch = batch.producer_epoch
+        state = self._states.get(producer_id)
+        if state is None:
+            state = self._states[producer_id] = ProducerState(producer_id, epoch)
+        elif state.epoch != epoch:
+            state.epoch = epoch
+            state.batches.clear()
+            state.forgotten = 0
+        state.last_timestamp_ms = timestamp_ms = batch.max_timestamp
+        state.idle_since_ms = None
+        first = batch.base_sequence
+        if first < 0 or batch.attributes & CONTROL_MASK:
+            return
+        base_offset, delta = batch.base_offset, batch.last_offset_delta
+        state.remember(
+            RememberedBatch(
+                first, (first + delta) % SEQUENCE_LIMIT, base_offset, base_offset + delta, timestamp_ms
+            )
+        )
+
+    def rebuild(self, snapshot: bytes | None, batches: Iterable[Produced]) -> None:
+        """Forgets everything, then takes up a snapshot (or nothing) and the batches that follow it."""
+        self._states = {}
+        if snapshot is not None:
+            self.restore(snapshot)
+        for batch in batches:
+            self.update(batch)
+
+    def expire(self, now_ms: int, ttl_ms: int) -> None:
+        """Forgets producers that have written nothing for `ttl_ms`. Called now and then.
+
+        Idle time is counted between calls and not from record timestamps: a producer that copies last
+        year's records must not be forgotten while it is at work.
+        """
+        expired = []
+        for state in self._states.values():
+            if state.idle_since_ms is None:
+                state.idle_since_ms = now_ms
+            elif now_ms - state.idle_since_ms >= ttl_ms and state.transaction_first_offset is None:
+                expired.append(state.producer_id)
+        for producer_id in expired:
+            del self._states[producer_id]
+
+    def snapshot(self) -> bytes:
+        """All states in Kafka's producer snapshot format, version 1.
+
+        Kafka keeps a producer's last batch only. The four before it follow behind Kafka's entries, where
+        its reader, which goes by their count, does not look; the checksum covers both.
+        """
+        entries = [_COUNT.pack(len(self._states))]
+        more = []
+        for state in self._states.values():
+            last = state.batches[-1] if state.batches else None
+            first_offset = state.transaction_first_offset
+            entries.append(
+                _ENTRY.pack(
+                    state.producer_id,
+                    state.epoch,
+                    last.last_sequence if last else NO_SEQUENCE,
+                    last.last_offset if last else -1,
+                    last.last_offset - last.base_offset if last else 0,
+                    state.last_timestamp_ms,
+                    state.coordinator_epoch,
+                    -1 if first_offset is None else first_offset,
+                )
+            )
+            more.append(_MORE.pack(state.forgotten, max(0, len(state.batches) - 1)))
+            for number, batch in enumerate(state.batches, 1):
+                if number < len(state.batches):
+                    more.append(
+                        _EARLIER.pack(
+                            batch.last_sequence,
+                            batch.last_offset,
+                            batch.last_offset - batch.base_offset,
+                            batch.timestamp_ms,
+                        )
+                    )
+        body = b"".join(entries + more)
+        return _SNAPSHOT_START.pack(_SNAPSHOT_VERSION, crc32c.crc32c(body)) + body
+
+    def restore(self, data: bytes) -> None:
+        """Becomes what `snapshot` gave, or what Kafka wrote; raises CorruptRecordError."""
+        if len(data) < _SNAPSHOT_START.size + _COUNT.size:
+            raise CorruptRecordError(f"a producer snapshot of {len(data)} bytes is too short")
+        version, checksum = _SNAPSHOT_START.unpack_from(data)
+        if version != _SNAPSHOT_VERSION:
+            raise CorruptRecordError(f"producer snapshots of version {version} are not known")
+        if crc32c.crc32c(memoryview(data)[_SNAPSHOT_START.size :]) != checksum:
+            raise CorruptRecordError("the checksum of a producer snapshot is wrong")
+        try:
+            states = _read_states(data, _SNAPSHOT_START.size)
+        except struct.error as error:
+            raise CorruptRecordError(f"a producer snapshot ends short: {error}") from error
+        self._states = {state.producer_id: state for state in states}
+
+
+def _read_states(data: bytes, position: int) -> list[ProducerState]:
+    (count,) = _COUNT.unpack_from(data, position)
+    position += _COUNT.size
+    states, newest = [], []
+    for _ in range(count):
+        producer_id, epoch, sequence, offset, delta, timestamp_ms, coordinator_epoch, first_offset = (
+            _ENTRY.unpack_from(data, position)
+        )
+        position += _ENTRY.size
+        state = ProducerState(producer_id, epoch)
+        state.last_timestamp_ms = timestamp_ms
+        state.coordinator_epoch = coordinator_epoch
+        state.transaction_first_offset = None if first_offset < 0 else first_offset
+        states.append(state)
+        newest.append(None if offset < 0 else _remembered(sequence, offset, delta, timestamp_ms))
+    with_more = position < len(data)
+    for state, last in zip(states, newest, strict=True):
+        if with_more:
+            state.forgotten, earlier_count = _MORE.unpack_from(data, position)
+            position += _MORE.size
+            for _ in range(earlier_count):
+                state.batches.append(_remembered(*_EARLIER.unpack_from(data, position)))
+                position += _EARLIER.size
+        if last is not None:
+            state.batches.append(last)
+    return states
+
+
+def _remembered(last_sequence: int, last_offset: int, delta: int, timestamp_ms: int) -> RememberedBatch:
+    return RememberedBatch(
+        (last_sequence - delta) % SEQUENCE_LIMIT,
+        last_sequence,
+        last_offset - delta,
+        last_offset,
+        timestamp_ms,
+    )

@@ -1,0 +1,241 @@
+"""The records of the metadata log, laid out field by field as Kafka does, so that Kafka's tools read them.
+
+A record's value is framed as `frame version, api key, version` (unsigned varints), then its body. Every class
+here is one version of one record; a log that holds any other is refused, not guessed at.
+"""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from uuid import UUID
+
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.static.constants import EntityType
+
+from moldau.errors import CorruptRecordError, UnsupportedVersionError
+
+FRAME_VERSION = 1
+
+UNCHANGED = -2
+"""A PartitionChangeRecord's leader where the leader stays."""
+
+
+def _wire(kafka_type: str, *, tag: int | None = None) -> dict[str, Any]:
+    return {"kafka_type": kafka_type} if tag is None else {"kafka_type": kafka_type, "tag": tag}
+
+
+class _Schema:
+    """What the codec asks of a class. All metadata records are flexible, so only key and version differ."""
+
+    __slots__ = ()
+    __type__: ClassVar = EntityType.data
+    __flexible__: ClassVar = True
+    __version__: ClassVar[int] = 0
+    __api_key__: ClassVar[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerEndpoint(_Schema):
+    __version__: ClassVar[int] = 3
+    name: str = field(metadata=_wire("string"))
+    host: str = field(metadata=_wire("string"))
+    port: int = field(metadata=_wire("uint16"))
+    security_protocol: int = field(metadata=_wire("int16"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerFeature(_Schema):
+    __version__: ClassVar[int] = 3
+    name: str = field(metadata=_wire("string"))
+    min_supported_version: int = field(metadata=_wire("int16"))
+    max_supported_version: int = field(metadata=_wire("int16"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterBrokerRecord(_Schema):
+    __api_key__: ClassVar[int] = 0
+    __version__: ClassVar[int] = 3
+    broker_id: int = field(metadata=_wire("int32"))
+    is_migrating_zk_broker: bool = field(metadata=_wire("bool"), default=False)
+    incarnation_id: UUID = field(metadata=_wire("uuid"))
+    broker_epoch: int = field(metadata=_wire("int64"))
+    end_points: tuple[BrokerEndpoint, ...] = field(default=())
+    features: tuple[BrokerFeature, ...] = field(default=())
+    rack: str | None = field(metadata=_wire("string"), default=None)
+    fenced: bool = field(metadata=_wire("bool"), default=True)
+    in_controlled_shutdown: bool = field(metadata=_wire("bool"), default=False)
+    log_dirs: tuple[UUID | None, ...] = field(metadata=_wire("uuid", tag=0), default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRecord(_Schema):
+    __api_key__: ClassVar[int] = 2
+    name: str = field(metadata=_wire("string"))
+    topic_id: UUID = field(metadata=_wire("uuid"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecord(_Schema):
+    """A new partition. `directories` goes with `replicas`; None is a replica without a directory so far."""
+
+    __api_key__: ClassVar[int] = 3
+    __version__: ClassVar[int] = 1
+    partition_id: int = field(metadata=_wire("int32"))
+    topic_id: UUID = field(metadata=_wire("uuid"))
+    replicas: tuple[int, ...] = field(metadata=_wire("int32"))
+    isr: tuple[int, ...] = field(metadata=_wire("int32"))
+    removing_replicas: tuple[int, ...] = field(metadata=_wire("int32"), default=())
+    adding_replicas: tuple[int, ...] = field(metadata=_wire("int32"), default=())
+    leader: int = field(metadata=_wire("int32"))
+    leader_recovery_state: int = field(metadata=_wire("int8", tag=0), default=0)
+    leader_epoch: int = field(metadata=_wire("int32"))
+    partition_epoch: int = field(metadata=_wire("int32"))
+    directories: tuple[UUID | None, ...] = field(metadata=_wire("uuid"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigRecord(_Schema):
+    """One setting of one resource; a value of None takes it away."""
+
+    __api_key__: ClassVar[int] = 4
+    resource_type: int = field(metadata=_wire("int8"))
+    resource_name: str = field(metadata=_wire("string"))
+    name: str = field(metadata=_wire("string"))
+    value: str | None = field(metadata=_wire("string"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionChangeRecord(_Schema):
+    """What changed in a partition. Naming a leader, even the same one, begins a new leader epoch."""
+
+    __api_key__: ClassVar[int] = 5
+    __version__: ClassVar[int] = 1
+    partition_id: int = field(metadata=_wire("int32"))
+    topic_id: UUID = field(metadata=_wire("uuid"))
+    isr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=0), default=None)
+    leader: int = field(metadata=_wire("int32", tag=1), default=UNCHANGED)
+    replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=2), default=None)
+    removing_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=3), default=None)
+    adding_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=4), default=None)
+    leader_recovery_state: int = field(metadata=_wire("int8", tag=5), default=-1)
+    directories: tuple[UUID | None, ...] | None = field(metadata=_wire("uuid", tag=8), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveTopicRecord(_Schema):
+    __api_key__: ClassVar[int] = 9
+    topic_id: UUID = field(metadata=_wire("uuid"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureLevelRecord(_Schema):
+    """The finalized level of a feature; level 0 takes the feature away."""
+
+    __api_key__: ClassVar[int] = 12
+    name: str = field(metadata=_wire("string"))
+    feature_level: int = field(metadata=_wire("int16"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdsRecord(_Schema):
+    """Every producer id below `next_producer_id` has been given to some broker."""
+
+    __api_key__: ClassVar[int] = 15
+    broker_id: int = field(metadata=_wire("int32"))
+    broker_epoch: int = field(metadata=_wire("int64"), default=-1)
+    next_producer_id: int = field(metadata=_wire("int64"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRegistrationChangeRecord(_Schema):
+    """`fenced`: 1 fences, -1 unfences, 0 leaves it. `in_controlled_shutdown`: 1 begins it."""
+
+    __api_key__: ClassVar[int] = 17
+    __version__: ClassVar[int] = 2
+    broker_id: int = field(metadata=_wire("int32"))
+    broker_epoch: int = field(metadata=_wire("int64"))
+    fenced: int = field(metadata=_wire("int8", tag=0), default=0)
+    in_controlled_shutdown: int = field(metadata=_wire("int8", tag=1), default=0)
+    log_dirs: tuple[UUID | None, ...] = field(metadata=_wire("uuid", tag=2), default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOpRecord(_Schema):
+    """Moves the offset and nothing else."""
+
+    __api_key__: ClassVar[int] = 20
+
+
+Record = (
+    RegisterBrokerRecord
+    | TopicRecord
+    | PartitionRecord
+    | ConfigRecord
+    | PartitionChangeRecord
+    | RemoveTopicRecord
+    | FeatureLevelRecord
+    | ProducerIdsRecord
+    | BrokerRegistrationChangeRecord
+    | NoOpRecord
+)
+
+RECORD_TYPES: tuple[type[Record], ...] = (
+    RegisterBrokerRecord,
+    TopicRecord,
+    PartitionRecord,
+    ConfigRecord,
+    PartitionChangeRecord,
+    RemoveTopicRecord,
+    FeatureLevelRecord,
+    ProducerIdsRecord,
+    BrokerRegistrationChangeRecord,
+    NoOpRecord,
+)
+
+# Keys and versions are all below 128, so each of the three varints of a frame is one byte.
+_FRAME_SIZE = 3
+_WRITERS: dict[type, tuple[bytes, Callable[[io.BytesIO, Any], None]]] = {
+    kind: (bytes((FRAME_VERSION, kind.__api_key__, kind.__version__)), entity_writer(kind))
+    for kind in RECORD_TYPES
+}
+_READERS: dict[int, tuple[int, Callable[[bytes, int], tuple[Any, int]]]] = {
+    kind.__api_key__: (kind.__version__, entity_reader(kind)) for kind in RECORD_TYPES
+}
+
+
+def encode(record: Record) -> bytes:
+    """The value under which the record stands in the metadata log."""
+    frame, write = _WRITERS[type(record)]
+    out = io.BytesIO()
+    out.write(frame)
+    write(out, record)
+    return out.getvalue()
+
+
+def decode(value: bytes) -> Record:
+    """The record in a value read from the metadata log.
+
+    Only for bytes whose checksum has been verified: the codec trusts the element counts in them.
+    """
+    if len(value) < _FRAME_SIZE:
+        raise CorruptRecordError(f"a metadata record of {len(value)} bytes is shorter than its frame")
+    frame_version, api_key, version = value[0], value[1], value[2]
+    if frame_version != FRAME_VERSION:
+        raise UnsupportedVersionError(f"metadata records of frame version {frame_version} are not supported")
+    known = _READERS.get(api_key)
+    if known is None:
+        raise UnsupportedVersionError(f"metadata records with api key {api_key} are not supported")
+    if known[0] != version:
+        raise UnsupportedVersionError(
+            f"metadata records with api key {api_key} are supported in version {known[0]}, not {version}"
+        )
+    try:
+        record: Record
+        record, size = known[1](value, _FRAME_SIZE)
+    except SerialError as error:
+        raise CorruptRecordError(f"a metadata record of key {api_key} does not decode: {error}") from error
+    if _FRAME_SIZE + size != len(value):
+        raise CorruptRecordError(f"a metadata record of key {api_key} has bytes left behind its end")
+    return record

@@ -1,0 +1,202 @@
+"""A node put together in boot order: identity, logs, quorum, metadata, partitions, controller, and last the doors.
+
+A single node goes through all of it: its quorum has one voter, its controller is its own.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from moldau.connections.budget import Budget
+from moldau.connections.connection import Answer, Connection
+from moldau.connections.listener import Listener
+from moldau.controller.brokers import Registration
+from moldau.controller.driver import Controller
+from moldau.controller.ids import new_id
+from moldau.logs.store import LogStore
+from moldau.metadata.image import Endpoint
+from moldau.metadata.loader import MetadataLoader
+from moldau.node import identity
+from moldau.node.identity import Identity
+from moldau.observe.logging import get_logger
+from moldau.partitions.housekeeping import Housekeeping
+from moldau.partitions.table import PartitionTable
+from moldau.quorum.driver import METADATA_LOG, Quorum, open_metadata_log
+from moldau.quorum.elections import ElectionFile, ElectionMemory, Elections
+from moldau.requests import REGISTRY
+from moldau.requests.broker import Broker
+from moldau.requests.dispatch import Dispatcher
+from moldau.requests.fetch_sessions import FetchSessions
+from moldau.requests.session import ClientConnection
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.settings.listeners import Listener as Address
+from moldau.settings.listeners import advertise
+from moldau.transactions.producer_ids import ProducerIds
+from moldau.world import World
+
+log = get_logger(__name__)
+
+CLOSE_GRACE_S = 5.0
+"""How long clients get to take the answers that are under way when the node stops."""
+
+
+class Node:
+    def __init__(
+        self,
+        world: World,
+        settings: BrokerSettings,
+        *,
+        store: LogStore | None = None,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`store` takes the place of the one that the settings name; `on_fatal` hears when the node can no longer serve (its
+        metadata cannot be kept), and should stop it."""
+        self._world = world
+        self._static = settings
+        self._settings = EffectiveSettings(settings)
+        self._store = store or _make_store(world, settings)
+        self._on_fatal = on_fatal
+        self._budget = Budget(settings.queued_max_request_bytes)
+        self._listeners: list[Listener] = []
+        self._dispatcher: Dispatcher | None = None
+        self.addresses: tuple[Address, ...] = ()
+        """What clients are told to connect to, known once the node has started."""
+        self.failure: BaseException | None = None
+
+    @property
+    def broker(self) -> Broker:
+        assert self._dispatcher is not None, "the node has not started"
+        return self._broker
+
+    @property
+    def bugs(self) -> int:
+        """Requests that ended in an exception nobody planned for."""
+        return 0 if self._dispatcher is None else self._dispatcher.bugs
+
+    async def start(self) -> None:
+        """Returns when clients are served."""
+        try:
+            await self._start()
+        except BaseException:
+            for listener in self._listeners:
+                await listener.close(0)
+            raise
+
+    async def _start(self) -> None:
+        world, static = self._world, self._static
+        bound = await self._bind()
+        await self._store.start()
+        who = await self._identity()
+        self._metadata = MetadataLoader(who.cluster_id)
+        self._metadata.on_failure(self._fatal)
+        self._partitions = PartitionTable(
+            static.node_id, self._store, self._settings, not_ours=(METADATA_LOG,)
+        )
+        self._metadata.subscribe(lambda delta, image: self._settings.apply(image, delta))
+        self._metadata.subscribe(self._partitions.publish)
+
+        voters = [static.node_id]
+        metadata_log = await open_metadata_log(self._store)
+        self._quorum = Quorum(
+            static.node_id,
+            voters,
+            metadata_log,
+            self._elections(voters),
+            world.clock,
+            on_commit=self._metadata.commit,
+            on_fatal=self._fatal,
+        )
+        self._controller = Controller(
+            static.node_id, self._quorum, self._metadata, self._settings, world.random
+        )
+        await self._controller.start()
+        self.addresses = advertise(bound, static.advertised)
+        await self._controller.register_broker(self._registration())
+
+        self._broker = Broker(
+            broker_id=static.node_id,
+            world=world,
+            settings=self._settings,
+            metadata=self._metadata,
+            controller=self._controller,
+            partitions=self._partitions,
+            fetch_sessions=FetchSessions(world.random, static.max_incremental_fetch_session_cache_slots),
+            producer_ids=ProducerIds(self._controller.allocate_producer_ids),
+        )
+        self._dispatcher = Dispatcher(self._broker, REGISTRY)
+        self._housekeeping = Housekeeping(self._partitions, self._settings, world.clock)
+        self._housekeeping.start()
+        for listener in self._listeners:
+            await listener.serve()
+        log.info(
+            "ready",
+            addresses=",".join(str(address) for address in self.addresses),
+            cluster=who.cluster_id,
+            partitions=len(self._partitions),
+        )
+
+    async def stop(self) -> None:
+        """Answers what is under way, closes logs so that the next start needs no recovery."""
+        await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
+        await self._housekeeping.stop()
+        await self._controller.close()
+        await self._metadata.close()
+        await self._quorum.close()
+        await self._partitions.close()
+        await self._store.close()
+        log.info("stopped")
+
+    async def _bind(self) -> list[Address]:
+        bound = []
+        for address in self._static.listeners:
+            listener = Listener(address.name, lambda: self._settings.broker, self._budget, self._opened)
+            self._listeners.append(listener)
+            _, port = await listener.bind(address.host, address.port)
+            bound.append(address._replace(port=port))
+        return bound
+
+    async def _identity(self) -> Identity:
+        static = self._static
+        if static.store == "memory":
+            return identity.new_identity(self._world.random, static.cluster_id, static.node_id)
+        return await identity.load_or_create(
+            self._world.disk, static.data_dir, self._world.random, static.cluster_id, static.node_id
+        )
+
+    def _registration(self) -> Registration:
+        return Registration(
+            broker_id=self._static.node_id,
+            incarnation_id=new_id(self._world.random),
+            endpoints=[Endpoint(each.name, each.host, each.port) for each in self.addresses],
+            clean_shutdown=self._store.was_closed_cleanly,
+        )
+
+    def _elections(self, voters: list[int]) -> Elections:
+        if self._static.store == "memory":
+            return ElectionMemory()
+        return ElectionFile(self._world.disk, f"{self._static.data_dir}/{METADATA_LOG}", voters)
+
+    def _opened(self, connection: Connection, listener: str) -> Answer:
+        assert self._dispatcher is not None
+        dispatcher = self._dispatcher
+        client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener)
+        connection.when_closed(lambda: self._broker.fetch_sessions.end_all(client))
+        return lambda frame: dispatcher.answer(client, frame)
+
+    def _fatal(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            log.error("the node cannot go on", why=str(error) or type(error).__name__)
+            if self._on_fatal is not None:
+                self._on_fatal(error)
+
+
+def _make_store(world: World, settings: BrokerSettings) -> LogStore:
+    # Only the store in use is loaded: a broker in a test is ready sooner.
+    if settings.store == "memory":
+        from moldau.logs.memory import MemoryStore
+
+        return MemoryStore()
+    from moldau.logs.files.store import FilesStore
+
+    return FilesStore(world.disk, settings.data_dir, world.clock)

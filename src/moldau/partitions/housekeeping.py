@@ -1,0 +1,68 @@
+"""What happens to old records in the background: retention, compaction, and forgetting producers that are long gone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from moldau.errors import MoldauError
+from moldau.observe.logging import get_logger
+from moldau.partitions.partition import Partition
+from moldau.partitions.table import PartitionTable
+from moldau.settings.effective import EffectiveSettings
+from moldau.world.clock import Clock
+
+log = get_logger(__name__)
+
+
+class Housekeeping:
+    def __init__(self, partitions: PartitionTable, settings: EffectiveSettings, clock: Clock) -> None:
+        self._partitions = partitions
+        self._settings = settings
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(
+                self._repeat(lambda: self._settings.broker.log_retention_check_interval_ms, self.retention_round)
+            ),
+            loop.create_task(
+                self._repeat(lambda: self._settings.broker.log_cleaner_backoff_ms, self.compaction_round)
+            ),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _repeat(self, interval_ms: Callable[[], int], work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_ms() / 1000)
+            await work()
+
+    async def retention_round(self) -> None:
+        for partition in self._partitions:
+            if partition.is_leader and partition.failure is None:
+                await self._one(partition, self._retain(partition))
+
+    async def compaction_round(self) -> None:
+        if not self._settings.broker.log_cleaner_enable:
+            return
+        for partition in self._partitions:
+            if partition.is_leader and partition.failure is None:
+                await self._one(partition, partition.compact(self._clock.wall_ms()))
+
+    async def _retain(self, partition: Partition) -> None:
+        now_ms = self._clock.wall_ms()
+        await partition.apply_retention(now_ms)
+        partition.log.producers.expire(now_ms, self._settings.broker.producer_id_expiration_ms)
+
+    async def _one(self, partition: Partition, work: Awaitable[object]) -> None:
+        """A partition in trouble, or one that closes under our hands, must not end the round for the others."""
+        try:
+            await work
+        except MoldauError as error:
+            log.warning("housekeeping skipped a partition", partition=str(partition.name), why=str(error))
+        except Exception:
+            log.exception("housekeeping failed on a partition", partition=str(partition.name))

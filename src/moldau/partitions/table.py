@@ -1,0 +1,114 @@
+"""All partitions that this node has a replica of, kept as the metadata says they should be."""
+
+from collections.abc import Container, Iterator
+from uuid import UUID
+
+from moldau.errors import StorageError
+from moldau.logs.store import Log, LogName, LogStore
+from moldau.metadata.image import TOPIC_RESOURCE, ClusterDelta, ClusterImage, PartitionImage, TopicImage
+from moldau.observe.logging import get_logger
+from moldau.partitions.partition import Partition
+from moldau.settings.effective import EffectiveSettings
+
+log = get_logger(__name__)
+
+
+class PartitionTable:
+    def __init__(
+        self, node_id: int, store: LogStore, settings: EffectiveSettings, *, not_ours: Container[LogName]
+    ) -> None:
+        """`not_ours` are logs in the store that are no partitions of topics."""
+        self.store = store
+        self._not_ours = not_ours
+        self._node_id = node_id
+        self._settings = settings
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._is_first_image = True
+        self._damaged: dict[tuple[str, int], StorageError] = {}
+
+    def get(self, topic: str, index: int) -> Partition | None:
+        """None where there is no such partition here; raises StorageError where its log could not be opened."""
+        partition = self._partitions.get((topic, index))
+        if partition is None and self._damaged and (topic, index) in self._damaged:
+            raise self._damaged[topic, index]
+        return partition
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter([self._partitions[key] for key in sorted(self._partitions)])
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    @property
+    def damaged(self) -> dict[tuple[str, int], StorageError]:
+        """Partitions whose logs could not be opened, and why."""
+        return self._damaged
+
+    # Taking metadata
+
+    async def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
+        """Makes the table what the image says; a partition is open for clients when this returns."""
+        if self._is_first_image:
+            self._is_first_image = False
+            await self._remove_strays(image)
+        for topic in delta.topics_deleted:
+            await self._remove_topic(topic)
+        for name, index in delta.partitions_changed:
+            found = image.topics.get(name)
+            if found is not None:
+                await self._take_partition(found, found.partitions[index])
+        self._configure(delta)
+
+    async def _take_partition(self, topic: TopicImage, image: PartitionImage) -> None:
+        if self._node_id not in image.replicas:
+            return
+        key = (topic.name, image.index)
+        partition = self._partitions.get(key)
+        if partition is None:
+            opened = await self._open(LogName(*key), topic.topic_id)
+            if opened is None:
+                return
+            partition = self._partitions[key] = Partition(opened.name, topic.topic_id, self._node_id, opened)
+        partition.take_role(image)
+
+    async def _open(self, name: LogName, topic_id: UUID) -> Log | None:
+        try:
+            return await self.store.open(name, topic_id, self._settings.topic(name.topic))
+        except StorageError as error:
+            # One damaged log must not keep the others from being served.
+            log.error("partition is offline: its log cannot be opened", partition=str(name), why=str(error))
+            self._damaged[name.topic, name.partition] = error
+            return None
+
+    async def _remove_topic(self, topic: TopicImage) -> None:
+        for each in topic.partitions:
+            key = (topic.name, each.index)
+            self._damaged.pop(key, None)
+            partition = self._partitions.get(key)
+            if partition is None or partition.topic_id == topic.topic_id:
+                if partition is not None:
+                    del self._partitions[key]
+                    await partition.close()
+                await self.store.remove(LogName(*key))
+
+    async def _remove_strays(self, image: ClusterImage) -> None:
+        """Logs of topics that were deleted while this node did not know: found on disk, in no image."""
+        for name, topic_id in self.store.found():
+            topic = image.topics.get(name.topic)
+            if name not in self._not_ours and (topic is None or topic.topic_id != topic_id):
+                log.info("removing the log of a deleted topic", partition=str(name))
+                await self.store.remove(name)
+
+    def _configure(self, delta: ClusterDelta) -> None:
+        everything = any(resource.type != TOPIC_RESOURCE for resource in delta.configs_changed)
+        topics = {resource.name for resource in delta.configs_changed if resource.type == TOPIC_RESOURCE}
+        if not everything and not topics:
+            return
+        for partition in self:
+            if everything or partition.name.topic in topics:
+                partition.configure(self._settings.topic(partition.name.topic))
+
+    async def close(self) -> None:
+        for partition in self:
+            await partition.close()
+        self._partitions.clear()

@@ -1,0 +1,30 @@
+"""Zig-zag variable-length integers, as records use them. Decoders in hot loops inline the one-byte case."""
+
+from moldau.errors import CorruptRecordError
+from moldau.world.disk import Buffer
+
+_LONG_BYTES_MAX = 10
+
+
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
+    """The number and the position behind it; IndexError where the data ends first."""
+    value = shift = 0
+    for here in range(position, position + _LONG_BYTES_MAX):
+        byte = data[here]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), here + 1
+        shift += 7
+    raise CorruptRecordError(f"a variable-length number takes more than {_LONG_BYTES_MAX} bytes")
+
+
+def write_varint(value: int) -> bytes:
+    zigzag = (value << 1) ^ (value >> 63)
+    if zigzag < 0x80:
+        return zigzag.to_bytes(1, "big")
+    output = bytearray()
+    while zigzag >= 0x80:
+        output.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    output.append(zigzag)
+    return bytes(output)

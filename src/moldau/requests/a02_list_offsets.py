@@ -1,0 +1,67 @@
+"""ListOffsets: the offset for a time, or for one of the times that stand for a place in the log.
+
+-1 latest (the high watermark), -2 earliest, -3 the record with the largest timestamp (from version 7), -4 earliest on local
+disk (8), -5 latest in tiered storage (9) and -6 earliest still to be tiered (11): there is no tiered storage, so the last two find nothing.
+"""
+
+from typing import Any
+
+from moldau.errors import MoldauError, UnsupportedVersionError
+from moldau.partitions.partition import Partition
+from moldau.requests.broker import Broker
+from moldau.requests.errors import error_code
+from moldau.requests.lookup import find_partition
+from moldau.requests.registry import handles
+from moldau.requests.session import Session
+from moldau.wire.api_keys import ApiKey
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+_NOT_FOUND = (-1, -1, -1)
+
+
+@handles(ApiKey.LIST_OFFSETS, versions=(1, 11))
+async def list_offsets(request: Any, session: Session, broker: Broker) -> Any:
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for each in topic.partitions:
+            code, (timestamp, offset, epoch) = 0, _NOT_FOUND
+            try:
+                partition = find_partition(broker, topic.name, each.partition_index)
+                timestamp, offset, epoch = await _find(
+                    partition, each.timestamp, each.get("current_leader_epoch", -1), session.api_version
+                )
+            except MoldauError as error:
+                code = error_code(error)
+            partitions.append(
+                {
+                    "partition_index": each.partition_index,
+                    "error_code": code,
+                    "timestamp": timestamp,
+                    "offset": offset,
+                    "leader_epoch": epoch,
+                }
+            )
+        topics.append({"name": topic.name, "partitions": partitions})
+    return {"throttle_time": 0, "topics": topics}
+
+
+async def _find(partition: Partition, timestamp: int, known_epoch: int, version: int) -> tuple[int, int, int]:
+    """(timestamp, offset, leader epoch); -1 for what there is none of."""
+    leader = partition.leader(known_epoch)
+    log = partition.log
+    if version < _SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
+        raise UnsupportedVersionError(f"timestamp {timestamp} means nothing in version {version}")
+    if timestamp == LATEST:
+        return -1, leader.high_watermark, leader.leader_epoch
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        epoch = log.epochs.epoch_at(log.start_offset)
+        return -1, log.start_offset, -1 if epoch is None else epoch
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _NOT_FOUND
+    if timestamp == MAX_TIMESTAMP:
+        found = await partition.max_timestamp()
+    else:
+        found = await partition.offset_for_time(timestamp)
+    return _NOT_FOUND if found is None else (found.timestamp_ms, found.offset, found.leader_epoch)

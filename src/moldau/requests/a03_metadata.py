@@ -1,0 +1,144 @@
+"""Metadata: the brokers a client can reach and the partitions, leaders and ids of topics.
+
+Asked for topics that do not exist it creates them, where broker and client both allow it, and answers when they are ready. In version 0 an
+empty list asks for all topics, later null does; ids can be asked for from version 10 (12 to be useful); 4 brought the choice of not
+creating.
+"""
+
+from typing import Any
+from uuid import UUID
+
+from moldau.controller.names import is_internal, validate_topic_name
+from moldau.controller.requests import NewTopic
+from moldau.errors import (
+    InvalidTopicError,
+    MoldauError,
+    TopicExistsError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from moldau.metadata.image import NO_LEADER, ClusterImage, TopicImage
+from moldau.requests.broker import Broker
+from moldau.requests.errors import ErrorCode, error_code
+from moldau.requests.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from moldau.requests.registry import handles
+from moldau.requests.session import Session
+from moldau.wire.api_keys import ApiKey
+
+
+@handles(ApiKey.METADATA, versions=(0, 13))
+async def metadata(request: Any, session: Session, broker: Broker) -> Any:
+    asked = request.topics
+    if session.api_version == 0 and not asked:
+        asked = None
+    errors: dict[str, MoldauError] = {}
+    if asked and request.get("allow_auto_topic_creation", True) and broker.settings.broker.auto_create_topics_enable:
+        errors = await _create_missing([topic.name for topic in asked if topic.get("name")], broker)
+    image = broker.metadata.image
+    operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED
+    if asked is None:
+        topics = [_topic(topic, operations, image) for _, topic in sorted(image.topics.items())]
+    else:
+        topics = [_asked_topic(topic, operations, image, errors) for topic in asked]
+    cluster_asked = request.get("include_cluster_authorized_operations", False)
+    return {
+        "throttle_time": 0,
+        "brokers": _brokers(image, session.connection.listener),
+        "cluster_id": image.cluster_id,
+        "controller_id": image.controller_id,
+        "topics": topics,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if cluster_asked else NOT_ASKED,
+        "error_code": 0,
+    }
+
+
+async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauError]:
+    """Creates what is missing; gives the reasons why some could not be."""
+    topics = broker.metadata.image.topics
+    missing = {name: None for name in names if name not in topics and not is_internal(name)}
+    errors: dict[str, MoldauError] = {}
+    wanted = []
+    for name in missing:
+        try:
+            validate_topic_name(name)
+        except InvalidTopicError as error:
+            errors[name] = error
+        else:
+            wanted.append(NewTopic(name))
+    if wanted:
+        for created in await broker.controller.create_topics(wanted):
+            # Somebody else may have asked for it at the same moment.
+            if created.error is not None and not isinstance(created.error, TopicExistsError):
+                errors[created.name] = created.error
+    return errors
+
+
+def _brokers(image: ClusterImage, listener: str) -> list[dict[str, Any]]:
+    return [
+        {"node_id": broker.broker_id, "host": endpoint.host, "port": endpoint.port, "rack": broker.rack}
+        for _, broker in sorted(image.brokers.items())
+        if not broker.fenced
+        for endpoint in broker.endpoints
+        if endpoint.listener == listener
+    ]
+
+
+def _asked_topic(
+    asked: Any, operations: int, image: ClusterImage, errors: dict[str, MoldauError]
+) -> dict[str, Any]:
+    name: str | None = asked.get("name")
+    topic_id: UUID | None = asked.get("topic_id")
+    topic = image.topics.get(name) if name is not None else None
+    if topic is None and name is None and topic_id is not None:
+        topic = image.topic_by_id(topic_id)
+    if topic is not None:
+        return _topic(topic, operations, image)
+    return {
+        "error_code": error_code(_why_not(name, errors)),
+        "name": name,
+        "topic_id": None if name is not None else topic_id,
+        "is_internal": False,
+        "partitions": [],
+        "topic_authorized_operations": NOT_ASKED,
+    }
+
+
+def _why_not(name: str | None, errors: dict[str, MoldauError]) -> MoldauError:
+    if name is None:
+        return UnknownTopicIdError("there is no topic with this id")
+    if name in errors:
+        return errors[name]
+    try:
+        validate_topic_name(name)
+    except InvalidTopicError as error:
+        return error
+    return UnknownTopicOrPartitionError(f"there is no topic {name}")
+
+
+def _topic(topic: TopicImage, operations: int, image: ClusterImage) -> dict[str, Any]:
+    return {
+        "error_code": 0,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": is_internal(topic.name),
+        "partitions": [
+            {
+                "error_code": int(
+                    ErrorCode.leader_not_available if partition.leader == NO_LEADER else ErrorCode.none
+                ),
+                "partition_index": partition.index,
+                "leader_id": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replica_nodes": partition.replicas,
+                "isr_nodes": partition.in_sync,
+                "offline_replicas": [each for each in partition.replicas if _is_offline(each, image)],
+            }
+            for partition in topic.partitions
+        ],
+        "topic_authorized_operations": operations,
+    }
+
+
+def _is_offline(broker_id: int, image: ClusterImage) -> bool:
+    broker = image.brokers.get(broker_id)
+    return broker is None or broker.fenced

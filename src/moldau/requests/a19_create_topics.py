@@ -1,0 +1,95 @@
+"""CreateTopics: every topic succeeds or fails on its own; one that is named twice is refused.
+
+- The number of partitions and the replication factor are -1 for the broker's defaults, or where replicas
+  are assigned.
+- v5 tells the created topic's size and configs, v7 its id. With `validate_only` they are what they would
+  be; the id is not kept.
+- A caller that gives no time (`timeout` 0 or less) gets REQUEST_TIMED_OUT and nothing is created.
+  Otherwise the answer comes when the topics are durable in the metadata and their logs are open.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from moldau.controller.requests import NewTopic, TopicCreated
+from moldau.errors import InvalidReplicaAssignmentError, MoldauError, RequestTimedOutError
+from moldau.requests.broker import Broker
+from moldau.requests.errors import error_code, error_message
+from moldau.requests.registry import handles
+from moldau.requests.session import Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+
+@handles(ApiKey.CREATE_TOPICS, versions=(2, 7))
+async def create_topics(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    refused = [_refused(topic.name, error) for topic in request.topics if (error := _assigned_twice(topic))]
+    refused_names = {each["name"] for each in refused}
+    wanted = [_new_topic(topic) for topic in request.topics if topic.name not in refused_names]
+    try:
+        if request.timeout <= 0:
+            raise RequestTimedOutError
+        created = await broker.controller.create_topics(wanted, validate_only=request.validate_only)
+    except MoldauError as error:
+        created = [TopicCreated(name, error=error) for name in dict.fromkeys(each.name for each in wanted)]
+    configs = {each.name: each.configs for each in wanted}
+    results = [_result(outcome, configs[outcome.name], broker) for outcome in created]
+    return {"throttle_time": 0, "topics": results + refused}
+
+
+def _assigned_twice(topic: Message) -> MoldauError | None:
+    assigned = Counter(each.partition_index for each in topic.assignments)
+    for partition, times in assigned.items():
+        if times > 1:
+            return InvalidReplicaAssignmentError(
+                f"Found multiple manual partition assignments for partition {partition}"
+            )
+    return None
+
+
+def _new_topic(topic: Message) -> NewTopic:
+    return NewTopic(
+        name=topic.name,
+        partitions=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        assignment={each.partition_index: each.broker_ids for each in topic.assignments},
+        configs={each.name: each.value for each in topic.configs},
+    )
+
+
+def _refused(name: str, error: MoldauError) -> dict[str, Any]:
+    return {
+        "name": name,
+        "topic_id": None,
+        "error_code": error_code(error),
+        "error_message": error_message(error),
+        "num_partitions": -1,
+        "replication_factor": -1,
+        "configs": [],
+    }
+
+
+def _result(outcome: TopicCreated, configs: Mapping[str, str | None], broker: Broker) -> dict[str, Any]:
+    if outcome.error is not None:
+        return _refused(outcome.name, outcome.error)
+    overrides = {name: value for name, value in configs.items() if value is not None}
+    entries = broker.settings.describe_topic(outcome.name, overrides)
+    return {
+        "name": outcome.name,
+        "topic_id": outcome.topic_id,
+        "error_code": error_code(None),
+        "error_message": None,
+        "num_partitions": outcome.partitions,
+        "replication_factor": outcome.replication_factor,
+        "configs": [
+            {
+                "name": entry.name,
+                "value": entry.value,
+                "read_only": entry.read_only,
+                "config_source": int(entry.source),
+                "is_sensitive": entry.is_sensitive,
+            }
+            for entry in sorted(entries, key=lambda entry: entry.name)
+        ],
+    }

@@ -1,0 +1,78 @@
+"""DescribeCluster: the cluster's id, its controller and its brokers, as the caller's listener reaches them.
+
+- v1 asks for brokers (1) or controllers (2). Brokers are told of here; whoever wants controllers is at
+  the wrong door.
+- v2 may ask for fenced brokers too, and marks them.
+"""
+
+from typing import Any
+
+from moldau.metadata.image import ClusterImage
+from moldau.requests.broker import Broker
+from moldau.requests.errors import ErrorCode
+from moldau.requests.operations import CLUSTER_OPERATIONS, NOT_ASKED
+from moldau.requests.registry import handles
+from moldau.requests.session import Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+BROKERS = 1
+CONTROLLERS = 2
+
+
+@handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2))
+async def describe_cluster(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    endpoint_type = request.get("endpoint_type", BROKERS)
+    if endpoint_type == CONTROLLERS:
+        return _refusal(
+            ErrorCode.mismatched_endpoint_type,
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
+            "CONTROLLER",
+        )
+    if endpoint_type != BROKERS:
+        return _refusal(ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}")
+    image = broker.metadata.image
+    brokers = _brokers(
+        image, session.connection.listener, fenced_too=request.get("include_fenced_brokers", False)
+    )
+    known = any(each["broker_id"] == image.controller_id for each in brokers)
+    asked = request.include_cluster_authorized_operations
+    return {
+        "throttle_time": 0,
+        "error_code": int(ErrorCode.none),
+        "error_message": None,
+        "endpoint_type": BROKERS,
+        "cluster_id": image.cluster_id,
+        "controller_id": image.controller_id if known else -1,
+        "brokers": brokers,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NOT_ASKED,
+    }
+
+
+def _brokers(image: ClusterImage, listener: str, *, fenced_too: bool) -> list[dict[str, Any]]:
+    return [
+        {
+            "broker_id": broker_id,
+            "host": endpoint.host,
+            "port": endpoint.port,
+            "rack": each.rack,
+            "is_fenced": each.fenced,
+        }
+        for broker_id, each in sorted(image.brokers.items())
+        if fenced_too or not each.fenced
+        for endpoint in each.endpoints
+        if endpoint.listener == listener
+    ]
+
+
+def _refusal(code: ErrorCode, message: str) -> dict[str, Any]:
+    return {
+        "throttle_time": 0,
+        "error_code": int(code),
+        "error_message": message,
+        "endpoint_type": BROKERS,
+        "cluster_id": "",
+        "controller_id": -1,
+        "brokers": [],
+        "cluster_authorized_operations": NOT_ASKED,
+    }

@@ -1,0 +1,53 @@
+"""DescribeProducers: the producers that partitions remember, for finding hanging transactions and lost sequences."""
+
+from typing import Any
+
+from moldau.errors import MoldauError
+from moldau.requests.broker import Broker
+from moldau.requests.errors import error_code, error_message
+from moldau.requests.lookup import find_partition
+from moldau.requests.registry import handles
+from moldau.requests.session import Session
+from moldau.wire.api_keys import ApiKey
+
+
+@handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0))
+async def describe_producers(request: Any, session: Session, broker: Broker) -> Any:
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {"name": topic.name, "partitions": [_producers(broker, topic.name, index) for index in topic.partition_indexes]}
+            for topic in request.topics
+        ],
+    }
+
+
+def _producers(broker: Broker, topic: str, index: int) -> dict[str, Any]:
+    try:
+        partition = find_partition(broker, topic, index)
+        partition.leader()
+    except MoldauError as error:
+        return {
+            "partition_index": index,
+            "error_code": error_code(error),
+            "error_message": error_message(error),
+            "active_producers": [],
+        }
+    return {
+        "partition_index": index,
+        "error_code": 0,
+        "error_message": None,
+        "active_producers": [
+            {
+                "producer_id": producer.producer_id,
+                "producer_epoch": producer.epoch,
+                "last_sequence": producer.last_sequence,
+                "last_timestamp": producer.last_timestamp_ms,
+                "coordinator_epoch": producer.coordinator_epoch,
+                "current_txn_start_offset": -1
+                if producer.transaction_first_offset is None
+                else producer.transaction_first_offset,
+            }
+            for producer in partition.log.producers
+        ],
+    }

@@ -1,0 +1,114 @@
+"""DescribeTopicPartitions: topics and their partitions in pages, in the order of topic names.
+
+An answer holds at most `response_partition_limit` partitions (and never more than 2000); where there are
+more, it ends with the cursor that the next request begins at. No names ask for all topics; then a topic
+that is gone by the next page is left out without a word. A cursor that cannot be refuses every topic
+asked for.
+"""
+
+from typing import Any
+
+from moldau.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from moldau.metadata.names import is_internal, name_complaint
+from moldau.requests.broker import Broker
+from moldau.requests.errors import ErrorCode
+from moldau.requests.operations import NOT_ASKED, TOPIC_OPERATIONS
+from moldau.requests.registry import handles
+from moldau.requests.session import Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+PARTITIONS_MAX = 2000
+
+
+@handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0))
+async def describe_topic_partitions(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    image = broker.metadata.image
+    names = _names_from_cursor(request, image)
+    if names is None:
+        refused = [_missing(topic.name, ErrorCode.invalid_request, NOT_ASKED) for topic in request.topics]
+        return {"throttle_time": 0, "topics": refused, "next_cursor": None}
+    topics: list[dict[str, Any]] = []
+    next_cursor = None
+    left = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
+    for name in names:
+        if left == 0:
+            next_cursor = {"topic_name": name, "partition_index": 0}
+            break
+        topic = image.topics.get(name)
+        if topic is None:
+            topics.append(_missing(name, _why_missing(name), TOPIC_OPERATIONS))
+            continue
+        at_cursor = request.cursor is not None and request.cursor.topic_name == name
+        first = request.cursor.partition_index if at_cursor else 0
+        partitions = topic.partitions[first : first + left]
+        topics.append(_topic(topic, partitions, image, session.connection.listener))
+        if first + left < len(topic.partitions):
+            next_cursor = {"topic_name": name, "partition_index": first + left}
+            break
+        left -= len(partitions)
+    return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
+
+
+def _names_from_cursor(request: Message, image: ClusterImage) -> list[str] | None:
+    """What is left to tell, or None where the cursor cannot be."""
+    asked = {topic.name for topic in request.topics}
+    cursor = request.cursor
+    if cursor is None:
+        return sorted(asked or image.topics)
+    if cursor.partition_index < 0 or (asked and cursor.topic_name not in asked):
+        return None
+    return sorted(name for name in asked or image.topics if name >= cursor.topic_name)
+
+
+def _why_missing(name: str) -> ErrorCode:
+    if name_complaint(name) is not None:
+        return ErrorCode.invalid_topic_exception
+    return ErrorCode.unknown_topic_or_partition
+
+
+def _missing(name: str, code: ErrorCode, operations: int) -> dict[str, Any]:
+    return {
+        "error_code": int(code),
+        "name": name,
+        "topic_id": None,
+        "is_internal": is_internal(name),
+        "partitions": [],
+        "topic_authorized_operations": operations,
+    }
+
+
+def _topic(
+    topic: TopicImage, partitions: tuple[PartitionImage, ...], image: ClusterImage, listener: str
+) -> dict[str, Any]:
+    return {
+        "error_code": int(ErrorCode.none),
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": is_internal(topic.name),
+        "partitions": [_partition(partition, image, listener) for partition in partitions],
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }
+
+
+def _partition(partition: PartitionImage, image: ClusterImage, listener: str) -> dict[str, Any]:
+    return {
+        "error_code": int(ErrorCode.none),
+        "partition_index": partition.index,
+        "leader_id": partition.leader if _has_listener(image, partition.leader, listener) else NO_LEADER,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": list(partition.replicas),
+        "isr_nodes": list(partition.in_sync),
+        "eligible_leader_replicas": [],
+        "last_known_elr": [],
+        "offline_replicas": [
+            replica
+            for replica in partition.replicas
+            if not _has_listener(image, replica, listener) or image.brokers[replica].fenced
+        ],
+    }
+
+
+def _has_listener(image: ClusterImage, broker_id: int, listener: str) -> bool:
+    found = image.brokers.get(broker_id)
+    return found is not None and any(endpoint.listener == listener for endpoint in found.endpoints)

@@ -1,0 +1,74 @@
+"""The one table from errors in the words of the domain to Kafka's error codes.
+
+A bug is not an error code: whatever is not a MoldauError is answered UNKNOWN_SERVER_ERROR, without a message,
+and the dispatcher logs it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import moldau.wire.schema  # noqa: F401  It loads kio the quick way, so it comes before kio itself.
+
+# isort: split
+from kio.schema.errors import ErrorCode
+
+from moldau import errors
+from moldau.errors import MoldauError
+
+KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
+    {
+        errors.CorruptRecordError: ErrorCode.corrupt_message,
+        # Producers of the versions that are served may only send v2, and are told so as Kafka tells them.
+        errors.UnsupportedMagicError: ErrorCode.invalid_record,
+        errors.InvalidRecordError: ErrorCode.invalid_record,
+        errors.InvalidTimestampError: ErrorCode.invalid_timestamp,
+        errors.RecordTooLargeError: ErrorCode.message_too_large,
+        errors.UnsupportedCompressionError: ErrorCode.unsupported_compression_type,
+        errors.OutOfOrderSequenceError: ErrorCode.out_of_order_sequence_number,
+        errors.DuplicateSequenceError: ErrorCode.duplicate_sequence_number,
+        errors.UnknownProducerIdError: ErrorCode.unknown_producer_id,
+        errors.InvalidProducerEpochError: ErrorCode.invalid_producer_epoch,
+        errors.OffsetOutOfRangeError: ErrorCode.offset_out_of_range,
+        errors.StorageError: ErrorCode.kafka_storage_error,
+        errors.NotLeaderError: ErrorCode.not_leader_or_follower,
+        errors.FencedLeaderEpochError: ErrorCode.fenced_leader_epoch,
+        errors.UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
+        errors.UnknownTopicOrPartitionError: ErrorCode.unknown_topic_or_partition,
+        errors.UnknownTopicIdError: ErrorCode.unknown_topic_id,
+        errors.InconsistentTopicIdError: ErrorCode.inconsistent_topic_id,
+        errors.NotEnoughReplicasError: ErrorCode.not_enough_replicas,
+        errors.PolicyViolationError: ErrorCode.policy_violation,
+        errors.InvalidTopicError: ErrorCode.invalid_topic_exception,
+        errors.TopicExistsError: ErrorCode.topic_already_exists,
+        errors.InvalidPartitionsError: ErrorCode.invalid_partitions,
+        errors.InvalidReplicationFactorError: ErrorCode.invalid_replication_factor,
+        errors.InvalidReplicaAssignmentError: ErrorCode.invalid_replica_assignment,
+        errors.InvalidConfigError: ErrorCode.invalid_config,
+        errors.InvalidRequestError: ErrorCode.invalid_request,
+        errors.UnsupportedVersionError: ErrorCode.unsupported_version,
+        errors.NotControllerError: ErrorCode.not_controller,
+        errors.RequestTimedOutError: ErrorCode.request_timed_out,
+        errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
+    }
+)
+
+
+def error_code(error: BaseException | None) -> int:
+    """Kafka's code for an error, or for the nearest of its ancestors in the table; 0 where there is none."""
+    if error is None:
+        return int(ErrorCode.none)
+    for kind in type(error).__mro__:
+        code = KAFKA_CODES.get(kind)
+        if code is not None:
+            return int(code)
+    return int(ErrorCode.unknown_server_error)
+
+
+def error_message(error: BaseException | None) -> str | None:
+    """What the caller is told besides the code. The text of a bug stays in our log: it may show anything."""
+    if isinstance(error, MoldauError):
+        return str(error) or None
+    return None
+
+
+__all__ = ["KAFKA_CODES", "ErrorCode", "error_code", "error_message"]

@@ -1,0 +1,131 @@
+"""Fetch sessions (KIP-227): what a consumer fetches is remembered, so that it sends and gets only what changed.
+
+A session belongs to the connection it was begun on, as far as its end goes: a client that keeps beginning new ones replaces
+its own and cannot fill the cache. When all slots are taken, one that was not used for a while makes room; else the client is served
+without a session.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from moldau.requests.session import ClientConnection
+
+NO_SESSION = 0
+BEGIN_EPOCH = 0
+END_EPOCH = -1
+EVICT_AFTER_MS = 120_000
+_EPOCH_LIMIT = 2**31
+
+
+class FetchSessionNotFoundError(Exception):
+    """The session has ended or was never begun: the client begins a new one."""
+
+
+class InvalidFetchSessionEpochError(Exception):
+    """A request of the session was lost or came twice: the client begins a new one."""
+
+
+class Wanted(NamedTuple):
+    """One partition as a fetch asks for it."""
+
+    topic: str | None
+    """None while no topic has the id."""
+    topic_id: UUID | None
+    partition: int
+    offset: int
+    bytes_max: int
+    known_epoch: int
+    last_fetched_epoch: int
+
+    @property
+    def key(self) -> "PartitionKey":
+        return (self.topic_id if self.topic_id is not None else self.topic or "", self.partition)
+
+
+PartitionKey = tuple[UUID | str, int]
+
+
+@dataclass(slots=True)
+class FetchSession:
+    session_id: int
+    epoch: int
+    used_at_ms: int
+    wanted: dict[PartitionKey, Wanted]
+    """In the order they are served; whoever got data goes to the end, so that none starves."""
+    told: dict[PartitionKey, Any] = field(default_factory=dict)
+    """What the client was last told of a partition besides records."""
+
+
+class FetchSessions:
+    def __init__(self, source: random.Random, slots_max: int) -> None:
+        self._random = source
+        self._slots_max = slots_max
+        self._sessions: dict[int, FetchSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(
+        self, connection: ClientConnection, wanted: Iterable[Wanted], replaced_id: int, now_ms: int
+    ) -> FetchSession | None:
+        """A new session in place of those the connection had, or None where the client has to do without."""
+        self.end(replaced_id)
+        self.end_all(connection)
+        partitions = {each.key: each for each in wanted}
+        if not partitions or not self._make_room(now_ms):
+            return None
+        session_id = self._new_id()
+        session = FetchSession(session_id, 1, now_ms, partitions)
+        self._sessions[session_id] = session
+        connection.fetch_session_ids.append(session_id)
+        return session
+
+    def resume(
+        self,
+        session_id: int,
+        epoch: int,
+        changed: Iterable[Wanted],
+        forgotten: Iterable[PartitionKey],
+        now_ms: int,
+    ) -> FetchSession:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise FetchSessionNotFoundError
+        if epoch != session.epoch:
+            raise InvalidFetchSessionEpochError
+        session.epoch = 1 if epoch + 1 >= _EPOCH_LIMIT else epoch + 1
+        session.used_at_ms = now_ms
+        for each in changed:
+            session.wanted[each.key] = each
+            session.told.pop(each.key, None)
+        for key in forgotten:
+            session.wanted.pop(key, None)
+            session.told.pop(key, None)
+        return session
+
+    def end(self, session_id: int) -> None:
+        self._sessions.pop(session_id, None)
+
+    def end_all(self, connection: ClientConnection) -> None:
+        """The sessions begun on a connection; called when it closes, too."""
+        for session_id in connection.fetch_session_ids:
+            self.end(session_id)
+        connection.fetch_session_ids.clear()
+
+    def _make_room(self, now_ms: int) -> bool:
+        if len(self._sessions) < self._slots_max:
+            return True
+        oldest = min(self._sessions.values(), key=lambda each: each.used_at_ms, default=None)
+        if oldest is None or now_ms - oldest.used_at_ms < EVICT_AFTER_MS:
+            return False
+        self.end(oldest.session_id)
+        return True
+
+    def _new_id(self) -> int:
+        while True:
+            session_id = self._random.randrange(1, 2**31)
+            if session_id not in self._sessions:
+                return session_id

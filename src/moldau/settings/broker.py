@@ -1,0 +1,290 @@
+"""The settings of a broker, with the broker-wide defaults of topic settings as `topic_defaults`."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from moldau.settings.listeners import Listener, check_listeners, parse_listeners
+from moldau.settings.registry import INT_MAX, Alias, Declared, declared, setting
+from moldau.settings.topic import TopicSettings
+
+START_HERE = "Start here"
+IDENTITY = "Identity"
+TOPICS = "Topics"
+LIMITS = "Limits"
+UPKEEP = "Log upkeep"
+PROCESS = "Process"
+TOPIC_DEFAULTS = "Defaults of topic settings"
+GROUPS = (START_HERE, IDENTITY, TOPICS, LIMITS, UPKEEP, PROCESS, TOPIC_DEFAULTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    listen: tuple[str, ...] = setting(
+        ("127.0.0.1:9092",),
+        "listen",
+        "The addresses to listen on, as host:port or NAME://host:port. Only this machine can connect unless "
+        "you name another address; 0.0.0.0 needs advertised.listeners too. Port 0 takes any free port.",
+        values="host:port or NAME://host:port, several with commas between",
+        aliases=(Alias("listeners"),),
+        group=START_HERE,
+    )
+    advertised_listeners: tuple[str, ...] = setting(
+        (),
+        "advertised.listeners",
+        "The addresses that clients are told to connect to, matched to listen by name; those of listen when "
+        "empty.",
+        values="host:port or NAME://host:port, several with commas between",
+        group=START_HERE,
+    )
+    data_dir: str = setting(
+        "./moldau-data",
+        "data.dir",
+        "The directory that holds everything the broker keeps.",
+        aliases=(Alias("log.dirs"), Alias("log.dir")),
+        values="a path",
+        check=lambda path: None if path else "A directory must be named",
+        group=START_HERE,
+    )
+    store: str = setting(
+        "files",
+        "store",
+        "Where records are kept: `files` in data.dir, or `memory`, which forgets all when the process ends.",
+        choices=("files", "memory"),
+        group=START_HERE,
+    )
+    node_id: int = setting(
+        1,
+        "node.id",
+        "The number of this node in its cluster.",
+        low=0,
+        high=INT_MAX,
+        aliases=(Alias("broker.id"),),
+        group=IDENTITY,
+    )
+    cluster_id: str = setting(
+        "",
+        "cluster.id",
+        "The id of the cluster; when empty, one is made at the first start and kept in data.dir.",
+        group=IDENTITY,
+    )
+    num_partitions: int = setting(
+        1,
+        "num.partitions",
+        "How many partitions a topic gets when its creator does not say.",
+        low=1,
+        high=INT_MAX,
+        group=TOPICS,
+    )
+    default_replication_factor: int = setting(
+        1,
+        "default.replication.factor",
+        "How many replicas a partition gets when the topic's creator does not say.",
+        low=1,
+        high=INT_MAX,
+        group=TOPICS,
+    )
+    auto_create_topics_enable: bool = setting(
+        True,
+        "auto.create.topics.enable",
+        "Create a topic when a client that allows it first asks for it.",
+        group=TOPICS,
+    )
+    delete_topic_enable: bool = setting(
+        True,
+        "delete.topic.enable",
+        "Let clients delete topics.",
+        group=TOPICS,
+    )
+    socket_request_max_bytes: int = setting(
+        104_857_600,
+        "socket.request.max.bytes",
+        "The largest request that is read; a connection that announces a larger one is closed.",
+        low=1,
+        high=INT_MAX,
+        group=LIMITS,
+    )
+    queued_max_request_bytes: int = setting(
+        268_435_456,
+        "queued.max.request.bytes",
+        "The bytes of requests that may be in work over all connections; beyond it no connection is read. "
+        "(Kafka sets no limit by default.)",
+        low=1,
+        group=LIMITS,
+    )
+    max_connections: int = setting(
+        10_000,
+        "max.connections",
+        "How many connections may be open; further ones are closed at once. (Kafka sets no limit by "
+        "default.)",
+        low=1,
+        high=INT_MAX,
+        dynamic=True,
+        group=LIMITS,
+    )
+    max_connections_per_ip: int = setting(
+        5_000,
+        "max.connections.per.ip",
+        "How many connections one address may hold open. (Kafka sets no limit by default.)",
+        low=1,
+        high=INT_MAX,
+        dynamic=True,
+        group=LIMITS,
+    )
+    connections_max_idle_ms: int = setting(
+        600_000,
+        "connections.max.idle.ms",
+        "How long a connection may be silent before it is closed.",
+        low=1,
+        group=LIMITS,
+    )
+    fetch_max_bytes: int = setting(
+        57_671_680,
+        "fetch.max.bytes",
+        "The most bytes of records in one fetch answer, whatever the client asks for.",
+        low=1024,
+        high=INT_MAX,
+        group=LIMITS,
+    )
+    max_incremental_fetch_session_cache_slots: int = setting(
+        1000,
+        "max.incremental.fetch.session.cache.slots",
+        "How many fetch sessions are remembered; clients without one send and get all partitions every time.",
+        low=0,
+        high=INT_MAX,
+        group=LIMITS,
+    )
+    producer_id_expiration_ms: int = setting(
+        86_400_000,
+        "producer.id.expiration.ms",
+        "How long a silent idempotent producer is remembered.",
+        low=1,
+        high=INT_MAX,
+        dynamic=True,
+        group=UPKEEP,
+    )
+    log_retention_check_interval_ms: int = setting(
+        300_000,
+        "log.retention.check.interval.ms",
+        "How often logs are looked at for records to delete.",
+        low=1,
+        group=UPKEEP,
+    )
+    log_cleaner_enable: bool = setting(
+        True,
+        "log.cleaner.enable",
+        "Compact topics whose cleanup.policy has `compact`. When off, they grow without end.",
+        group=UPKEEP,
+    )
+    log_cleaner_backoff_ms: int = setting(
+        15_000,
+        "log.cleaner.backoff.ms",
+        "How long compaction rests when no log needs it.",
+        low=0,
+        dynamic=True,
+        group=UPKEEP,
+    )
+    log_format: str = setting(
+        "text",
+        "log.format",
+        "How the broker's own log lines look: `text` for people, `json` for machines.",
+        choices=("text", "json"),
+        group=PROCESS,
+    )
+    log_level: str = setting(
+        "info",
+        "log.level",
+        "The least important log lines that are written.",
+        choices=("debug", "info", "warning", "error"),
+        group=PROCESS,
+    )
+    event_loop: str = setting(
+        "auto",
+        "event.loop",
+        "The event loop to run on; `auto` takes uvloop where it is installed.",
+        choices=("auto", "uvloop", "asyncio"),
+        group=PROCESS,
+    )
+    topic_defaults: TopicSettings = field(default_factory=TopicSettings)
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """The names that a flag, the environment or the file set, even if to their default."""
+
+    def __post_init__(self) -> None:
+        # Also for settings made in Python: no node may start on a listener that fails open.
+        check_listeners(self.listeners, self.advertised)
+
+    def contradiction(self) -> str | None:
+        """What two settings say against each other; such settings are refused."""
+        request_bytes_max = self.socket_request_max_bytes
+        if self.queued_max_request_bytes < request_bytes_max:
+            return (
+                f"queued.max.request.bytes ({self.queued_max_request_bytes}) is less than "
+                f"socket.request.max.bytes ({request_bytes_max}): the largest request could never be read"
+            )
+        if self.topic_defaults.max_message_bytes > request_bytes_max:
+            return (
+                f"message.max.bytes ({self.topic_defaults.max_message_bytes}) is more than "
+                f"socket.request.max.bytes ({request_bytes_max}): such a batch could never be read"
+            )
+        return self.topic_defaults.contradiction()
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        return parse_listeners(self.listen, "listen")
+
+    @property
+    def advertised(self) -> tuple[Listener, ...]:
+        return parse_listeners(self.advertised_listeners, "advertised.listeners")
+
+
+@cache
+def broker_registry() -> Mapping[str, Declared]:
+    """Every broker-wide setting by its one name, in the order people should read them."""
+    found = list(declared(BrokerSettings).values()) + [_topic_default(each) for each in _topic_settings()]
+    found.sort(key=lambda each: GROUPS.index(each.setting.group))
+    return MappingProxyType({each.setting.name: each for each in found})
+
+
+@cache
+def broker_aliases() -> Mapping[str, tuple[Declared, Alias]]:
+    """Every other name a broker-wide setting goes by."""
+    registry = broker_registry().values()
+    return MappingProxyType(
+        {alias.name: (each, alias) for each in registry for alias in each.setting.aliases}
+    )
+
+
+def value_of(settings: BrokerSettings, name: str) -> Any:
+    found = broker_registry()[name]
+    return getattr(settings.topic_defaults if found.of_topic else settings, found.attribute)
+
+
+def with_values(settings: BrokerSettings, values: Mapping[str, Any], given: frozenset[str]) -> BrokerSettings:
+    """The same settings with other values, by name."""
+    registry = broker_registry()
+    own = {registry[name].attribute: value for name, value in values.items() if not registry[name].of_topic}
+    of_topics = {registry[name].attribute: value for name, value in values.items() if registry[name].of_topic}
+    topic_defaults = dataclasses.replace(settings.topic_defaults, **of_topics)
+    return dataclasses.replace(settings, **own, topic_defaults=topic_defaults, given=given)
+
+
+def _topic_settings() -> tuple[Declared, ...]:
+    return tuple(declared(TopicSettings).values())
+
+
+def _topic_default(of_topic: Declared) -> Declared:
+    made = of_topic.setting
+    assert made.broker_name is not None, made.name
+    doc = made.doc if made.broker_name == made.name else f"The default of {made.name}. {made.doc}"
+    broker_wide = dataclasses.replace(
+        made,
+        name=made.broker_name,
+        broker_name=None,
+        doc=doc,
+        dynamic=True,
+        group=made.group or TOPIC_DEFAULTS,
+    )
+    return dataclasses.replace(of_topic, setting=broker_wide, of_topic=True)

@@ -1,0 +1,119 @@
+"""A broker for tests: real TCP on a free port, records in memory, gone when the test is.
+
+    with Broker(topics={"orders": 3}) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+
+    async with Broker() as broker: ...
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+from moldau.controller.requests import NewTopic
+from moldau.node.node import Node
+from moldau.settings.sources import build
+from moldau.world.system import system_world
+
+
+class Broker:
+    """One node. As a plain context manager it runs in a thread of its own, so that clients which block do not block
+    it; as an async one it runs in the loop that is there."""
+
+    def __init__(
+        self, topics: Iterable[str] | Mapping[str, int] = (), settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`topics` by name, or with their number of partitions; `settings` by Kafka's names."""
+        self._topics = topics if isinstance(topics, Mapping) else {topic: -1 for topic in topics}
+        given = {"listen": "127.0.0.1:0", "store": "memory", **(settings or {})}
+        self._settings = build(flags=given)
+        self._node: Node | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port`, for a client's bootstrap.servers."""
+        assert self._node is not None, "the broker is not running"
+        return self._node.addresses[0].address
+
+    @property
+    def node(self) -> Node:
+        assert self._node is not None, "the broker is not running"
+        return self._node
+
+    # In the caller's loop
+
+    async def __aenter__(self) -> "Broker":
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop(check=kind is None)
+
+    async def _start(self) -> None:
+        node = Node(system_world(), self._settings)
+        await node.start()
+        self._node = node
+        new = [NewTopic(name, partitions) for name, partitions in self._topics.items()]
+        if new:
+            for created in await node.broker.controller.create_topics(new):
+                if created.error is not None:
+                    await node.stop()
+                    raise created.error
+
+    async def _stop(self, *, check: bool) -> None:
+        node, self._node = self._node, None
+        if node is None:
+            return
+        await node.stop()
+        if check and node.bugs:
+            raise AssertionError(f"{node.bugs} requests ended in an error of the broker's own: see its log")
+
+    # In a thread
+
+    def __enter__(self) -> "Broker":
+        started = threading.Event()
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
+                self._loop = runner.get_loop()
+                try:
+                    runner.run(self._start())
+                except BaseException as error:
+                    failure.append(error)
+                    return
+                finally:
+                    started.set()
+                self._loop.run_forever()
+
+        self._thread = threading.Thread(target=run, name="moldau-broker", daemon=True)
+        self._thread.start()
+        started.wait()
+        if failure:
+            self._thread.join()
+            raise failure[0]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        try:
+            asyncio.run_coroutine_threadsafe(self._stop(check=kind is None), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,0 +1,36 @@
+"""The trace of a run: one hash over all that could be seen to happen, in order. One seed gives one hash."""
+
+import hashlib
+import zlib
+from collections import deque
+
+LAST_EVENTS_KEPT = 200
+
+Field = str | int | bytes
+
+
+class Trace:
+    """Fields are names, numbers and bytes; never an address or anything else that differs between runs."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._events: deque[str] = deque(maxlen=None if keep else LAST_EVENTS_KEPT)
+        self.length = 0
+
+    def add(self, time_ns: int, kind: str, *fields: Field) -> None:
+        line = f"{time_ns} {kind} " + " ".join(
+            f"{len(field)}:{zlib.crc32(field):08x}" if isinstance(field, bytes) else str(field)
+            for field in fields
+        )
+        self._hash.update(line.encode())
+        self._hash.update(b"\n")
+        self._events.append(line)
+        self.length += 1
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def events(self) -> list[str]:
+        """The last events, or all of them if the trace was made to keep them: to find where two runs part."""
+        return list(self._events)

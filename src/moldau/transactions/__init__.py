@@ -1,0 +1,1 @@
+"""Producer ids now; transactions later."""

@@ -1,0 +1,137 @@
+"""What the messages of an API version look like, read off kio's schemas the first time somebody asks.
+
+kio describes every message of Kafka as a dataclass; here that description becomes plain `Field`s for
+`codec.py`. kio's own codecs are not used: its reader allocates by an element count before it looks at how
+many bytes are left, so a request of ten bytes could end the process (docs/decisions/0002-own-codec.md).
+"""
+
+import dataclasses
+import sys
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["request", "response"]
+
+
+def _import_kio_without_hypothesis() -> None:
+    # Where hypothesis is installed (it is, in many test suites) kio imports it and registers strategies: two
+    # seconds before a broker in a fixture could answer. Nobody needs them here.
+    if "kio.static.primitive" in sys.modules:
+        return
+    present = sys.modules.get("hypothesis")
+    sys.modules["hypothesis"] = None  # type: ignore[assignment]
+    try:
+        import kio.static.primitive
+    finally:
+        if present is None:
+            del sys.modules["hypothesis"]
+        else:
+            sys.modules["hypothesis"] = present
+
+
+_import_kio_without_hypothesis()
+
+from kio.index import load_payload_module  # noqa: E402
+from kio.schema.index import api_key_map, schema_name_map  # noqa: E402
+from kio.static.constants import EntityType  # noqa: E402
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    kafka_type: str
+    """A primitive's name (`int32`, `string`, ...), or "" for an entity."""
+    entity: type | None
+    is_array: bool
+    nullable: bool
+    tag: int | None
+    default: Any
+    """What a writer puts where no value is given; `REQUIRED` where one must be."""
+
+
+REQUIRED: Any = object()
+
+_ENTITY_TYPES: dict[Kind, Any] = {"request": EntityType.request, "response": EntityType.response}
+
+_ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": False, "uuid": None}
+
+
+def fields_of(entity: type) -> list[Field]:
+    """The fields of one entity in the order of the wire."""
+    hints = typing.get_type_hints(entity)
+    return [_field(field, hints[field.name]) for field in dataclasses.fields(entity)]
+
+
+def _field(field: "dataclasses.Field[Any]", hint: Any) -> Field:
+    hint, nullable = _without_none(hint)
+    is_array = typing.get_origin(hint) is tuple
+    if is_array:
+        hint, _ = _without_none(typing.get_args(hint)[0])
+    entity = hint if dataclasses.is_dataclass(hint) else None
+    kafka_type = "" if entity else field.metadata["kafka_type"]
+    tag = field.metadata.get("tag")
+    return Field(
+        name=field.name,
+        kafka_type=kafka_type,
+        entity=entity,  # type: ignore[arg-type]
+        is_array=is_array,
+        nullable=nullable,
+        tag=tag,
+        default=_default(field, kafka_type, is_array, nullable, tag),
+    )
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [option for option in typing.get_args(hint) if option is not types.NoneType]
+        return rest[0], True
+    return hint, False
+
+
+def _default(
+    field: "dataclasses.Field[Any]", kafka_type: str, is_array: bool, nullable: bool, tag: int | None
+) -> Any:
+    value = field.default
+    if value is dataclasses.MISSING:
+        if tag is None:
+            return REQUIRED
+        if is_array:
+            return []
+        return None if nullable else _ZEROS.get(kafka_type, 0)
+    if is_array:
+        return None if value is None else list(value)
+    if dataclasses.is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """kio's values as plain ones: durations and instants in whole milliseconds."""
+    if hasattr(value, "total_seconds"):
+        return round(value.total_seconds() * 1000)
+    if hasattr(value, "timestamp"):
+        return round(value.timestamp() * 1000)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return value
+
+
+def message_type(api_key: int, version: int, kind: Kind) -> type:
+    """The top entity of a request or response; raises LookupError where kio has no such message."""
+    try:
+        name = api_key_map[api_key]
+        schema_name_map[name][version]
+        module = load_payload_module(api_key, version, _ENTITY_TYPES[kind])
+    except KeyError:
+        raise LookupError(f"no schema for API {api_key} version {version}") from None
+    wanted = "".join(part.capitalize() for part in name.split("_")) + kind.capitalize()
+    found: type = getattr(module, wanted)
+    return found
+
+
+def is_flexible(entity: type) -> bool:
+    return bool(entity.__flexible__)  # type: ignore[attr-defined]

@@ -1,0 +1,39 @@
+"""Which broker the tests talk to. `MOLDAU_TEST_BOOTSTRAP=host:port` points the tests of behaviour at any other
+broker: a test that fails against Apache Kafka is a wrong test."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from support.served import Served
+from support.topics import Topics
+
+EXTERNAL = os.environ.get("MOLDAU_TEST_BOOTSTRAP")
+
+
+@pytest.fixture(scope="session")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker that all tests of a run share: a `moldau serve` process on files, or another broker."""
+    if EXTERNAL:
+        yield EXTERNAL
+        return
+    with Served(tmp_path_factory.mktemp("shared") / "data") as served:
+        yield served.bootstrap
+
+
+@pytest.fixture(scope="session")
+def topics(bootstrap: str) -> Topics:
+    return Topics(bootstrap)
+
+
+@pytest.fixture(scope="session")
+def against_kafka() -> bool:
+    """Whether the run is against another broker than Moldau."""
+    return EXTERNAL is not None
+
+
+@pytest.fixture(scope="session")
+def only_moldau() -> None:
+    """For tests that start, stop or look into a Moldau process."""
+    if EXTERNAL:
+        pytest.skip("needs Moldau's own process; MOLDAU_TEST_BOOTSTRAP names another broker")

@@ -1,0 +1,171 @@
+"""Asks admin handlers as a client would, through the codec of any version; the controller behind them is scripted."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from moldau.controller.requests import (
+    ConfigChange,
+    ConfigResult,
+    MorePartitions,
+    NewTopic,
+    TopicCreated,
+    TopicRef,
+    TopicResult,
+)
+from moldau.errors import MoldauError
+from moldau.logs.store import LogName
+from moldau.metadata.image import (
+    BrokerImage,
+    ClusterImage,
+    ConfigResource,
+    Endpoint,
+    PartitionImage,
+    TopicImage,
+)
+from moldau.requests import REGISTRY
+from moldau.requests.session import ClientConnection, Session
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder
+
+LISTENER = "CLIENTS"
+
+
+def topic_id(number: int) -> UUID:
+    return UUID(int=0xA0000 + number)
+
+
+def versions_of(api_key: ApiKey) -> list[int]:
+    served = REGISTRY[api_key]
+    return list(range(served.low, served.high + 1))
+
+
+@dataclass
+class ScriptedController:
+    """Does what it is told: succeeds, except for the names in `errors`; raises `refuses` for whole calls."""
+
+    image: ClusterImage
+    errors: dict[str, MoldauError] = field(default_factory=dict)
+    refuses: MoldauError | None = None
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def _called(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.refuses is not None:
+            raise self.refuses
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> list[TopicCreated]:
+        self._called(list(topics), validate_only)
+        return [
+            TopicCreated(topic.name, error=self.errors[topic.name])
+            if topic.name in self.errors
+            else TopicCreated(topic.name, topic_id(100 + number), abs(topic.partitions), 1)
+            for number, topic in enumerate(topics)
+        ]
+
+    async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
+        self._called(list(topics))
+        results = []
+        for ref in topics:
+            name = ref.name if ref.topic_id is None else self.image.topic_names[ref.topic_id]
+            assert name is not None
+            found = self.image.topics.get(name)
+            results.append(
+                TopicResult(name, None if found is None else found.topic_id, self.errors.get(name))
+            )
+        return results
+
+    async def create_partitions(
+        self, changes: Sequence[MorePartitions], *, validate_only: bool = False
+    ) -> list[TopicResult]:
+        self._called(list(changes), validate_only)
+        return [TopicResult(change.topic, error=self.errors.get(change.topic)) for change in changes]
+
+    async def alter_configs(
+        self,
+        changes: Mapping[ConfigResource, Sequence[ConfigChange]],
+        *,
+        incremental: bool,
+        validate_only: bool = False,
+    ) -> list[ConfigResult]:
+        self._called({resource: list(each) for resource, each in changes.items()}, incremental, validate_only)
+        return [ConfigResult(resource, self.errors.get(resource.name)) for resource in changes]
+
+
+@dataclass
+class PartitionsHere:
+    """The partition table as DescribeLogDirs sees it: sizes by partition, and a volume."""
+
+    sizes: dict[LogName, int] = field(default_factory=dict)
+    space: tuple[int, int] | OSError = (1000, 400)
+
+    def __iter__(self) -> Any:
+        for name in sorted(self.sizes):
+            yield SimpleNamespace(name=name, log=SimpleNamespace(size=self.sizes[name]))
+
+    @property
+    def store(self) -> Any:
+        def space() -> tuple[int, int]:
+            if isinstance(self.space, OSError):
+                raise self.space
+            return self.space
+
+        return SimpleNamespace(space=space)
+
+
+def image_of(
+    topics: Mapping[str, int],
+    *,
+    brokers: Iterable[BrokerImage] = (),
+    configs: Mapping[ConfigResource, Mapping[str, str]] = MappingProxyType({}),
+) -> ClusterImage:
+    """Topics by their number of partitions, on broker 1; ids are numbered in the order of the mapping."""
+    found = {
+        name: TopicImage(
+            name, topic_id(number), tuple(PartitionImage(i, (1,), (1,), 1, 3, 0) for i in range(count))
+        )
+        for number, (name, count) in enumerate(topics.items())
+    }
+    all_brokers = {each.broker_id: each for each in (broker_image(1), *brokers)}
+    return ClusterImage(
+        cluster_id="the-cluster",
+        controller_id=1,
+        brokers=all_brokers,
+        topics=found,
+        topic_names={topic.topic_id: name for name, topic in found.items()},
+        configs=configs,
+    )
+
+
+def broker_image(broker_id: int, *, fenced: bool = False, listener: str = LISTENER) -> BrokerImage:
+    endpoint = Endpoint(listener, f"host{broker_id}", 9000 + broker_id)
+    return BrokerImage(broker_id, 7, UUID(int=broker_id), (endpoint,), f"rack{broker_id}", fenced)
+
+
+class AdminBroker:
+    def __init__(self, image: ClusterImage, settings: BrokerSettings | None = None) -> None:
+        self.broker_id = 1
+        self.metadata = SimpleNamespace(image=image)
+        self.settings = EffectiveSettings(settings or BrokerSettings(), image)
+        self.controller = ScriptedController(image)
+        self.partitions = PartitionsHere()
+
+    def ask(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:
+        """The answer, request and answer having gone through bytes; in the newest version unless one is given."""
+        if version is None:
+            version = REGISTRY[api_key].high
+        asked = bytearray()
+        encoder(api_key, version, "request")(asked, request)
+        session = Session(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")
+        handler: Any = REGISTRY[api_key].handler
+        tree = asyncio.run(handler(decoder(api_key, version, "request")(memoryview(asked)), session, self))
+        answered = bytearray()
+        encoder(api_key, version, "response")(answered, tree)
+        return decoder(api_key, version, "response")(memoryview(answered))

@@ -1,0 +1,27 @@
+"""Fresh topics for tests, made with confluent-kafka's admin client."""
+
+import uuid
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+QUIET = {"log_level": 0}
+
+
+def unique(prefix: str = "topic") -> str:
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"
+
+
+class Topics:
+    """Makes topics that no other test uses, so that tests share one broker (and a Kafka that keeps its data)."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+
+    def create(self, partitions: int = 1, **settings: object) -> str:
+        """A new topic; settings are given with underscores for dots (`cleanup_policy="compact"`)."""
+        name = unique()
+        config = {key.replace("_", "."): str(value) for key, value in settings.items()}
+        new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
+        self.admin.create_topics([new])[name].result(20)
+        return name

@@ -1,0 +1,302 @@
+"""Kafka's wire without Moldau: requests are encoded and answers decoded with kio, batches are packed by hand. What a
+broker does with bytes is tried from here, on a plain socket, so that nothing stands between the bytes and the broker."""
+
+import dataclasses
+import datetime
+import io
+import socket
+import struct
+import types
+import typing
+from typing import Any
+from uuid import UUID
+
+import crc32c
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+TIMEOUT_S = 20
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
+CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 19, 20, 21, 22
+OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS = 23, 32, 44
+
+
+# Plain trees to kio's entities and back
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not types.NoneType]
+        return options[0], len(options) < len(typing.get_args(hint))
+    return hint, False
+
+
+def _typed(hint: Any, kafka_type: str, value: Any) -> Any:
+    hint, _ = _without_none(hint)
+    if value is None:
+        return None
+    if typing.get_origin(hint) is tuple:
+        return tuple(_typed(typing.get_args(hint)[0], kafka_type, each) for each in value)
+    if dataclasses.is_dataclass(hint):
+        return entity(hint, value)  # type: ignore[arg-type]
+    if kafka_type == "error_code":
+        return ErrorCode(value)
+    if kafka_type.startswith("timedelta"):
+        return datetime.timedelta(milliseconds=value)
+    if kafka_type.startswith("datetime"):
+        return EPOCH + datetime.timedelta(milliseconds=value)
+    if kafka_type == "uuid":
+        return value
+    return value
+
+
+def _zero(hint: Any, kafka_type: str) -> Any:
+    hint, nullable = _without_none(hint)
+    if nullable:
+        return None
+    if typing.get_origin(hint) is tuple:
+        return ()
+    if dataclasses.is_dataclass(hint):
+        return entity(hint, {})  # type: ignore[arg-type]
+    zeros = {"string": "", "bytes": b"", "records": b"", "bool": False, "uuid": None}
+    return _typed(hint, kafka_type, zeros.get(kafka_type, 0))
+
+
+def entity(kind: type, tree: dict[str, Any]) -> Any:
+    """A kio entity of plain values; what the tree leaves out is the schema's default or zero, and what the version
+    does not have is left out."""
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for field in dataclasses.fields(kind):
+        kafka_type = field.metadata.get("kafka_type", "")
+        if field.name in tree:
+            values[field.name] = _typed(hints[field.name], kafka_type, tree[field.name])
+        elif field.default is dataclasses.MISSING:
+            values[field.name] = _zero(hints[field.name], kafka_type)
+    return kind(**values)
+
+
+def plain(value: Any) -> Any:
+    """kio's values as plain ones: dicts, lists, ints (times in milliseconds), UUIDs."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    if isinstance(value, datetime.timedelta):
+        return value // datetime.timedelta(milliseconds=1)
+    if isinstance(value, datetime.datetime):
+        return (value - EPOCH) // datetime.timedelta(milliseconds=1)
+    if isinstance(value, ErrorCode):
+        return int(value.value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return value
+
+
+def write(message: Any) -> bytes:
+    out = io.BytesIO()
+    entity_writer(type(message))(out, message)
+    return out.getvalue()
+
+
+def encode(api_key: int, version: int, tree: dict[str, Any], correlation_id: int, client_id: str | None = "raw") -> bytes:
+    """A request without its size in front."""
+    schema = load_request_schema(api_key, version)
+    header = {
+        "request_api_key": api_key,
+        "request_api_version": version,
+        "correlation_id": correlation_id,
+        "client_id": client_id,
+    }
+    return write(entity(schema.__header_schema__, header)) + write(entity(schema, tree))  # type: ignore[arg-type]
+
+
+def decode(api_key: int, version: int, frame: bytes) -> tuple[int, dict[str, Any]]:
+    """(correlation id, answer); every byte of the frame must belong to it."""
+    schema = load_response_schema(api_key, version)
+    header, size = entity_reader(schema.__header_schema__)(frame, 0)  # type: ignore[arg-type]
+    body, body_size = entity_reader(schema)(frame, size)  # type: ignore[type-var]
+    assert size + body_size == len(frame), f"{len(frame) - size - body_size} bytes too many in the answer"
+    return int(header.correlation_id), plain(body)
+
+
+class Closed(Exception):
+    """The broker closed the connection."""
+
+
+class Wire:
+    """One connection to a broker."""
+
+    def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
+        host, port = bootstrap.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        self.correlation_id = 100
+
+    def send_raw(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def send_frame(self, frame: bytes) -> None:
+        self.send_raw(struct.pack(">i", len(frame)) + frame)
+
+    def send(self, api_key: int, version: int, tree: dict[str, Any]) -> int:
+        self.correlation_id += 1
+        self.send_frame(encode(api_key, version, tree, self.correlation_id))
+        return self.correlation_id
+
+    def receive_frame(self) -> bytes:
+        (size,) = struct.unpack(">i", self._exactly(4))
+        return self._exactly(size)
+
+    def receive(self, api_key: int, version: int) -> tuple[int, dict[str, Any]]:
+        return decode(api_key, version, self.receive_frame())
+
+    def ask(self, api_key: int, version: int, tree: dict[str, Any]) -> dict[str, Any]:
+        sent = self.send(api_key, version, tree)
+        correlation_id, answer = self.receive(api_key, version)
+        assert correlation_id == sent
+        return answer
+
+    def is_closed(self) -> bool:
+        """Waits for the broker to close; False where it answers instead. A broker that does neither times out."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionError:
+            return True
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                chunk = self.socket.recv(min(size - len(data), 1 << 20))
+            except ConnectionError as error:
+                raise Closed(str(error)) from None
+            if not chunk:
+                raise Closed(f"closed after {len(data)} of {size} bytes")
+            data += chunk
+        return bytes(data)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# Batches by hand
+
+
+def varint(value: int) -> bytes:
+    zigzag = value << 1 if value >= 0 else (-value << 1) - 1
+    out = bytearray()
+    while zigzag > 0x7F:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+def record(offset_delta: int, value: bytes | None, key: bytes | None = None, timestamp_delta: int = 0) -> bytes:
+    def sized(data: bytes | None) -> bytes:
+        return varint(-1) if data is None else varint(len(data)) + data
+
+    body = b"\x00" + varint(timestamp_delta) + varint(offset_delta) + sized(key) + sized(value) + varint(0)
+    return varint(len(body)) + body
+
+
+def batch(
+    values: typing.Sequence[bytes | None] = (b"value",),
+    *,
+    key: bytes | None = None,
+    base_offset: int = 0,
+    magic: int = 2,
+    attributes: int = 0,
+    last_offset_delta: int | None = None,
+    base_timestamp: int = 1_700_000_000_000,
+    max_timestamp: int | None = None,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    count: int | None = None,
+    crc: int | None = None,
+    records: bytes | None = None,
+    length: int | None = None,
+) -> bytes:
+    """A v2 batch; every header field can be set to what it should not be."""
+    if records is None:
+        records = b"".join(record(delta, value, key) for delta, value in enumerate(values))
+    checked = struct.pack(
+        ">hiqqqhii",
+        attributes,
+        len(values) - 1 if last_offset_delta is None else last_offset_delta,
+        base_timestamp,
+        base_timestamp if max_timestamp is None else max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(values) if count is None else count,
+    )
+    checked += records
+    if crc is None:
+        crc = crc32c.crc32c(checked)
+    rest = struct.pack(">ibI", -1, magic, crc) + checked
+    return struct.pack(">qi", base_offset, len(rest) if length is None else length) + rest
+
+
+def produce_tree(topic: str, *batches: bytes, partition: int = 0, acks: int = -1, **more: Any) -> dict[str, Any]:
+    data = {"index": partition, "records": b"".join(batches)}
+    return {"acks": acks, "timeout": 10_000, "topic_data": [{"name": topic, "partition_data": [data]}], **more}
+
+
+def produce(wire: Wire, topic: str, *batches: bytes, version: int = 9, **more: Any) -> tuple[int, int]:
+    """(error code, base offset) of one partition's records."""
+    answer = wire.ask(PRODUCE, version, produce_tree(topic, *batches, **more))
+    (topic_answer,) = answer["responses"]
+    (partition_answer,) = topic_answer["partition_responses"]
+    return partition_answer["error_code"], partition_answer["base_offset"]
+
+
+def fetch_tree(topic: str, offset: int, partition: int = 0, **more: Any) -> dict[str, Any]:
+    wanted = {
+        "partition": partition,
+        "current_leader_epoch": more.pop("current_leader_epoch", -1),
+        "fetch_offset": offset,
+        "log_start_offset": -1,
+        "partition_max_bytes": more.pop("partition_max_bytes", 1 << 20),
+    }
+    tree = {
+        "replica_id": -1,
+        "max_wait": 0,
+        "min_bytes": 1,
+        "max_bytes": 1 << 25,
+        "session_epoch": -1,
+        "topics": [{"topic": topic, "partitions": [wanted]}],
+    }
+    return {**tree, **more}
+
+
+def fetch(wire: Wire, topic: str, offset: int, version: int = 12, **more: Any) -> dict[str, Any]:
+    """The answer for one partition."""
+    answer = wire.ask(FETCH, version, fetch_tree(topic, offset, **more))
+    (topic_answer,) = answer["responses"]
+    (partition_answer,) = topic_answer["partitions"]
+    found: dict[str, Any] = partition_answer
+    return found
+
+
+def end_offset(wire: Wire, topic: str, partition: int = 0) -> int:
+    tree = {"replica_id": -1, "topics": [{"name": topic, "partitions": [{"partition_index": partition, "timestamp": -1, "current_leader_epoch": -1}]}]}
+    answer = wire.ask(LIST_OFFSETS, 7, tree)
+    offset: int = answer["topics"][0]["partitions"][0]["offset"]
+    return offset
+
+
+def topic_id(wire: Wire, topic: str) -> UUID:
+    answer = wire.ask(METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
+    found: UUID = answer["topics"][0]["topic_id"]
+    return found

@@ -1,0 +1,278 @@
+"""Compaction: what survives, what a batch looks like afterwards, and when tombstones go."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moldau.errors import MoldauError
+from moldau.logs.compaction import ENTRY_BYTES, OffsetMap, clean_batch
+from moldau.records.batch import Batch
+from moldau.records.build import assemble, build_batch
+from moldau.records.control import EndTransaction, control_batch
+from moldau.records.record import Record, iterate
+
+ROOMY = 1_000_000
+DAY_MS = 86_400_000
+
+
+def batch_of(*pairs: tuple[bytes | None, bytes | None], base_offset: int = 0, **fields: object) -> Batch:
+    """Records of these keys and values, a second apart."""
+    records = [
+        Record(timestamp=1000 * (base_offset + delta), key=key, value=value, headers=(("h", b"x"),))
+        for delta, (key, value) in enumerate(pairs)
+    ]
+    return Batch(build_batch(records, base_offset=base_offset, leader_epoch=3, **fields))  # type: ignore[arg-type]
+
+
+def map_of(*batches: Batch, bytes_max: int = ROOMY) -> OffsetMap:
+    offsets = OffsetMap(bytes_max)
+    for batch in batches:
+        assert offsets.add(batch)
+    return offsets
+
+
+def clean(
+    batch: Batch, offsets: OffsetMap, *, now_ms: int = 0, retention_ms: int = DAY_MS, empty: bool = False
+) -> Batch | None:
+    return clean_batch(batch, offsets, now_ms=now_ms, delete_retention_ms=retention_ms, retain_empty=empty)
+
+
+def left(batch: Batch | None) -> Batch:
+    assert batch is not None
+    return batch
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_only_the_last_record_of_each_key_is_left(codec: int) -> None:
+    first = batch_of((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), compression=codec)
+    second = batch_of((b"b", b"2"), (b"d", b"1"), base_offset=4, compression=codec)
+    offsets = map_of(first, second)
+    cleaned = left(clean(first, offsets))
+    originals = list(iterate(first))
+    assert list(iterate(cleaned)) == [originals[2], originals[3]]
+    assert cleaned.compression == codec
+    assert cleaned.checksum_is_right()
+    assert clean(second, offsets) is second
+
+
+def test_the_batch_keeps_its_range_and_its_producer() -> None:
+    first = batch_of(
+        *[(b"a", b"1"), (b"b", b"1"), (b"c", b"1")],
+        base_offset=10,
+        producer_id=7,
+        producer_epoch=2,
+        base_sequence=5,
+    )
+    second = batch_of((b"a", b"2"), (b"c", b"2"), base_offset=13)
+    cleaned = left(clean(first, map_of(first, second)))
+    assert cleaned.count == 1
+    assert (cleaned.base_offset, cleaned.last_offset) == (10, 12)
+    assert (cleaned.producer_id, cleaned.producer_epoch) == (7, 2)
+    assert (cleaned.base_sequence, cleaned.last_sequence) == (5, 7)
+    assert cleaned.leader_epoch == 3
+    assert cleaned.max_timestamp == 11_000, "of the records that are left"
+    assert cleaned.size < first.size
+
+
+def test_log_append_time_stays() -> None:
+    first = batch_of((b"a", b"1"), (b"b", b"1"), append_time_ms=77)
+    cleaned = left(clean(first, map_of(first, batch_of((b"a", b"2"), base_offset=2))))
+    assert cleaned.is_log_append_time
+    assert [record.timestamp for record in iterate(cleaned)] == [77]
+
+
+def test_a_batch_of_which_nothing_is_left_goes() -> None:
+    first = batch_of((b"a", b"1"), (b"a", b"2"))
+    assert clean(first, map_of(first, batch_of((b"a", b"3"), base_offset=2))) is None
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_the_last_batch_of_a_producer_stays_without_records(codec: int) -> None:
+    first = batch_of(
+        *[(b"a", b"1"), (b"a", b"2")], producer_id=7, producer_epoch=1, base_sequence=40, compression=codec
+    )
+    offsets = map_of(first, batch_of((b"a", b"3"), base_offset=2))
+    emptied = left(clean(first, offsets, empty=True))
+    assert emptied.count == 0
+    assert list(iterate(emptied)) == []
+    assert emptied.checksum_is_right()
+    assert (emptied.base_offset, emptied.last_offset) == (0, 1)
+    assert (emptied.producer_id, emptied.base_sequence, emptied.last_sequence) == (7, 40, 41)
+    assert clean(emptied, offsets, empty=True) is emptied
+    assert clean(emptied, offsets) is None, "once the producer has moved on"
+
+
+def test_records_without_a_key_go() -> None:
+    first = batch_of((None, b"1"), (b"b", b"1"))
+    cleaned = left(clean(first, map_of(first)))
+    assert [record.key for record in iterate(cleaned)] == [b"b"]
+
+
+def test_records_beyond_the_map_stay() -> None:
+    first, second = batch_of((b"a", b"1")), batch_of((b"a", b"2"), (None, b"x"), base_offset=1)
+    offsets = map_of(first)
+    assert clean(first, offsets) is first
+    assert clean(second, offsets) is second
+
+
+def test_a_full_map_stops_inside_a_batch_and_what_follows_is_kept() -> None:
+    offsets = OffsetMap(2 * ENTRY_BYTES)
+    first = batch_of((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), (b"a", b"3"))
+    assert not offsets.add(first)
+    assert offsets.end_offset == 3
+    assert offsets.room == 0
+    cleaned = left(clean(first, offsets))
+    assert [record.offset for record in iterate(cleaned)] == [1, 2, 3, 4]
+
+
+def test_the_smallest_map_gets_on_by_one_key() -> None:
+    offsets = OffsetMap(0)
+    assert not offsets.add(batch_of((b"a", b"1"), (b"a", b"2"), (b"b", b"1")))
+    assert offsets.end_offset == 2
+
+
+def test_the_next_round_goes_on_inside_the_batch_where_the_last_one_stopped() -> None:
+    batch = batch_of((b"a", b"1"), (b"b", b"1"), (b"b", b"2"))
+    offsets = OffsetMap(ENTRY_BYTES)
+    assert not offsets.add(batch)
+    again = OffsetMap(ENTRY_BYTES, offsets.end_offset)
+    assert again.add(batch)
+    assert [record.offset for record in iterate(left(clean(batch, again)))] == [0, 2]
+
+
+def test_tombstones_go_even_when_nothing_new_was_written() -> None:
+    batch = batch_of((b"a", None), (b"b", b"1"))
+    once = left(clean(batch, map_of(batch), now_ms=0, retention_ms=10))
+    again = left(clean(once, OffsetMap(ROOMY, 2), now_ms=10))
+    assert [record.key for record in iterate(again)] == [b"b"]
+
+
+def test_long_keys_are_told_apart() -> None:
+    long_one, long_two = b"x" * 1000 + b"1", b"x" * 1000 + b"2"
+    first = batch_of((long_one, b"1"), (long_two, b"1"))
+    second = batch_of((long_one, b"2"), base_offset=2)
+    cleaned = left(clean(first, map_of(first, second)))
+    assert [record.key for record in iterate(cleaned)] == [long_two]
+
+
+def test_the_map_ends_where_the_last_batch_ends() -> None:
+    batch = batch_of((b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
+    later = batch_of((b"b", b"2"), base_offset=3)
+    cleaned = left(clean(batch, map_of(batch, later)))
+    assert [record.offset for record in iterate(cleaned)] == [2]
+    assert map_of(cleaned).end_offset == 3
+
+
+def test_a_tombstone_outlives_delete_retention_from_its_first_cleaning() -> None:
+    batch = batch_of((b"a", b"1"), (b"a", None), (b"b", b"1"))
+    offsets = map_of(batch)
+    once = left(clean(batch, offsets, now_ms=50_000, retention_ms=1000))
+    assert once.delete_horizon_ms == 51_000
+    assert once.checksum_is_right()
+    assert list(iterate(once)) == list(iterate(batch))[1:], "timestamps, headers and offsets are as they were"
+    assert once.max_timestamp == 2000
+
+    assert clean(once, offsets, now_ms=50_999, retention_ms=1000) is once
+    assert clean(once, offsets, now_ms=50_999, retention_ms=0) is once, "the horizon stands"
+    gone = left(clean(once, offsets, now_ms=51_000, retention_ms=1000))
+    assert list(iterate(gone)) == list(iterate(batch))[2:]
+    assert gone.delete_horizon_ms == 51_000
+    assert clean(gone, offsets, now_ms=99_000) is gone
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_a_horizon_changes_no_timestamp(codec: int) -> None:
+    batch = batch_of((b"a", None), (b"b", b"1"), (b"c", None), base_offset=5, compression=codec)
+    cleaned = left(clean(batch, map_of(batch), now_ms=1_700_000_000_000))
+    assert list(iterate(cleaned)) == list(iterate(batch))
+    assert cleaned.compression == codec
+
+
+def test_a_horizon_that_would_not_fit_its_field_is_far_away() -> None:
+    batch = batch_of((b"a", None))
+    cleaned = left(clean(batch, map_of(batch), now_ms=1_700_000_000_000, retention_ms=2**63 - 1))
+    assert list(iterate(cleaned)) == list(iterate(batch))
+    assert clean(cleaned, map_of(batch), now_ms=2**60) is cleaned
+
+
+def test_a_tombstone_that_a_newer_record_replaced_goes_at_once() -> None:
+    batch = batch_of((b"a", None), (b"b", b"1"))
+    cleaned = left(clean(batch, map_of(batch, batch_of((b"a", b"2"), base_offset=2))))
+    assert [record.key for record in iterate(cleaned)] == [b"b"]
+    assert cleaned.delete_horizon_ms is None
+
+
+def test_control_batches_stay() -> None:
+    marker = Batch(
+        control_batch(EndTransaction(True, 0), timestamp=0, base_offset=1, producer_id=1, producer_epoch=0)
+    )
+    offsets = map_of(batch_of((b"a", b"1")), marker, batch_of((b"a", b"2"), base_offset=2))
+    assert len(offsets) == 1
+    assert clean(marker, offsets, now_ms=2**60) is marker
+
+
+def test_a_batch_that_cannot_be_decoded_stays_and_hides_nothing() -> None:
+    first = batch_of((b"a", b"1"), (b"a", b"2"))
+    broken = Batch(
+        assemble(
+            b"no records at all",
+            base_offset=2,
+            leader_epoch=0,
+            attributes=4,
+            last_offset_delta=1,
+            base_timestamp=0,
+            max_timestamp=0,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            count=2,
+        )
+    )
+    with pytest.raises(MoldauError):
+        list(iterate(broken))
+    offsets = map_of(first, broken)
+    assert offsets.end_offset == 4
+    assert clean(broken, offsets) is broken
+    assert [record.offset for record in iterate(left(clean(first, offsets)))] == [1]
+
+
+record_pairs = st.tuples(
+    st.sampled_from([b"a", b"b", b"c", b"long key of more than 16"]), st.none() | st.binary(max_size=5)
+)
+logs = st.lists(st.tuples(st.lists(record_pairs, min_size=1, max_size=6), st.integers(0, 4)), max_size=8)
+
+
+@given(log=logs, entries=st.integers(1, 5), rounds=st.integers(1, 4))
+def test_a_reader_of_the_compacted_log_ends_with_the_same_values(
+    log: list[tuple[list[tuple[bytes, bytes | None]], int]], entries: int, rounds: int
+) -> None:
+    batches: list[Batch] = []
+    for pairs, codec in log:
+        base_offset = batches[-1].next_offset if batches else 0
+        batches.append(batch_of(*pairs, base_offset=base_offset, compression=codec))
+    before = {record.offset: record for batch in batches for record in iterate(batch)}
+    expected = {record.key: record.value for record in before.values()}
+
+    clean_end = 0
+    for number in range(rounds):
+        offsets = OffsetMap(entries * ENTRY_BYTES, clean_end)
+        for batch in batches:
+            if batch.next_offset > clean_end and not offsets.add(batch):
+                break
+        now_ms = number * DAY_MS // 2
+        cleaned = [clean(batch, offsets, now_ms=now_ms) for batch in batches]
+        batches = [batch for batch in cleaned if batch is not None]
+        assert offsets.end_offset > clean_end or clean_end == len(before), "every round gets on"
+        clean_end = offsets.end_offset
+
+        after = [record for batch in batches for record in iterate(batch)]
+        assert all(
+            record._replace(offset_delta=0) == before[record.offset]._replace(offset_delta=0)
+            for record in after
+        )
+        state = {record.key: record.value for record in after}
+        if number < 2:
+            assert state == expected, "no horizon has passed"
+        assert {key: value for key, value in state.items() if value is not None} == {
+            key: value for key, value in expected.items() if value is not None
+        }

@@ -1,0 +1,246 @@
+"""What a topic takes from a producer, and what it does to it: one test for each rule."""
+
+import dataclasses
+import struct
+from typing import Any
+
+import crc32c
+import pytest
+
+from moldau.errors import (
+    CorruptRecordError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    RecordTooLargeError,
+    UnsupportedCompressionError,
+)
+from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.compression import GZIP, LZ4, NONE, NUMBERS, SNAPPY, ZSTD, compress
+from moldau.records.record import Record, iterate
+from moldau.records.validate import validate
+from moldau.settings.topic import TopicSettings
+
+NOW_MS = 1_700_000_000_000
+RECORDS = [Record(timestamp=NOW_MS, key=b"key", value=b"value" * 20) for _ in range(3)]
+
+
+def check(data: bytes, *, api_version: int = 12, now_ms: int = NOW_MS, **settings: Any) -> Batch:
+    (batch,) = validate(data, TopicSettings(**settings), now_ms=now_ms, api_version=api_version)
+    return batch
+
+
+def with_field(data: bytes, position: int, layout: str, value: int) -> bytes:
+    """The batch with one header field overwritten and the checksum right again."""
+    changed = bytearray(data)
+    struct.pack_into(layout, changed, position, value)
+    struct.pack_into(">I", changed, 17, crc32c.crc32c(bytes(changed[21:])))
+    return bytes(changed)
+
+
+def test_a_plain_batch_passes_untouched() -> None:
+    data = build_batch(RECORDS)
+    batch = check(data)
+    assert batch.data is data
+
+
+def test_a_batch_of_an_idempotent_producer_passes() -> None:
+    data = build_batch(RECORDS, producer_id=5, producer_epoch=0, base_sequence=0)
+    assert check(data).data is data
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_compressed_batches_pass_untouched(codec: int) -> None:
+    data = build_batch(RECORDS, compression=codec)
+    assert check(data).data is data
+
+
+def test_no_batch_at_all_is_invalid() -> None:
+    for data in (b"", b"\x00" * 10):
+        with pytest.raises(InvalidRecordError):
+            check(data)
+
+
+def test_two_batches_are_invalid() -> None:
+    with pytest.raises(InvalidRecordError, match="exactly one"):
+        check(build_batch(RECORDS) * 2)
+
+
+@pytest.mark.parametrize("magic", [0, 1, 3])
+def test_other_magics_are_invalid(magic: int) -> None:
+    data = bytearray(build_batch(RECORDS))
+    data[16] = magic
+    with pytest.raises(InvalidRecordError, match=f"magic 2, not {magic}"):
+        check(bytes(data))
+
+
+def test_a_batch_cut_off_anywhere_is_refused() -> None:
+    data = build_batch(RECORDS)
+    for size in range(len(data)):
+        with pytest.raises((InvalidRecordError, CorruptRecordError)):
+            check(data[:size])
+
+
+def test_a_length_smaller_than_the_header_is_corrupt() -> None:
+    for length in (-100, 0, 40):
+        data = bytearray(build_batch(RECORDS))
+        struct.pack_into(">i", data, 8, length)
+        with pytest.raises(CorruptRecordError):
+            check(bytes(data))
+
+
+def test_any_flipped_bit_behind_the_checksum_is_found() -> None:
+    data = build_batch(RECORDS[:1])
+    for position in range(21, len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x10
+        with pytest.raises(CorruptRecordError, match="checksum"):
+            check(bytes(damaged))
+
+
+def test_the_base_offset_must_be_0() -> None:
+    with pytest.raises(InvalidRecordError, match="base offset"):
+        check(build_batch(RECORDS, base_offset=1))
+
+
+def test_max_message_bytes_is_the_size_of_the_batch() -> None:
+    data = build_batch(RECORDS)
+    assert check(data, max_message_bytes=len(data)).size == len(data)
+    with pytest.raises(RecordTooLargeError, match=str(len(data))):
+        check(data, max_message_bytes=len(data) - 1)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2, 4, 2**31 - 1])
+def test_count_and_last_offset_must_agree(count: int) -> None:
+    with pytest.raises(InvalidRecordError):
+        check(with_field(build_batch(RECORDS), 57, ">i", count))
+
+
+def test_more_records_than_bytes_can_hold_are_invalid() -> None:
+    data = with_field(build_batch(RECORDS), 57, ">i", 1_000_000)
+    with pytest.raises(InvalidRecordError, match="1000000 records"):
+        check(with_field(data, 23, ">i", 999_999))
+
+
+def test_clients_may_not_write_control_records() -> None:
+    with pytest.raises(InvalidRecordError, match="control"):
+        check(build_batch(RECORDS, control=True))
+
+
+def test_producers_may_not_say_log_append_time() -> None:
+    with pytest.raises(InvalidTimestampError):
+        check(build_batch(RECORDS, append_time_ms=NOW_MS))
+
+
+def test_producers_may_not_set_a_delete_horizon() -> None:
+    with pytest.raises(InvalidRecordError, match="horizon"):
+        check(with_field(build_batch(RECORDS), 21, ">h", 0x40))
+
+
+def test_a_producer_id_needs_a_sequence() -> None:
+    with pytest.raises(InvalidRecordError, match="sequence"):
+        check(build_batch(RECORDS, producer_id=5, producer_epoch=0))
+
+
+def test_a_transactional_batch_needs_a_producer_id() -> None:
+    with pytest.raises(InvalidRecordError, match="producer id"):
+        check(build_batch(RECORDS, transactional=True))
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_unknown_codecs_are_unsupported(codec: int) -> None:
+    with pytest.raises(UnsupportedCompressionError):
+        check(with_field(build_batch(RECORDS), 21, ">h", codec))
+
+
+def test_zstd_needs_produce_7() -> None:
+    data = build_batch(RECORDS, compression=ZSTD)
+    assert check(data, api_version=7).compression == ZSTD
+    with pytest.raises(UnsupportedCompressionError, match="zstd"):
+        check(data, api_version=6)
+
+
+def test_timestamps_may_be_ahead_by_so_much() -> None:
+    after_ms = 1000
+    ahead = [Record(timestamp=NOW_MS), Record(timestamp=NOW_MS + after_ms)]
+    assert check(build_batch(ahead), message_timestamp_after_max_ms=after_ms)
+    ahead.append(Record(timestamp=NOW_MS + after_ms + 1))
+    with pytest.raises(InvalidTimestampError, match="ahead"):
+        check(build_batch(ahead), message_timestamp_after_max_ms=after_ms)
+
+
+@pytest.mark.parametrize("codec", [NONE, LZ4])
+def test_timestamps_may_be_behind_by_so_much(codec: int) -> None:
+    before_ms = 1000
+    behind = [Record(timestamp=NOW_MS), Record(timestamp=NOW_MS - before_ms), Record(timestamp=NOW_MS)]
+    data = build_batch(behind, compression=codec)
+    assert check(data, message_timestamp_before_max_ms=before_ms).data is data
+    behind[1] = Record(timestamp=NOW_MS - before_ms - 1)
+    with pytest.raises(InvalidTimestampError, match="older"):
+        check(build_batch(behind, compression=codec), message_timestamp_before_max_ms=before_ms)
+
+
+def test_records_without_a_timestamp_are_not_too_old() -> None:
+    data = build_batch([Record(timestamp=-1, value=b"x")])
+    assert check(data, message_timestamp_before_max_ms=1000).data is data
+
+
+def test_log_append_time_stamps_the_brokers_clock() -> None:
+    far_ahead = build_batch([Record(timestamp=NOW_MS * 2, value=b"x")], compression=GZIP)
+    batch = check(far_ahead, message_timestamp_type="LogAppendTime")
+    assert batch.checksum_is_right()
+    assert [record.timestamp for record in iterate(batch)] == [NOW_MS]
+
+
+@pytest.mark.parametrize("codec", [NONE, SNAPPY])
+def test_a_compacted_topic_takes_no_keyless_records(codec: int) -> None:
+    keyed = build_batch(RECORDS, compression=codec)
+    keyless = build_batch([*RECORDS, Record(timestamp=NOW_MS, value=b"x")], compression=codec)
+    assert check(keyless, cleanup_policy=("delete",)).data is keyless
+    for policy in (("compact",), ("compact", "delete")):
+        assert check(keyed, cleanup_policy=policy).data is keyed
+        with pytest.raises(InvalidRecordError, match="without a key"):
+            check(keyless, cleanup_policy=policy)
+
+
+def test_records_that_cannot_be_decoded_are_invalid_where_they_are_looked_at() -> None:
+    data = build_batch(RECORDS, compression=GZIP)
+    not_gzip = with_field(data[:61] + b"\x00" * (len(data) - 61), 21, ">h", GZIP)
+    with pytest.raises(InvalidRecordError, match="gzip"):
+        check(not_gzip, cleanup_policy=("compact",))
+    with pytest.raises(InvalidRecordError, match="gzip"):
+        check(not_gzip, compression_type="zstd")
+
+
+@pytest.mark.parametrize("source", range(5))
+@pytest.mark.parametrize("kind", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_compression_type_decides_what_is_stored(source: int, kind: str) -> None:
+    data = build_batch(RECORDS, compression=source, producer_id=3, producer_epoch=1, base_sequence=4)
+    batch = check(data, compression_type=kind)
+    assert batch.compression == NUMBERS[kind]
+    assert batch.checksum_is_right()
+    assert list(iterate(batch)) == list(iterate(Batch(data)))
+    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (3, 1, 4)
+    assert (batch.data is data) == (source == NUMBERS[kind])
+
+
+def test_the_topics_level_is_used() -> None:
+    text = b"".join(b"%d," % (number * number) for number in range(20_000))
+    data = build_batch([Record(timestamp=NOW_MS, value=text)])
+    low = check(data, compression_type="gzip", compression_gzip_level=1)
+    high = check(data, compression_type="gzip", compression_gzip_level=9)
+    assert high.size < low.size
+    assert high.section == compress(GZIP, data[61:], 9)
+
+
+def test_a_batch_that_becomes_too_large_by_its_new_codec_is_refused() -> None:
+    data = build_batch([Record(timestamp=NOW_MS, value=bytes(10_000))], compression=ZSTD)
+    with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
+        check(data, compression_type="uncompressed", max_message_bytes=1000)
+
+
+def test_a_bomb_is_refused_where_it_would_be_decompressed() -> None:
+    data = build_batch([Record(timestamp=NOW_MS, value=bytes(1_000_000))], compression=ZSTD)
+    settings = dataclasses.replace(TopicSettings(), cleanup_policy=("compact",))
+    with pytest.raises(RecordTooLargeError, match="decompressed"):
+        validate(data, settings, now_ms=NOW_MS, api_version=9, decompressed_bytes_max=100_000)
