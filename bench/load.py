@@ -80,9 +80,13 @@ def run(broker: Broker, job: Job) -> Run:
     return Run(outcome, used, outcome.records * job.value_bytes)
 
 
+def admin_of(broker: Broker) -> AdminClient:
+    return AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 4})
+
+
 def create_topic(broker: Broker, partitions: int) -> str:
     name = f"bench-{uuid4().hex[:12]}"
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = admin_of(broker)
     admin.create_topics([NewTopic(name, partitions, 1, config=TOPIC_CONFIG)])[name].result(ADMIN_TIMEOUT_S)
     _wait_for_leaders(admin, name, partitions)
     return name
@@ -99,7 +103,7 @@ def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
 
 
 def delete_topic(broker: Broker, name: str) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = admin_of(broker)
     admin.delete_topics([name])[name].result(ADMIN_TIMEOUT_S)
 
 

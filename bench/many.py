@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench import latency, raw
 from bench.brokers import PAGE_CACHE, Broker, settle
-from bench.load import ADMIN_TIMEOUT_S, LoadFailed
+from bench.load import ADMIN_TIMEOUT_S, LoadFailed, admin_of
 from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, decimals, megabytes
 
@@ -46,10 +46,13 @@ def topics(bench: Bench) -> list[Table]:
         for broker in brokers:
             taken[broker.name] = [_create_topics(broker, bench.plan.topics)]
     rows = (
-        Row("until all are created, s", (Cell(SECONDS, figures(taken, lambda one: one.created_s)),)),
+        Row(
+            "until all requests are answered, s", (Cell(SECONDS, figures(taken, lambda one: one.created_s)),)
+        ),
         Row("broker CPU meanwhile, s", (Cell(SECONDS, figures(taken, lambda one: one.cpu_s)),)),
         Row(
-            "until all are listed with leaders, s", (Cell(SECONDS, figures(taken, lambda one: one.listed_s)),)
+            "until all are listed with their leaders, s",
+            (Cell(SECONDS, figures(taken, lambda one: one.listed_s)),),
         ),
         Row("memory added", (Cell(MEMORY, figures(taken, lambda one: one.memory_bytes)),)),
     )
@@ -60,7 +63,7 @@ def topics(bench: Bench) -> list[Table]:
 
 
 def _create_topics(broker: Broker, number: int) -> ManyTopics:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = admin_of(broker)
     admin.list_topics(timeout=ADMIN_TIMEOUT_S)
     settle()
     memory, cpu, began = broker.resident_bytes(), broker.cpu_s(), time.monotonic()
@@ -70,9 +73,8 @@ def _create_topics(broker: Broker, number: int) -> ManyTopics:
         for future in admin.create_topics(some, operation_timeout=ADMIN_TIMEOUT_S).values():
             future.result(ADMIN_TIMEOUT_S)
     created_s = time.monotonic() - began
-    began = time.monotonic()
     while not _all_led(admin, names):
-        if time.monotonic() - began > ADMIN_TIMEOUT_S:
+        if time.monotonic() - began > created_s + ADMIN_TIMEOUT_S:
             raise LoadFailed(f"{broker.name} does not list the {number} topics it created")
     listed_s = time.monotonic() - began
     return ManyTopics(created_s, broker.cpu_s() - cpu, listed_s, broker.resident_bytes() - memory)
@@ -80,7 +82,9 @@ def _create_topics(broker: Broker, number: int) -> ManyTopics:
 
 def _all_led(admin: AdminClient, names: list[str]) -> bool:
     found = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
-    return all(name in found and found[name].partitions[0].leader >= 0 for name in names)
+    return all(name in found and 0 in found[name].partitions for name in names) and all(
+        found[name].partitions[0].leader >= 0 for name in names
+    )
 
 
 def connections(bench: Bench) -> list[Table]:
@@ -91,7 +95,7 @@ def connections(bench: Bench) -> list[Table]:
             taken[broker.name] = [_open_connections(bench, broker)]
     watched = f"broker CPU in {WATCHED_IDLE_S:g} idle s, s"
     rows = (
-        Row("until all are open and answered, s", (Cell(SECONDS, figures(taken, lambda one: one.opened_s)),)),
+        Row("until all are open, s", (Cell(SECONDS, figures(taken, lambda one: one.opened_s)),)),
         Row(watched, (Cell(SECONDS, figures(taken, lambda one: one.idle_cpu_s)),)),
         Row("memory added", (Cell(MEMORY, figures(taken, lambda one: one.memory_bytes)),)),
         Row(
@@ -105,7 +109,7 @@ def connections(bench: Bench) -> list[Table]:
     )
     for row in rows:
         bench.say_row(f"{bench.plan.connections:,} connections", row)
-    note = "Each connection has asked for ApiVersions and then says nothing more."
+    note = "Opened one after the other; each asks for ApiVersions, is answered, and then says nothing more."
     return [Table(f"{bench.plan.connections:,} idle connections", rows, note)]
 
 
@@ -113,10 +117,9 @@ def _open_connections(bench: Bench, broker: Broker) -> ManyConnections:
     latency.once("raw_latency", bench.plan.acknowledgements, broker)
     memory, began = broker.resident_bytes(), time.monotonic()
     with ExitStack() as stack:
-        socks = [stack.enter_context(raw.connect(broker.bootstrap)) for _ in range(bench.plan.connections)]
-        for sock in socks:
+        for _ in range(bench.plan.connections):
+            sock = stack.enter_context(raw.connect(broker.bootstrap))
             sock.sendall(raw.api_versions_frame())
-        for sock in socks:
             raw.Answers(sock).next()
         opened_s = time.monotonic() - began
         cpu = broker.cpu_s()

@@ -9,7 +9,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from crc32c import crc32c
@@ -277,12 +277,12 @@ def latencies(bootstrap: str, topic: str, value_bytes: int, count: int) -> list[
     return taken
 
 
-def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float) -> None:
+def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float, alive: Callable[[], bool]) -> None:
     """Return as soon as a record is acknowledged by a broker that may still be starting: connect, ask for
     the topic (creating it if need be) and send, over and over without backing off."""
     frame = produce_frame(topic, 0, batch_of([b"first"], int(time.time() * 1000)))
     deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and alive():
         try:
             with connect(bootstrap) as sock:
                 answers = Answers(sock)
@@ -297,4 +297,5 @@ def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float) -> None
                         time.sleep(0.002)
         except OSError:
             time.sleep(0.002)
-    raise TimeoutError(f"no acknowledgement from {bootstrap} within {deadline_s} s")
+    why = f"within {deadline_s} s" if alive() else "before its process ended"
+    raise TimeoutError(f"no acknowledgement from {bootstrap} {why}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import platform
 import subprocess
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -60,6 +59,14 @@ def _commit() -> str:
     return f"{commit} with changes to src" if changed else commit
 
 
+def _command(options: argparse.Namespace) -> str:
+    """What to type for the same measurements; where their data and this page go is left out."""
+    words = ["--quick"] if options.quick else []
+    words += [f"--only {name}" for name in options.only or ()]
+    words += [f"--without {options.without}"] if options.without else []
+    return f"make bench ARGS='{' '.join(words)}'" if words else "make bench"
+
+
 def facts(plan: Plan, kafka_missing: str | None, took_s: float) -> str:
     memory_gib = psutil.virtual_memory().total / 2**30
     kernel = f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}"
@@ -77,7 +84,7 @@ def facts(plan: Plan, kafka_missing: str | None, took_s: float) -> str:
         f"Moldau {version('moldau')} at commit {_commit()}, Python {platform.python_version()}",
         kafka,
         client,
-        f"{runs}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took_s / 60:.0f} minutes in all",
+        f"{runs}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took_s / 60:.0f} min in all",
     )
     return "\n".join(f"- {line}" for line in lines)
 
@@ -100,21 +107,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short run of each case, one partition only")
     parser.add_argument("--only", choices=NAMES, action="append", help="leave out the other benchmarks")
     parser.add_argument("--without", choices=("kafka", "moldau"), help="measure the other broker alone")
-    parser.add_argument(
-        "--out", type=Path, help="where the page goes (default: bench/RESULTS.md for a whole run)"
-    )
+    parser.add_argument("--out", type=Path, help="default: bench/RESULTS.md for a whole run, else shown")
+    parser.add_argument("--dir", type=Path, help="where the brokers keep their data meanwhile")
     options = parser.parse_args()
     console = Console()
     missing = "it was not asked for" if options.without == "kafka" else ApacheKafka.available()
     if missing is not None:
         console.print(f"Apache Kafka is left out: {missing}")
     plan = QUICK if options.quick else FULL
-    bench = Bench(plan, console, with_moldau=options.without != "moldau", with_kafka=missing is None)
+    bench = Bench(
+        plan, console, options.dir, with_moldau=options.without != "moldau", with_kafka=missing is None
+    )
     began = time.monotonic()
     with console.status("measuring"):
         tables = measure(bench, set(options.only or NAMES))
-    command = " ".join(["python -m bench.run", *sys.argv[1:]])
-    text = page(tables, plan, missing, time.monotonic() - began, command)
+    text = page(tables, plan, missing, time.monotonic() - began, _command(options))
     whole = not (options.quick or options.only or options.without)
     out = options.out or (RESULTS if whole else None)
     if out is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bench import raw
-from bench.brokers import PAGE_CACHE, START_TIMEOUT_S, Broker, Kafka, settle
+from bench.brokers import PAGE_CACHE, Broker, Kafka, settle
 from bench.load import run, topic
 from bench.plan import Bench, Case, figures
 from bench.report import Cell, Metric, Row, Table, decimals, megabytes
@@ -75,5 +74,5 @@ def _time_to_acknowledgement(broker: Broker) -> float:
     settle()
     began = time.monotonic()
     broker.launch()
-    raw.first_acknowledgement(broker.bootstrap, "first", START_TIMEOUT_S)
+    broker.wait_for_acknowledgement()
     return time.monotonic() - began

@@ -1,12 +1,15 @@
-"""Asks admin handlers as a client would, through the codec of any version; the controller behind them is scripted."""
+"""Asks admin handlers as a client would, through the codec of any version. The controller behind them decides
+like the real one and keeps what it decided in memory."""
 
 import asyncio
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
+from moldau.controller.configs import alter_configs
 from moldau.controller.requests import (
     ConfigChange,
     ConfigResult,
@@ -16,6 +19,9 @@ from moldau.controller.requests import (
     TopicRef,
     TopicResult,
 )
+from moldau.controller.state import ControllerState
+from moldau.controller.topics import create_partitions, create_topics, delete_topics
+from moldau.decisions import Decision
 from moldau.errors import MoldauError
 from moldau.logs.store import LogName
 from moldau.metadata.image import (
@@ -26,6 +32,7 @@ from moldau.metadata.image import (
     PartitionImage,
     TopicImage,
 )
+from moldau.metadata.records import Record
 from moldau.requests import REGISTRY
 from moldau.requests.session import ClientConnection, Session
 from moldau.settings.broker import BrokerSettings
@@ -34,6 +41,8 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 
 LISTENER = "CLIENTS"
+
+T = TypeVar("T")
 
 
 def topic_id(number: int) -> UUID:
@@ -45,48 +54,38 @@ def versions_of(api_key: ApiKey) -> list[int]:
     return list(range(served.low, served.high + 1))
 
 
-@dataclass
-class ScriptedController:
-    """Does what it is told: succeeds, except for the names in `errors`; raises `refuses` for whole calls."""
+class DecidingController:
+    """The controller's own decisions, applied at once: no quorum, no log. Raises `refuses` if it is set."""
 
-    image: ClusterImage
-    errors: dict[str, MoldauError] = field(default_factory=dict)
-    refuses: MoldauError | None = None
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    def __init__(self, broker: "AdminBroker") -> None:
+        self.refuses: MoldauError | None = None
+        self._broker = broker
+        self._state = ControllerState(broker.metadata.image)
+        self._random = random.Random(1)
 
-    def _called(self, *call: Any) -> None:
-        self.calls.append(call)
+    def _take(self, decision: Decision[Record, T]) -> T:
         if self.refuses is not None:
             raise self.refuses
+        self._state.apply(decision.records, self._state.image.offset + 1 + len(decision.records))
+        self._broker.metadata.image = self._state.image
+        self._broker.settings = EffectiveSettings(self._broker.settings.static, self._state.image)
+        return decision.reply
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[TopicCreated]:
-        self._called(list(topics), validate_only)
-        return [
-            TopicCreated(topic.name, error=self.errors[topic.name])
-            if topic.name in self.errors
-            else TopicCreated(topic.name, topic_id(100 + number), abs(topic.partitions), 1)
-            for number, topic in enumerate(topics)
-        ]
+        settings = self._broker.settings
+        return self._take(
+            create_topics(self._state, topics, settings, self._random, validate_only=validate_only)
+        )
 
     async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
-        self._called(list(topics))
-        results = []
-        for ref in topics:
-            name = ref.name if ref.topic_id is None else self.image.topic_names[ref.topic_id]
-            assert name is not None
-            found = self.image.topics.get(name)
-            results.append(
-                TopicResult(name, None if found is None else found.topic_id, self.errors.get(name))
-            )
-        return results
+        return self._take(delete_topics(self._state, topics, self._broker.settings))
 
     async def create_partitions(
         self, changes: Sequence[MorePartitions], *, validate_only: bool = False
     ) -> list[TopicResult]:
-        self._called(list(changes), validate_only)
-        return [TopicResult(change.topic, error=self.errors.get(change.topic)) for change in changes]
+        return self._take(create_partitions(self._state, changes, self._random, validate_only=validate_only))
 
     async def alter_configs(
         self,
@@ -95,8 +94,12 @@ class ScriptedController:
         incremental: bool,
         validate_only: bool = False,
     ) -> list[ConfigResult]:
-        self._called({resource: list(each) for resource, each in changes.items()}, incremental, validate_only)
-        return [ConfigResult(resource, self.errors.get(resource.name)) for resource in changes]
+        settings = self._broker.settings
+        return self._take(
+            alter_configs(
+                self._state, changes, settings, incremental=incremental, validate_only=validate_only
+            )
+        )
 
 
 @dataclass
@@ -154,11 +157,11 @@ class AdminBroker:
         self.broker_id = 1
         self.metadata = SimpleNamespace(image=image)
         self.settings = EffectiveSettings(settings or BrokerSettings(), image)
-        self.controller = ScriptedController(image)
+        self.controller = DecidingController(self)
         self.partitions = PartitionsHere()
 
     def ask(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:
-        """The answer, request and answer having gone through bytes; in the newest version unless one is given."""
+        """The answer. Both go through bytes, in the newest version unless one is given."""
         if version is None:
             version = REGISTRY[api_key].high
         asked = bytearray()

@@ -1,8 +1,11 @@
 """Fresh topics for tests, made with confluent-kafka's admin client."""
 
+import os
+import time
 import uuid
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 QUIET = {"log_level": 0}
 
@@ -24,4 +27,19 @@ class Topics:
         config = {key.replace("_", "."): str(value) for key, value in settings.items()}
         new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
         self.admin.create_topics([new])[name].result(20)
+        if "MOLDAU_TEST_BOOTSTRAP" in os.environ:
+            self._wait_for_leaders(name, partitions)
         return name
+
+    def _wait_for_leaders(self, name: str, partitions: int) -> None:
+        # Kafka says that a topic is created before its partitions can be used. Moldau must not.
+        wanted = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                for answer in self.admin.list_offsets(wanted).values():
+                    answer.result(20)
+                return
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 import zlib
@@ -94,6 +95,16 @@ def test_snappy_streams_one_after_the_other_are_read() -> None:
 
 def test_gzip_members_one_after_the_other_are_read() -> None:
     assert decompress(GZIP, gzip.compress(b"one ") + gzip.compress(b"two"), LIMIT) == b"one two"
+
+
+def test_a_long_gzip_stream_is_read_across_chunks() -> None:
+    one, two = random.Random(1).randbytes(50_000), random.Random(2).randbytes(70_001)
+    assert decompress(GZIP, gzip.compress(one) + gzip.compress(b"") + gzip.compress(two), LIMIT) == one + two
+
+
+def test_an_empty_chunk_of_snappy_is_corrupt() -> None:
+    with pytest.raises(CorruptRecordError):
+        decompress(SNAPPY, compress(SNAPPY, b"x") + bytes(4), LIMIT)
 
 
 def test_bytes_behind_a_gzip_stream_are_corrupt() -> None:

@@ -1,23 +1,20 @@
-"""CreateTopics, DeleteTopics and CreatePartitions: what never reaches the controller, and what is answered."""
+"""CreateTopics, DeleteTopics and CreatePartitions, as clients of every version see them."""
 
 from typing import Any
 
 import pytest
 
-from moldau.controller.requests import MorePartitions, NewTopic, TopicRef
-from moldau.errors import (
-    InvalidPartitionsError,
-    NotControllerError,
-    TopicExistsError,
-    UnknownTopicOrPartitionError,
-)
+from moldau.errors import NotControllerError
+from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
 from moldau.settings.broker import BrokerSettings
 from moldau.wire.api_keys import ApiKey
-from support.admin import AdminBroker, image_of, topic_id, versions_of
+from support.admin import AdminBroker, broker_image, image_of, topic_id, versions_of
 
 CREATE, DELETE, PARTITIONS = ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS
 
+TIMED_OUT = 7
 INVALID_REQUEST = 42
+DUPLICATE = (INVALID_REQUEST, "Duplicate topic name.")
 
 
 def new_topic(
@@ -39,16 +36,18 @@ def new_topic(
 def create(broker: AdminBroker, *topics: dict[str, Any], version: int = 7, **more: Any) -> dict[str, Any]:
     request = {"timeout": 1000, "validate_only": False, **more}
     answer = broker.ask(CREATE, version, topics=list(topics), **request)
+    names = [topic.name for topic in answer.topics]
+    assert len(names) == len(set(names))
     return {topic.name: topic for topic in answer.topics}
 
 
 @pytest.mark.parametrize("version", versions_of(CREATE))
 def test_created_topics_are_told_as_far_as_the_version_can(version: int) -> None:
     broker = AdminBroker(image_of({}))
-    answer = create(broker, new_topic("a", 3, configs={"retention.ms": "77"}), version=version)
-    topic = answer["a"]
+    topic = create(broker, new_topic("a", 3, configs={"retention.ms": "77"}), version=version)["a"]
+    created = broker.metadata.image.topics["a"]
     assert (topic.error_code, topic.error_message) == (0, None)
-    assert topic.get("topic_id", "absent") == (topic_id(100) if version >= 7 else "absent")
+    assert topic.get("topic_id", "absent") == (created.topic_id if version >= 7 else "absent")
     assert topic.get("num_partitions", "absent") == (3 if version >= 5 else "absent")
     if version >= 5:
         assert topic.replication_factor == 1
@@ -56,72 +55,104 @@ def test_created_topics_are_told_as_far_as_the_version_can(version: int) -> None
         assert told["retention.ms"] == ("77", 1)
         assert told["cleanup.policy"] == ("delete", 5)
         assert list(told) == sorted(told)
-    assert broker.controller.calls == [([NewTopic("a", 3, 1, {}, {"retention.ms": "77"})], False)]
+    assert len(created.partitions) == 3
+    assert broker.metadata.image.config(ConfigResource(TOPIC_RESOURCE, "a")) == {"retention.ms": "77"}
 
 
-def test_validate_only_is_passed_on_and_answered_like_the_real_thing() -> None:
+@pytest.mark.parametrize("version", versions_of(CREATE))
+def test_defaults_are_taken_in_every_version(version: int) -> None:
+    broker = AdminBroker(image_of({}), BrokerSettings(num_partitions=5))
+    assert create(broker, new_topic("a", -1, -1), version=version)["a"].error_code == 0
+    assert len(broker.metadata.image.topics["a"].partitions) == 5
+
+
+def test_validate_only_answers_like_the_real_thing_and_creates_nothing() -> None:
     broker = AdminBroker(image_of({}))
-    topic = create(broker, new_topic("a"), validate_only=True)["a"]
-    assert topic.error_code == 0
-    assert len(topic.configs) > 5
-    assert broker.controller.calls[0][1] is True
+    topic = create(broker, new_topic("a", configs={"retention.ms": "77"}), validate_only=True)["a"]
+    assert (topic.error_code, topic.num_partitions) == (0, 2)
+    assert {each.name: each.value for each in topic.configs}["retention.ms"] == "77"
+    assert not broker.metadata.image.topics
 
 
 def test_a_topic_named_twice_is_refused_once_and_the_others_are_created() -> None:
     broker = AdminBroker(image_of({}))
-    answer = broker.ask(
-        CREATE, topics=[new_topic("d"), new_topic("e"), new_topic("d"), new_topic("d")], timeout=1000
-    )
-    assert [(topic.name, topic.error_code, topic.error_message) for topic in answer.topics] == [
-        ("d", INVALID_REQUEST, "Duplicate topic name."),
-        ("e", 0, None),
-    ]
-    assert [topic.name for topic in broker.controller.calls[0][0]] == ["e"]
+    answer = create(broker, new_topic("d"), new_topic("e"), new_topic("d"), new_topic("d"))
+    assert (answer["d"].error_code, answer["d"].error_message) == DUPLICATE
+    assert answer["e"].error_code == 0
+    assert list(broker.metadata.image.topics) == ["e"]
 
 
-def test_a_controllers_refusal_is_answered_with_its_code_and_words_and_no_size() -> None:
-    broker = AdminBroker(image_of({}))
-    broker.controller.errors["a"] = TopicExistsError("Topic 'a' already exists.")
-    topic = create(broker, new_topic("a"))["a"]
+def test_a_refused_topic_has_neither_id_nor_size_nor_configs() -> None:
+    topic = create(AdminBroker(image_of({"a": 1})), new_topic("a"))["a"]
     assert (topic.error_code, topic.error_message) == (36, "Topic 'a' already exists.")
-    assert (topic.topic_id, topic.num_partitions, topic.replication_factor, topic.configs) == (
-        None,
-        -1,
-        -1,
-        [],
-    )
+    assert (topic.topic_id, topic.num_partitions, topic.replication_factor) == (None, -1, -1)
+    assert topic.configs == []
 
 
-def test_assigned_replicas_reach_the_controller_and_a_partition_assigned_twice_does_not() -> None:
+@pytest.mark.parametrize(
+    ("topic", "code"),
+    [
+        (new_topic(""), 17),
+        (new_topic("."), 17),
+        (new_topic(".."), 17),
+        (new_topic("sp ace"), 17),
+        (new_topic("x" * 250), 17),
+        (new_topic("__cluster_metadata"), INVALID_REQUEST),
+        (new_topic("a", 0), 37),
+        (new_topic("a", -2), 37),
+        (new_topic("a", 1, 0), 38),
+        (new_topic("a", 1, 3), 38),
+        (new_topic("a", 1, -1, [(0, [1])]), INVALID_REQUEST),
+        (new_topic("a", -1, 1, [(0, [1])]), INVALID_REQUEST),
+        (new_topic("a", -1, -1, [(1, [1])]), 39),
+        (new_topic("a", -1, -1, [(0, [77])]), 39),
+        (new_topic("a", -1, -1, [(0, [1, 1])]), 39),
+        (new_topic("a", -1, -1, [(0, [])]), 39),
+        (new_topic("a", -1, -1, [(0, [1]), (0, [1])]), 39),
+        (new_topic("a", configs={"nope": "1"}), 40),
+        (new_topic("a", configs={"retention.ms": "x"}), 40),
+        (new_topic("a", configs={"retention.ms": None}), 40),
+    ],
+)
+def test_what_cannot_be_is_refused_with_kafkas_code_and_a_message(topic: dict[str, Any], code: int) -> None:
     broker = AdminBroker(image_of({}))
-    answer = create(
-        broker,
-        new_topic("good", -1, -1, [(0, [1]), (1, [1, 2])]),
-        new_topic("bad", -1, -1, [(0, [1]), (0, [2])]),
-    )
-    assert broker.controller.calls[0][0] == [NewTopic("good", -1, -1, {0: [1], 1: [1, 2]}, {})]
-    assert answer["bad"].error_code == 39
-    assert answer["bad"].error_message == "Found multiple manual partition assignments for partition 0"
+    answer = create(broker, topic, new_topic("fine"))
+    assert answer[topic["name"]].error_code == code
+    assert answer[topic["name"]].error_message
+    assert answer["fine"].error_code == 0
+    assert list(broker.metadata.image.topics) == ["fine"]
 
 
-def test_the_metadata_log_cannot_be_created_as_a_topic() -> None:
+def test_replicas_go_where_they_are_assigned() -> None:
+    broker = AdminBroker(image_of({}, brokers=[broker_image(2)]))
+    topic = create(broker, new_topic("a", -1, -1, [(0, [1, 2]), (1, [2, 1])]))["a"]
+    assert (topic.error_code, topic.num_partitions, topic.replication_factor) == (0, 2, 2)
+    assert [each.replicas for each in broker.metadata.image.topics["a"].partitions] == [(1, 2), (2, 1)]
+
+
+def test_a_topic_one_of_whose_namesakes_is_malformed_is_not_created() -> None:
     broker = AdminBroker(image_of({}))
-    assert create(broker, new_topic("__cluster_metadata"))["__cluster_metadata"].error_code == INVALID_REQUEST
+    answer = create(broker, new_topic("a", -1, -1, [(0, [1]), (0, [1])]), new_topic("a"))
+    assert answer["a"].error_code == 39
+    assert not broker.metadata.image.topics
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
-def test_no_time_to_create_is_answered_as_timed_out_and_nothing_is_created(timeout: int) -> None:
-    broker = AdminBroker(image_of({}))
+def test_a_caller_that_gives_no_time_is_answered_and_changes_nothing(timeout: int) -> None:
+    broker = AdminBroker(image_of({"old": 1}))
+    before = broker.metadata.image
     answer = create(broker, new_topic("a"), new_topic("b"), timeout=timeout)
-    assert [topic.error_code for topic in answer.values()] == [7, 7]
-    assert broker.controller.calls == []
+    assert [topic.error_code for topic in answer.values()] == [TIMED_OUT, TIMED_OUT]
+    assert delete(broker, by_name("old"), timeout=timeout) == [("old", None, TIMED_OUT, None)]
+    assert more_partitions(broker, ("old", 2, None), timeout=timeout) == [("old", TIMED_OUT, None)]
+    assert broker.metadata.image is before
 
 
-def test_a_controller_that_cannot_answer_at_all_fails_every_item_but_not_the_connection() -> None:
+def test_a_controller_that_cannot_decide_fails_every_item_but_not_the_connection() -> None:
     broker = AdminBroker(image_of({"old": 1}))
     broker.controller.refuses = NotControllerError("moved")
-    assert create(broker, new_topic("a"))["a"].error_code == 41
-    assert delete(broker, {"name": "old", "topic_id": None}) == [("old", None, 41, "moved")]
+    assert create(broker, new_topic("a"), new_topic("a"))["a"].error_code == 41
+    assert delete(broker, by_name("old")) == [("old", None, 41, "moved")]
     assert more_partitions(broker, ("old", 4, None)) == [("old", 41, "moved")]
 
 
@@ -141,23 +172,23 @@ def by_id(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("version", versions_of(DELETE))
 def test_topics_are_deleted_by_name_in_every_version(version: int) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
-    broker.controller.errors["gone"] = UnknownTopicOrPartitionError("no such topic")
-    names = ["a", "gone"]
+    names = ["a", "gone", ""]
     answer = broker.ask(
         DELETE, version, topic_names=names, topics=[by_name(name) for name in names], timeout=1000
     )
-    assert [(each.name, each.error_code) for each in answer.responses] == [("a", 0), ("gone", 3)]
+    assert [(each.name, each.error_code) for each in answer.responses] == [("a", 0), ("gone", 3), ("", 3)]
     if version >= 5:
-        assert answer.responses[1].error_message == "no such topic"
+        assert answer.responses[1].error_message
     if version >= 6:
         assert answer.responses[0].topic_id == topic_id(0)
-    assert broker.controller.calls == [([TopicRef("a"), TopicRef("gone")],)]
+    assert list(broker.metadata.image.topics) == ["b"]
 
 
 def test_topics_are_deleted_by_id() -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
-    assert delete(broker, by_id(1)) == [("b", topic_id(1), 0, None)]
-    assert broker.controller.calls == [([TopicRef(topic_id=topic_id(1))],)]
+    answer = delete(broker, by_id(1), by_id(9))
+    assert [each[:3] for each in answer] == [("b", topic_id(1), 0), (None, topic_id(9), 100)]
+    assert list(broker.metadata.image.topics) == ["a"]
 
 
 def test_a_reference_must_be_a_name_or_an_id() -> None:
@@ -166,47 +197,24 @@ def test_a_reference_must_be_a_name_or_an_id() -> None:
         (None, None, INVALID_REQUEST, "Neither topic name nor id were specified."),
         ("a", topic_id(0), INVALID_REQUEST, "You may not specify both topic name and topic id."),
     ]
-    assert broker.controller.calls == [([],)]
+    assert list(broker.metadata.image.topics) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "refused", "deleted"),
+    ("asked", "refused"),
     [
-        ([by_name("a"), by_name("b"), by_name("a")], [("a", None, "Duplicate topic name.")], [TopicRef("b")]),
-        ([by_id(0), by_id(0)], [(None, topic_id(0), "Duplicate topic id.")], []),
-        (
-            [by_name("a"), by_id(0), by_name("b")],
-            [("a", topic_id(0), "The provided topic name maps to an ID that was already supplied.")],
-            [TopicRef("b")],
-        ),
-        (
-            [by_id(0), by_id(0), by_name("a")],
-            [
-                (None, topic_id(0), "Duplicate topic id."),
-                ("a", topic_id(0), "The provided topic name maps to an ID that was already supplied."),
-            ],
-            [],
-        ),
-        (
-            [by_name("a"), by_name("a"), by_id(0)],
-            [("a", None, "Duplicate topic name.")],
-            [TopicRef(topic_id=topic_id(0))],
-        ),
+        ([by_name("a"), by_name("b"), by_name("a")], [("a", None)]),
+        ([by_name("b"), by_id(0), by_id(0)], [(None, topic_id(0))]),
+        ([by_name("a"), by_id(0), by_name("b")], [("a", None), (None, topic_id(0))]),
     ],
 )
-def test_what_is_named_twice_is_not_deleted(
-    asked: list[dict[str, Any]], refused: list[tuple[Any, ...]], deleted: list[TopicRef]
+def test_what_is_named_twice_is_refused_once_and_not_deleted(
+    asked: list[dict[str, Any]], refused: list[tuple[Any, ...]]
 ) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
     answers = [each for each in delete(broker, *asked) if each[2] != 0]
-    assert answers == [(name, id_, INVALID_REQUEST, message) for name, id_, message in refused]
-    assert broker.controller.calls == [(deleted,)]
-
-
-def test_no_time_to_delete_deletes_nothing() -> None:
-    broker = AdminBroker(image_of({"a": 1}))
-    assert delete(broker, by_name("a"), timeout=0) == [("a", None, 7, None)]
-    assert broker.controller.calls == []
+    assert [each[:3] for each in answers] == [(name, id_, INVALID_REQUEST) for name, id_ in refused]
+    assert list(broker.metadata.image.topics) == ["a"]
 
 
 @pytest.mark.parametrize(("version", "code"), [(1, 42), (2, 42), (3, 73), (6, 73)])
@@ -214,7 +222,7 @@ def test_deletion_can_be_switched_off(version: int, code: int) -> None:
     broker = AdminBroker(image_of({"a": 1}), BrokerSettings(delete_topic_enable=False))
     answer = broker.ask(DELETE, version, topic_names=["a"], topics=[by_name("a")], timeout=1000)
     assert [(each.name, each.error_code) for each in answer.responses] == [("a", code)]
-    assert broker.controller.calls == []
+    assert list(broker.metadata.image.topics) == ["a"]
 
 
 def more_partitions(
@@ -244,27 +252,43 @@ def more_partitions(
 @pytest.mark.parametrize("version", versions_of(PARTITIONS))
 @pytest.mark.parametrize("validate_only", [False, True])
 def test_partitions_are_added_with_and_without_assignments(version: int, validate_only: bool) -> None:
-    broker = AdminBroker(image_of({"a": 1, "b": 1}))
-    broker.controller.errors["b"] = InvalidPartitionsError("Topic already has 1 partition(s).")
-    asked = [("a", 3, [[1], [1, 2]]), ("b", 1, None)]
+    broker = AdminBroker(image_of({"a": 1, "b": 1, "c": 1}))
+    asked = [("a", 3, [[1], [1]]), ("b", 1, None), ("c", 2, None)]
     assert more_partitions(broker, *asked, version=version, validate_only=validate_only) == [
         ("a", 0, None),
         ("b", 37, "Topic already has 1 partition(s)."),
+        ("c", 0, None),
     ]
-    expected = [MorePartitions("a", 3, [[1], [1, 2]]), MorePartitions("b", 1, None)]
-    assert broker.controller.calls == [(expected, validate_only)]
+    counts = [len(topic.partitions) for topic in broker.metadata.image.topics.values()]
+    assert counts == ([1, 1, 1] if validate_only else [3, 1, 2])
 
 
-def test_an_empty_list_of_assignments_is_not_the_same_as_none() -> None:
-    broker = AdminBroker(image_of({"a": 1}))
-    more_partitions(broker, ("a", 2, []))
-    assert broker.controller.calls[0][0] == [MorePartitions("a", 2, [])]
+@pytest.mark.parametrize(
+    ("count", "assigned", "code"),
+    [
+        (1, None, 37),
+        (0, None, 37),
+        (-1, None, 37),
+        (4, [[1]], 39),
+        (3, [], 39),
+        (3, [[1], [1]], 39),
+        (3, [[77]], 39),
+        (3, [[]], 39),
+        (3, [[1, 1]], 39),
+    ],
+)
+def test_partitions_that_cannot_be_are_refused(
+    count: int, assigned: list[list[int]] | None, code: int
+) -> None:
+    broker = AdminBroker(image_of({"a": 2}))
+    ((name, answered, message),) = more_partitions(broker, ("a", count, assigned))
+    assert (name, answered) == ("a", code)
+    assert message
+    assert len(broker.metadata.image.topics["a"].partitions) == 2
 
 
-def test_adding_partitions_twice_in_one_request_or_in_no_time_is_refused() -> None:
+def test_adding_partitions_twice_in_one_request_or_to_no_topic_is_refused() -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
-    answer = more_partitions(broker, ("a", 2, None), ("b", 2, None), ("a", 3, None))
-    assert answer == [("a", INVALID_REQUEST, "Duplicate topic name."), ("b", 0, None)]
-    assert [each.topic for each in broker.controller.calls[0][0]] == ["b"]
-    assert more_partitions(broker, ("a", 2, None), timeout=0) == [("a", 7, None)]
-    assert len(broker.controller.calls) == 1
+    answer = more_partitions(broker, ("a", 2, None), ("b", 2, None), ("a", 3, None), ("gone", 2, None))
+    assert [each[:2] for each in answer] == [("a", INVALID_REQUEST), ("b", 0), ("gone", 3)]
+    assert len(broker.metadata.image.topics["a"].partitions) == 1

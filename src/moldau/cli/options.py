@@ -35,8 +35,9 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
         flag = unknown[0].partition("=")[0]
         known = [option for action in parser._actions for option in action.option_strings]
         raise InvalidConfigError(f"there is no flag {flag}{nearest(flag, known)}")
-    given = {name: value for name, value in vars(found).items() if "." in name or name in broker_registry()}
-    return Flags(found.config, {name: _text(value) for name, value in given.items()}, found.help)
+    given = vars(found)
+    wants_help, config = given.pop("help"), given.pop("config")
+    return Flags(config, {name: _text(value) for name, value in given.items()}, wants_help)
 
 
 def _parser() -> _Parser:

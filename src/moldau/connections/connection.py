@@ -56,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._waits_for_budget = False
         self._is_closing = False
+        self._flush_is_due = False
         self._tasks: dict[_Slot, asyncio.Task[Any]] = {}
         self._on_closed: list[Callable[[], None]] = []
         self.peer: tuple[str, int] = ("", 0)
@@ -83,11 +84,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.active_at = asyncio.get_running_loop().time()
+        # The answers to requests that arrived together leave together: one call to the kernel for all of them.
+        self._flush_is_due = True
         try:
             for frame in self._frames.received(nbytes):
                 self._begin(frame)
         except FrameTooLargeError as error:
             self._close_because(str(error))
+        self._flush()
 
     def eof_received(self) -> bool:
         # A client that has said its last word still wants the answers; the connection closes when they have left.
@@ -146,17 +150,28 @@ class Connection(asyncio.BufferedProtocol):
             return
         slot.is_ready = True
         slot.parts = parts
-        if self._slots and self._slots[0] is slot:
+        if self._flush_is_due or not self._slots or self._slots[0] is not slot:
+            return
+        if len(self._slots) == 1:
             self._flush()
+        else:
+            # Others may be ready in the same turn of the loop: one sync often completes many.
+            self._flush_is_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         """Sends what is ready, in order, as long as what was sent before has left."""
+        self._flush_is_due = False
         sender, slots = self._sender, self._slots
-        while slots and slots[0].is_ready and sender is not None and sender.is_empty:
-            slot = slots.popleft()
-            self._budget.give_back(slot.size)
-            if slot.parts is not None:
-                sender.send(slot.parts)
+        if slots and slots[0].is_ready and sender is not None and sender.is_empty:
+            parts: list[Part] = []
+            while slots and slots[0].is_ready:
+                slot = slots.popleft()
+                self._budget.give_back(slot.size)
+                if slot.parts is not None:
+                    parts.extend(slot.parts)
+            if parts:
+                sender.send(parts)
         if self._is_paused:
             self._resume()
         if self._is_closing and not slots and sender is not None and sender.is_empty:

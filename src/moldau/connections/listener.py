@@ -86,8 +86,8 @@ class Listener:
                 connection.close()
         self._idle_timer = loop.call_later(max(1.0, min(idle_s / 4, 60.0)), self._close_idle)
 
-    async def close(self, grace_s: float) -> None:
-        """Accepts nobody any more, lets answers under way leave, then closes what is left."""
+    def stop(self) -> None:
+        """Accepts nobody and reads no requests any more; connections close as their last answers leave."""
         self._is_closing = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -95,6 +95,10 @@ class Listener:
             self._server.close()
         for connection in list(self._connections):
             connection.finish()
+
+    async def close(self, grace_s: float) -> None:
+        """Stops, and returns when every connection is closed: those that take too long, by force."""
+        self.stop()
         if self._connections:
             loop = asyncio.get_running_loop()
             self._all_closed = loop.create_future()

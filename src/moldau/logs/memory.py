@@ -169,7 +169,7 @@ class MemoryLog(Log):
 
         cuts = self._cuts
         batches = self._batches[:end]
-        offsets = OffsetMap(OFFSET_MAP_BYTES_MAX)
+        offsets = OffsetMap(OFFSET_MAP_BYTES_MAX, self._cleaned_offset)
         for number, data in enumerate(batches[first_dirty:]):
             if not offsets.add(Batch(data)):
                 break

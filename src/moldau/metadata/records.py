@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from uuid import UUID
 
-from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import SerialError
-from kio.static.constants import EntityType
-
 from moldau.errors import CorruptRecordError, UnsupportedVersionError
+from moldau.wire.kio import EntityType, SerialError, entity_reader, entity_writer
 
 FRAME_VERSION = 1
 

@@ -20,6 +20,7 @@ from moldau.node.identity import Identity
 from moldau.observe.logging import get_logger
 from moldau.partitions.housekeeping import Housekeeping
 from moldau.partitions.table import PartitionTable
+from moldau.partitions.waiting import Listeners
 from moldau.quorum.driver import METADATA_LOG, Quorum, open_metadata_log
 from moldau.quorum.elections import ElectionFile, ElectionMemory, Elections
 from moldau.requests import REGISTRY
@@ -122,6 +123,7 @@ class Node:
             partitions=self._partitions,
             fetch_sessions=FetchSessions(world.random, static.max_incremental_fetch_session_cache_slots),
             producer_ids=ProducerIds(self._controller.allocate_producer_ids),
+            long_polls=Listeners(),
         )
         self._dispatcher = Dispatcher(self._broker, REGISTRY)
         self._housekeeping = Housekeeping(self._partitions, self._settings, world.clock)
@@ -137,6 +139,9 @@ class Node:
 
     async def stop(self) -> None:
         """Answers what is under way, closes logs so that the next start needs no recovery."""
+        for listener in self._listeners:
+            listener.stop()
+        self._broker.long_polls.tell()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
         await self._housekeeping.stop()
         await self._controller.close()

@@ -47,7 +47,7 @@ class Logger:
     def _write(self, level: int, message: str, facts: dict[str, Any], *, traceback: bool = False) -> None:
         if self._logger.isEnabledFor(level):
             # stacklevel: the caller of info(), not this file.
-            self._logger.log(level, message, extra={FACTS: facts}, exc_info=traceback, stacklevel=3)
+            self._logger.log(level, message, extra={FACTS: facts}, exc_info=traceback or None, stacklevel=3)
 
 
 def get_logger(name: str) -> Logger:
@@ -70,9 +70,8 @@ class TextFormatter(logging.Formatter):
             time = f"{DIM}{time}{PLAIN}"
             level = f"{COLOURS.get(record.levelname, '')}{level}{PLAIN}"
             facts = f"{DIM}{facts}{PLAIN}"
-        trace = (
-            f"\n{self.formatException(record.exc_info)}" if _has_traceback(record) and record.exc_info else ""
-        )
+        traceback = _traceback(self, record)
+        trace = f"\n{traceback}" if traceback else ""
         return f"{time}{level} {message}{facts}{trace}"
 
 
@@ -88,8 +87,8 @@ class JsonFormatter(logging.Formatter):
         line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         # Facts come last and never hide what every line has.
         line |= {f"{name}_" if name in line else name: value for name, value in _facts(record).items()}
-        if _has_traceback(record) and record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+        if traceback := _traceback(self, record):
+            line["traceback"] = traceback
         return json.dumps(line, default=_text, ensure_ascii=False)
 
 
@@ -117,8 +116,8 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     return facts
 
 
-def _has_traceback(record: logging.LogRecord) -> bool:
-    return record.exc_info is not None and record.exc_info[0] is not None
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
 
 
 def _time(wall_ms: int) -> datetime:

@@ -13,7 +13,7 @@ from uuid import UUID
 from moldau.errors import CorruptRecordError, NotControllerError, StorageError
 from moldau.logs.store import Log, LogName, LogStore
 from moldau.observe.logging import get_logger
-from moldau.quorum.batches import CommittedBatch
+from moldau.quorum.batches import CommittedBatch, committed_batch
 from moldau.quorum.elections import Elections
 from moldau.quorum.state import (
     Appended,
@@ -30,7 +30,7 @@ from moldau.quorum.state import (
 from moldau.records import control
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, Batch
 from moldau.records.build import build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
 from moldau.world.clock import Clock
 
@@ -185,7 +185,7 @@ class Quorum:
             from_offset = self._handed_on
             slices = await self._log.read(from_offset, READ_BYTES_MAX, below)
             for batch in _whole_batches(slices.read()):
-                committed.append(_committed(batch))
+                committed.append(committed_batch(batch))
                 self._handed_on = batch.next_offset
             if self._handed_on == from_offset:
                 raise CorruptRecordError(f"the metadata log has no batch at {from_offset}, below {below}")
@@ -207,21 +207,6 @@ def _whole_batches(data: bytes) -> Iterator[Batch]:
             return
         yield Batch(view[position : position + size])
         position += size
-
-
-def _committed(batch: Batch) -> CommittedBatch:
-    if not batch.checksum_is_right():
-        raise CorruptRecordError(f"the checksum of {batch!r} in the metadata log is wrong")
-    values: list[bytes] = []
-    leader_id = None
-    for record in iterate(batch):
-        if batch.is_control:
-            change = control.decode(record)
-            if isinstance(change, control.LeaderChange):
-                leader_id = change.leader_id
-        elif record.value is not None:
-            values.append(record.value)
-    return CommittedBatch(batch.base_offset, batch.last_offset, batch.leader_epoch, tuple(values), leader_id)
 
 
 def _is_disk_full(error: BaseException) -> bool:

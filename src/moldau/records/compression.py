@@ -1,4 +1,4 @@
-"""The codecs of record batches. Decompression is capped: no input makes it hold much more than its limit.
+"""The codecs of record batches. Decompression is capped: no input makes it hold more than twice its limit.
 
 Snappy comes in the framing of Kafka's Java library (xerial: a header, then chunks with lengths) or bare,
 and is written with the framing. LZ4 is written as frames of independent blocks, all that Java consumers read.
@@ -28,6 +28,7 @@ _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_CHUNK_BYTES = 32 * 1024
 _GZIP_WINDOW = 31
 """zlib's way to say: 32 KB window, gzip header and trailer."""
+_GZIP_CHUNK_BYTES = 16 * 1024
 _LZ4_FAST = 1
 _FIRST_GUESS_BYTES = 64 * 1024
 _OUTPUT_IS_FULL = "failed to write whole buffer"
@@ -69,22 +70,27 @@ def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) ->
 
 
 def _decompress_gzip(data: Buffer, limit: int) -> bytes:
+    """Members may follow each other. Input goes in by chunks, for zlib copies what a member leaves over."""
+    view = memoryview(data)
     parts: list[bytes] = []
     room = limit
-    rest: Buffer = data
-    while rest or not parts:
-        member = zlib.decompressobj(_GZIP_WINDOW)
+    position = 0
+    member = zlib.decompressobj(_GZIP_WINDOW)
+    while position < len(view):
+        if member.eof:
+            member = zlib.decompressobj(_GZIP_WINDOW)
+        chunk = view[position : position + _GZIP_CHUNK_BYTES]
         try:
-            part = member.decompress(rest, room + 1)
+            part = member.decompress(chunk, room + 1)
         except zlib.error as error:
             raise CorruptRecordError(f"the records are not a gzip stream: {error}") from None
         if len(part) > room:
             raise _too_large(GZIP, limit)
-        if not member.eof:
-            raise CorruptRecordError("the gzip stream of the records ends early")
         parts.append(part)
         room -= len(part)
-        rest = member.unused_data
+        position += len(chunk) - len(member.unused_data)
+    if not member.eof:
+        raise CorruptRecordError("the gzip stream of the records ends early")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -146,8 +152,8 @@ def _xerial_chunks(view: memoryview) -> list[memoryview]:
             continue
         start = position + 4
         position = start + int.from_bytes(view[position:start], "big")
-        if start >= end or position > end:
-            raise CorruptRecordError("a chunk of the snappy stream ends early")
+        if position == start or position > end:
+            raise CorruptRecordError("a chunk of the snappy stream is empty or ends early")
         chunks.append(view[start:position])
     return chunks
 

@@ -9,17 +9,19 @@ import struct
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from kio.schema.leader_change_message.v0 import data as leader_change_v0
-from kio.schema.leader_change_message.v1 import data as leader_change_v1
-from kio.schema.snapshot_footer_record.v0.data import SnapshotFooterRecord
-from kio.schema.snapshot_header_record.v0.data import SnapshotHeaderRecord
-from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import SerialError
-
 from moldau.errors import CorruptRecordError
 from moldau.records.batch import NO_PRODUCER_ID
 from moldau.records.build import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, build_batch
 from moldau.records.record import Record
+from moldau.wire.kio import (
+    SerialError,
+    SnapshotFooterRecord,
+    SnapshotHeaderRecord,
+    entity_reader,
+    entity_writer,
+    leader_change_v0,
+    leader_change_v1,
+)
 
 _KEY = struct.Struct(">hh")
 _END_TRANSACTION = struct.Struct(">hi")

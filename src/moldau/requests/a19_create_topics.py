@@ -24,18 +24,22 @@ from moldau.wire.codec import Message
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7))
 async def create_topics(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    refused = [_refused(topic.name, error) for topic in request.topics if (error := _assigned_twice(topic))]
-    refused_names = {each["name"] for each in refused}
-    wanted = [_new_topic(topic) for topic in request.topics if topic.name not in refused_names]
+    refused = {
+        topic.name: _refused(topic.name, error)
+        for topic in request.topics
+        if (error := _assigned_twice(topic)) is not None
+    }
+    wanted = [_new_topic(topic) for topic in request.topics if topic.name not in refused]
     try:
         if request.timeout <= 0:
             raise RequestTimedOutError
         created = await broker.controller.create_topics(wanted, validate_only=request.validate_only)
     except MoldauError as error:
         created = [TopicCreated(name, error=error) for name in dict.fromkeys(each.name for each in wanted)]
-    configs = {each.name: each.configs for each in wanted}
-    results = [_result(outcome, configs[outcome.name], broker) for outcome in created]
-    return {"throttle_time": 0, "topics": results + refused}
+    results = [_result(outcome) for outcome in created]
+    if session.api_version >= 5:
+        _add_configs(results, wanted, broker)
+    return {"throttle_time": 0, "topics": [*results, *refused.values()]}
 
 
 def _assigned_twice(topic: Message) -> MoldauError | None:
@@ -70,11 +74,9 @@ def _refused(name: str, error: MoldauError) -> dict[str, Any]:
     }
 
 
-def _result(outcome: TopicCreated, configs: Mapping[str, str | None], broker: Broker) -> dict[str, Any]:
+def _result(outcome: TopicCreated) -> dict[str, Any]:
     if outcome.error is not None:
         return _refused(outcome.name, outcome.error)
-    overrides = {name: value for name, value in configs.items() if value is not None}
-    entries = broker.settings.describe_topic(outcome.name, overrides)
     return {
         "name": outcome.name,
         "topic_id": outcome.topic_id,
@@ -82,14 +84,30 @@ def _result(outcome: TopicCreated, configs: Mapping[str, str | None], broker: Br
         "error_message": None,
         "num_partitions": outcome.partitions,
         "replication_factor": outcome.replication_factor,
-        "configs": [
-            {
-                "name": entry.name,
-                "value": entry.value,
-                "read_only": entry.read_only,
-                "config_source": int(entry.source),
-                "is_sensitive": entry.is_sensitive,
-            }
-            for entry in sorted(entries, key=lambda entry: entry.name)
-        ],
+        "configs": [],
     }
+
+
+def _add_configs(results: list[dict[str, Any]], wanted: list[NewTopic], broker: Broker) -> None:
+    configs = {each.name: each.configs for each in wanted}
+    alike: dict[frozenset[tuple[str, str | None]], list[dict[str, Any]]] = {}
+    for result in results:
+        if not result["error_code"]:
+            own = frozenset(configs[result["name"]].items())
+            if own not in alike:
+                alike[own] = _configs(result["name"], configs[result["name"]], broker)
+            result["configs"] = alike[own]
+
+
+def _configs(topic: str, configs: Mapping[str, str | None], broker: Broker) -> list[dict[str, Any]]:
+    overrides = {name: value for name, value in configs.items() if value is not None}
+    return [
+        {
+            "name": entry.name,
+            "value": entry.value,
+            "read_only": entry.read_only,
+            "config_source": int(entry.source),
+            "is_sensitive": entry.is_sensitive,
+        }
+        for entry in sorted(broker.settings.describe_topic(topic, overrides), key=lambda each: each.name)
+    ]

@@ -11,7 +11,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from moldau.errors import InvalidRequestError, InvalidTopicError, MoldauError, UnknownTopicOrPartitionError
+from moldau.controller.names import validate_topic_name
+from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
 from moldau.metadata.image import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -20,7 +21,6 @@ from moldau.metadata.image import (
     TOPIC_RESOURCE,
     ConfigResource,
 )
-from moldau.metadata.names import name_complaint
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code, error_message
 from moldau.requests.loggers import describe_loggers
@@ -43,27 +43,38 @@ DESCRIBED = (
 )
 
 Entry = dict[str, Any]
+Alike = dict[frozenset[tuple[str, str]], list[Entry]]
+"""What was told of topics, by what they set themselves. Most set nothing, and many may be asked for."""
 
 
 @handles(ApiKey.DESCRIBE_CONFIGS, versions=(1, 4))
 async def describe_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    strange = [each for each in request.resources if each.resource_type not in DESCRIBED]
+    # A resource named twice is told once: its description is a thousand times as long as its name.
+    resources: dict[ConfigResource, Message] = {}
+    for each in request.resources:
+        resources.setdefault(ConfigResource(each.resource_type, each.resource_name), each)
+    strange = [each for each in resources if each.type not in DESCRIBED]
     if strange:
         error = InvalidRequestError(
-            f"Unexpected resource type {strange[0].resource_type} for resource {strange[0].resource_name}"
+            f"Unexpected resource type {strange[0].type} for resource {strange[0].name}"
         )
-        results = [_result(each, [], error) for each in request.resources]
+        results = [_result(resource, [], error) for resource in resources]
     else:
-        results = [_describe(each, request, broker) for each in request.resources]
+        alike: Alike = {}
+        results = [
+            _describe(resource, asked, request, broker, alike) for resource, asked in resources.items()
+        ]
     return {"throttle_time": 0, "results": results}
 
 
-def _describe(resource: Message, request: Message, broker: Broker) -> dict[str, Any]:
+def _describe(
+    resource: ConfigResource, asked: Message, request: Message, broker: Broker, alike: Alike
+) -> dict[str, Any]:
     try:
-        entries = _entries(ConfigResource(resource.resource_type, resource.resource_name), broker)
+        entries = _entries(resource, broker, alike)
     except MoldauError as error:
         return _result(resource, [], error)
-    keys = frozenset(resource.configuration_keys or ())
+    keys = frozenset(asked.configuration_keys or ())
     chosen = [entry for entry in entries if not keys or entry["name"] in keys]
     for entry in chosen:
         if not request.include_synonyms:
@@ -73,21 +84,25 @@ def _describe(resource: Message, request: Message, broker: Broker) -> dict[str, 
     return _result(resource, chosen, None)
 
 
-def _result(resource: Message, entries: list[Entry], error: MoldauError | None) -> dict[str, Any]:
+def _result(resource: ConfigResource, entries: list[Entry], error: MoldauError | None) -> dict[str, Any]:
     return {
         "error_code": error_code(error),
         "error_message": error_message(error),
-        "resource_type": resource.resource_type,
-        "resource_name": resource.resource_name,
+        "resource_type": resource.type,
+        "resource_name": resource.name,
         "configs": entries,
     }
 
 
-def _entries(resource: ConfigResource, broker: Broker) -> list[Entry]:
+def _entries(resource: ConfigResource, broker: Broker, alike: Alike) -> list[Entry]:
     name, settings = resource.name, broker.settings
     if resource.type == TOPIC_RESOURCE:
         _check_topic(name, broker)
-        return _told(settings.describe_topic(name))
+        overrides = broker.metadata.image.config(resource)
+        own = frozenset(overrides.items())
+        if own not in alike:
+            alike[own] = _told(settings.describe_topic(name, overrides))
+        return alike[own]
     if resource.type == BROKER_RESOURCE:
         if name == "":
             return _told(settings.describe_broker_defaults())
@@ -102,9 +117,7 @@ def _entries(resource: ConfigResource, broker: Broker) -> list[Entry]:
 
 
 def _check_topic(name: str, broker: Broker) -> None:
-    complaint = name_complaint(name)
-    if complaint is not None:
-        raise InvalidTopicError(complaint)
+    validate_topic_name(name)
     if name not in broker.metadata.image.topics:
         raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
 

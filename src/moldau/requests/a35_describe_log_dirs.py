@@ -5,7 +5,6 @@ without a word. v3 adds a top-level error, v4 the size of the volume, v5 cordone
 none).
 """
 
-import os
 from typing import Any
 
 from moldau.errors import StorageError
@@ -28,7 +27,7 @@ async def describe_log_dirs(request: Message, session: Session, broker: Broker) 
 
 def _log_dir(request: Message, broker: Broker) -> dict[str, Any]:
     settings = broker.settings.broker
-    log_dir = os.path.abspath(settings.data_dir) if settings.store == "files" else settings.store
+    log_dir = settings.data_dir if settings.store == "files" else settings.store
     try:
         total_bytes, usable_bytes = broker.partitions.store.space()
     except (OSError, StorageError):

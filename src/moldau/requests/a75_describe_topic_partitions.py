@@ -8,8 +8,9 @@ asked for.
 
 from typing import Any
 
+from moldau.controller.names import is_internal, validate_topic_name
+from moldau.errors import InvalidTopicError
 from moldau.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
-from moldau.metadata.names import is_internal, name_complaint
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode
 from moldau.requests.operations import NOT_ASKED, TOPIC_OPERATIONS
@@ -62,7 +63,9 @@ def _names_from_cursor(request: Message, image: ClusterImage) -> list[str] | Non
 
 
 def _why_missing(name: str) -> ErrorCode:
-    if name_complaint(name) is not None:
+    try:
+        validate_topic_name(name)
+    except InvalidTopicError:
         return ErrorCode.invalid_topic_exception
     return ErrorCode.unknown_topic_or_partition
 

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from moldau.controller.driver import Controller
     from moldau.metadata.loader import MetadataLoader
     from moldau.partitions.table import PartitionTable
+    from moldau.partitions.waiting import Listeners
     from moldau.requests.fetch_sessions import FetchSessions
     from moldau.settings.effective import EffectiveSettings
     from moldau.transactions.producer_ids import ProducerIds
@@ -25,3 +26,5 @@ class Broker:
     partitions: "PartitionTable"
     fetch_sessions: "FetchSessions"
     producer_ids: "ProducerIds"
+    long_polls: "Listeners"
+    """Fetches that wait for news, to be told when the node stops that there will be none."""

@@ -7,13 +7,9 @@ and the dispatcher logs it.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import moldau.wire.schema  # noqa: F401  It loads kio the quick way, so it comes before kio itself.
-
-# isort: split
-from kio.schema.errors import ErrorCode
-
 from moldau import errors
 from moldau.errors import MoldauError
+from moldau.wire.kio import ErrorCode
 
 KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
     {

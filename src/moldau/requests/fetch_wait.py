@@ -4,7 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from moldau.errors import MoldauError, UnknownTopicIdError, UnsupportedCompressionError
+from moldau.errors import (
+    MoldauError,
+    OffsetOutOfRangeError,
+    UnknownTopicIdError,
+    UnsupportedCompressionError,
+)
 from moldau.logs.store import NOTHING
 from moldau.partitions.partition import Fetched, Partition
 from moldau.requests.broker import Broker
@@ -52,6 +57,7 @@ class Fetch:
             if partition is not None
         ]
         timer = loop.call_at(deadline, news.stop)
+        long_poll = self._broker.long_polls.add(news.stop)
         try:
             # Progress between the read and the listening would be missed: look once more before waiting.
             await self._read(range(len(self._wanted)))
@@ -59,6 +65,7 @@ class Fetch:
                 await self._read(news.take())
         finally:
             timer.cancel()
+            self._broker.long_polls.remove(long_poll)
             for partition, ticket in tickets:
                 partition.progress.remove(ticket)
 
@@ -98,6 +105,8 @@ class Fetch:
         if wanted.last_fetched_epoch >= 0:
             partition.leader(wanted.known_epoch)
             epoch, end_offset = log.epochs.epoch_end(wanted.last_fetched_epoch, log.end_offset)
+            if epoch < 0:
+                raise OffsetOutOfRangeError(f"nothing is known here of leader epoch {wanted.last_fetched_epoch}")
             if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:
                 raise Diverged(epoch, end_offset)
         # The first batch comes whole even if it is over the limit, or a consumer could never get past it; but only as

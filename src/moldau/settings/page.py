@@ -16,7 +16,8 @@ This page is written by `moldau settings --write docs/settings.md`.
 A setting has one name and four places to set it, the later ones winning:
 
 1. its default,
-2. a TOML file: `moldau serve --config moldau.toml` with `log.retention.ms = 86400000` (tables work too),
+2. a TOML file: `moldau serve --config moldau.toml` with `log.retention.ms = 86400000` (tables and quoted
+   names work too),
 3. the environment: `{variable_of("log.retention.ms")}=86400000`,
 4. a flag: `moldau serve {flag_of("log.retention.ms")} 86400000`; for a setting that is true or false,
    `{flag_of("write.caching")}` or `--no-write-caching`.

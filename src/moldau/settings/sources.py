@@ -5,9 +5,7 @@ source Kafka's order holds (log.retention.ms over .minutes over .hours); a stron
 """
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from moldau.errors import InvalidConfigError
@@ -17,8 +15,8 @@ from moldau.settings.values import allowed, format_value, nearest, parse, parse_
 
 ENVIRONMENT_PREFIX = "MOLDAU_"
 CONFIG_VARIABLE = "MOLDAU_CONFIG"
-SERVICE_LINK = re.compile(r"MOLDAU_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)")
-"""Kubernetes sets these in every pod beside a service called moldau. They are not meant for us."""
+NOT_SETTINGS = re.compile(r"MOLDAU_(TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)")
+"""What steers tests, and what Kubernetes sets in every pod beside a service called moldau."""
 
 
 class Written(NamedTuple):
@@ -49,7 +47,7 @@ def build(
     environment = environment or {}
     file = file or environment.get(CONFIG_VARIABLE)
     if file:
-        chosen |= _choose(_from_file(Path(file)))
+        chosen |= _choose(_from_file(file))
     chosen |= _choose(_from_environment(environment))
     chosen |= _choose(Written(name, text, f"flag {flag_of(name)}") for name, text in (flags or {}).items())
     try:
@@ -83,50 +81,18 @@ def _from_environment(environment: Mapping[str, str]) -> Iterable[Written]:
             continue
         if variable in names:
             yield Written(names[variable], text, f"environment {variable}")
-        elif not SERVICE_LINK.fullmatch(variable):
+        elif not NOT_SETTINGS.fullmatch(variable):
             raise InvalidConfigError(
                 f"environment {variable}: there is no such setting{nearest(variable, names)}"
             )
 
 
-def _from_file(path: Path) -> Iterable[Written]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
-    except OSError as error:
-        raise InvalidConfigError(f"cannot read the config file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidConfigError(f"the config file {path} is not text in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfigError(f"the config file {path} is not TOML: {error}") from None
-    lines = _lines(text)
-    for name, value in _flatten(tables, ""):
-        place = f"{path} line {lines[name]}" if name in lines else str(path)
+def _from_file(path: str) -> Iterable[Written]:
+    # Few nodes have a file, and all of them should start fast.
+    from moldau.settings.toml_file import read_toml
+
+    for name, value, place in read_toml(path):
         yield Written(name, value, place, is_typed=True)
-
-
-def _flatten(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _lines(text: str) -> dict[str, int]:
-    """The line each dotted name is set at, for error messages. The TOML parser does not tell."""
-    lines: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line):
-            table = _dotted(header[1]) + "."
-        elif key := re.match(r"\s*([A-Za-z0-9_.\-\"' ]+?)\s*=", line):
-            lines.setdefault(table + _dotted(key[1]), number)
-    return lines
-
-
-def _dotted(key: str) -> str:
-    return ".".join(part.strip().strip("\"'") for part in key.split("."))
 
 
 def _choose(written: Iterable[Written]) -> dict[str, Chosen]:

@@ -63,21 +63,23 @@ class TopicSettings:
     file_delete_delay_ms: int = setting(
         60_000,
         "file.delete.delay.ms",
-        "How long a deleted segment stays on disk under another name.",
+        "How long a deleted segment stays on disk under another name. It has no effect: the space is given "
+        "back at once, and fetches under way still read to their end.",
         low=0,
         broker_name="log.segment.delete.delay.ms",
     )
     flush_messages: int = setting(
         LONG_MAX,
         "flush.messages",
-        "Sync after this many records.",
+        "Sync after this many records. It has no effect: acks=all is synced before it is acknowledged, and "
+        "with write.caching the operating system decides.",
         low=1,
         broker_name="log.flush.interval.messages",
     )
     flush_ms: int = setting(
         LONG_MAX,
         "flush.ms",
-        "Sync records at the latest after this time.",
+        "Sync records at the latest after this time. It has no effect: see flush.messages.",
         low=0,
         broker_name="log.flush.interval.ms",
     )
@@ -152,7 +154,8 @@ class TopicSettings:
     preallocate: bool = setting(
         False,
         "preallocate",
-        "Reserve a new segment's whole size on disk at once.",
+        "Reserve a new segment's whole size on disk at once. It has no effect: segments grow as they are "
+        "written.",
         broker_name="log.preallocate",
     )
     retention_bytes: int = setting(
@@ -208,7 +211,7 @@ class TopicSettings:
         False,
         "unclean.leader.election.enable",
         "Let a replica that is not in sync become leader when no other is left: available again, but records "
-        "may be lost.",
+        "may be lost. It has no effect while every partition has one replica.",
         broker_name="unclean.leader.election.enable",
     )
     write_caching: bool = setting(

@@ -6,36 +6,14 @@ many bytes are left, so a request of ten bytes could end the process (docs/decis
 """
 
 import dataclasses
-import sys
 import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from moldau.wire.kio import EntityType, api_key_map, load_payload_module, schema_name_map
+
 Kind = Literal["request", "response"]
-
-
-def _import_kio_without_hypothesis() -> None:
-    # Where hypothesis is installed (it is, in many test suites) kio imports it and registers strategies: two
-    # seconds before a broker in a fixture could answer. Nobody needs them here.
-    if "kio.static.primitive" in sys.modules:
-        return
-    present = sys.modules.get("hypothesis")
-    sys.modules["hypothesis"] = None  # type: ignore[assignment]
-    try:
-        import kio.static.primitive
-    finally:
-        if present is None:
-            del sys.modules["hypothesis"]
-        else:
-            sys.modules["hypothesis"] = present
-
-
-_import_kio_without_hypothesis()
-
-from kio.index import load_payload_module  # noqa: E402
-from kio.schema.index import api_key_map, schema_name_map  # noqa: E402
-from kio.static.constants import EntityType  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,21 @@ from moldau.errors import CorruptRecordError
 from moldau.logs.files.segment import read_file
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
+from moldau.world.clock import Clock
 from moldau.world.disk import Disk
 
 _VERSION = "0"
+_AGE_MS_MAX = 30_000
 
 log = get_logger(__name__)
 
 
 class OffsetCheckpoint:
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, clock: Clock) -> None:
         self._disk = disk
         self._path = path
+        self._clock = clock
+        self._written_ms = clock.monotonic_ms()
         self._offsets: dict[LogName, int] = {}
         self._changes = 0
         self._written = 0
@@ -51,6 +55,11 @@ class OffsetCheckpoint:
         if self._offsets.pop(name, None) is not None:
             self._changes += 1
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the file is so old that changes which can wait should be written, too."""
+        return self._clock.monotonic_ms() - self._written_ms >= _AGE_MS_MAX
+
     async def flush(self) -> None:
         """Every change made before this call is safe when it returns; callers share the writing."""
         wanted = self._changes
@@ -64,6 +73,7 @@ class OffsetCheckpoint:
             lines += (f"{topic} {partition} {offset}" for (topic, partition), offset in self._offsets.items())
             await self._disk.replace(self._path, ("\n".join(lines) + "\n").encode("utf-8"))
             self._written = changes
+            self._written_ms = self._clock.monotonic_ms()
 
 
 def _parse(text: str) -> dict[LogName, int]:

@@ -55,7 +55,9 @@ class OffsetIndex:
     def from_bytes(cls, data: bytes, segment_size: int) -> "OffsetIndex":
         """Raises CorruptRecordError for what cannot be the index of a segment of this size."""
         if len(data) % OFFSET_ENTRY_SIZE:
-            raise CorruptRecordError(f"an offset index of {len(data)} bytes does not consist of whole entries")
+            raise CorruptRecordError(
+                f"an offset index of {len(data)} bytes does not consist of whole entries"
+            )
         entries = array("i", data)
         if sys.byteorder == "little":
             entries.byteswap()

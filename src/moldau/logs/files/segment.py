@@ -53,12 +53,20 @@ class Segment:
         "snapshot",
     )
 
-    def __init__(self, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        base_offset: int,
+        index_interval_bytes: int,
+        *,
+        file_suffix: str = LOG,
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self.base_offset = base_offset
         self.index_interval_bytes = index_interval_bytes
-        self.file: File = disk.open(self.path(LOG))
+        self.file: File = disk.open(self.path(file_suffix))
         self.size = self.file.size
         self.snapshot: bytes | None = None
         """The producers' state at the segment's end, from its closing until it is in its file."""
@@ -88,7 +96,11 @@ class Segment:
         """Begins empty, whatever was in the file."""
         if self.size:
             self.file.truncate(0)
-            self.size = 0
+        self.clear_knowledge()
+
+    def clear_knowledge(self) -> None:
+        """Begins empty; what is in the file is yet to be noted."""
+        self.size = 0
         self._begin()
 
     def _begin(self) -> None:

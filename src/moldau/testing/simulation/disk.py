@@ -93,8 +93,8 @@ class SimulatedDisk:
     ) -> Fault:
         """Makes calls fail: `operation` is open, append, read, truncate, sync or sync_directory.
 
-        `path` is a glob; times=None is for ever, or until the fault is taken out of `faults`. A failing append
-        may have written a part.
+        `path` is a glob; times=None is for ever, or until the fault is taken out of `faults`. A failing
+        append may have written a part.
         """
         fault = Fault(operation, path, error, after, times)
         self.faults.append(fault)

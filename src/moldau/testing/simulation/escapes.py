@@ -13,13 +13,13 @@ def _escape(name: str) -> NoReturn:
 
 
 class EscapesForbidden(asyncio.AbstractEventLoop):
-    def add_reader(self, *args: Any, **options: Any) -> Any:
+    def add_reader(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         _escape("add_reader")
 
-    def add_signal_handler(self, *args: Any, **options: Any) -> Any:
+    def add_signal_handler(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         _escape("add_signal_handler")
 
-    def add_writer(self, *args: Any, **options: Any) -> Any:
+    def add_writer(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         _escape("add_writer")
 
     def connect_accepted_socket(self, *args: Any, **options: Any) -> Any:
@@ -55,7 +55,7 @@ class EscapesForbidden(asyncio.AbstractEventLoop):
     def remove_writer(self, *args: Any, **options: Any) -> Any:
         _escape("remove_writer")
 
-    def run_in_executor(self, *args: Any, **options: Any) -> Any:
+    def run_in_executor(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         _escape("run_in_executor")
 
     def sendfile(self, *args: Any, **options: Any) -> Any:

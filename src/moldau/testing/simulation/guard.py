@@ -22,7 +22,7 @@ FORBIDDEN: tuple[tuple[Any, str], ...] = (
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Within it these raise, and garbage is collected only when told: finalizers at any moment break replay."""
+    """Within it these raise, and garbage is collected only on demand: finalizers at random break replay."""
     kept = [(owner, name, getattr(owner, name)) for owner, name in FORBIDDEN]
     collecting = gc.isenabled()
     gc.collect()

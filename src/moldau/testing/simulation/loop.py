@@ -208,7 +208,7 @@ class SimulatedLoop(EscapesForbidden):
         self._tasks.pop(number, None)
 
     def destroy(self, life: Life) -> None:
-        """Ends everything a life has scheduled. Finally blocks of its tasks run, but its world is gone for them."""
+        """Ends all that a life has scheduled. Its finally blocks run, but in a world that is gone."""
         doomed = [(number, owned) for number, owned in self._tasks.items() if owned.life is life]
         for number, owned in doomed:
             del self._tasks[number]

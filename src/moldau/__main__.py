@@ -1,0 +1,5 @@
+"""`python -m moldau` is `moldau`."""
+
+from moldau.cli.main import main
+
+main()

@@ -1,0 +1,319 @@
+"""A log in files, whole: beside appends and reads, how it is truncated, kept small, compacted and closed."""
+
+import asyncio
+from bisect import bisect_right
+from uuid import UUID
+
+from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
+from moldau.logs.files.cleaner import Cleaner
+from moldau.logs.files.names import CLEANED, LOG, SNAPSHOT, SWAP
+from moldau.logs.files.recovery import Recovered, damage, rebuild_producers, remove_segment, snapshots
+from moldau.logs.files.segment import Segment
+from moldau.logs.files.segmented import Checkpoints, SegmentedLog
+from moldau.logs.store import LogName
+from moldau.observe.logging import get_logger
+from moldau.settings.topic import TopicSettings
+from moldau.world.disk import Disk
+
+log = get_logger(__name__)
+
+
+class FilesLog(SegmentedLog):
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        name: LogName,
+        topic_id: UUID,
+        settings: TopicSettings,
+        checkpoints: Checkpoints,
+        recovered: Recovered,
+        *,
+        producer_expiration_ms: int,
+        is_saved: bool,
+    ) -> None:
+        super().__init__(disk, directory, name, topic_id, settings, checkpoints, recovered)
+        self._producer_expiration_ms = producer_expiration_ms
+        self._closed = False
+        self._saved = self._shape() if is_saved else None
+        """What the log looked like when all files beside its segments were last written."""
+
+    # Truncating
+
+    async def truncate_to(self, offset: int) -> None:
+        self._check()
+        if offset >= self.end_offset:
+            return
+        async with self._upkeep:
+            try:
+                if offset < self.start_offset:
+                    await self._restart_at(offset)
+                else:
+                    await self._cut_at(offset)
+            except CorruptRecordError as error:
+                raise StorageError(damage(self._directory, str(error))) from error
+            except OSError as error:
+                # Half truncated: only a restart can tell what is there.
+                self._go_offline(f"truncating {self.name} failed: {error}")
+                raise StorageError(str(self._failure)) from error
+
+    async def _cut_at(self, offset: int) -> None:
+        keep = bisect_right(self._bases, offset)
+        segment = self._segments[keep - 1]
+        position = segment.position_of(offset)
+        end = offset
+        for header in segment.headers(offset):
+            # A batch goes as a whole, so the log may end before what was asked for.
+            end = min(offset, header.base_offset)
+            break
+        end = max(end, self.start_offset)
+        await self._lower_checkpoints(end)
+        dropped = self._segments[keep:]
+        del self._segments[keep:], self._bases[keep:]
+        segment.cut(position)
+        await self._truncated(segment, dropped, end)
+
+    async def _restart_at(self, offset: int) -> None:
+        """Everything goes, even what was below the start: the log begins anew at `offset`."""
+        await self._lower_checkpoints(offset)
+        dropped = self._segments[:]
+        segment = Segment(self._disk, self._directory, offset, self.settings.index_interval_bytes)
+        segment.clear()
+        self._segments[:] = [segment]
+        self._bases[:] = [offset]
+        self.start_offset = offset
+        await self._truncated(segment, [old for old in dropped if old.base_offset != offset], offset)
+
+    async def _lower_checkpoints(self, end: int) -> None:
+        """Before anything goes, or a crash in between would look like acknowledged records lost."""
+        for checkpoint in self._checkpoints:
+            if checkpoint.get(self.name) > end:
+                checkpoint.set(self.name, end)
+                await checkpoint.flush()
+
+    async def _truncated(self, active: Segment, dropped: list[Segment], end: int) -> None:
+        self._cuts += 1
+        self._active = active
+        active.snapshot = None
+        active.next_offset = end
+        active.index_interval_bytes = self.settings.index_interval_bytes
+        self._unsettled = [segment for segment in self._unsettled if segment in self._segments[:-1]]
+        self._warm = []
+        self.end_offset = end
+        self.durable_offset = min(self.durable_offset, end)
+        self.epochs.truncate_from_end(end)
+        for segment in reversed(dropped):
+            remove_segment(self._disk, self._directory, segment.base_offset)
+        remove_segment(self._disk, self._directory, active.base_offset, only_indexes=True)
+        for offset in snapshots(self._disk, self._directory):
+            if offset > end:
+                self._disk.remove(self._path(offset, SNAPSHOT))
+        rebuild_producers(self._disk, self._directory, self._segments, self.producers, end)
+        self._names_changed += 1
+        await self._save_epochs()
+        await self._sync()
+
+    # Moving the start
+
+    async def advance_start(self, offset: int) -> None:
+        self._check()
+        if offset > self.end_offset:
+            raise OffsetOutOfRangeError(f"{self.name} ends at {self.end_offset}, before {offset}")
+        if offset <= self.start_offset:
+            return
+        starts = self._checkpoints.start_offsets
+        try:
+            starts.set(self.name, offset)
+            await starts.flush()
+        except OSError as error:
+            starts.set(self.name, self.start_offset)
+            raise self._fail("moving the start of", error) from error
+        if offset == self.end_offset and self._active.size:
+            self._roll(offset, offset)
+        await self._begin_at(offset)
+
+    async def _begin_at(self, offset: int) -> None:
+        self.start_offset = offset
+        self.epochs.truncate_from_start(offset)
+        if self._unsettled:
+            await self.make_durable()
+        async with self._upkeep:
+            try:
+                while len(self._bases) > 1 and self._bases[1] <= offset:
+                    if self._segments[0] in self._unsettled:
+                        # Producers' last batches may be in there and nowhere else yet.
+                        break
+                    await self._drop_oldest()
+            except OSError as error:
+                raise self._fail("deleting from", error) from error
+
+    async def _drop_oldest(self) -> None:
+        """Syncs each time: a crash must not bring an older segment back than one it left deleted."""
+        segment = self._segments.pop(0)
+        self._bases.pop(0)
+        if segment in self._warm:
+            self._warm.remove(segment)
+        remove_segment(self._disk, self._directory, segment.base_offset)
+        self._drop_snapshots()
+        await self._disk.sync_directory(self._directory)
+
+    def _drop_snapshots(self) -> None:
+        """Keeps those that a segment begins at, and the newest."""
+        for offset in snapshots(self._disk, self._directory)[:-1]:
+            if offset not in self._bases:
+                self._disk.remove(self._path(offset, SNAPSHOT))
+
+    # Retention
+
+    async def apply_retention(self, now_ms: int, below: int) -> None:
+        self._check()
+        self.producers.expire(now_ms, self._producer_expiration_ms)
+        try:
+            first_ms = self._active.first_timestamp
+            if self._active.size and first_ms >= 0 and now_ms - first_ms > self._roll_ms:
+                self._roll(self.end_offset, self.end_offset)
+            if "delete" in self.settings.cleanup_policy:
+                start = await self._expired_up_to(now_ms, below)
+                if start > self.start_offset:
+                    if start == self.end_offset and self._active.size:
+                        self._roll(start, start)
+                    await self._begin_at(start)
+            # Where nobody waits for syncs (write.caching), this is when they happen.
+            await self.make_durable()
+            await self._save_recovery_point(only_if_due=True)
+        except CorruptRecordError as error:
+            raise StorageError(damage(self._directory, str(error))) from error
+        except (OSError, StorageError) as error:
+            if isinstance(error, OSError):
+                self._fail("writing a checkpoint of", error)
+            self._check()
+            log.warning("retention is put off", log=str(self.name), why=str(error))
+
+    async def _expired_up_to(self, now_ms: int, below: int) -> int:
+        """The end of the last segment, counted from the oldest, that retention takes."""
+        settings = self.settings
+        start, size = self.start_offset, self.size
+        for segment in self._segments[:]:
+            if not segment.size or segment.next_offset > below:
+                break
+            segment.learn_times()
+            # A segment without any timestamp is never too old, for there is nothing to tell its age by.
+            age_ms = now_ms - segment.max_timestamp if segment.max_timestamp >= 0 else -1
+            too_old = 0 <= settings.retention_ms < age_ms
+            too_much = 0 <= settings.retention_bytes <= size - segment.size
+            if not (too_old or too_much):
+                break
+            start = segment.next_offset
+            size -= segment.size
+            await asyncio.sleep(0)
+        return start
+
+    # Compaction
+
+    async def compact(self, now_ms: int, below: int) -> bool:
+        self._check()
+        if "compact" not in self.settings.cleanup_policy:
+            return False
+        cleaned_offsets = self._checkpoints.cleaned_offsets
+        closed = [segment for segment in self._segments[:-1] if segment not in self._unsettled]
+        cleaner = Cleaner(
+            self._disk,
+            self._directory,
+            self.settings,
+            self.producers,
+            now_ms=now_ms,
+            cleaned_offset=max(cleaned_offsets.get(self.name), self.start_offset),
+        )
+        try:
+            if not await cleaner.plan(closed, min(below, self.durable_offset)):
+                return False
+            for group in cleaner.groups():
+                cleaned = await cleaner.clean(group)
+                if cleaned is not None and not await self._swap(group, cleaned):
+                    return False
+            cleaned_offsets.set(self.name, cleaner.end_offset)
+            await cleaned_offsets.flush()
+        except CorruptRecordError as error:
+            raise StorageError(damage(self._directory, str(error))) from error
+        except OSError as error:
+            failure = self._fail("compacting", error)
+            self._check()
+            log.warning("compaction is put off", log=str(self.name), why=str(failure))
+            return False
+        return True
+
+    async def _swap(self, group: list[Segment], cleaned: Segment) -> bool:
+        """Puts the cleaned segment in the place of its group, in steps of which recovery can finish each.
+
+        False if the group is no longer there: it was truncated or deleted meanwhile. Reads under way keep
+        the old files.
+        """
+        disk, directory = self._disk, self._directory
+        async with self._upkeep:
+            self._check()
+            first = bisect_right(self._bases, group[0].base_offset) - 1
+            if self._segments[first : first + len(group)] != group:
+                disk.remove(cleaned.path(LOG + CLEANED))
+                return False
+            disk.rename(cleaned.path(LOG + CLEANED), cleaned.path(LOG + SWAP))
+            await disk.sync_directory(directory)
+            try:
+                for segment in group:
+                    remove_segment(disk, directory, segment.base_offset, only_indexes=segment is group[0])
+                await disk.sync_directory(directory)
+                disk.rename(cleaned.path(LOG + SWAP), cleaned.path(LOG))
+                await disk.sync_directory(directory)
+            except OSError as error:
+                # Half of the old files are gone and the new one is not in place: recovery finishes it.
+                self._go_offline(f"compacting {self.name} failed: {error}")
+                raise
+            self._segments[first : first + len(group)] = [cleaned]
+            self._bases[first : first + len(group)] = [cleaned.base_offset]
+            self._warm = [segment for segment in self._warm if segment not in group]
+            await cleaned.write_indexes()
+            self._keep_warm(cleaned)
+        return True
+
+    # Closing
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        async with self._upkeep:
+            self._closed = True
+            if self._failure is None and self._saved != self._shape():
+                await self._save()
+                self._saved = self._shape()
+            self.abandon("is closed")
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the next opening finds everything as it is now without reading batches."""
+        return self._saved == self._shape()
+
+    def abandon(self, why: str) -> None:
+        """Refuses everything from now on. Files close when the last reader lets go of them."""
+        self._closed = True
+        if self._failure is None:
+            self._failure = f"{self.name} {why}"
+        for segment in self._segments:
+            segment.file.close()
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.end_offset, self._cuts, self._names_changed, len(self.epochs)
+
+    async def _save(self) -> None:
+        """Leaves everything on disk that opening needs, so that no batch has to be read again."""
+        await self._sync()
+        try:
+            for segment in [*self._unsettled, self._active]:
+                segment.seal()
+                await segment.write_indexes()
+            self._unsettled = []
+            await self._disk.replace(self._path(self.end_offset, SNAPSHOT), self.producers.snapshot())
+            self._drop_snapshots()
+            await self._save_epochs()
+            await self._save_recovery_point()
+        except OSError as error:
+            self._go_offline(f"closing {self.name} failed: {error}")
+            raise StorageError(str(self._failure)) from error

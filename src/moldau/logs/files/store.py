@@ -1,0 +1,209 @@
+"""All logs of a node, in one directory: finding, opening and removing them, and the checkpoints they share."""
+
+import json
+from collections.abc import Sequence
+from uuid import UUID
+
+from moldau.errors import CorruptRecordError, StorageError
+from moldau.logs.files.checkpoints import OffsetCheckpoint
+from moldau.logs.files.log import FilesLog
+from moldau.logs.files.names import (
+    CLEAN_SHUTDOWN,
+    CLEANED_OFFSETS,
+    LOG,
+    PARTITION,
+    RECOVERY_POINTS,
+    START_OFFSETS,
+    TEMPORARY,
+    is_removed,
+    log_name_of,
+    offset_of,
+    partition_text,
+    removed_name,
+    topic_id_of,
+)
+from moldau.logs.files.recovery import recover
+from moldau.logs.files.segment import read_file
+from moldau.logs.files.segmented import Checkpoints
+from moldau.logs.store import LogName, LogStore
+from moldau.observe.logging import get_logger
+from moldau.settings.topic import TopicSettings
+from moldau.world.clock import Clock
+from moldau.world.disk import Disk
+
+PRODUCER_EXPIRATION_MS = 86_400_000
+
+log = get_logger(__name__)
+
+
+class FilesStore(LogStore):
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        clock: Clock,
+        *,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._producer_expiration_ms = producer_expiration_ms
+        self._checkpoints = Checkpoints(
+            *(
+                OffsetCheckpoint(disk, f"{directory}/{name}", clock)
+                for name in (RECOVERY_POINTS, START_OFFSETS, CLEANED_OFFSETS)
+            )
+        )
+        self._found: dict[LogName, UUID] = {}
+        self._logs: dict[LogName, FilesLog] = {}
+        self._unrecovered: set[LogName] = set()
+        """Logs that a crash may have torn and that nobody has opened since."""
+
+    async def start(self) -> None:
+        disk, directory = self._disk, self._directory
+        try:
+            disk.make_directory(directory)
+            marker = f"{directory}/{CLEAN_SHUTDOWN}"
+            self.was_closed_cleanly = disk.exists(marker)
+            disk.remove(marker)
+            for name in disk.list(directory):
+                if is_removed(name) or name.endswith(TEMPORARY):
+                    disk.remove(f"{directory}/{name}")
+                else:
+                    self._look_at(name)
+            # From here on a crash must find no marker.
+            await disk.sync_directory(directory)
+            for checkpoint in self._checkpoints:
+                checkpoint.load()
+                for log_name in checkpoint.names():
+                    if not disk.is_directory(f"{directory}/{log_name}"):
+                        checkpoint.discard(log_name)
+                await checkpoint.flush()
+        except OSError as error:
+            raise StorageError(f"cannot use the data directory {directory}: {error}") from error
+
+    def _look_at(self, name: str) -> None:
+        log_name = log_name_of(name)
+        path = f"{self._directory}/{name}"
+        if log_name is None or not self._disk.is_directory(path):
+            return
+        topic_id = self._read_topic_id(path)
+        if topic_id is not None:
+            self._found[log_name] = topic_id
+        elif not self._has_records(path):
+            # A creation that a crash interrupted: the topic's id is written before anything else.
+            self._disk.remove(path)
+            return
+        if not self.was_closed_cleanly:
+            self._unrecovered.add(log_name)
+
+    def _read_topic_id(self, path: str) -> UUID | None:
+        """None where the file is missing or damaged; then `open` takes the log for what it is asked for."""
+        data = read_file(self._disk, f"{path}/{PARTITION}")
+        if data is None:
+            return None
+        try:
+            return topic_id_of(data.decode("utf-8"))
+        except (CorruptRecordError, UnicodeDecodeError) as error:
+            log.warning("topic id cannot be read", log=path, why=str(error))
+            return None
+
+    def _has_records(self, path: str) -> bool:
+        for name in self._disk.list(path):
+            if offset_of(name, LOG) is not None and self._disk.open(f"{path}/{name}").size:
+                return True
+        return False
+
+    def found(self) -> Sequence[tuple[LogName, UUID]]:
+        """Without logs whose topic id cannot be read: they wait for an `open` by name."""
+        return list(self._found.items())
+
+    async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> FilesLog:
+        opened = self._logs.get(name)
+        if opened is not None and opened.topic_id == topic_id:
+            opened.configure(settings)
+            return opened
+        path = f"{self._directory}/{name}"
+        try:
+            if self._disk.exists(path):
+                known = self._read_topic_id(path)
+                if known is not None and known != topic_id:
+                    await self.remove(name)
+            if not self._disk.exists(f"{path}/{PARTITION}") or self._read_topic_id(path) is None:
+                await self._create(path, topic_id)
+        except OSError as error:
+            raise StorageError(f"cannot create the log {name}: {error}") from error
+        clean = self.was_closed_cleanly and name in self._found
+        recovered = await recover(
+            self._disk,
+            path,
+            index_interval_bytes=settings.index_interval_bytes,
+            clean=clean,
+            recovery_point=self._checkpoints.recovery_points.get(name),
+            start_offset=self._checkpoints.start_offsets.get(name),
+        )
+        opened = FilesLog(
+            self._disk,
+            path,
+            name,
+            topic_id,
+            settings,
+            self._checkpoints,
+            recovered,
+            producer_expiration_ms=self._producer_expiration_ms,
+            is_saved=clean,
+        )
+        self._logs[name] = opened
+        self._found[name] = topic_id
+        self._unrecovered.discard(name)
+        return opened
+
+    async def _create(self, path: str, topic_id: UUID) -> None:
+        self._disk.make_directory(path)
+        await self._disk.replace(f"{path}/{PARTITION}", partition_text(topic_id).encode())
+        await self._disk.sync_directory(self._directory)
+
+    async def remove(self, name: LogName) -> None:
+        path = f"{self._directory}/{name}"
+        opened = self._logs.pop(name, None)
+        if opened is not None:
+            opened.abandon("is deleted")
+        topic_id = self._found.pop(name, None) or UUID(int=0)
+        self._unrecovered.discard(name)
+        if not self._disk.exists(path):
+            return
+        gone = f"{self._directory}/{removed_name(name, topic_id)}"
+        try:
+            self._disk.remove(gone)
+            self._disk.rename(path, gone)
+            await self._disk.sync_directory(self._directory)
+            for checkpoint in self._checkpoints:
+                checkpoint.discard(name)
+                await checkpoint.flush()
+            self._disk.remove(gone)
+        except OSError as error:
+            raise StorageError(f"cannot delete the log {name}: {error}") from error
+
+    async def close(self) -> None:
+        """A log that failed keeps the shutdown from counting as clean; the others are closed nevertheless."""
+        clean = not self._unrecovered
+        for opened in self._logs.values():
+            try:
+                await opened.close()
+            except StorageError as error:
+                log.error("log cannot be closed", log=str(opened.name), why=str(error))
+            clean = clean and opened.is_saved
+        if clean:
+            marker = json.dumps({"version": 0, "brokerEpoch": -1})
+            try:
+                await self._disk.replace(f"{self._directory}/{CLEAN_SHUTDOWN}", marker.encode())
+            except OSError as error:
+                raise StorageError(f"cannot mark the shutdown as clean: {error}") from error
+
+    async def checkpoint(self) -> None:
+        """Writes the shared checkpoints if they changed, so that a recovery has less to read."""
+        for checkpoint in self._checkpoints:
+            await checkpoint.flush()
+
+    def space(self) -> tuple[int, int]:
+        return self._disk.space(self._directory)

@@ -1,0 +1,165 @@
+"""The history checker: finds what must never happen in what clients saw. Pure; an empty answer means none of it did.
+
+The names of the anomalies are those that public checkers of Kafka-like logs use.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from moldau.testing.simulation.history import History, Partition, Poll, Send
+
+Log = Sequence[tuple[int, bytes]]
+
+ALL = -1
+"""acks=all: what is acknowledged this way survives whatever happens to the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    anomaly: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.anomaly}: {self.detail}"
+
+
+def check(history: History) -> list[Violation]:
+    """Every violation in the history, whose `logs` must hold the final content of every partition used."""
+    return [Violation(anomaly, detail) for anomaly, detail in _violations(history)]
+
+
+def _violations(history: History) -> Iterator[tuple[str, str]]:
+    for partition, log in sorted(history.logs.items()):
+        yield from _log_itself(partition, log)
+    places = {partition: _places(log) for partition, log in history.logs.items()}
+    for send in history.sends:
+        yield from _one_send(send, places[send.partition])
+    yield from _order_of_sends(history, places)
+    yield from _never_sent(history)
+    yield from _polls(history)
+    for refusal in history.refusals:
+        yield refusal.what, f"{refusal.who} at {_name(refusal.partition)}"
+    yield from _topics(history)
+
+
+def _log_itself(partition: Partition, log: Log) -> Iterator[tuple[str, str]]:
+    for (before, _), (after, _) in zip(log, log[1:], strict=False):
+        if after == before:
+            yield "inconsistent offsets", f"two records at offset {after} of {_name(partition)}"
+        elif after != before + 1:
+            yield "gap", f"offset {after} follows {before} in {_name(partition)}"
+
+
+def _places(log: Log) -> dict[bytes, list[int]]:
+    places: dict[bytes, list[int]] = {}
+    for offset, value in log:
+        places.setdefault(value, []).append(offset)
+    return places
+
+
+def _one_send(send: Send, places: Mapping[bytes, list[int]]) -> Iterator[tuple[str, str]]:
+    label = f"{_show(send.values[0])} of {send.producer} in {_name(send.partition)}"
+    found = [places.get(value, []) for value in send.values]
+    for value, offsets in zip(send.values, found, strict=True):
+        if len(offsets) > 1:
+            yield "duplicate", f"{_show(value)} of {send.producer} is at {offsets} of {_name(send.partition)}"
+    present = [offsets[0] for offsets in found if offsets]
+    if present and (len(present) < len(found) or present != list(range(present[0], present[0] + len(found)))):
+        yield "torn batch", f"of {len(found)} records from {label}, these offsets are there: {present}"
+    if not send.is_acknowledged or send.acks != ALL:
+        return
+    if not present:
+        yield "lost write", f"{label} was acknowledged at {send.offset}"
+    elif send.offset is not None and send.offset not in found[0]:
+        yield "wrong offset", f"{label} was acknowledged at {send.offset} and is at {found[0]}"
+
+
+def _order_of_sends(
+    history: History, places: Mapping[Partition, dict[bytes, list[int]]]
+) -> Iterator[tuple[str, str]]:
+    """What one producer sent later stands later: always if idempotent, else if the first was known to be there."""
+    last: dict[tuple[str, Partition], tuple[Send, int]] = {}
+    for send in history.sends:
+        offsets = places[send.partition].get(send.values[0])
+        if not offsets:
+            continue
+        key = send.producer, send.partition
+        if key in last:
+            earlier, offset = last[key]
+            was_known = earlier.ended is not None and earlier.ended < send.begun
+            if offset > offsets[0] and (send.is_idempotent or was_known):
+                yield (
+                    "non-monotonic send",
+                    f"{_show(earlier.values[0])} at {offset} was sent before {_show(send.values[0])} at "
+                    f"{offsets[0]} of {_name(send.partition)}",
+                )
+        if send.is_idempotent or send.is_acknowledged:
+            last[key] = send, offsets[0]
+
+
+def _never_sent(history: History) -> Iterator[tuple[str, str]]:
+    sent = {(send.partition, value) for send in history.sends for value in send.values}
+    for partition, log in sorted(history.logs.items()):
+        for offset, value in log:
+            if (partition, value) not in sent:
+                yield "never sent", f"{_show(value)} at {offset} of {_name(partition)}"
+
+
+def _polls(history: History) -> Iterator[tuple[str, str]]:
+    logs = {partition: dict(log) for partition, log in history.logs.items()}
+    positions: dict[tuple[str, Partition], int] = {}
+    watermarks: dict[tuple[str, Partition], int] = {}
+    for poll in history.polls:
+        key = poll.consumer, poll.partition
+        who = f"{poll.consumer} of {_name(poll.partition)}"
+        if poll.high_watermark < watermarks.get(key, 0):
+            yield "high watermark fell", f"{who} saw {watermarks[key]}, then {poll.high_watermark}"
+        watermarks[key] = poll.high_watermark
+        yield from _one_poll(poll, who, logs[poll.partition], positions.get(key))
+        if poll.records:
+            positions[key] = poll.records[-1][0] + 1
+
+
+def _one_poll(
+    poll: Poll, who: str, log: Mapping[int, bytes], position: int | None
+) -> Iterator[tuple[str, str]]:
+    expected = position
+    for offset, value in poll.records:
+        if expected is not None and offset < expected:
+            yield "non-monotonic poll", f"{who} read {offset} where {expected} was next"
+        elif expected is not None and offset > expected:
+            yield "poll skip", f"{who} read {offset} where {expected} was next"
+        expected = offset + 1
+        if offset >= poll.high_watermark:
+            yield "read above the high watermark", f"{who} read {offset} below {poll.high_watermark}"
+        if offset not in log:
+            yield "vanished", f"{who} read {_show(value)} at {offset}, where nothing is in the end"
+        elif log[offset] != value:
+            yield (
+                "inconsistent offsets",
+                f"{who} read {_show(value)} at {offset}, where {_show(log[offset])} is in the end",
+            )
+
+
+def _topics(history: History) -> Iterator[tuple[str, str]]:
+    if history.topics is None:
+        return
+    last: dict[str, list[tuple[bool, bool]]] = {}
+    for change in history.topic_changes:
+        states = last.setdefault(change.topic, [])
+        if change.is_acknowledged:
+            states.clear()
+        states.append((change.is_creation, change.is_acknowledged))
+    for topic, states in sorted(last.items()):
+        is_there = topic in history.topics
+        # An unconfirmed change leaves both outcomes open.
+        if len(states) == 1 and states[0][1] and states[0][0] != is_there:
+            yield ("lost topic" if states[0][0] else "deleted topic is back"), topic
+
+
+def _name(partition: Partition) -> str:
+    return f"{partition[0]}-{partition[1]}"
+
+
+def _show(value: bytes) -> str:
+    return repr(value[:40])

@@ -1,0 +1,87 @@
+"""What the clients of a run did and saw, in the order it happened: the only evidence the checker has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Partition = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Send:
+    """One batch for one partition. A resend of an idempotent producer is the same send."""
+
+    producer: str
+    partition: Partition
+    values: Sequence[bytes]
+    acks: int
+    is_idempotent: bool
+    begun: int
+    """When it began and ended, counted in events of the history."""
+    ended: int | None = None
+    is_acknowledged: bool = False
+    offset: int | None = None
+    """What the broker said the first record's offset is; None too where a duplicate was confirmed without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """An answer to a consumer that was given its partitions by assignment."""
+
+    consumer: str
+    partition: Partition
+    position: int
+    high_watermark: int
+    records: Sequence[tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A broker's answer that must not be: an offset out of range, or a producer's next sequence refused."""
+
+    who: str
+    partition: Partition
+    what: str
+
+
+@dataclass(slots=True)
+class TopicChange:
+    """A topic created or deleted, and whether the broker has confirmed it."""
+
+    topic: str
+    is_creation: bool
+    is_acknowledged: bool = False
+
+
+@dataclass(slots=True)
+class History:
+    sends: list[Send] = field(default_factory=list)
+    polls: list[Poll] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    topic_changes: list[TopicChange] = field(default_factory=list)
+    logs: dict[Partition, Sequence[tuple[int, bytes]]] = field(default_factory=dict)
+    """Everything that is there at the end, by partition."""
+    topics: Sequence[str] | None = None
+    """The topics that are there at the end; None where nobody looked."""
+    _events: int = 0
+
+    def send(
+        self,
+        producer: str,
+        partition: Partition,
+        values: Sequence[bytes],
+        *,
+        acks: int,
+        is_idempotent: bool = False,
+    ) -> Send:
+        made = Send(producer, partition, values, acks, is_idempotent, begun=self._next())
+        self.sends.append(made)
+        return made
+
+    def acknowledge(self, send: Send, offset: int | None) -> None:
+        send.is_acknowledged = True
+        send.offset = offset
+        send.ended = self._next()
+
+    def _next(self) -> int:
+        self._events += 1
+        return self._events

@@ -1,0 +1,51 @@
+"""The one door to kio, which describes every message of Kafka: whatever Moldau uses of it is imported from here.
+
+Where hypothesis is installed (it is, in many test suites) kio imports it and registers strategies with it: two seconds before a
+broker in a fixture could answer. Nobody needs them here, so kio is loaded without.
+"""
+
+import sys
+
+
+def _load_without_hypothesis() -> None:
+    if "kio.static.primitive" in sys.modules:
+        return
+    present = sys.modules.get("hypothesis")
+    sys.modules["hypothesis"] = None  # type: ignore[assignment]
+    try:
+        import kio.static.primitive
+    finally:
+        if present is None:
+            del sys.modules["hypothesis"]
+        else:
+            sys.modules["hypothesis"] = present
+
+
+_load_without_hypothesis()
+
+# ruff: noqa: E402
+from kio.index import load_payload_module
+from kio.schema.errors import ErrorCode
+from kio.schema.index import api_key_map, schema_name_map
+from kio.schema.leader_change_message.v0 import data as leader_change_v0
+from kio.schema.leader_change_message.v1 import data as leader_change_v1
+from kio.schema.snapshot_footer_record.v0.data import SnapshotFooterRecord
+from kio.schema.snapshot_header_record.v0.data import SnapshotHeaderRecord
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.static.constants import EntityType
+
+__all__ = [
+    "EntityType",
+    "ErrorCode",
+    "SerialError",
+    "SnapshotFooterRecord",
+    "SnapshotHeaderRecord",
+    "api_key_map",
+    "entity_reader",
+    "entity_writer",
+    "leader_change_v0",
+    "leader_change_v1",
+    "load_payload_module",
+    "schema_name_map",
+]

@@ -1,0 +1,185 @@
+"""Bytes that are not requests: where Kafka closes the connection the broker does too, and what Kafka reads it reads."""
+
+import contextlib
+import random
+import socket
+import struct
+
+import pytest
+from support.topics import Topics
+from support.wire import API_VERSIONS, FETCH, METADATA, PRODUCE, Closed, Wire, batch, decode, encode, fetch_tree, produce_tree
+from support.witness import Witness
+
+REQUEST_BYTES_MAX = 104_857_600
+NO_TOPICS = struct.pack(">i", 0)
+
+
+def header(api_key: int, version: int, client_id: bytes = b"raw", correlation_id: int = 7) -> bytes:
+    return struct.pack(">hhih", api_key, version, correlation_id, len(client_id)) + client_id
+
+
+def sized(frame: bytes) -> bytes:
+    return struct.pack(">i", len(frame)) + frame
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(struct.pack(">i", 0), id="an empty frame"),
+        pytest.param(struct.pack(">i", -1), id="a size of -1"),
+        pytest.param(struct.pack(">i", -(2**31)), id="the most negative size"),
+        pytest.param(struct.pack(">i", REQUEST_BYTES_MAX + 1) + b"x", id="a size over the limit"),
+        pytest.param(struct.pack(">i", 2**31 - 1) + b"x", id="the largest size"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n", id="HTTP"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), id="a TLS greeting"),
+        pytest.param(sized(b"abc"), id="shorter than a header"),
+        pytest.param(sized(header(999, 0)), id="an unknown API"),
+        pytest.param(sized(header(-1, 0)), id="a negative API"),
+        pytest.param(sized(header(52, 0) + bytes(30)), id="an API of the controller listener"),
+        pytest.param(sized(header(METADATA, 99)), id="a version too new"),
+        pytest.param(sized(header(METADATA, -1)), id="a negative version"),
+        pytest.param(sized(header(FETCH, 3) + bytes(40)), id="a version too old"),
+        pytest.param(sized(header(PRODUCE, 0) + bytes(20)), id="Produce 0, which is only advertised"),
+        pytest.param(sized(header(PRODUCE, 2) + bytes(20)), id="Produce 2, which is only advertised"),
+        pytest.param(sized(header(API_VERSIONS, 3) + b"\x00"), id="a body that ends at once"),
+        pytest.param(sized(header(METADATA, 1) + b"\x00\x00"), id="a body cut short"),
+        pytest.param(sized(struct.pack(">hhih", METADATA, 1, 7, 500) + b"raw"), id="a client id that does not end"),
+        pytest.param(sized(header(METADATA, 1) + struct.pack(">i", 2**31 - 1)), id="an array of 2^31 elements"),
+        pytest.param(sized(header(METADATA, 12) + b"\x00\xff\xff\xff\xff\x0f"), id="a compact array of 2^32 elements"),
+        pytest.param(sized(header(METADATA, 12) + b"\x00" + b"\xff" * 12), id="a number that does not end"),
+    ],
+)
+def test_what_is_no_request_closes_the_connection(wire: Wire, data: bytes) -> None:
+    wire.send_raw(data)
+    assert wire.is_closed()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(header(METADATA, 1) + NO_TOPICS + b"more", id="bytes behind the body"),
+        pytest.param(struct.pack(">hhih", METADATA, 1, 7, -1) + NO_TOPICS, id="no client id"),
+        pytest.param(header(METADATA, 1, b"") + NO_TOPICS, id="an empty client id"),
+        pytest.param(header(METADATA, 1, b"\xff\xfe") + NO_TOPICS, id="a client id that is not UTF-8"),
+        pytest.param(header(METADATA, 12) + b"\x01\x63\x02ab\x01\x00\x00\x00\x00", id="an unknown tag in the header"),
+        pytest.param(header(METADATA, 12) + b"\x00\x01\x00\x00\x00\x01\x63\x02ab", id="an unknown tag in the body"),
+    ],
+)
+def test_what_is_only_odd_is_answered(wire: Wire, frame: bytes) -> None:
+    wire.send_frame(frame)
+    correlation_id, answer = decode(METADATA, frame[3], wire.receive_frame())
+    assert correlation_id == 7
+    assert answer["topics"] == []
+
+
+@pytest.mark.parametrize("version", [5, 99, 32767, -1])
+def test_api_versions_of_an_unknown_version_says_which_are_known(wire: Wire, version: int) -> None:
+    wire.send_frame(header(API_VERSIONS, version) + b"\x00whatever")
+    assert wire.receive_frame() == struct.pack(">ihihhh", 7, 35, 1, API_VERSIONS, 0, 4)
+    answer = wire.ask(API_VERSIONS, 4, {"client_software_name": "test", "client_software_version": "1"})
+    assert answer["error_code"] == 0
+
+
+@pytest.mark.parametrize("name", ["", "no spaces!", "-begins-badly"])
+def test_api_versions_refuses_a_software_name_that_cannot_be(wire: Wire, name: str) -> None:
+    tree = {"client_software_name": name, "client_software_version": "1"}
+    assert wire.ask(API_VERSIONS, 3, tree)["error_code"] == 42
+
+
+def test_a_request_cut_off_by_the_client_harms_nobody(bootstrap: str, topics: Topics) -> None:
+    whole = sized(encode(PRODUCE, 9, produce_tree(topics.create(), batch()), 1))
+    for length in (1, 3, 4, 10, len(whole) // 2, len(whole) - 1):
+        with Wire(bootstrap) as wire:
+            wire.send_raw(whole[:length])
+
+
+def test_garbage_is_closed_or_answered_and_never_hangs(bootstrap: str) -> None:
+    chance = random.Random(20)
+    for _ in range(100):
+        with Wire(bootstrap) as wire:
+            api_key, version = chance.choice([(0, 9), (1, 12), (2, 7), (3, 12), (18, 3), (19, 7), (22, 4), (32, 4)])
+            wire.send_frame(header(api_key, version) + chance.randbytes(chance.randrange(200)))
+            # acks=0 has no answer: the witness's request behind it is what must be answered then.
+            with contextlib.suppress(ConnectionError):
+                wire.send(API_VERSIONS, 0, {})
+            with contextlib.suppress(Closed):
+                wire.receive_frame()
+
+
+def test_a_request_that_comes_byte_by_byte_is_answered_and_holds_nobody_up(wire: Wire, witness: Witness) -> None:
+    for byte in sized(encode(METADATA, 1, {"topics": []}, 55)):
+        wire.send_raw(bytes([byte]))
+        assert witness.works()
+    assert wire.receive(METADATA, 1)[0] == 55
+
+
+def test_many_large_requests_that_only_begin_hold_nobody_up(
+    bootstrap: str, witness: Witness, only_moldau: None
+) -> None:
+    """Kafka sets aside what a frame announces, and does not live through this with a small heap."""
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(Wire(bootstrap)) for _ in range(200)]
+        for wire in slow:
+            wire.send_raw(struct.pack(">i", REQUEST_BYTES_MAX) + b"only the beginning")
+        assert witness.works()
+
+
+def test_pipelined_requests_are_answered_in_order(wire: Wire, topics: Topics) -> None:
+    topic = topics.create()
+    kinds = []
+    for round_ in range(20):
+        wait = {"max_wait": 200 if round_ == 0 else 0}
+        kinds.append((FETCH, 12, wire.send(FETCH, 12, fetch_tree(topic, 0, **wait))))
+        kinds.append((METADATA, 1, wire.send(METADATA, 1, {"topics": []})))
+        kinds.append((PRODUCE, 9, wire.send(PRODUCE, 9, produce_tree(topic, batch()))))
+        kinds.append((API_VERSIONS, 0, wire.send(API_VERSIONS, 0, {})))
+    for api_key, version, sent in kinds:
+        correlation_id, _ = wire.receive(api_key, version)
+        assert correlation_id == sent
+
+
+def test_a_produce_without_answer_leaves_the_order_of_the_others(wire: Wire, topics: Topics) -> None:
+    topic = topics.create()
+    for _ in range(10):
+        wire.send(PRODUCE, 9, produce_tree(topic, batch(), acks=0))
+        sent = wire.send(METADATA, 1, {"topics": []})
+        assert wire.receive(METADATA, 1)[0] == sent
+
+
+def test_a_half_closed_connection_still_gets_its_answers(bootstrap: str, topics: Topics) -> None:
+    topic = topics.create()
+    for wait_ms in (0, 300):
+        with Wire(bootstrap) as wire:
+            sent = wire.send(FETCH, 12, fetch_tree(topic, 0, max_wait=wait_ms))
+            wire.socket.shutdown(socket.SHUT_WR)
+            assert wire.receive(FETCH, 12)[0] == sent
+            assert wire.is_closed()
+
+
+def test_a_client_that_vanishes_while_its_request_waits_harms_nobody(bootstrap: str, topics: Topics) -> None:
+    topic = topics.create()
+    for _ in range(20):
+        wire = Wire(bootstrap)
+        wire.send(FETCH, 12, fetch_tree(topic, 0, max_wait=30_000))
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wire.close()
+
+
+def test_a_client_that_never_reads_its_answers_holds_nobody_up(wire: Wire, topics: Topics, witness: Witness) -> None:
+    topic = topics.create(max_message_bytes=2_000_000)
+    with Wire(f"{wire.socket.getpeername()[0]}:{wire.socket.getpeername()[1]}") as other:
+        for _ in range(4):
+            other.ask(PRODUCE, 9, produce_tree(topic, batch([bytes(1_000_000)])))
+    wire.socket.settimeout(1)
+    with contextlib.suppress(TimeoutError):
+        for _ in range(2000):
+            wire.send(FETCH, 12, fetch_tree(topic, 0, partition_max_bytes=5_000_000))
+            if wire.correlation_id % 200 == 0:
+                assert witness.works()
+    assert witness.works()
+
+
+def test_connections_that_come_and_go_are_forgotten(bootstrap: str, witness: Witness) -> None:
+    for _ in range(200):
+        Wire(bootstrap).close()
+    assert witness.works()

@@ -1,0 +1,130 @@
+"""Idempotent producers that repeat themselves, skip, go back, wrap round or have been replaced."""
+
+import pytest
+from support.topics import Topics
+from support.wire import INIT_PRODUCER_ID, PRODUCE, Wire, batch, end_offset, produce, produce_tree
+
+OUT_OF_ORDER, STALE_EPOCH, INVALID_REQUEST, LOADING = 45, 47, 42, 14
+LAST_SEQUENCE = 2**31 - 1
+
+
+def new_producer(wire: Wire, **more: object) -> dict[str, int]:
+    tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
+    while True:
+        answer = wire.ask(INIT_PRODUCER_ID, 4, {**tree, **more})
+        if answer["error_code"] != LOADING:
+            return answer
+
+
+class Sending:
+    """One producer's batches on one partition."""
+
+    def __init__(self, wire: Wire, topic: str) -> None:
+        self.wire = wire
+        self.topic = topic
+        self.producer_id = new_producer(wire)["producer_id"]
+
+    def __call__(self, sequence: int, count: int = 1, epoch: int = 0) -> tuple[int, int]:
+        values = [b"%d" % number for number in range(count)]
+        data = batch(values, producer_id=self.producer_id, producer_epoch=epoch, base_sequence=sequence)
+        return produce(self.wire, self.topic, data)
+
+
+@pytest.fixture
+def send(wire: Wire, topics: Topics) -> Sending:
+    return Sending(wire, topics.create())
+
+
+def test_producer_ids_differ(wire: Wire) -> None:
+    answers = [new_producer(wire) for _ in range(20)]
+    assert all(answer["error_code"] == 0 and answer["producer_epoch"] == 0 for answer in answers)
+    assert len({answer["producer_id"] for answer in answers}) == 20
+
+
+def test_an_empty_transactional_id_is_refused(wire: Wire) -> None:
+    assert new_producer(wire, transactional_id="")["error_code"] == INVALID_REQUEST
+
+
+def test_sequences_follow_each_other(send: Sending) -> None:
+    assert [send(0), send(1, 3), send(4)] == [(0, 0), (0, 1), (0, 4)]
+
+
+def test_a_repeated_batch_gets_its_first_offset_and_is_written_once(send: Sending) -> None:
+    assert [send(0, 2), send(0, 2), send(2), send(2), send(0, 2)] == [(0, 0), (0, 0), (0, 2), (0, 2), (0, 0)]
+    assert end_offset(send.wire, send.topic) == 3
+
+
+def test_the_last_five_batches_are_remembered(send: Sending) -> None:
+    for sequence in range(7):
+        assert send(sequence) == (0, sequence)
+    assert [send(sequence) for sequence in range(2, 7)] == [(0, sequence) for sequence in range(2, 7)]
+    code, offset = send(1)
+    assert code in (OUT_OF_ORDER, 46)
+    assert offset == -1
+    assert end_offset(send.wire, send.topic) == 7
+
+
+def test_a_gap_is_refused_and_can_be_filled(send: Sending) -> None:
+    assert [send(0), send(2), send(1), send(2)] == [(0, 0), (OUT_OF_ORDER, -1), (0, 1), (0, 2)]
+
+
+def test_batches_that_overlap_are_refused(send: Sending) -> None:
+    assert [send(0, 3), send(1, 3), send(0, 2)] == [(0, 0), (OUT_OF_ORDER, -1), (OUT_OF_ORDER, -1)]
+    assert end_offset(send.wire, send.topic) == 3
+
+
+def test_a_producer_of_whom_nothing_is_remembered_may_begin_anywhere(send: Sending) -> None:
+    assert [send(5), send(6), send(8)] == [(0, 0), (0, 1), (OUT_OF_ORDER, -1)]
+
+
+def test_a_new_epoch_begins_at_zero_and_fences_the_old_one(send: Sending) -> None:
+    assert [send(0), send(3, epoch=1), send(0, epoch=1)] == [(0, 0), (OUT_OF_ORDER, -1), (0, 1)]
+    assert [send(1, epoch=0), send(1, epoch=1)] == [(STALE_EPOCH, -1), (0, 2)]
+
+
+def test_sequences_wrap_to_zero(send: Sending) -> None:
+    assert [send(LAST_SEQUENCE - 1, 2), send(0)] == [(0, 0), (0, 2)]
+    assert [send(LAST_SEQUENCE - 1, 2), send(2)] == [(0, 0), (OUT_OF_ORDER, -1)]
+
+
+def test_sequences_wrap_within_a_batch(send: Sending) -> None:
+    assert [send(LAST_SEQUENCE - 1, 4), send(2)] == [(0, 0), (0, 4)]
+    assert send(LAST_SEQUENCE - 1, 4) == (0, 0)
+
+
+def test_partitions_count_on_their_own(wire: Wire, topics: Topics) -> None:
+    topic = topics.create(partitions=2)
+    producer_id = new_producer(wire)["producer_id"]
+    data = batch(producer_id=producer_id, producer_epoch=0, base_sequence=0)
+    assert produce(wire, topic, data, partition=0) == (0, 0)
+    assert produce(wire, topic, data, partition=1) == (0, 0)
+    assert produce(wire, topic, data, partition=1) == (0, 0)
+
+
+def test_a_refused_batch_leaves_the_sequence_where_it_was(send: Sending, wire: Wire) -> None:
+    assert send(0) == (0, 0)
+    spoiled = batch(producer_id=send.producer_id, producer_epoch=0, base_sequence=1, crc=1)
+    assert produce(wire, send.topic, spoiled) == (2, -1)
+    assert send(1) == (0, 1)
+
+
+def test_pipelined_batches_of_one_producer_stay_in_order(send: Sending) -> None:
+    wire = send.wire
+    sent = []
+    for sequence in range(50):
+        data = batch(producer_id=send.producer_id, producer_epoch=0, base_sequence=sequence)
+        sent.append(wire.send(PRODUCE, 9, produce_tree(send.topic, data)))
+    for offset, expected in enumerate(sent):
+        correlation_id, answer = wire.receive(PRODUCE, 9)
+        (partition,) = answer["responses"][0]["partition_responses"]
+        assert (correlation_id, partition["error_code"], partition["base_offset"]) == (expected, 0, offset)
+
+
+def test_transactions_are_refused_clearly(wire: Wire, topics: Topics, only_moldau: None) -> None:
+    assert new_producer(wire, transactional_id="tx")["error_code"] in (35, 42, 53)
+    producer_id = new_producer(wire)["producer_id"]
+    topic = topics.create()
+    data = batch(attributes=0x10, producer_id=producer_id, producer_epoch=0, base_sequence=0)
+    code, _ = produce(wire, topic, data, transactional_id="tx")
+    assert code != 0
+    assert end_offset(wire, topic) == 0

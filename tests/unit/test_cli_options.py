@@ -1,0 +1,69 @@
+"""Flags: every setting has one, and what cannot be understood is told with the nearest flag."""
+
+import pytest
+
+from moldau.cli.help import serve_help
+from moldau.cli.options import parse_flags
+from moldau.errors import InvalidConfigError
+from moldau.settings.broker import broker_aliases, broker_registry
+from moldau.settings.registry import ConfigType
+from moldau.settings.sources import build, flag_of
+
+
+def test_without_flags_nothing_is_given() -> None:
+    flags = parse_flags([])
+    assert (flags.config, flags.settings, flags.wants_help) == (None, {}, False)
+
+
+@pytest.mark.parametrize("name", [*broker_registry(), *broker_aliases()])
+def test_every_setting_has_a_flag_under_each_of_its_names(name: str) -> None:
+    assert parse_flags([f"{flag_of(name)}=1"]).settings == {name: "1"}
+    assert parse_flags([flag_of(name), "1"]).settings == {name: "1"}
+
+
+def test_what_is_true_or_false_can_be_said_three_ways() -> None:
+    assert parse_flags(["--write-caching"]).settings == {"write.caching": "true"}
+    assert parse_flags(["--no-write-caching"]).settings == {"write.caching": "false"}
+    assert parse_flags(["--write-caching", "false", "--store", "memory"]).settings == {
+        "write.caching": "false",
+        "store": "memory",
+    }
+
+
+def test_lists_may_be_repeated_or_written_with_commas() -> None:
+    assert parse_flags(["--listen", "a:1", "--listen", "b:2,c:3"]).settings == {"listen": "a:1,b:2,c:3"}
+
+
+def test_negative_numbers_are_values_and_not_flags() -> None:
+    settings = build(flags=parse_flags(["--log-retention-ms", "-1"]).settings)
+    assert settings.topic_defaults.retention_ms == -1
+
+
+def test_the_file_is_not_a_setting() -> None:
+    assert parse_flags(["--config", "moldau.toml"]) == ("moldau.toml", {}, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--lisen", "a:1"], r"there is no flag --lisen; did you mean --listen\?"),
+        (["--lisen=a:1"], r"there is no flag --lisen; did you mean --listen\?"),
+        (["--write"], "there is no flag --write"),
+        (["orders"], "there is no flag orders"),
+        (["--store"], "--store: expected one argument"),
+    ],
+)
+def test_what_is_no_flag_is_told(arguments: list[str], said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        parse_flags(arguments)
+
+
+def test_help_shows_every_flag_whole_and_the_five_that_matter_first() -> None:
+    text = serve_help()
+    shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    expected = [
+        f"--[no-]{flag_of(name)[2:]}" if found.type is ConfigType.BOOLEAN else flag_of(name)
+        for name, found in broker_registry().items()
+    ]
+    assert shown == ["--config", *expected]
+    assert expected[:3] == ["--listen", "--advertised-listeners", "--data-dir"]

@@ -1,0 +1,81 @@
+"""A coroutine that is started at once behaves like a task, except that it has begun."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from moldau.eager import start_now
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[list[tuple[Any, BaseException | None]], bool]:
+    """What `done` was told, and whether the coroutine needed a task."""
+    told: list[tuple[Any, BaseException | None]] = []
+    task = start_now(coroutine, lambda result, error: told.append((result, error)))
+    if task is not None:
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+    return told, task is not None
+
+
+def test_what_never_waits_is_done_before_the_call_returns() -> None:
+    async def quick() -> int:
+        return 7
+
+    assert asyncio.run(_outcome(quick())) == ([(7, None)], False)
+
+
+def test_what_waits_goes_on_as_a_task() -> None:
+    async def slow() -> int:
+        total = 0
+        for delay_s in (0, 0.001, 0, 0.001):
+            await asyncio.sleep(delay_s)
+            total += 1
+        return total
+
+    assert asyncio.run(_outcome(slow())) == ([(4, None)], True)
+
+
+def test_errors_before_and_after_the_first_wait_are_told() -> None:
+    async def fails(wait: bool) -> None:
+        if wait:
+            await asyncio.sleep(0)
+        raise ValueError("no")
+
+    for wait in (False, True):
+        [(result, error)], waited = asyncio.run(_outcome(fails(wait)))
+        assert result is None
+        assert isinstance(error, ValueError)
+        assert waited is wait
+
+
+def test_an_awaited_failure_reaches_the_coroutine() -> None:
+    async def catches() -> str:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.set_exception, KeyError("x"))
+        try:
+            await future
+        except KeyError:
+            return "caught"
+        return "missed"
+
+    assert asyncio.run(_outcome(catches())) == ([("caught", None)], True)
+
+
+def test_a_cancelled_one_cleans_up_even_if_its_task_never_ran() -> None:
+    async def main() -> list[str]:
+        seen: list[str] = []
+
+        async def careful() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                seen.append("cleaned up")
+
+        task = start_now(careful(), lambda _, error: seen.append(type(error).__name__))
+        assert task is not None
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+        return seen
+
+    assert asyncio.run(main()) == ["cleaned up", "CancelledError"]

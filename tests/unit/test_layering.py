@@ -1,0 +1,124 @@
+"""The architecture, kept by a test: imports point downwards only, and what decides is pure."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+# From the ground up. A module may import from its own layer and from those above it in this list; the
+# longest name that fits a module says which layer it is in.
+LAYERS = [
+    ["moldau.errors", "moldau.eager", "moldau.observe", "moldau.world"],
+    ["moldau.wire", "moldau.metadata.image"],
+    ["moldau.settings"],
+    ["moldau.records"],
+    ["moldau.logs"],
+    ["moldau.decisions", "moldau.quorum"],
+    ["moldau.metadata"],
+    ["moldau.controller"],
+    ["moldau.partitions", "moldau.transactions", "moldau.connections"],
+    ["moldau.requests"],
+    ["moldau.node"],
+    ["moldau.testing", "moldau.cli", "moldau.__main__"],
+]
+RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+PURE = [
+    "moldau.wire",
+    "moldau.records",
+    "moldau.settings",
+    "moldau.metadata.image",
+    "moldau.metadata.apply",
+    "moldau.metadata.records",
+    "moldau.decisions.decision",
+    "moldau.quorum.state",
+    "moldau.controller.brokers",
+    "moldau.controller.configs",
+    "moldau.controller.ids",
+    "moldau.controller.placement",
+    "moldau.controller.state",
+    "moldau.controller.topics",
+    "moldau.logs.compaction",
+    "moldau.logs.epochs",
+    "moldau.logs.producers",
+    "moldau.partitions.state",
+]
+IMPURE = {"asyncio", "os", "random", "secrets", "selectors", "socket", "threading", "time"}
+WORLDLY = {"moldau.world", "moldau.testing", "moldau.cli", "moldau.connections", "moldau.eager"}
+"""Where the outside is let in: everybody else takes clock, randomness and disk from the world."""
+
+
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for path in sorted((SOURCE / "moldau").rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = modules()
+
+
+def is_below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def rank(name: str) -> int:
+    fitting = [prefix for prefix in RANKS if is_below(name, prefix)]
+    assert fitting, f"{name} is in no layer: say in LAYERS where it belongs"
+    return RANKS[max(fitting, key=len)]
+
+
+def imports(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(
+                f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in MODULES else node.module
+                for alias in node.names
+            )
+    return names
+
+
+def only_for_types(tree: ast.Module) -> set[str]:
+    """What is imported under `if TYPE_CHECKING` exists for the type checker only."""
+    guarded = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    ]
+    return set().union(*(imports(ast.Module(body=node.body, type_ignores=[])) for node in guarded), set())
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"moldau"}))
+def test_imports_point_downwards(name: str) -> None:
+    tree = MODULES[name]
+    for imported in sorted(imports(tree) - only_for_types(tree)):
+        if imported.startswith("moldau.") and imported != "moldau":
+            assert rank(imported) <= rank(name), f"{name} reaches up to {imported}"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name in MODULES if any(is_below(name, prefix) for prefix in PURE))
+)
+def test_what_decides_is_pure(name: str) -> None:
+    roots = {imported.split(".")[0] for imported in imports(MODULES[name])}
+    assert not roots & IMPURE, f"{name} decides, so it takes time, chance and I/O from its caller"
+
+
+def test_the_outside_comes_in_through_the_world() -> None:
+    for name, tree in MODULES.items():
+        if any(is_below(name, prefix) for prefix in WORLDLY):
+            continue
+        roots = {imported.split(".")[0] for imported in imports(tree) - only_for_types(tree)}
+        assert not roots & {"time", "threading", "socket", "os", "secrets"}, name
+
+
+def test_kio_comes_in_through_one_door() -> None:
+    for name, tree in MODULES.items():
+        if name != "moldau.wire.kio":
+            assert not any(is_below(imported, "kio") for imported in imports(tree)), name

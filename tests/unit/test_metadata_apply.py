@@ -1,0 +1,201 @@
+"""Images: what records make of them, what the delta says, and that old images stay as they were."""
+
+from uuid import UUID
+
+import pytest
+
+from moldau.errors import CorruptRecordError
+from moldau.metadata.apply import Change, LeaderChange, apply
+from moldau.metadata.image import (
+    EMPTY_IMAGE,
+    TOPIC_RESOURCE,
+    ClusterDelta,
+    ClusterImage,
+    ConfigResource,
+    PartitionImage,
+)
+from moldau.metadata.records import (
+    BrokerEndpoint,
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    NoOpRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+A, B = UUID(int=10), UUID(int=11)
+ORDERS = ConfigResource(TOPIC_RESOURCE, "orders")
+
+
+def partition(topic_id: UUID, index: int, leader: int = 1) -> PartitionRecord:
+    return PartitionRecord(
+        partition_id=index,
+        topic_id=topic_id,
+        replicas=(leader,),
+        isr=(leader,),
+        leader=leader,
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=(None,),
+    )
+
+
+def config(name: str, value: str | None) -> ConfigRecord:
+    return ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name="orders", name=name, value=value)
+
+
+def after(image: ClusterImage, *changes: Change) -> tuple[ClusterImage, ClusterDelta]:
+    return apply(image, changes, image.offset + len(changes))
+
+
+def with_orders() -> ClusterImage:
+    image, _ = after(
+        EMPTY_IMAGE,
+        TopicRecord(name="orders", topic_id=A),
+        config("retention.ms", "5"),
+        partition(A, 0),
+        partition(A, 1),
+    )
+    return image
+
+
+def test_a_topic_comes_with_its_partitions_and_configs() -> None:
+    image, delta = after(
+        EMPTY_IMAGE, TopicRecord(name="orders", topic_id=A), config("retention.ms", "5"), partition(A, 0)
+    )
+    assert image.topics["orders"].partitions == (PartitionImage(0, (1,), (1,), 1, 0, 0),)
+    assert image.topic_by_id(A) is image.topics["orders"]
+    assert image.config(ORDERS) == {"retention.ms": "5"}
+    assert image.offset == 2
+    assert delta == ClusterDelta(
+        topics_created=("orders",), partitions_changed=(("orders", 0),), configs_changed=(ORDERS,)
+    )
+
+
+def test_an_image_does_not_change_when_the_next_is_made() -> None:
+    before = with_orders()
+    topics, configs = dict(before.topics), dict(before.configs[ORDERS])
+    after(before, partition(A, 2), config("retention.ms", None), RemoveTopicRecord(topic_id=A))
+    assert dict(before.topics) == topics
+    assert dict(before.configs[ORDERS]) == configs
+    assert before.topic_names[A] == "orders"
+    with pytest.raises(TypeError):
+        before.topics["other"] = topics["orders"]  # type: ignore[index]
+
+
+def test_what_no_record_touches_is_shared_between_images() -> None:
+    before = with_orders()
+    image, delta = after(before, NoOpRecord())
+    assert (image.topics, image.configs) == (before.topics, before.configs)
+    assert image.topics is before.topics
+    assert delta == ClusterDelta()
+
+
+def test_a_deleted_topic_takes_its_configs_with_it() -> None:
+    before = with_orders()
+    image, delta = after(before, RemoveTopicRecord(topic_id=A))
+    assert not image.topics
+    assert not image.topic_names
+    assert not image.configs
+    assert delta == ClusterDelta(topics_deleted=(before.topics["orders"],), configs_changed=(ORDERS,))
+
+
+def test_a_topic_made_again_in_one_step_is_both_deleted_and_created() -> None:
+    before = with_orders()
+    image, delta = after(
+        before, RemoveTopicRecord(topic_id=A), TopicRecord(name="orders", topic_id=B), partition(B, 0)
+    )
+    assert image.topics["orders"].topic_id == B
+    assert image.config(ORDERS) == {}
+    assert delta.topics_deleted == (before.topics["orders"],)
+    assert delta.topics_created == ("orders",)
+    assert delta.partitions_changed == (("orders", 0),)
+
+
+def test_a_topic_that_comes_and_goes_in_one_step_was_never_there() -> None:
+    image, delta = after(
+        EMPTY_IMAGE,
+        TopicRecord(name="orders", topic_id=A),
+        config("retention.ms", "5"),
+        partition(A, 0),
+        RemoveTopicRecord(topic_id=A),
+    )
+    assert delta == ClusterDelta()
+    assert not image.topics
+    assert not image.configs
+
+
+def test_naming_a_leader_begins_an_epoch_and_any_change_a_partition_epoch() -> None:
+    image, delta = after(with_orders(), PartitionChangeRecord(partition_id=1, topic_id=A, leader=1))
+    assert image.partition("orders", 1) == PartitionImage(1, (1,), (1,), 1, 1, 1)
+    assert delta.partitions_changed == (("orders", 1),)
+    image, _ = after(image, PartitionChangeRecord(partition_id=1, topic_id=A, isr=(1, 2), replicas=(1, 2)))
+    assert image.partition("orders", 1) == PartitionImage(1, (1, 2), (1, 2), 1, 1, 2)
+
+
+def test_configs_that_end_up_as_they_were_are_no_change() -> None:
+    _, delta = after(with_orders(), config("retention.ms", "6"), config("retention.ms", "5"))
+    assert delta.configs_changed == ()
+
+
+def test_brokers_register_and_are_fenced_and_unfenced() -> None:
+    register = RegisterBrokerRecord(
+        broker_id=1,
+        incarnation_id=A,
+        broker_epoch=4,
+        end_points=(BrokerEndpoint(name="P", host="h", port=1, security_protocol=0),),
+    )
+    image, delta = after(EMPTY_IMAGE, register)
+    assert image.brokers[1].fenced
+    assert delta.brokers_changed == (1,)
+    image, _ = after(image, BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=4, fenced=-1))
+    assert image.brokers[1].is_active
+    image, _ = after(
+        image, BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=4, in_controlled_shutdown=1)
+    )
+    assert not image.brokers[1].fenced
+    assert not image.brokers[1].is_active
+
+
+def test_features_producer_ids_and_the_controller_follow_the_log() -> None:
+    image, delta = after(
+        EMPTY_IMAGE,
+        LeaderChange(1, 7),
+        FeatureLevelRecord(name="metadata.version", feature_level=30),
+        ProducerIdsRecord(broker_id=1, next_producer_id=1000),
+    )
+    assert (image.controller_id, image.controller_epoch) == (1, 7)
+    assert image.features == {"metadata.version": 30}
+    assert image.next_producer_id == 1000
+    assert delta.features_changed == ("metadata.version",)
+    image, _ = after(image, FeatureLevelRecord(name="metadata.version", feature_level=0))
+    assert image.features == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        TopicRecord(name="orders", topic_id=B),
+        TopicRecord(name="other", topic_id=A),
+        RemoveTopicRecord(topic_id=B),
+        partition(B, 0),
+        partition(A, 1),
+        partition(A, 3),
+        PartitionChangeRecord(partition_id=2, topic_id=A, leader=1),
+        BrokerRegistrationChangeRecord(broker_id=9, broker_epoch=0, fenced=1),
+        ProducerIdsRecord(broker_id=1, next_producer_id=-1),
+    ],
+)
+def test_a_record_that_cannot_follow_is_refused(change: Change) -> None:
+    with pytest.raises(CorruptRecordError):
+        after(with_orders(), change)
+
+
+def test_offsets_never_go_back() -> None:
+    with pytest.raises(CorruptRecordError):
+        apply(with_orders(), [NoOpRecord()], 1)

@@ -1,0 +1,248 @@
+"""DescribeCluster, DescribeLogDirs and DescribeTopicPartitions, as clients of every version see them."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from moldau.logs.store import LogName
+from moldau.metadata.image import PartitionImage, TopicImage
+from moldau.settings.broker import BrokerSettings
+from moldau.wire.api_keys import ApiKey
+from support.admin import AdminBroker, broker_image, image_of, topic_id, versions_of
+
+CLUSTER, LOG_DIRS = ApiKey.DESCRIBE_CLUSTER, ApiKey.DESCRIBE_LOG_DIRS
+PARTITIONS = ApiKey.DESCRIBE_TOPIC_PARTITIONS
+
+NOT_ASKED = -(2**31)
+ALL_OF_A_CLUSTER = 8096
+ALL_OF_A_TOPIC = 3576
+
+
+def describe_cluster(broker: AdminBroker, version: int = 2, **more: Any) -> Any:
+    request = {
+        "include_cluster_authorized_operations": False,
+        "endpoint_type": 1,
+        "include_fenced_brokers": False,
+        **more,
+    }
+    return broker.ask(CLUSTER, version, **request)
+
+
+@pytest.mark.parametrize("version", versions_of(CLUSTER))
+def test_a_cluster_is_its_id_its_controller_and_its_live_brokers(version: int) -> None:
+    others = [broker_image(2, fenced=True), broker_image(3), broker_image(4, listener="INTERNAL")]
+    answer = describe_cluster(AdminBroker(image_of({}, brokers=others)), version)
+    assert (answer.error_code, answer.error_message) == (0, None)
+    assert (answer.cluster_id, answer.controller_id) == ("the-cluster", 1)
+    assert [(each.broker_id, each.host, each.port, each.rack) for each in answer.brokers] == [
+        (1, "host1", 9001, "rack1"),
+        (3, "host3", 9003, "rack3"),
+    ]
+    assert answer.cluster_authorized_operations == NOT_ASKED
+
+
+def test_fenced_brokers_are_told_of_when_asked_for() -> None:
+    broker = AdminBroker(image_of({}, brokers=[broker_image(2, fenced=True)]))
+    answer = describe_cluster(broker, include_fenced_brokers=True)
+    assert [(each.broker_id, each.is_fenced) for each in answer.brokers] == [(1, False), (2, True)]
+
+
+def test_operations_are_told_when_asked_for() -> None:
+    answer = describe_cluster(AdminBroker(image_of({})), include_cluster_authorized_operations=True)
+    assert answer.cluster_authorized_operations == ALL_OF_A_CLUSTER
+
+
+def test_a_controller_that_the_caller_cannot_reach_is_not_named() -> None:
+    image = dataclasses.replace(image_of({}), controller_id=9)
+    assert describe_cluster(AdminBroker(image)).controller_id == -1
+
+
+@pytest.mark.parametrize(("endpoint_type", "code"), [(2, 114), (0, 115), (3, 115)])
+def test_only_brokers_are_described_here(endpoint_type: int, code: int) -> None:
+    answer = describe_cluster(AdminBroker(image_of({})), endpoint_type=endpoint_type)
+    assert (answer.error_code, answer.brokers) == (code, [])
+    assert answer.error_message
+
+
+@pytest.fixture
+def keeper() -> AdminBroker:
+    broker = AdminBroker(image_of({"a": 2, "b": 1}), BrokerSettings(data_dir="/kept/here"))
+    broker.partitions.sizes = {LogName("b", 0): 30, LogName("a", 1): 20, LogName("a", 0): 10}
+    return broker
+
+
+def sizes(result: Any) -> dict[str, list[tuple[int, int]]]:
+    assert all(
+        (each.offset_lag, each.is_future_key) == (0, False)
+        for topic in result.topics
+        for each in topic.partitions
+    )
+    return {
+        topic.name: [(each.partition_index, each.partition_size) for each in topic.partitions]
+        for topic in result.topics
+    }
+
+
+@pytest.mark.parametrize("version", versions_of(LOG_DIRS))
+def test_the_log_directory_is_told_with_the_sizes_of_all_partitions(
+    keeper: AdminBroker, version: int
+) -> None:
+    answer = keeper.ask(LOG_DIRS, version, topics=None)
+    (result,) = answer.results
+    assert (result.error_code, result.log_dir) == (0, "/kept/here")
+    assert sizes(result) == {"a": [(0, 10), (1, 20)], "b": [(0, 30)]}
+    if version >= 3:
+        assert answer.error_code == 0
+    if version >= 4:
+        assert (result.total_bytes, result.usable_bytes) == (1000, 400)
+    if version >= 5:
+        assert result.is_cordoned is False
+
+
+def test_only_the_partitions_asked_for_are_told_and_absent_ones_left_out(keeper: AdminBroker) -> None:
+    asked = [
+        {"topic": "a", "partitions": [1, 99]},
+        {"topic": "gone", "partitions": [0]},
+        {"topic": "b", "partitions": []},
+    ]
+    (result,) = keeper.ask(LOG_DIRS, topics=asked).results
+    assert sizes(result) == {"a": [(1, 20)]}
+    (result,) = keeper.ask(LOG_DIRS, topics=[]).results
+    assert sizes(result) == {}
+
+
+def test_a_log_directory_that_is_offline_is_an_error_of_its_own(keeper: AdminBroker) -> None:
+    keeper.partitions.space = OSError("input/output error")
+    answer = keeper.ask(LOG_DIRS, topics=None)
+    assert answer.error_code == 0
+    (result,) = answer.results
+    assert (result.error_code, result.log_dir) == (56, "/kept/here")
+    assert (result.topics, result.total_bytes, result.usable_bytes) == ([], -1, -1)
+
+
+def test_a_store_without_files_is_named_as_what_it_is() -> None:
+    broker = AdminBroker(image_of({}), BrokerSettings(store="memory"))
+    assert broker.ask(LOG_DIRS, topics=None).results[0].log_dir == "memory"
+
+
+def describe_partitions(
+    broker: AdminBroker, names: list[str], limit: int = 2000, cursor: tuple[str, int] | None = None
+) -> Any:
+    return broker.ask(
+        PARTITIONS,
+        topics=[{"name": name} for name in names],
+        response_partition_limit=limit,
+        cursor=None if cursor is None else {"topic_name": cursor[0], "partition_index": cursor[1]},
+    )
+
+
+def told(answer: Any) -> list[tuple[Any, ...]]:
+    return [
+        (topic.name, topic.error_code, [each.partition_index for each in topic.partitions])
+        for topic in answer.topics
+    ]
+
+
+def next_cursor(answer: Any) -> tuple[str, int] | None:
+    cursor = answer.next_cursor
+    return None if cursor is None else (cursor.topic_name, cursor.partition_index)
+
+
+@pytest.fixture
+def shelf() -> AdminBroker:
+    return AdminBroker(image_of({"e": 1, "a": 5, "c": 2, "__consumer_offsets": 1}))
+
+
+def test_topics_are_told_by_name_with_leaders_and_replicas(shelf: AdminBroker) -> None:
+    answer = describe_partitions(shelf, ["e", "a", "e"])
+    assert told(answer) == [("a", 0, [0, 1, 2, 3, 4]), ("e", 0, [0])]
+    topic = answer.topics[1]
+    assert (topic.topic_id, topic.is_internal) == (topic_id(0), False)
+    assert topic.topic_authorized_operations == ALL_OF_A_TOPIC
+    (partition,) = topic.partitions
+    assert (partition.error_code, partition.leader_id, partition.leader_epoch) == (0, 1, 3)
+    assert (partition.replica_nodes, partition.isr_nodes, partition.offline_replicas) == ([1], [1], [])
+    assert (partition.eligible_leader_replicas, partition.last_known_elr) == ([], [])
+    assert next_cursor(answer) is None
+
+
+def test_internal_topics_are_marked(shelf: AdminBroker) -> None:
+    assert describe_partitions(shelf, ["__consumer_offsets"]).topics[0].is_internal is True
+
+
+def test_pages_together_tell_every_partition_once(shelf: AdminBroker) -> None:
+    for limit in (1, 2, 3, 7, 9, 2000):
+        found, cursor, pages = [], None, 0
+        while pages == 0 or cursor is not None:
+            answer = describe_partitions(shelf, [], limit, cursor)
+            page = [(name, index) for name, _, indexes in told(answer) for index in indexes]
+            assert len(page) <= limit
+            found += page
+            cursor, pages = next_cursor(answer), pages + 1
+            assert pages < 20
+        assert found == sorted(found)
+        assert len(found) == 9
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "cursor", "expected", "following"),
+    [
+        (["a", "e"], 2, None, [("a", 0, [0, 1])], ("a", 2)),
+        (["a", "e"], 5, None, [("a", 0, [0, 1, 2, 3, 4])], ("e", 0)),
+        (["a", "zz"], 5, None, [("a", 0, [0, 1, 2, 3, 4])], ("zz", 0)),
+        (["a", "e"], 2000, ("a", 4), [("a", 0, [4]), ("e", 0, [0])], None),
+        (["a", "e"], 2, ("a", 99), [("a", 0, []), ("e", 0, [0])], None),
+        (["a", "e"], 5, ("e", 0), [("e", 0, [0])], None),
+        (["zz", "a"], 5, ("zz", 0), [("zz", 3, [])], None),
+        (["a"], 0, None, [("a", 0, [0])], ("a", 1)),
+        (["a"], -1, None, [("a", 0, [0])], ("a", 1)),
+        ([], 3, ("b", 0), [("c", 0, [0, 1]), ("e", 0, [0])], None),
+        (
+            ["zz", "sp ace", "", "e"],
+            9,
+            None,
+            [("", 17, []), ("e", 0, [0]), ("sp ace", 17, []), ("zz", 3, [])],
+            None,
+        ),
+    ],
+)
+def test_cursor_and_limit_cut_the_answer(
+    shelf: AdminBroker,
+    names: list[str],
+    limit: int,
+    cursor: tuple[str, int] | None,
+    expected: list[tuple[Any, ...]],
+    following: tuple[str, int] | None,
+) -> None:
+    answer = describe_partitions(shelf, names, limit, cursor)
+    assert told(answer) == expected
+    assert next_cursor(answer) == following
+
+
+def test_an_answer_never_holds_more_than_2000_partitions() -> None:
+    answer = describe_partitions(AdminBroker(image_of({"big": 2001})), ["big"], 2**31 - 1)
+    assert len(answer.topics[0].partitions) == 2000
+    assert next_cursor(answer) == ("big", 2000)
+
+
+@pytest.mark.parametrize("cursor", [("b", 0), ("a", -1)])
+def test_a_cursor_that_cannot_be_refuses_every_topic(shelf: AdminBroker, cursor: tuple[str, int]) -> None:
+    answer = describe_partitions(shelf, ["a", "e"], 2, cursor)
+    assert told(answer) == [("a", 42, []), ("e", 42, [])]
+    assert next_cursor(answer) is None
+
+
+def test_leaders_and_replicas_that_cannot_be_reached_are_told_so() -> None:
+    image = image_of({}, brokers=[broker_image(2, fenced=True), broker_image(3, listener="INTERNAL")])
+    partitions = (
+        PartitionImage(0, (1, 2, 3, 4), (1,), 1, 0, 0),
+        PartitionImage(1, (3,), (3,), 3, 6, 0),
+        PartitionImage(2, (1,), (1,), -1, 7, 0),
+    )
+    topic = TopicImage("a", topic_id(0), partitions)
+    broker = AdminBroker(dataclasses.replace(image, topics={"a": topic}, topic_names={topic_id(0): "a"}))
+    found = describe_partitions(broker, ["a"]).topics[0].partitions
+    assert [each.leader_id for each in found] == [1, -1, -1]
+    assert [each.leader_epoch for each in found] == [0, 6, 7]
+    assert [each.offline_replicas for each in found] == [[2, 3, 4], [3], []]

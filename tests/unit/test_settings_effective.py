@@ -1,0 +1,250 @@
+"""The settings in force as clients change them, and what DescribeConfigs can tell of each."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from uuid import UUID
+
+import pytest
+
+from moldau.errors import InvalidConfigError
+from moldau.metadata.image import (
+    BROKER_RESOURCE,
+    TOPIC_RESOURCE,
+    ClusterDelta,
+    ClusterImage,
+    ConfigResource,
+    TopicImage,
+)
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import (
+    ConfigEntry,
+    ConfigSource,
+    ConfigSynonym,
+    ConfigType,
+    EffectiveSettings,
+    append_to_list,
+    subtract_from_list,
+    validate_broker_configs,
+    validate_topic_configs,
+)
+from moldau.settings.sources import build
+from moldau.settings.topic import TopicSettings
+
+ORDERS = ConfigResource(TOPIC_RESOURCE, "orders")
+BROKER_1 = ConfigResource(BROKER_RESOURCE, "1")
+BROKER_2 = ConfigResource(BROKER_RESOURCE, "2")
+ALL_BROKERS = ConfigResource(BROKER_RESOURCE, "")
+
+
+def image(configs: Mapping[ConfigResource, Mapping[str, str]]) -> ClusterImage:
+    return ClusterImage(configs=MappingProxyType(dict(configs)))
+
+
+def change(settings: EffectiveSettings, configs: Mapping[ConfigResource, Mapping[str, str]]) -> None:
+    settings.apply(image(configs), ClusterDelta(configs_changed=tuple(configs)))
+
+
+def entry(entries: list[ConfigEntry], name: str) -> ConfigEntry:
+    (found,) = [each for each in entries if each.name == name]
+    return found
+
+
+def test_a_topic_without_configs_has_the_brokers_defaults() -> None:
+    settings = EffectiveSettings(build(flags={"log.retention.ms": "5"}))
+    assert settings.topic("orders") == TopicSettings(retention_ms=5)
+    assert settings.topic("orders") is settings.topic("payments")
+
+
+def test_configs_go_over_each_other_from_topic_to_default() -> None:
+    settings = EffectiveSettings(
+        build(flags={"log.retention.ms": "1", "log.retention.bytes": "1", "log.roll.ms": "1"})
+    )
+    everywhere = {"log.retention.ms": "2", "log.retention.bytes": "2"}
+    change(settings, {ALL_BROKERS: everywhere})
+    assert settings.topic("orders").retention_ms == 2
+    change(settings, {ALL_BROKERS: everywhere, BROKER_1: {"log.retention.ms": "3"}})
+    topic = settings.topic("orders")
+    assert (topic.retention_ms, topic.retention_bytes, topic.segment_ms) == (3, 2, 1)
+    change(
+        settings,
+        {ALL_BROKERS: everywhere, BROKER_1: {"log.retention.ms": "3"}, ORDERS: {"retention.ms": "4"}},
+    )
+    topic = settings.topic("orders")
+    assert (topic.retention_ms, topic.retention_bytes, topic.segment_ms) == (4, 2, 1)
+    assert settings.topic("payments").retention_ms == 3
+
+
+def test_a_config_taken_back_gives_way_to_what_lies_beneath() -> None:
+    settings = EffectiveSettings(BrokerSettings())
+    change(settings, {ORDERS: {"retention.ms": "4"}, BROKER_1: {"max.connections": "9"}})
+    assert settings.topic("orders").retention_ms == 4
+    assert settings.broker.max_connections == 9
+    settings.apply(image({}), ClusterDelta(configs_changed=(ORDERS, BROKER_1)))
+    assert settings.topic("orders").retention_ms == 604_800_000
+    assert settings.broker.max_connections == 10_000
+
+
+def test_another_brokers_configs_are_not_ours() -> None:
+    settings = EffectiveSettings(BrokerSettings())
+    change(settings, {BROKER_2: {"max.connections": "9"}})
+    assert settings.broker == BrokerSettings()
+
+
+def test_a_topic_made_again_under_a_name_does_not_inherit() -> None:
+    settings = EffectiveSettings(BrokerSettings())
+    change(settings, {ORDERS: {"retention.ms": "4"}})
+    assert settings.topic("orders").retention_ms == 4
+    gone = TopicImage("orders", UUID(int=1), ())
+    settings.apply(image({}), ClusterDelta(topics_deleted=(gone,)))
+    assert settings.topic("orders").retention_ms == 604_800_000
+
+
+def test_configs_of_another_version_in_the_metadata_do_not_keep_a_node_from_starting() -> None:
+    committed = image(
+        {
+            ORDERS: {"retention.ms": "soon", "holographic.storage": "true", "segment.bytes": "2048"},
+            BROKER_1: {"listen": "0.0.0.0:1", "max.connections": "many", "log.retention.ms": "7"},
+        }
+    )
+    settings = EffectiveSettings(BrokerSettings(), committed)
+    assert settings.broker.listen == ("127.0.0.1:9092",)
+    assert settings.broker.max_connections == 10_000
+    assert settings.topic("orders") == TopicSettings(retention_ms=7, segment_bytes=2048)
+
+
+@pytest.mark.parametrize(
+    ("configs", "said"),
+    [
+        ({"retention.sm": "5"}, r"Unknown topic config name: retention.sm; did you mean retention.ms\?"),
+        ({"retention.ms": None}, "Null value not supported for topic configs: retention.ms"),
+        ({"retention.ms": "x"}, "Invalid value x for configuration retention.ms: Not a number of type LONG"),
+        ({"cleanup.policy": "archive"}, "String must be one of: delete, compact"),
+        (
+            {"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"},
+            r"min.compaction.lag.ms \(5\) is more than",
+        ),
+        ({"log.retention.ms": "5"}, "Unknown topic config name: log.retention.ms"),
+    ],
+)
+def test_topic_configs_that_cannot_be_are_refused(configs: dict[str, str | None], said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        validate_topic_configs(configs)
+    with pytest.raises(InvalidConfigError, match=said):
+        EffectiveSettings(BrokerSettings()).validate_topic_configs(configs)
+
+
+def test_topic_configs_are_checked_over_the_brokers_defaults() -> None:
+    validate_topic_configs({"min.compaction.lag.ms": "5"})
+    settings = EffectiveSettings(build(flags={"log.cleaner.max.compaction.lag.ms": "4"}))
+    with pytest.raises(InvalidConfigError, match="is more than"):
+        settings.validate_topic_configs({"min.compaction.lag.ms": "5"})
+
+
+@pytest.mark.parametrize(
+    ("configs", "said"),
+    [
+        ({"num.partitions": "3"}, "Cannot update these configs dynamically: num.partitions"),
+        ({"listeners": "a:1"}, "Cannot update these configs dynamically: listeners; change listen instead"),
+        ({"log.retention.hours": "1"}, "log.retention.hours; change log.retention.ms instead"),
+        (
+            {"log.retention.mss": "3"},
+            r"Unknown broker config name: log.retention.mss; did you mean log.retention.ms\?",
+        ),
+        ({"log.retention.ms": None}, "Null value not supported for broker configs"),
+        ({"max.connections": "0"}, "Value must be at least 1"),
+        ({"message.max.bytes": "104857601"}, "such a batch could never be read"),
+    ],
+)
+def test_broker_configs_that_cannot_be_are_refused(configs: dict[str, str | None], said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        validate_broker_configs(configs)
+
+
+def test_broker_configs_that_can_be_are_taken() -> None:
+    validate_broker_configs(
+        {"log.retention.ms": "5", "max.connections": "3", "log.cleanup.policy": "compact"}
+    )
+
+
+def test_lists_grow_and_shrink_from_their_default() -> None:
+    append, subtract = append_to_list, subtract_from_list
+    assert append(TOPIC_RESOURCE, "cleanup.policy", None, "compact") == "delete,compact"
+    assert append(TOPIC_RESOURCE, "cleanup.policy", "compact", "compact, delete") == "compact,delete"
+    assert subtract(TOPIC_RESOURCE, "cleanup.policy", "compact,delete", "delete") == "compact"
+    assert subtract(TOPIC_RESOURCE, "cleanup.policy", None, "delete") == ""
+    assert append(BROKER_RESOURCE, "log.cleanup.policy", None, "compact") == "delete,compact"
+
+
+def test_only_lists_grow_and_shrink() -> None:
+    with pytest.raises(
+        InvalidConfigError, match=r"Can't append to key retention.ms because its type is not LIST"
+    ):
+        append_to_list(TOPIC_RESOURCE, "retention.ms", None, "5")
+    with pytest.raises(InvalidConfigError, match="Unknown topic config name: x"):
+        subtract_from_list(TOPIC_RESOURCE, "x", None, "5")
+    with pytest.raises(InvalidConfigError, match="Null value not supported"):
+        append_to_list(TOPIC_RESOURCE, "cleanup.policy", None, None)
+
+
+def test_a_described_topic_config_shows_every_layer_the_strongest_first() -> None:
+    settings = EffectiveSettings(build(flags={"log.retention.ms": "1"}))
+    change(settings, {ALL_BROKERS: {"log.retention.ms": "2"}, BROKER_1: {"log.retention.ms": "3"}})
+    described = entry(settings.describe_topic("orders", {"retention.ms": "4"}), "retention.ms")
+    assert (described.value, described.source, described.type) == ("4", ConfigSource.TOPIC, ConfigType.LONG)
+    assert not described.read_only
+    assert not described.is_sensitive
+    assert described.documentation
+    assert list(described.synonyms) == [
+        ConfigSynonym("retention.ms", "4", ConfigSource.TOPIC),
+        ConfigSynonym("log.retention.ms", "3", ConfigSource.DYNAMIC_BROKER),
+        ConfigSynonym("log.retention.ms", "2", ConfigSource.DYNAMIC_DEFAULT_BROKER),
+        ConfigSynonym("log.retention.ms", "1", ConfigSource.STATIC_BROKER),
+        ConfigSynonym("log.retention.ms", "604800000", ConfigSource.DEFAULT),
+    ]
+
+
+def test_a_topics_own_configs_are_taken_from_the_image() -> None:
+    settings = EffectiveSettings(BrokerSettings())
+    change(settings, {ORDERS: {"retention.ms": "4"}})
+    assert entry(settings.describe_topic("orders"), "retention.ms").value == "4"
+    assert entry(settings.describe_topic("payments"), "retention.ms").source is ConfigSource.DEFAULT
+
+
+def test_every_topic_setting_is_described_as_kafka_writes_values() -> None:
+    described = {
+        each.name: each.value for each in EffectiveSettings(BrokerSettings()).describe_topic("orders")
+    }
+    assert described["cleanup.policy"] == "delete"
+    assert described["preallocate"] == "false"
+    assert described["min.cleanable.dirty.ratio"] == "0.5"
+    assert described["flush.messages"] == "9223372036854775807"
+
+
+def test_a_described_broker_says_what_can_be_changed_and_answers_to_kafkas_names() -> None:
+    settings = EffectiveSettings(
+        build(flags={"num.partitions": "1", "log.dirs": "/data", "log.retention.hours": "5"})
+    )
+    described = settings.describe_broker()
+    assert entry(described, "num.partitions").source is ConfigSource.STATIC_BROKER
+    assert entry(described, "num.partitions").read_only
+    assert not entry(described, "log.retention.ms").read_only
+    assert entry(described, "log.retention.ms").value == "18000000"
+    assert entry(described, "log.retention.hours").value == "5"
+    assert entry(described, "log.dirs").value == entry(described, "data.dir").value == "/data"
+    assert entry(described, "listeners").source is ConfigSource.DEFAULT
+    assert entry(described, "log.roll.hours").value == "168"
+
+
+def test_a_coarser_unit_that_cannot_say_the_value_says_nothing() -> None:
+    described = EffectiveSettings(build(flags={"log.retention.ms": "60000"})).describe_broker()
+    assert entry(described, "log.retention.minutes").value == "1"
+    assert entry(described, "log.retention.hours").value is None
+
+
+def test_of_all_brokers_together_only_changes_are_described() -> None:
+    settings = EffectiveSettings(BrokerSettings())
+    assert settings.describe_broker_defaults() == []
+    change(settings, {ALL_BROKERS: {"max.connections": "9"}})
+    (described,) = settings.describe_broker_defaults()
+    assert (described.name, described.value) == ("max.connections", "9")
+    assert described.source is ConfigSource.DYNAMIC_DEFAULT_BROKER

@@ -1,0 +1,104 @@
+"""Listener addresses: what is understood, and what is refused lest it fail open or leave clients lost."""
+
+import pytest
+
+from moldau.errors import InvalidConfigError
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.listeners import Listener, advertise, parse_listeners
+
+
+@pytest.mark.parametrize(
+    ("address", "listener"),
+    [
+        ("127.0.0.1:9092", Listener("PLAINTEXT", "127.0.0.1", 9092)),
+        ("PLAINTEXT://localhost:0", Listener("PLAINTEXT", "localhost", 0)),
+        ("lan://my-host.example:65535", Listener("LAN", "my-host.example", 65535)),
+        ("[::1]:9092", Listener("PLAINTEXT", "::1", 9092)),
+    ],
+)
+def test_addresses_are_understood_with_and_without_a_name(address: str, listener: Listener) -> None:
+    assert parse_listeners([address], "listen") == (listener,)
+
+
+def test_listeners_without_a_name_get_one_each() -> None:
+    names = [
+        each.name for each in parse_listeners(["127.0.0.1:1", "10.0.0.1:1", "LAN://10.0.0.2:1"], "listen")
+    ]
+    assert names == ["PLAINTEXT", "PLAINTEXT_2", "LAN"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["9092", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "a b:1", "*:9092", "http://x:1/y", "::1:9092"],
+)
+def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"is not an address; .*127\.0\.0\.1:9092"):
+        parse_listeners([address], "listen")
+
+
+@pytest.mark.parametrize(
+    "address", ["SSL://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:1", "CLIENT_TLS://127.0.0.1:1"]
+)
+def test_a_name_that_promises_security_is_refused(address: str) -> None:
+    with pytest.raises(InvalidConfigError, match="secured"):
+        BrokerSettings(listen=(address,))
+
+
+@pytest.mark.parametrize("address", [":9092", "PLAINTEXT://:9092"])
+def test_an_address_without_a_host_is_refused_rather_than_opened_to_all(address: str) -> None:
+    with pytest.raises(InvalidConfigError, match="names no host"):
+        BrokerSettings(listen=(address,))
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "0", "00.0", "0x0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]"]
+)
+def test_every_spelling_of_everywhere_needs_an_advertised_address(host: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"set advertised\.listeners"):
+        BrokerSettings(listen=(f"{host}:9092",))
+    told = BrokerSettings(listen=(f"{host}:9092",), advertised_listeners=("my-host:9092",)).advertised
+    assert told == (Listener("PLAINTEXT", "my-host", 9092),)
+
+
+def test_an_explicit_address_beyond_loopback_is_taken() -> None:
+    assert BrokerSettings(listen=("192.168.1.7:9092",)).listeners[0].host == "192.168.1.7"
+
+
+def test_the_default_is_loopback() -> None:
+    assert BrokerSettings().listeners == (Listener("PLAINTEXT", "127.0.0.1", 9092),)
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertised", "complaint"),
+    [
+        ((), (), "at least one address"),
+        (("127.0.0.1:1", "127.0.0.1:1"), (), "given twice"),
+        (("A://127.0.0.1:1", "A://127.0.0.1:2"), (), "two listeners are named A"),
+        (("A://127.0.0.1:1",), ("B://host:1",), "no listener is named B; listen has A"),
+        (("A://127.0.0.1:1",), ("A://0.0.0.0:1",), "is no address to connect to"),
+    ],
+)
+def test_listeners_that_contradict_each_other_are_refused(
+    listen: tuple[str, ...], advertised: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=complaint):
+        BrokerSettings(listen=listen, advertised_listeners=advertised)
+
+
+def test_clients_are_told_the_port_that_was_really_taken() -> None:
+    bound = [
+        Listener("A", "127.0.0.1", 40001),
+        Listener("B", "0.0.0.0", 40002),
+        Listener("C", "0.0.0.0", 40003),
+    ]
+    advertised = [Listener("B", "b.example", 0), Listener("C", "c.example", 443)]
+    assert advertise(bound, advertised) == (
+        Listener("A", "127.0.0.1", 40001),
+        Listener("B", "b.example", 40002),
+        Listener("C", "c.example", 443),
+    )
+
+
+def test_addresses_are_written_as_they_are_read() -> None:
+    assert str(Listener("A", "::1", 9092)) == "A://[::1]:9092"
+    assert str(Listener("A", "127.0.0.1", 9092)) == "A://127.0.0.1:9092"

@@ -1,0 +1,97 @@
+"""What holds for every setting there is, so that flags, environment, file and wire can all name it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import moldau
+from moldau.settings.broker import (
+    GROUPS,
+    BrokerSettings,
+    broker_aliases,
+    broker_registry,
+    value_of,
+    with_values,
+)
+from moldau.settings.registry import ConfigType, Declared, declared
+from moldau.settings.sources import flag_of, variable_of
+from moldau.settings.topic import TopicSettings
+from moldau.settings.values import format_value, parse
+
+TOPIC = list(declared(TopicSettings).values())
+BROKER = list(broker_registry().values())
+NAMES = [*broker_registry(), *broker_aliases()]
+
+
+def name_of(found: Declared) -> str:
+    return found.setting.name
+
+
+@pytest.mark.parametrize("found", TOPIC + BROKER, ids=name_of)
+def test_every_setting_is_explained_and_its_default_is_a_value_it_takes(found: Declared) -> None:
+    assert found.setting.doc.endswith((".", ".)"))
+    assert parse(found, format_value(found.default)) == found.default
+
+
+@pytest.mark.parametrize("found", TOPIC, ids=name_of)
+def test_a_topic_setting_is_reached_by_its_name_with_underscores_and_has_a_broker_wide_default(
+    found: Declared,
+) -> None:
+    assert found.attribute == found.setting.name.replace(".", "_")
+    assert found.setting.broker_name is not None
+    broker_wide = broker_registry()[found.setting.broker_name]
+    assert broker_wide.of_topic
+    assert broker_wide.setting.dynamic
+    assert value_of(BrokerSettings(), broker_wide.setting.name) == found.default
+
+
+@pytest.mark.parametrize("found", BROKER, ids=name_of)
+def test_a_broker_setting_is_in_a_chapter_of_the_page(found: Declared) -> None:
+    assert found.setting.group in GROUPS
+
+
+def test_no_two_names_share_a_flag_or_a_variable() -> None:
+    assert len({flag_of(name) for name in NAMES}) == len(NAMES)
+    assert len({variable_of(name) for name in NAMES}) == len(NAMES)
+
+
+def test_hardly_a_name_is_the_beginning_of_another_because_toml_makes_tables_of_dots() -> None:
+    clashes = [(a, b) for a in NAMES for b in NAMES if b.startswith(f"{a}.")]
+    assert clashes == [("max.connections", "max.connections.per.ip")]
+
+
+def test_five_settings_come_first() -> None:
+    first = [found.setting.name for found in BROKER if found.setting.group == GROUPS[0]]
+    assert first == ["listen", "advertised.listeners", "data.dir", "store", "write.caching"]
+    assert list(broker_registry())[:5] == first
+
+
+def test_kafkas_types_are_told_from_limits() -> None:
+    types = {found.setting.name: found.type for found in TOPIC}
+    assert types["retention.ms"] is ConfigType.LONG
+    assert types["segment.bytes"] is ConfigType.INT
+    assert types["cleanup.policy"] is ConfigType.LIST
+    assert types["min.cleanable.dirty.ratio"] is ConfigType.DOUBLE
+    assert types["preallocate"] is ConfigType.BOOLEAN
+    assert types["compression.type"] is ConfigType.STRING
+
+
+SOURCES = sorted(Path(moldau.__file__).parent.rglob("*.py"))
+CODE = "\n".join(path.read_text() for path in SOURCES if path.parent.name != "settings")
+READ_AS = {"listen": "listeners", "advertised_listeners": "advertised"}
+
+
+@pytest.mark.parametrize("found", BROKER, ids=name_of)
+def test_a_setting_does_something_or_says_that_it_does_not(found: Declared) -> None:
+    is_read = re.search(rf"\.{READ_AS.get(found.attribute, found.attribute)}\b", CODE) is not None
+    assert is_read != ("has no effect" in found.setting.doc)
+
+
+def test_values_go_where_they_belong() -> None:
+    changed = with_values(
+        BrokerSettings(), {"num.partitions": 3, "log.retention.ms": 5}, frozenset({"num.partitions"})
+    )
+    assert changed.num_partitions == 3
+    assert changed.topic_defaults.retention_ms == 5
+    assert changed.given == {"num.partitions"}

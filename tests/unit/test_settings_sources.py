@@ -1,0 +1,215 @@
+"""Where settings come from when a node starts: which source wins, and what is said of mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+from moldau.errors import InvalidConfigError
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.sources import build
+
+
+def toml(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "moldau.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def complaint(**sources: object) -> str:
+    with pytest.raises(InvalidConfigError) as refused:
+        build(**sources)  # type: ignore[arg-type]
+    return str(refused.value)
+
+
+def test_without_any_source_all_is_default() -> None:
+    assert build() == BrokerSettings()
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = toml(tmp_path, "num.partitions = 2\nstore = 'memory'\nfetch.max.bytes = 4096\n")
+    environment = {"MOLDAU_NUM_PARTITIONS": "3", "MOLDAU_FETCH_MAX_BYTES": "5000", "PATH": "/bin"}
+    settings = build(file=file, environment=environment, flags={"num.partitions": "4"})
+    assert (settings.num_partitions, settings.fetch_max_bytes, settings.store) == (4, 5000, "memory")
+    assert settings.given == {"num.partitions", "fetch.max.bytes", "store"}
+
+
+def test_tables_lists_and_every_type_of_the_file_are_understood(tmp_path: Path) -> None:
+    file = toml(
+        tmp_path,
+        """
+        listen = ["127.0.0.1:0", "LAN://10.0.0.1:9092"]
+        auto.create.topics.enable = false
+        [log]
+        retention.ms = 1000
+        cleanup.policy = "compact,delete"
+        [log.cleaner]
+        min.cleanable.ratio = 0.25
+        """,
+    )
+    settings = build(file=file)
+    assert settings.listen == ("127.0.0.1:0", "LAN://10.0.0.1:9092")
+    assert settings.auto_create_topics_enable is False
+    assert settings.topic_defaults.retention_ms == 1000
+    assert settings.topic_defaults.cleanup_policy == ("compact", "delete")
+    assert settings.topic_defaults.min_cleanable_dirty_ratio == 0.25
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    file = toml(tmp_path, "node.id = 7")
+    assert build(environment={"MOLDAU_CONFIG": file}).node_id == 7
+
+
+def test_kafkas_names_mean_the_same_as_ours() -> None:
+    settings = build(flags={"listeners": "PLAINTEXT://127.0.0.1:1", "log.dirs": "/data", "broker.id": "5"})
+    assert (settings.listen, settings.data_dir, settings.node_id) == (
+        ("PLAINTEXT://127.0.0.1:1",),
+        "/data",
+        5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "retention_ms"),
+    [
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "3"}, 180_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "3", "log.retention.ms": "4"}, 4),
+        ({"log.retention.hours": "-1"}, -1),
+        ({"log.retention.hours": "0"}, 0),
+    ],
+)
+def test_the_finest_unit_of_one_source_wins_as_in_kafka(given: dict[str, str], retention_ms: int) -> None:
+    assert build(flags=given).topic_defaults.retention_ms == retention_ms
+
+
+def test_a_stronger_source_wins_whatever_its_unit() -> None:
+    settings = build(environment={"MOLDAU_LOG_RETENTION_MS": "5"}, flags={"log.retention.hours": "1"})
+    assert settings.topic_defaults.retention_ms == 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("num.partitions = 0", "line 1: num.partitions cannot be 0; it takes a whole number, 1 or more"),
+        (
+            "\n[num]\npartitions = '3'",
+            "line 3: num.partitions cannot be '3'; it takes a whole number, 1 or more",
+        ),
+        (
+            "num.partitions = true",
+            "line 1: num.partitions cannot be True; it takes a whole number, 1 or more",
+        ),
+        ("num.partitions = 1.5", "line 1: num.partitions cannot be 1.5; it takes a whole number, 1 or more"),
+        ("delete.topic.enable = 1", "line 1: delete.topic.enable cannot be 1; it takes true or false"),
+        ("log.cleaner.min.cleanable.ratio = nan", "cannot be nan; it takes a number from 0 to 1"),
+        ("listen = [1]", "line 1: listen cannot be [1]; it takes host:port"),
+        ("store = 5", "line 1: store cannot be 5; it takes one of: files, memory"),
+        ("# a\nnum.partition = 1", "line 2: there is no setting num.partition; did you mean num.partitions?"),
+        (
+            "[log.retention]\nmss = 1",
+            "line 2: there is no setting log.retention.mss; did you mean log.retention.ms?",
+        ),
+        ("num.partitions = ", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    assert said in complaint(file=toml(tmp_path, text))
+
+
+def test_names_that_toml_takes_for_tables_of_each_other_can_be_quoted(tmp_path: Path) -> None:
+    said = complaint(file=toml(tmp_path, "max.connections = 9\nmax.connections.per.ip = 5"))
+    assert 'write the longer name in quotes: "max.connections.per.ip" = 5' in said
+    settings = build(file=toml(tmp_path, 'max.connections = 9\n"max.connections.per.ip" = 5'))
+    assert (settings.max_connections, settings.max_connections_per_ip) == (9, 5)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    assert "No such file" in complaint(file=str(tmp_path / "none.toml"))
+    (tmp_path / "latin.toml").write_bytes(b"store = '\xe9'")
+    assert "not text in UTF-8" in complaint(file=str(tmp_path / "latin.toml"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        (
+            "MOLDAU_LOG_RETENTION_MS",
+            "a week",
+            "log.retention.ms cannot be 'a week'; it takes a whole number, -1 or more",
+        ),
+        (
+            "MOLDAU_LOG_RETENTION_HOURS",
+            "1.5",
+            "log.retention.hours cannot be '1.5'; it takes a whole number, -1 or more",
+        ),
+        (
+            "MOLDAU_LISTNE",
+            "x",
+            "there is no such setting; did you mean MOLDAU_LISTEN?",
+        ),
+        (
+            "MOLDAU_DATA_DIR",
+            "",
+            "data.dir cannot be ''; it takes a path",
+        ),
+    ],
+)
+def test_a_mistake_in_the_environment_is_told_with_its_variable(variable: str, text: str, said: str) -> None:
+    assert complaint(environment={variable: text}) == f"environment {variable}: {said}"
+
+
+def test_a_mistake_in_a_flag_is_told_with_the_flag() -> None:
+    assert (
+        complaint(flags={"store": "tape"})
+        == "flag --store: store cannot be 'tape'; it takes one of: files, memory"
+    )
+
+
+def test_what_kubernetes_sets_for_a_service_called_moldau_is_not_ours() -> None:
+    links = {
+        "MOLDAU_SERVICE_HOST": "10.0.0.1",
+        "MOLDAU_SERVICE_PORT": "9092",
+        "MOLDAU_SERVICE_PORT_KAFKA": "9092",
+        "MOLDAU_PORT": "tcp://10.0.0.1:9092",
+        "MOLDAU_PORT_9092_TCP": "tcp://10.0.0.1:9092",
+        "MOLDAU_PORT_9092_TCP_PROTO": "tcp",
+    }
+    assert build(environment=links) == BrokerSettings()
+
+
+def test_two_names_of_one_setting_may_agree_but_not_contradict() -> None:
+    assert build(flags={"data.dir": "/a", "log.dirs": "/a"}).data_dir == "/a"
+    said = complaint(flags={"data.dir": "/a", "log.dirs": "/b"})
+    assert said.startswith("flag --data-dir and flag --log-dirs: data.dir and log.dirs are one setting")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"queued.max.request.bytes": "1000"}, "queued.max.request.bytes (1000) is less than"),
+        ({"socket.request.max.bytes": "1000"}, "message.max.bytes (1048588) is more than"),
+        (
+            {"log.cleaner.min.compaction.lag.ms": "5", "log.cleaner.max.compaction.lag.ms": "4"},
+            "is more than",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, str], said: str) -> None:
+    assert said in complaint(flags=given)
+
+
+def test_a_contradiction_names_the_places_of_both() -> None:
+    said = complaint(
+        environment={"MOLDAU_SOCKET_REQUEST_MAX_BYTES": "5000"},
+        flags={"message.max.bytes": "6000", "listen": "a:1"},
+    )
+    assert said.endswith(
+        "(socket.request.max.bytes is set by environment MOLDAU_SOCKET_REQUEST_MAX_BYTES, "
+        "message.max.bytes is set by flag --message-max-bytes)"
+    )
+
+
+def test_a_listener_that_fails_open_is_refused_with_its_place() -> None:
+    said = complaint(environment={"MOLDAU_LISTEN": "0.0.0.0:9092"})
+    assert "set advertised.listeners" in said
+    assert said.endswith("(listen is set by environment MOLDAU_LISTEN)")

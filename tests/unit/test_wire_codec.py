@@ -1,0 +1,157 @@
+"""Messages survive the way to bytes and back in every version, and bytes from strangers do no harm."""
+
+import uuid
+from typing import Any
+
+import pytest
+
+from moldau.requests import REGISTRY
+from moldau.wire import schema
+from moldau.wire.codec import ELEMENTS_MAX, TAGS_MAX, DecodeError, Message, decoder, encoder, write_unsigned_varint
+from moldau.wire.frames import AnswerFrame, read_header, skip_tags
+from moldau.wire.schema import Kind, fields_of, message_type
+
+EVERY_MESSAGE = [
+    (int(key), version, kind)
+    for key, served in sorted(REGISTRY.items())
+    for version in range(served.low, served.high + 1)
+    for kind in ("request", "response")
+]
+
+SAMPLES: dict[str, Any] = {
+    "bool": True,
+    "string": "übung",
+    "bytes": b"\x00\x01",
+    "records": b"batch",
+    "uuid": uuid.UUID(int=7),
+    "float64": 0.5,
+}
+
+
+def sample(entity: type) -> dict[str, Any]:
+    """A tree with a telling value in every field."""
+    tree = {}
+    for number, field in enumerate(fields_of(entity), start=1):
+        value = sample(field.entity) if field.entity else SAMPLES.get(field.kafka_type, number)
+        tree[field.name] = [value, value] if field.is_array else value
+    return tree
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return {name: plain(each) for name, each in vars(value).items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+@pytest.mark.parametrize(("key", "version", "kind"), EVERY_MESSAGE)
+def test_every_field_of_every_version_comes_back(key: int, version: int, kind: Kind) -> None:
+    tree = sample(message_type(key, version, kind))
+    out = bytearray()
+    encoder(key, version, kind)(out, tree)
+    assert plain(decoder(key, version, kind)(memoryview(out))) == tree
+
+
+@pytest.mark.parametrize(("key", "version", "kind"), EVERY_MESSAGE)
+def test_a_message_cut_short_anywhere_is_refused(key: int, version: int, kind: Kind) -> None:
+    out = bytearray()
+    encoder(key, version, kind)(out, sample(message_type(key, version, kind)))
+    decode = decoder(key, version, kind)
+    for length in range(len(out)):
+        with pytest.raises(DecodeError):
+            decode(memoryview(out)[:length])
+
+
+def test_record_data_is_not_copied() -> None:
+    out = bytearray()
+    partition = {"index": 0, "records": b"x" * 1000}
+    encoder(0, 9, "request")(
+        out, {"acks": 1, "timeout": 1, "topic_data": [{"name": "t", "partition_data": [partition]}]}
+    )
+    request = decoder(0, 9, "request")(memoryview(out))
+    records = request.topic_data[0].partition_data[0].records
+    out[out.index(b"xxx")] = ord("y")
+    assert bytes(records[:2]) == b"yx"
+
+
+def test_an_announced_count_is_checked_against_the_bytes_left() -> None:
+    huge = bytearray()
+    write_unsigned_varint(huge, 2**32 - 1)
+    with pytest.raises(DecodeError, match="elements announced"):
+        decoder(3, 12, "request")(memoryview(huge))
+    with pytest.raises(DecodeError, match="elements announced"):
+        decoder(3, 8, "request")(memoryview((2**31 - 1).to_bytes(4, "big")))
+
+
+def test_a_message_has_no_more_elements_than_the_limit() -> None:
+    body = bytearray()
+    write_unsigned_varint(body, ELEMENTS_MAX + 2)
+    body += bytes(ELEMENTS_MAX * 20)
+    with pytest.raises(DecodeError, match="more than"):
+        decoder(3, 12, "request")(memoryview(body))
+
+
+def test_tagged_fields_are_counted_and_unknown_ones_skipped() -> None:
+    out = bytearray()
+    encoder(18, 3, "request")(out, {"client_software_name": "a", "client_software_version": "1"})
+    known = bytes(out[:-1])
+    few = known + bytes([2, 100, 1, 0, 101, 0])
+    assert decoder(18, 3, "request")(memoryview(few)).client_software_name == "a"
+    many = bytearray(known)
+    write_unsigned_varint(many, TAGS_MAX + 1)
+    many += b"".join(bytes([tag, 0]) for tag in range(TAGS_MAX + 1))
+    with pytest.raises(DecodeError, match="tagged"):
+        decoder(18, 3, "request")(memoryview(many))
+
+
+def test_null_where_none_may_be_and_bad_text_are_refused() -> None:
+    with pytest.raises(DecodeError):
+        decoder(19, 2, "request")(memoryview(b"\xff\xff\xff\xff"))
+    with pytest.raises(DecodeError, match="UTF-8"):
+        decoder(18, 3, "request")(memoryview(b"\x02\xff\x02a\x00"))
+
+
+def test_a_field_without_value_or_default_is_a_bug_not_a_zero() -> None:
+    with pytest.raises(KeyError, match="topics"):
+        encoder(3, 12, "response")(bytearray(), {"throttle_time": 0, "brokers": []})
+
+
+def test_an_answer_holds_stored_records_by_reference() -> None:
+    class Stored:
+        parts = (b"first", b"second")
+        size = 11
+
+    out = AnswerFrame(5, flexible=True)
+    partition = {"partition_index": 0, "error_code": 0, "high_watermark": 1, "aborted_transactions": None}
+    tree = {
+        "throttle_time": 0,
+        "error_code": 0,
+        "session_id": 0,
+        "responses": [{"topic": "t", "partitions": [{**partition, "records": Stored()}]}],
+    }
+    encoder(1, 12, "response")(out, tree)
+    parts = out.parts()
+    assert parts[1:3] == [b"first", b"second"]
+    frame = b"".join(bytes(part) for part in parts)
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    answer = decoder(1, 12, "response")(memoryview(frame)[9:])
+    assert bytes(answer.responses[0].partitions[0].records) == b"firstsecond"
+
+
+def test_headers_are_read_up_to_the_body() -> None:
+    frame = memoryview(b"\x00\x03\x00\x0c\x00\x00\x00\x07\x00\x02me\x01\x05\x01\xffbody")
+    header = read_header(frame)
+    assert header[:4] == (3, 12, 7, "me")
+    assert bytes(frame[skip_tags(frame, header.body_start) :]) == b"body"
+    assert read_header(memoryview(b"\x00\x03\x00\x00\x00\x00\x00\x07\xff\xff")).client_id is None
+    for wrong in (b"\x00\x03", b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x09me", b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x01\xff"):
+        with pytest.raises(DecodeError):
+            read_header(memoryview(wrong))
+
+
+def test_an_unknown_api_has_no_schema() -> None:
+    with pytest.raises(LookupError):
+        schema.message_type(999, 0, "request")
+    with pytest.raises(LookupError):
+        schema.message_type(0, 99, "request")
