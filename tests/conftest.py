@@ -5,10 +5,17 @@ import os
 from collections.abc import Iterator
 
 import pytest
+
 from support.served import Served
 from support.topics import Topics
 
 EXTERNAL = os.environ.get("MOLDAU_TEST_BOOTSTRAP")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite", action="store_true", help="write the transcripts anew instead of comparing with them"
+    )
 
 
 @pytest.fixture(scope="session")

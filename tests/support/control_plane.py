@@ -32,7 +32,7 @@ class FixedClock:
 
 
 class TestLog(MemoryLog):
-    """A log whose calls really await if asked to, that can be told to fail, and can lose what is not durable."""
+    """A log whose calls really await if asked to, that can fail on demand and lose what is not durable."""
 
     __test__ = False
 

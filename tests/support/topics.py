@@ -4,8 +4,9 @@ import os
 import time
 import uuid
 
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from support.wire import Wire, latest
 
 QUIET = {"log_level": 0}
 
@@ -33,13 +34,7 @@ class Topics:
 
     def _wait_for_leaders(self, name: str, partitions: int) -> None:
         # Kafka says that a topic is created before its partitions can be used. Moldau must not.
-        wanted = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
         deadline = time.monotonic() + 20
-        while True:
-            try:
-                for answer in self.admin.list_offsets(wanted).values():
-                    answer.result(20)
-                return
-            except KafkaException:
-                if time.monotonic() > deadline:
-                    raise
+        with Wire(self.bootstrap) as wire:
+            while any(latest(wire, name, partition)["error_code"] for partition in range(partitions)):
+                assert time.monotonic() < deadline, "the topic's partitions cannot be used"

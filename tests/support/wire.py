@@ -289,10 +289,16 @@ def fetch(wire: Wire, topic: str, offset: int, version: int = 12, **more: Any) -
     return found
 
 
+def latest(wire: Wire, topic: str, partition: int = 0) -> dict[str, Any]:
+    """ListOffsets' answer for the end of one partition."""
+    wanted = {"partition_index": partition, "timestamp": -1, "current_leader_epoch": -1}
+    tree = {"replica_id": -1, "topics": [{"name": topic, "partitions": [wanted]}]}
+    found: dict[str, Any] = wire.ask(LIST_OFFSETS, 7, tree)["topics"][0]["partitions"][0]
+    return found
+
+
 def end_offset(wire: Wire, topic: str, partition: int = 0) -> int:
-    tree = {"replica_id": -1, "topics": [{"name": topic, "partitions": [{"partition_index": partition, "timestamp": -1, "current_leader_epoch": -1}]}]}
-    answer = wire.ask(LIST_OFFSETS, 7, tree)
-    offset: int = answer["topics"][0]["partitions"][0]["offset"]
+    offset: int = latest(wire, topic, partition)["offset"]
     return offset
 
 

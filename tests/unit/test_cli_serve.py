@@ -91,6 +91,12 @@ def test_a_directory_of_another_node_or_with_a_broken_identity_is_told_in_one_se
     assert code == 1
     assert said.startswith(f"moldau: {tmp_path / 'meta.properties'} cannot be read")
     assert said.count("\n") == 1
+    (tmp_path / "meta.properties").write_text(
+        "version=1\ncluster.id=abc\nnode.id=7\ndirectory.id=AAAAAAAAAAAAAAAAAAAAAQ\n"
+    )
+    code, said = refused(*flags)
+    assert code == 1
+    assert said.startswith(f"moldau: {tmp_path} belongs to node 7, and this is node 1")
 
 
 def test_an_address_of_another_machine_is_told_in_one_sentence() -> None:

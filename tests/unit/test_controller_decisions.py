@@ -193,8 +193,10 @@ def test_the_longest_name_is_accepted() -> None:
         (
             NewTopic("t", 1, 3),
             InvalidReplicationFactorError,
-            "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached "
-            "because only 1 broker(s) are registered.",
+            (
+                "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be "
+                "reached because only 1 broker(s) are registered."
+            ),
         ),
         (
             NewTopic("t", 1, -1, {0: [1]}),
@@ -417,8 +419,10 @@ def test_partitions_are_added_behind_those_that_are_there() -> None:
         (
             MorePartitions("a", 3, [[1, 2]]),
             InvalidReplicaAssignmentError,
-            "The manual partition assignment includes a partition with 2 replica(s), but this is not consistent "
-            "with previous partitions, which have 1 replica(s).",
+            (
+                "The manual partition assignment includes a partition with 2 replica(s), but this is not "
+                "consistent with previous partitions, which have 1 replica(s)."
+            ),
         ),
     ],
 )

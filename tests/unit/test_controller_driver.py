@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ from hypothesis import strategies as st
 
 from moldau.controller.requests import ConfigChange, ConfigOperation, MorePartitions, NewTopic, TopicRef
 from moldau.errors import NotControllerError, StorageError, TopicExistsError
+from moldau.logs.files.store import FilesStore
 from moldau.metadata.apply import Change, LeaderChange, apply
 from moldau.metadata.image import TOPIC_RESOURCE, ClusterDelta, ClusterImage, ConfigResource
 from moldau.metadata.records import decode
 from moldau.quorum.batches import committed_batch
+from moldau.quorum.driver import METADATA_LOG, open_metadata_log
+from moldau.quorum.elections import ElectionFile
 from moldau.records.batch import Batch
-from support.control_plane import NODE, ControlPlane, TestLog
+from moldau.world.os_disk import OsDisk
+from support.control_plane import NODE, ControlPlane, FixedClock, TestLog
 
 
 def on_both_kinds_of_log(story: Callable[[ControlPlane], Coroutine[Any, Any, None]]) -> None:
@@ -214,6 +219,35 @@ def test_a_controller_that_shuts_down_refuses() -> None:
             await controller.create_topics([NewTopic("a", 1, 1)])
 
     on_both_kinds_of_log(story)
+
+
+def test_on_files_a_restart_finds_everything_beside_the_quorum_state(tmp_path: Path) -> None:
+    disk = OsDisk()
+
+    async def live(clean: bool) -> ClusterImage:
+        store = FilesStore(disk, str(tmp_path), FixedClock())
+        await store.start()
+        log = await open_metadata_log(store)
+        plane = ControlPlane(
+            log=log,  # type: ignore[arg-type]
+            elections=ElectionFile(disk, str(tmp_path / str(METADATA_LOG)), [NODE]),
+        )
+        controller = await plane.boot(clean=clean)
+        await controller.create_topics([NewTopic(f"topic-{controller.epoch}", 2, 1)])
+        await plane.shut_down()
+        if clean:
+            await store.close()
+        return plane.image
+
+    images = [asyncio.run(live(clean)) for clean in (True, False, True)]
+    assert [list(image.topics) for image in images] == [
+        ["topic-1"],
+        ["topic-1", "topic-2"],
+        ["topic-1", "topic-2", "topic-3"],
+    ]
+    assert images[2].topics["topic-2"].topic_id == images[1].topics["topic-2"].topic_id
+    assert images[2].controller_epoch == 3
+    assert (tmp_path / "__cluster_metadata-0" / "quorum-state").is_file()
 
 
 # A model: any story of admin calls, crashes and restarts

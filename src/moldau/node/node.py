@@ -201,7 +201,12 @@ def _make_store(world: World, settings: BrokerSettings) -> LogStore:
     if settings.store == "memory":
         from moldau.logs.memory import MemoryStore
 
-        return MemoryStore()
+        return MemoryStore(settings.producer_id_expiration_ms)
     from moldau.logs.files.store import FilesStore
 
-    return FilesStore(world.disk, settings.data_dir, world.clock)
+    return FilesStore(
+        world.disk,
+        settings.data_dir,
+        world.clock,
+        producer_expiration_ms=settings.producer_id_expiration_ms,
+    )

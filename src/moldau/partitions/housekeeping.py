@@ -1,4 +1,4 @@
-"""What happens to old records in the background: retention, compaction, and forgetting producers that are long gone."""
+"""What happens to old records in the background: retention and compaction, round after round."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -44,7 +44,7 @@ class Housekeeping:
     async def retention_round(self) -> None:
         for partition in self._partitions:
             if partition.is_leader and partition.failure is None:
-                await self._one(partition, self._retain(partition))
+                await self._one(partition, partition.apply_retention(self._clock.wall_ms()))
 
     async def compaction_round(self) -> None:
         if not self._settings.broker.log_cleaner_enable:
@@ -52,11 +52,6 @@ class Housekeeping:
         for partition in self._partitions:
             if partition.is_leader and partition.failure is None:
                 await self._one(partition, partition.compact(self._clock.wall_ms()))
-
-    async def _retain(self, partition: Partition) -> None:
-        now_ms = self._clock.wall_ms()
-        await partition.apply_retention(now_ms)
-        partition.log.producers.expire(now_ms, self._settings.broker.producer_id_expiration_ms)
 
     async def _one(self, partition: Partition, work: Awaitable[object]) -> None:
         """A partition in trouble, or one that closes under our hands, must not end the round for the others."""

@@ -51,6 +51,7 @@ class Partition:
         self.log = log_
         self.committed = OffsetWaiters()
         self.progress = Listeners()
+        self._synced = OffsetWaiters()
         self._replica_id = replica_id
         self._leader: LeaderState | None = None
         self._failure: StorageError | None = None
@@ -148,12 +149,20 @@ class Partition:
             return None
         return self.committed.add(next_offset)
 
+    async def settle(self) -> None:
+        """Lets the sync of what is appended come to its end, for callers who ask where the log ends: a producer that did
+        not wait for the sync should find its own records counted all the same."""
+        log_ = self.log
+        if self._leader is not None and self._syncing and log_.durable_offset < log_.end_offset:
+            await self._synced.add(log_.end_offset)
+
     def _note_durable(self) -> None:
         if self._leader is None:
             return
         safe = self.log.end_offset if self.log.settings.write_caching else self.log.durable_offset
         if self._leader.on_durable(self._replica_id, safe):
             self._high_watermark_moved()
+        self._synced.reached(safe)
 
     def _high_watermark_moved(self) -> None:
         assert self._leader is not None
@@ -223,6 +232,7 @@ class Partition:
 
     async def delete_records(self, before_offset: int) -> int:
         """Moves the start up to `before_offset` (-1: the high watermark); gives the new start."""
+        await self.settle()
         async with self._lock:
             high_watermark = self.leader().high_watermark
             target = high_watermark if before_offset == -1 else before_offset
@@ -263,6 +273,7 @@ class Partition:
 
     def _refuse_waiting(self, error: MoldauError) -> None:
         self.committed.fail(error)
+        self._synced.fail(error)
         self.progress.tell()
 
     async def close(self) -> None:

@@ -133,6 +133,7 @@ class QuorumState:
 
     def _start(self, event: Started) -> list[Effect]:
         assert self.role is Role.UNATTACHED, "a node starts once"
+        assert self.node_id in self.voters, "only a voter stands for election"
         self.end_offset = event.end_offset
         return self._stand_for_election()
 

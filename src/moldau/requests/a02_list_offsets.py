@@ -53,6 +53,7 @@ async def _find(partition: Partition, timestamp: int, known_epoch: int, version:
     log = partition.log
     if version < _SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
         raise UnsupportedVersionError(f"timestamp {timestamp} means nothing in version {version}")
+    await partition.settle()
     if timestamp == LATEST:
         return -1, leader.high_watermark, leader.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):

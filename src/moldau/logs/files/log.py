@@ -34,9 +34,11 @@ class FilesLog(SegmentedLog):
     ) -> None:
         super().__init__(disk, directory, name, topic_id, settings, checkpoints, recovered)
         self._producer_expiration_ms = producer_expiration_ms
-        self._closed = False
         self._saved = self._shape() if is_saved else None
         """What the log looked like when all files beside its segments were last written."""
+        self.is_closed = False
+        self.is_saved = False
+        """Closed so that the next opening finds everything without reading batches."""
 
     # Truncating
 
@@ -180,6 +182,9 @@ class FilesLog(SegmentedLog):
                     await self._begin_at(start)
             # Where nobody waits for syncs (write.caching), this is when they happen.
             await self.make_durable()
+            for segment in self._segments[:-1]:
+                if segment.indexes_are_new and segment not in self._unsettled:
+                    await segment.write_indexes()
             await self._save_recovery_point(only_if_due=True)
         except CorruptRecordError as error:
             raise StorageError(damage(self._directory, str(error))) from error
@@ -277,23 +282,18 @@ class FilesLog(SegmentedLog):
     # Closing
 
     async def close(self) -> None:
-        if self._closed:
+        if self.is_closed:
             return
         async with self._upkeep:
-            self._closed = True
-            if self._failure is None and self._saved != self._shape():
-                await self._save()
-                self._saved = self._shape()
+            if self._failure is None:
+                if self._saved != self._shape():
+                    await self._save()
+                self.is_saved = True
             self.abandon("is closed")
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the next opening finds everything as it is now without reading batches."""
-        return self._saved == self._shape()
 
     def abandon(self, why: str) -> None:
         """Refuses everything from now on. Files close when the last reader lets go of them."""
-        self._closed = True
+        self.is_closed = True
         if self._failure is None:
             self._failure = f"{self.name} {why}"
         for segment in self._segments:

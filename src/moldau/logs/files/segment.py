@@ -46,6 +46,7 @@ class Segment:
         "file",
         "first_timestamp",
         "index_interval_bytes",
+        "indexes_are_new",
         "max_timestamp",
         "max_timestamp_offset",
         "next_offset",
@@ -68,6 +69,8 @@ class Segment:
         self.index_interval_bytes = index_interval_bytes
         self.file: File = disk.open(self.path(file_suffix))
         self.size = self.file.size
+        self.indexes_are_new = False
+        """Made from the segment and not in their files yet."""
         self.snapshot: bytes | None = None
         """The producers' state at the segment's end, from its closing until it is in its file."""
         self._forget()
@@ -185,6 +188,7 @@ class Segment:
             self.note(header, header.position)
         self.seal()
         self.next_offset = max(next_offset, self.next_offset)
+        self.indexes_are_new = True
         assert self._index is not None
         assert self._times is not None
         return self._index, self._times
@@ -228,7 +232,8 @@ class Segment:
 
     def drop_indexes(self) -> None:
         """Frees the memory of indexes that are in their files."""
-        self._index = self._times = None
+        if not self.indexes_are_new:
+            self._index = self._times = None
 
     @property
     def indexes_are_loaded(self) -> bool:
@@ -238,6 +243,7 @@ class Segment:
         index, times = self.index.to_bytes(), self.times.to_bytes()
         await self._disk.replace(self.path(INDEX), index)
         await self._disk.replace(self.path(TIME_INDEX), times)
+        self.indexes_are_new = False
 
     # Finding
 

@@ -324,6 +324,8 @@ class SegmentedLog(Log):
                 if segment.max_timestamp < timestamp_ms:
                     continue
                 since = segment.base_offset + segment.times.offset_before(timestamp_ms)
+                if segment is not self._active:
+                    self._keep_warm(segment)
                 for header in segment.headers(max(since, self.start_offset)):
                     if header.last_offset >= below:
                         return None

@@ -56,27 +56,27 @@ class FilesStore(LogStore):
         )
         self._found: dict[LogName, UUID] = {}
         self._logs: dict[LogName, FilesLog] = {}
-        self._unrecovered: set[LogName] = set()
-        """Logs that a crash may have torn and that nobody has opened since."""
+        self._untouched: set[LogName] = set()
+        """Logs that start() found and nobody has opened since: as clean, or as torn, as they were left."""
 
     async def start(self) -> None:
         disk, directory = self._disk, self._directory
         try:
             disk.make_directory(directory)
-            marker = f"{directory}/{CLEAN_SHUTDOWN}"
-            self.was_closed_cleanly = disk.exists(marker)
-            disk.remove(marker)
             for name in disk.list(directory):
                 if is_removed(name) or name.endswith(TEMPORARY):
                     disk.remove(f"{directory}/{name}")
                 else:
                     self._look_at(name)
+            marker = f"{directory}/{CLEAN_SHUTDOWN}"
+            self.was_closed_cleanly = disk.exists(marker) or not self._untouched
+            disk.remove(marker)
             # From here on a crash must find no marker.
             await disk.sync_directory(directory)
             for checkpoint in self._checkpoints:
                 checkpoint.load()
                 for log_name in checkpoint.names():
-                    if not disk.is_directory(f"{directory}/{log_name}"):
+                    if log_name not in self._untouched:
                         checkpoint.discard(log_name)
                 await checkpoint.flush()
         except OSError as error:
@@ -90,12 +90,12 @@ class FilesStore(LogStore):
         topic_id = self._read_topic_id(path)
         if topic_id is not None:
             self._found[log_name] = topic_id
-        elif not self._has_records(path):
+        names = self._disk.list(path)
+        if PARTITION not in names and all(offset_of(file, LOG) is None for file in names):
             # A creation that a crash interrupted: the topic's id is written before anything else.
             self._disk.remove(path)
-            return
-        if not self.was_closed_cleanly:
-            self._unrecovered.add(log_name)
+        else:
+            self._untouched.add(log_name)
 
     def _read_topic_id(self, path: str) -> UUID | None:
         """None where the file is missing or damaged; then `open` takes the log for what it is asked for."""
@@ -108,19 +108,13 @@ class FilesStore(LogStore):
             log.warning("topic id cannot be read", log=path, why=str(error))
             return None
 
-    def _has_records(self, path: str) -> bool:
-        for name in self._disk.list(path):
-            if offset_of(name, LOG) is not None and self._disk.open(f"{path}/{name}").size:
-                return True
-        return False
-
     def found(self) -> Sequence[tuple[LogName, UUID]]:
         """Without logs whose topic id cannot be read: they wait for an `open` by name."""
         return list(self._found.items())
 
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> FilesLog:
         opened = self._logs.get(name)
-        if opened is not None and opened.topic_id == topic_id:
+        if opened is not None and opened.topic_id == topic_id and not opened.is_closed:
             opened.configure(settings)
             return opened
         path = f"{self._directory}/{name}"
@@ -129,11 +123,15 @@ class FilesStore(LogStore):
                 known = self._read_topic_id(path)
                 if known is not None and known != topic_id:
                     await self.remove(name)
+                    opened = None
             if not self._disk.exists(f"{path}/{PARTITION}") or self._read_topic_id(path) is None:
                 await self._create(path, topic_id)
         except OSError as error:
             raise StorageError(f"cannot create the log {name}: {error}") from error
-        clean = self.was_closed_cleanly and name in self._found
+        if name in self._untouched:
+            clean = self.was_closed_cleanly
+        else:
+            clean = opened is not None and opened.is_saved
         recovered = await recover(
             self._disk,
             path,
@@ -155,7 +153,7 @@ class FilesStore(LogStore):
         )
         self._logs[name] = opened
         self._found[name] = topic_id
-        self._unrecovered.discard(name)
+        self._untouched.discard(name)
         return opened
 
     async def _create(self, path: str, topic_id: UUID) -> None:
@@ -169,7 +167,7 @@ class FilesStore(LogStore):
         if opened is not None:
             opened.abandon("is deleted")
         topic_id = self._found.pop(name, None) or UUID(int=0)
-        self._unrecovered.discard(name)
+        self._untouched.discard(name)
         if not self._disk.exists(path):
             return
         gone = f"{self._directory}/{removed_name(name, topic_id)}"
@@ -186,7 +184,7 @@ class FilesStore(LogStore):
 
     async def close(self) -> None:
         """A log that failed keeps the shutdown from counting as clean; the others are closed nevertheless."""
-        clean = not self._unrecovered
+        clean = self.was_closed_cleanly or not self._untouched
         for opened in self._logs.values():
             try:
                 await opened.close()

@@ -1,8 +1,9 @@
-"""The history checker: finds what must never happen in what clients saw. Pure; an empty answer means none of it did.
+"""The history checker: finds what must never happen in what clients saw. Pure.
 
 The names of the anomalies are those that public checkers of Kafka-like logs use.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,14 @@ def _violations(history: History) -> Iterator[tuple[str, str]]:
     yield from _polls(history)
     for refusal in history.refusals:
         yield refusal.what, f"{refusal.who} at {_name(refusal.partition)}"
+    for producer_id in sorted(set(history.producer_ids)):
+        if history.producer_ids.count(producer_id) > 1:
+            yield "producer id handed out twice", str(producer_id)
     yield from _topics(history)
 
 
 def _log_itself(partition: Partition, log: Log) -> Iterator[tuple[str, str]]:
-    for (before, _), (after, _) in zip(log, log[1:], strict=False):
+    for (before, _), (after, _) in itertools.pairwise(log):
         if after == before:
             yield "inconsistent offsets", f"two records at offset {after} of {_name(partition)}"
         elif after != before + 1:
@@ -77,7 +81,7 @@ def _one_send(send: Send, places: Mapping[bytes, list[int]]) -> Iterator[tuple[s
 def _order_of_sends(
     history: History, places: Mapping[Partition, dict[bytes, list[int]]]
 ) -> Iterator[tuple[str, str]]:
-    """What one producer sent later stands later: always if idempotent, else if the first was known to be there."""
+    """What one producer sent later stands later: always if idempotent, else if the first was confirmed."""
     last: dict[tuple[str, Partition], tuple[Send, int]] = {}
     for send in history.sends:
         offsets = places[send.partition].get(send.values[0])
@@ -88,11 +92,9 @@ def _order_of_sends(
             earlier, offset = last[key]
             was_known = earlier.ended is not None and earlier.ended < send.begun
             if offset > offsets[0] and (send.is_idempotent or was_known):
-                yield (
-                    "non-monotonic send",
-                    f"{_show(earlier.values[0])} at {offset} was sent before {_show(send.values[0])} at "
-                    f"{offsets[0]} of {_name(send.partition)}",
-                )
+                first, second = _show(earlier.values[0]), _show(send.values[0])
+                where = f"{first} is at {offset} and {second} at {offsets[0]} of {_name(send.partition)}"
+                yield "non-monotonic send", where
         if send.is_idempotent or send.is_acknowledged:
             last[key] = send, offsets[0]
 
@@ -115,19 +117,16 @@ def _polls(history: History) -> Iterator[tuple[str, str]]:
         if poll.high_watermark < watermarks.get(key, 0):
             yield "high watermark fell", f"{who} saw {watermarks[key]}, then {poll.high_watermark}"
         watermarks[key] = poll.high_watermark
-        yield from _one_poll(poll, who, logs[poll.partition], positions.get(key))
+        yield from _one_poll(poll, who, logs[poll.partition], positions.get(key, poll.position))
         if poll.records:
             positions[key] = poll.records[-1][0] + 1
 
 
-def _one_poll(
-    poll: Poll, who: str, log: Mapping[int, bytes], position: int | None
-) -> Iterator[tuple[str, str]]:
-    expected = position
+def _one_poll(poll: Poll, who: str, log: Mapping[int, bytes], expected: int) -> Iterator[tuple[str, str]]:
     for offset, value in poll.records:
-        if expected is not None and offset < expected:
+        if offset < expected:
             yield "non-monotonic poll", f"{who} read {offset} where {expected} was next"
-        elif expected is not None and offset > expected:
+        elif offset > expected:
             yield "poll skip", f"{who} read {offset} where {expected} was next"
         expected = offset + 1
         if offset >= poll.high_watermark:

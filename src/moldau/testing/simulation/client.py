@@ -1,6 +1,6 @@
 """A small Kafka client for workloads inside a simulation: one connection, requests pipelined, nothing hidden.
 
-It does not retry: what to do about a lost connection or an error code is the workload's to decide and to note.
+It does not retry: what to do about a lost connection or an error code is the workload's to decide.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Fetched:
 
 
 class Client:
-    """Use `connect` to make one. Whatever goes wrong with the connection raises OSError (TimeoutError too)."""
+    """Use `connect` to make one. Whatever goes wrong with the connection raises OSError."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client_id: str) -> None:
         self._reader = reader

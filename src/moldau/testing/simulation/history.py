@@ -20,7 +20,7 @@ class Send:
     ended: int | None = None
     is_acknowledged: bool = False
     offset: int | None = None
-    """What the broker said the first record's offset is; None too where a duplicate was confirmed without one."""
+    """Where the broker said the first record is; None where it confirmed a duplicate without saying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class History:
     sends: list[Send] = field(default_factory=list)
     polls: list[Poll] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    producer_ids: list[int] = field(default_factory=list)
+    """As they were handed out, to producers each of whom must get one of its own."""
     topic_changes: list[TopicChange] = field(default_factory=list)
     logs: dict[Partition, Sequence[tuple[int, bytes]]] = field(default_factory=dict)
     """Everything that is there at the end, by partition."""

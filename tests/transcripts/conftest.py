@@ -1,0 +1,49 @@
+"""Every `*.txt` here is a test: the commands in it are given again, and what happens must be what it says."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transcripts.storyteller import Storyteller
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "TranscriptFile | None":
+    if file_path.suffix != ".txt":
+        return None
+    found: TranscriptFile = TranscriptFile.from_parent(parent, path=file_path)
+    return found
+
+
+class TranscriptFile(pytest.File):
+    def collect(self) -> Iterator[pytest.Item]:
+        yield TranscriptItem.from_parent(self, name=self.path.stem)
+
+
+class TranscriptItem(pytest.Item):
+    def runtest(self) -> None:
+        written = self.path.read_text()
+        told = asyncio.run(tell(written))
+        if self.config.getoption("--rewrite"):
+            self.path.write_text(told)
+        else:
+            assert told.splitlines() == written.splitlines(), (
+                "see the difference; `pytest --rewrite` accepts it"
+            )
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.name
+
+
+async def tell(written: str) -> str:
+    """The transcript with its comments and commands as they are, and under each command what happens now."""
+    storyteller = Storyteller()
+    lines: list[str] = []
+    for line in written.splitlines():
+        if line.startswith("> "):
+            lines.append(line)
+            lines += ["  " + each for each in await storyteller.do(line[2:])]
+        elif not line.startswith("  "):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
