@@ -1,8 +1,8 @@
 """Starting a coroutine at once: it runs until it first waits, and becomes a task only if it does wait.
 
-Most requests never wait, and a task for each would cost more than the request. (Python 3.12 has eager tasks; this is the
-part of them that 3.11 lacks.) Until it first waits a coroutine started here has no current task: code that may run so
-must not use `asyncio.timeout` and its like before its first real wait.
+Most requests never wait, and a task for each would cost more than the request. (Python 3.12 has eager
+tasks; this is the part of them that 3.11 lacks.) Until it first waits a coroutine started here has no
+current task: code that may run so must not use `asyncio.timeout` and its like before its first real wait.
 """
 
 import asyncio
@@ -44,7 +44,8 @@ async def _finish(rest: _Rest) -> Any:
 def start_now(
     coroutine: Coroutine[Any, Any, T], done: Callable[[T | None, BaseException | None], None]
 ) -> "asyncio.Task[T] | None":
-    """Runs the coroutine up to its first wait; calls `done(result, error)` when it ends, maybe before returning.
+    """Runs the coroutine up to its first wait; calls `done(result, error)` when it ends, maybe before
+    returning.
 
     Gives the task that carries the rest, or None where there was nothing to wait for.
     """

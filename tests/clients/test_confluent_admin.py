@@ -14,6 +14,7 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
+
 from support.topics import QUIET, Topics, unique
 
 DEADLINE_S = 20
@@ -75,10 +76,14 @@ def test_what_cannot_be_created_is_refused_by_name(topics: Topics) -> None:
     assert create_error(topics, "..", num_partitions=1) == KafkaError.TOPIC_EXCEPTION
     assert create_error(topics, unique(), num_partitions=0) == KafkaError.INVALID_PARTITIONS
     one = {"num_partitions": 1}
-    assert create_error(topics, unique(), **one, replication_factor=3) == KafkaError.INVALID_REPLICATION_FACTOR
+    assert (
+        create_error(topics, unique(), **one, replication_factor=3) == KafkaError.INVALID_REPLICATION_FACTOR
+    )
     assert create_error(topics, unique(), **one, config={"no.such": "1"}) == KafkaError.INVALID_CONFIG
     assert create_error(topics, unique(), **one, config={"retention.ms": "soon"}) == KafkaError.INVALID_CONFIG
-    assert create_error(topics, unique(), **one, config={"cleanup.policy": "burn"}) == KafkaError.INVALID_CONFIG
+    assert (
+        create_error(topics, unique(), **one, config={"cleanup.policy": "burn"}) == KafkaError.INVALID_CONFIG
+    )
 
 
 def test_a_topic_name_that_differs_in_dots_and_underscores_only_is_refused(topics: Topics) -> None:

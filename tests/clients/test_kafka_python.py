@@ -9,6 +9,7 @@ import kafka.errors as errors
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
+
 from support.topics import Topics, unique
 
 DEADLINE_S = 20
@@ -23,7 +24,13 @@ def admin(bootstrap: str) -> Iterator[KafkaAdminClient]:
     client.close()
 
 
-def send(bootstrap: str, topic: str, values: list[bytes | None], more: dict[str, Any] | None = None, **settings: Any) -> list[Any]:
+def send(
+    bootstrap: str,
+    topic: str,
+    values: list[bytes | None],
+    more: dict[str, Any] | None = None,
+    **settings: Any,
+) -> list[Any]:
     """Produces and waits for every acknowledgement; where the records went, in the order sent."""
     producer = KafkaProducer(bootstrap_servers=bootstrap, **settings)
     try:

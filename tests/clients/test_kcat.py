@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+
 from support.topics import Topics
 
 pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="the kcat binary is not installed")

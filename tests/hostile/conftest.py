@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from support.topics import Topics
 from support.wire import Wire
 from support.witness import Witness

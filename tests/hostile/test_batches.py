@@ -6,8 +6,20 @@ from uuid import UUID
 
 import cramjam
 import pytest
+
 from support.topics import Topics
-from support.wire import METADATA, PRODUCE, Wire, batch, end_offset, fetch, produce, produce_tree, record, topic_id
+from support.wire import (
+    METADATA,
+    PRODUCE,
+    Wire,
+    batch,
+    end_offset,
+    fetch,
+    produce,
+    produce_tree,
+    record,
+    topic_id,
+)
 
 DAY_MS = 86_400_000
 CORRUPT, INVALID, OFFSET_UNKNOWN = 2, 87, -1
@@ -36,7 +48,9 @@ ONE = record(0, b"value")
         pytest.param(batch(count=2), INVALID, id="two records counted at one offset"),
         pytest.param(batch(last_offset_delta=1), INVALID, id="one record counted at two offsets"),
         pytest.param(batch(count=2, last_offset_delta=1), INVALID, id="fewer records than counted"),
-        pytest.param(batch([b"a", b"b"], count=1, last_offset_delta=0), INVALID, id="more records than counted"),
+        pytest.param(
+            batch([b"a", b"b"], count=1, last_offset_delta=0), INVALID, id="more records than counted"
+        ),
         pytest.param(batch(count=0), INVALID, id="no records counted"),
         pytest.param(batch(count=0, last_offset_delta=-1), INVALID, id="no records and no offsets"),
         pytest.param(batch(count=-1), INVALID, id="a negative count"),
@@ -136,12 +150,18 @@ def test_producing_to_an_unknown_partition_is_refused(wire: Wire, topics: Topics
 
 
 @pytest.mark.parametrize("unknown", [UUID(int=77), None])
-def test_producing_to_an_unknown_topic_id_is_refused(wire: Wire, topics: Topics, unknown: UUID | None) -> None:
+def test_producing_to_an_unknown_topic_id_is_refused(
+    wire: Wire, topics: Topics, unknown: UUID | None
+) -> None:
     topic = topics.create()
 
     def by_id(wanted: UUID | None) -> int:
         partition = {"index": 0, "records": batch()}
-        tree = {"acks": -1, "timeout": 1000, "topic_data": [{"topic_id": wanted, "partition_data": [partition]}]}
+        tree = {
+            "acks": -1,
+            "timeout": 1000,
+            "topic_data": [{"topic_id": wanted, "partition_data": [partition]}],
+        }
         code: int = wire.ask(PRODUCE, 13, tree)["responses"][0]["partition_responses"][0]["error_code"]
         return code
 

@@ -6,8 +6,21 @@ import socket
 import struct
 
 import pytest
+
 from support.topics import Topics
-from support.wire import API_VERSIONS, FETCH, METADATA, PRODUCE, Closed, Wire, batch, decode, encode, fetch_tree, produce_tree
+from support.wire import (
+    API_VERSIONS,
+    FETCH,
+    METADATA,
+    PRODUCE,
+    Closed,
+    Wire,
+    batch,
+    decode,
+    encode,
+    fetch_tree,
+    produce_tree,
+)
 from support.witness import Witness
 
 REQUEST_BYTES_MAX = 104_857_600
@@ -43,9 +56,15 @@ def sized(frame: bytes) -> bytes:
         pytest.param(sized(header(PRODUCE, 2) + bytes(20)), id="Produce 2, which is only advertised"),
         pytest.param(sized(header(API_VERSIONS, 3) + b"\x00"), id="a body that ends at once"),
         pytest.param(sized(header(METADATA, 1) + b"\x00\x00"), id="a body cut short"),
-        pytest.param(sized(struct.pack(">hhih", METADATA, 1, 7, 500) + b"raw"), id="a client id that does not end"),
-        pytest.param(sized(header(METADATA, 1) + struct.pack(">i", 2**31 - 1)), id="an array of 2^31 elements"),
-        pytest.param(sized(header(METADATA, 12) + b"\x00\xff\xff\xff\xff\x0f"), id="a compact array of 2^32 elements"),
+        pytest.param(
+            sized(struct.pack(">hhih", METADATA, 1, 7, 500) + b"raw"), id="a client id that does not end"
+        ),
+        pytest.param(
+            sized(header(METADATA, 1) + struct.pack(">i", 2**31 - 1)), id="an array of 2^31 elements"
+        ),
+        pytest.param(
+            sized(header(METADATA, 12) + b"\x00\xff\xff\xff\xff\x0f"), id="a compact array of 2^32 elements"
+        ),
         pytest.param(sized(header(METADATA, 12) + b"\x00" + b"\xff" * 12), id="a number that does not end"),
     ],
 )
@@ -61,8 +80,12 @@ def test_what_is_no_request_closes_the_connection(wire: Wire, data: bytes) -> No
         pytest.param(struct.pack(">hhih", METADATA, 1, 7, -1) + NO_TOPICS, id="no client id"),
         pytest.param(header(METADATA, 1, b"") + NO_TOPICS, id="an empty client id"),
         pytest.param(header(METADATA, 1, b"\xff\xfe") + NO_TOPICS, id="a client id that is not UTF-8"),
-        pytest.param(header(METADATA, 12) + b"\x01\x63\x02ab\x01\x00\x00\x00\x00", id="an unknown tag in the header"),
-        pytest.param(header(METADATA, 12) + b"\x00\x01\x00\x00\x00\x01\x63\x02ab", id="an unknown tag in the body"),
+        pytest.param(
+            header(METADATA, 12) + b"\x01\x63\x02ab\x01\x00\x00\x00\x00", id="an unknown tag in the header"
+        ),
+        pytest.param(
+            header(METADATA, 12) + b"\x00\x01\x00\x00\x00\x01\x63\x02ab", id="an unknown tag in the body"
+        ),
     ],
 )
 def test_what_is_only_odd_is_answered(wire: Wire, frame: bytes) -> None:
@@ -97,7 +120,9 @@ def test_garbage_is_closed_or_answered_and_never_hangs(bootstrap: str) -> None:
     chance = random.Random(20)
     for _ in range(100):
         with Wire(bootstrap) as wire:
-            api_key, version = chance.choice([(0, 9), (1, 12), (2, 7), (3, 12), (18, 3), (19, 7), (22, 4), (32, 4)])
+            api_key, version = chance.choice(
+                [(0, 9), (1, 12), (2, 7), (3, 12), (18, 3), (19, 7), (22, 4), (32, 4)]
+            )
             wire.send_frame(header(api_key, version) + chance.randbytes(chance.randrange(200)))
             # acks=0 has no answer: the witness's request behind it is what must be answered then.
             with contextlib.suppress(ConnectionError):
@@ -106,7 +131,9 @@ def test_garbage_is_closed_or_answered_and_never_hangs(bootstrap: str) -> None:
                 wire.receive_frame()
 
 
-def test_a_request_that_comes_byte_by_byte_is_answered_and_holds_nobody_up(wire: Wire, witness: Witness) -> None:
+def test_a_request_that_comes_byte_by_byte_is_answered_and_holds_nobody_up(
+    wire: Wire, witness: Witness
+) -> None:
     for byte in sized(encode(METADATA, 1, {"topics": []}, 55)):
         wire.send_raw(bytes([byte]))
         assert witness.works()
@@ -165,7 +192,9 @@ def test_a_client_that_vanishes_while_its_request_waits_harms_nobody(bootstrap: 
         wire.close()
 
 
-def test_a_client_that_never_reads_its_answers_holds_nobody_up(wire: Wire, topics: Topics, witness: Witness) -> None:
+def test_a_client_that_never_reads_its_answers_holds_nobody_up(
+    wire: Wire, topics: Topics, witness: Witness
+) -> None:
     topic = topics.create(max_message_bytes=2_000_000)
     with Wire(f"{wire.socket.getpeername()[0]}:{wire.socket.getpeername()[1]}") as other:
         for _ in range(4):

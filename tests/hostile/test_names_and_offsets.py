@@ -4,6 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+
 from support.topics import Topics, unique
 from support.wire import (
     CREATE_TOPICS,
@@ -306,7 +307,10 @@ def test_partitions_are_never_taken_away(wire: Wire, topics: Topics, count: int)
 def test_describing_what_is_not_there_names_it(wire: Wire, topics: Topics) -> None:
     tree = {"topics": [{"name": MISSING}, {"name": "no spaces!"}], "response_partition_limit": 10}
     answer = wire.ask(DESCRIBE_TOPIC_PARTITIONS, 0, tree)
-    assert {topic["name"]: topic["error_code"] for topic in answer["topics"]} == {MISSING: 3, "no spaces!": 17}
+    assert {topic["name"]: topic["error_code"] for topic in answer["topics"]} == {
+        MISSING: 3,
+        "no spaces!": 17,
+    }
     tree = {"topics": [{"name": MISSING, "partition_indexes": [0]}]}
     (partition,) = wire.ask(DESCRIBE_PRODUCERS, 0, tree)["topics"][0]["partitions"]
     assert partition["error_code"] == 3
@@ -343,7 +347,9 @@ def describe(wire: Wire, kind: int, name: str, keys: list[str] | None = None) ->
 
 
 def alter(wire: Wire, kind: int, name: str, *changes: tuple[str, int, str | None]) -> int:
-    configs = [{"name": key, "config_operation": operation, "value": value} for key, operation, value in changes]
+    configs = [
+        {"name": key, "config_operation": operation, "value": value} for key, operation, value in changes
+    ]
     resource = {"resource_type": kind, "resource_name": name, "configs": configs}
     (answer,) = wire.ask(INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})["responses"]
     code: int = answer["error_code"]

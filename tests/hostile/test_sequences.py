@@ -1,6 +1,7 @@
 """Idempotent producers that repeat themselves, skip, go back, wrap round or have been replaced."""
 
 import pytest
+
 from support.topics import Topics
 from support.wire import INIT_PRODUCER_ID, PRODUCE, Wire, batch, end_offset, produce, produce_tree
 

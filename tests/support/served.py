@@ -51,7 +51,15 @@ class Served:
 
     def start(self) -> "Served":
         assert self.process is None, "it runs already"
-        command = [*self._wrapper, sys.executable, "-m", "moldau", "serve", "--listen", f"127.0.0.1:{self.port}"]
+        command = [
+            *self._wrapper,
+            sys.executable,
+            "-m",
+            "moldau",
+            "serve",
+            "--listen",
+            f"127.0.0.1:{self.port}",
+        ]
         command += ["--data-dir", str(self.data_dir), *self._arguments]
         self._run_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:

@@ -102,7 +102,9 @@ def write(message: Any) -> bytes:
     return out.getvalue()
 
 
-def encode(api_key: int, version: int, tree: dict[str, Any], correlation_id: int, client_id: str | None = "raw") -> bytes:
+def encode(
+    api_key: int, version: int, tree: dict[str, Any], correlation_id: int, client_id: str | None = "raw"
+) -> bytes:
     """A request without its size in front."""
     schema = load_request_schema(api_key, version)
     header = {
@@ -201,7 +203,9 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def record(offset_delta: int, value: bytes | None, key: bytes | None = None, timestamp_delta: int = 0) -> bytes:
+def record(
+    offset_delta: int, value: bytes | None, key: bytes | None = None, timestamp_delta: int = 0
+) -> bytes:
     def sized(data: bytes | None) -> bytes:
         return varint(-1) if data is None else varint(len(data)) + data
 
@@ -248,9 +252,16 @@ def batch(
     return struct.pack(">qi", base_offset, len(rest) if length is None else length) + rest
 
 
-def produce_tree(topic: str, *batches: bytes, partition: int = 0, acks: int = -1, **more: Any) -> dict[str, Any]:
+def produce_tree(
+    topic: str, *batches: bytes, partition: int = 0, acks: int = -1, **more: Any
+) -> dict[str, Any]:
     data = {"index": partition, "records": b"".join(batches)}
-    return {"acks": acks, "timeout": 10_000, "topic_data": [{"name": topic, "partition_data": [data]}], **more}
+    return {
+        "acks": acks,
+        "timeout": 10_000,
+        "topic_data": [{"name": topic, "partition_data": [data]}],
+        **more,
+    }
 
 
 def produce(wire: Wire, topic: str, *batches: bytes, version: int = 9, **more: Any) -> tuple[int, int]:

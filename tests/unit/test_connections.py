@@ -1,4 +1,5 @@
-"""Connections: frames however the bytes arrive, answers in the order of requests, stored bytes sent whole, limits kept."""
+"""Connections: frames however the bytes arrive, answers in the order of requests, stored bytes sent whole,
+limits kept."""
 
 import asyncio
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
 from moldau.connections.connection import REQUESTS_IN_FLIGHT_MAX, CloseConnectionError, Connection
 from moldau.connections.frames import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
@@ -72,7 +74,13 @@ class Server:
     def __init__(self, handler: Handler, **settings: str) -> None:
         chosen = build(flags={"listen": "127.0.0.1:0", "store": "memory", **settings})
         self.budget = Budget(chosen.queued_max_request_bytes)
-        self.listener = Listener("PLAINTEXT", lambda: chosen, self.budget, lambda connection, name: handler)
+        self.listener = Listener(
+            "PLAINTEXT",
+            lambda: chosen,
+            self.budget,
+            Admission(lambda: chosen),
+            lambda connection, name: handler,
+        )
         self.port = 0
 
     async def __aenter__(self) -> "Server":
@@ -144,7 +152,9 @@ def test_a_request_without_answer_does_not_hold_up_the_next(run: Run) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 20_000_000])
-def test_stored_bytes_leave_whole_and_in_place_even_to_a_slow_reader(run: Run, tmp_path: Path, size: int) -> None:
+def test_stored_bytes_leave_whole_and_in_place_even_to_a_slow_reader(
+    run: Run, tmp_path: Path, size: int
+) -> None:
     content = os.urandom(size)
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([content])
@@ -152,7 +162,12 @@ def test_stored_bytes_leave_whole_and_in_place_even_to_a_slow_reader(run: Run, t
     async def answer(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"small":
             return [framed(b"small")]
-        return [struct.pack(">i", size + 2) + b"<", FileSlice(file, 0, size // 3), FileSlice(file, size // 3, size - size // 3), b">"]
+        return [
+            struct.pack(">i", size + 2) + b"<",
+            FileSlice(file, 0, size // 3),
+            FileSlice(file, size // 3, size - size // 3),
+            b">",
+        ]
 
     async def main() -> None:
         async with Server(answer) as server:
@@ -247,7 +262,8 @@ def test_a_client_that_never_reads_is_read_no_further_after_a_while(run: Run) ->
                 except BlockingIOError:
                     pass
                 await asyncio.sleep(0.2)
-                # Some answers lie in the kernel's buffers, the rest waits: nobody reads requests to pile up more.
+                # Some answers lie in the kernel's buffers, the rest waits: nobody reads requests to pile up
+                # more.
                 assert begun < 100 * REQUESTS_IN_FLIGHT_MAX
                 before = begun
                 await asyncio.sleep(0.2)

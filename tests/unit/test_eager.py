@@ -7,7 +7,9 @@ from typing import Any
 from moldau.eager import start_now
 
 
-async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[list[tuple[Any, BaseException | None]], bool]:
+async def _outcome(
+    coroutine: Coroutine[Any, Any, Any],
+) -> tuple[list[tuple[Any, BaseException | None]], bool]:
     """What `done` was told, and whether the coroutine needed a task."""
     told: list[tuple[Any, BaseException | None]] = []
     task = start_now(coroutine, lambda result, error: told.append((result, error)))

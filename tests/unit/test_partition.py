@@ -1,4 +1,5 @@
-"""A partition: its high watermark, who may read what, who is woken when, and what a failing disk does to it."""
+"""A partition: its high watermark, who may read what, who is woken when, and what a failing disk does to
+it."""
 
 import asyncio
 from collections.abc import Coroutine

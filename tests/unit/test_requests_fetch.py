@@ -1,4 +1,5 @@
-"""Fetch: sessions, byte limits, long polls, epochs; called as a client's request would be, on a real node in memory."""
+"""Fetch: sessions, byte limits, long polls, epochs; called as a client's request would be, on a real node
+in memory."""
 
 import asyncio
 import random
@@ -9,6 +10,9 @@ import pytest
 
 from moldau.metadata.image import PartitionImage
 from moldau.partitions.partition import Partition
+from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record
 from moldau.requests.a01_fetch import fetch
 from moldau.requests.fetch_sessions import (
     EVICT_AFTER_MS,
@@ -18,9 +22,6 @@ from moldau.requests.fetch_sessions import (
     Wanted,
 )
 from moldau.requests.session import ClientConnection, Session
-from moldau.records.batch import Batch
-from moldau.records.build import build_batch
-from moldau.records.record import Record
 from moldau.testing import Broker
 from moldau.wire.codec import Message
 
@@ -88,7 +89,9 @@ class Fetcher:
         return found
 
     async def append(self, partition: int, *values: bytes) -> None:
-        await self.partition(partition).append([Batch(build_batch([Record(value=value) for value in values]))])
+        await self.partition(partition).append(
+            [Batch(build_batch([Record(value=value) for value in values]))]
+        )
         await asyncio.sleep(0)
 
     async def fetch(
@@ -124,12 +127,18 @@ class Fetcher:
 
 def sizes(answer: dict[str, Any]) -> dict[int, int]:
     return {
-        each["partition_index"]: each["records"].size for topic in answer["responses"] for each in topic["partitions"]
+        each["partition_index"]: each["records"].size
+        for topic in answer["responses"]
+        for each in topic["partitions"]
     }
 
 
 def codes(answer: dict[str, Any]) -> dict[int, int]:
-    return {each["partition_index"]: each["error_code"] for topic in answer["responses"] for each in topic["partitions"]}
+    return {
+        each["partition_index"]: each["error_code"]
+        for topic in answer["responses"]
+        for each in topic["partitions"]
+    }
 
 
 def on_broker(test: Callable[[Fetcher], Awaitable[None]], version: int = 12) -> None:

@@ -7,7 +7,15 @@ import pytest
 
 from moldau.requests import REGISTRY
 from moldau.wire import schema
-from moldau.wire.codec import ELEMENTS_MAX, TAGS_MAX, DecodeError, Message, decoder, encoder, write_unsigned_varint
+from moldau.wire.codec import (
+    ELEMENTS_MAX,
+    TAGS_MAX,
+    DecodeError,
+    Message,
+    decoder,
+    encoder,
+    write_unsigned_varint,
+)
 from moldau.wire.frames import AnswerFrame, read_header, skip_tags
 from moldau.wire.schema import Kind, fields_of, message_type
 
@@ -145,7 +153,11 @@ def test_headers_are_read_up_to_the_body() -> None:
     assert header[:4] == (3, 12, 7, "me")
     assert bytes(frame[skip_tags(frame, header.body_start) :]) == b"body"
     assert read_header(memoryview(b"\x00\x03\x00\x00\x00\x00\x00\x07\xff\xff")).client_id is None
-    for wrong in (b"\x00\x03", b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x09me", b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x01\xff"):
+    for wrong in (
+        b"\x00\x03",
+        b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x09me",
+        b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x01\xff",
+    ):
         with pytest.raises(DecodeError):
             read_header(memoryview(wrong))
 

@@ -1,4 +1,5 @@
-"""One client connection: requests are started in the order they come and answered in that order, however long each takes."""
+"""One client connection: requests are started in the order they come and answered in that order, however
+long each takes."""
 
 import asyncio
 from collections import deque
@@ -58,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_closing = False
         self._flush_is_due = False
         self._tasks: dict[_Slot, asyncio.Task[Any]] = {}
+        """Kept so that nobody collects a task that is only waited for."""
         self._on_closed: list[Callable[[], None]] = []
         self.peer: tuple[str, int] = ("", 0)
         self.active_at: float = 0.0
@@ -84,7 +86,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.active_at = asyncio.get_running_loop().time()
-        # The answers to requests that arrived together leave together: one call to the kernel for all of them.
+        # The answers to requests that arrived together leave together: one call to the kernel for all of
+        # them.
         self._flush_is_due = True
         try:
             for frame in self._frames.received(nbytes):
@@ -94,7 +97,8 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def eof_received(self) -> bool:
-        # A client that has said its last word still wants the answers; the connection closes when they have left.
+        # A client that has said its last word still wants the answers; the connection closes when they have
+        # left.
         self._is_closing = True
         self._flush()
         return bool(self._slots)
@@ -111,8 +115,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_closing = True
         if self._sender is not None:
             self._sender.close()
-        for task in list(self._tasks.values()):
-            task.cancel()
+        # Requests under way are not cancelled: what was begun on a log is finished, only the answer goes
+        # nowhere.
         for slot in self._slots:
             self._budget.give_back(slot.size)
         self._slots.clear()

@@ -1,7 +1,8 @@
 """Cutting a byte stream into frames without copying any byte more than once.
 
-Small reads of all connections land in one shared buffer and are copied into a frame's own memory; the rest of a large frame
-is received straight into its place. A frame owns its memory, so record data in it stays valid while a request waits.
+Small reads of all connections land in one shared buffer and are copied into a frame's own memory; the rest
+of a large frame is received straight into its place. A frame owns its memory, so record data in it stays
+valid while a request waits.
 """
 
 import mmap
@@ -11,8 +12,8 @@ from collections.abc import Iterator
 _SIZE = struct.Struct(">i")
 SHARED_BUFFER_SIZE = 256 * 1024
 _MAPPED_FROM = 128 * 1024
-"""From this size on a frame lives in anonymous memory that the kernel provides as bytes arrive: whoever only announces a
-hundred megabytes has cost nothing yet."""
+"""From this size on a frame lives in anonymous memory that the kernel provides as bytes arrive: whoever
+only announces a hundred megabytes has cost nothing yet."""
 
 
 class FrameTooLargeError(Exception):
@@ -20,8 +21,8 @@ class FrameTooLargeError(Exception):
 
 
 class FrameReader:
-    """The framing state of one connection. `buffer()` says where the next bytes go, `received(n)` gives the frames that
-    they complete."""
+    """The framing state of one connection. `buffer()` says where the next bytes go, `received(n)` gives the
+    frames that they complete."""
 
     __slots__ = ("_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
 

@@ -1,8 +1,10 @@
-"""Listening sockets and the connections they give: who may come in, who has been idle too long, how all are sent home."""
+"""Listening sockets and the connections they give: who may come in, who has been idle too long, how all are
+sent home."""
 
 import asyncio
 from collections.abc import Callable
 
+from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
 from moldau.connections.connection import Answer, Connection
 from moldau.connections.frames import SHARED_BUFFER_SIZE
@@ -16,15 +18,23 @@ Opened = Callable[[Connection, str], Answer]
 
 
 class Listener:
-    def __init__(self, name: str, settings: Callable[[], BrokerSettings], budget: Budget, opened: Opened) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Callable[[], BrokerSettings],
+        budget: Budget,
+        admission: Admission,
+        opened: Opened,
+    ) -> None:
+        """`budget` and `admission` are those of the node, shared by its listeners."""
         self.name = name
         self._settings = settings
+        self._admission = admission
         self._budget = budget
         self._opened = opened
         self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
         self._server: asyncio.Server | None = None
         self._connections: dict[Connection, None] = {}
-        self._per_address: dict[str, int] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Future[None] | None = None
         self._is_closing = False
@@ -32,7 +42,9 @@ class Listener:
     async def bind(self, host: str, port: int) -> tuple[str, int]:
         """Takes the address without accepting anybody yet; gives it with the port that a port 0 became."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._make_connection, host, port, start_serving=False, backlog=1024)
+        self._server = await loop.create_server(
+            self._make_connection, host, port, start_serving=False, backlog=1024
+        )
         bound = self._server.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
@@ -55,26 +67,19 @@ class Listener:
         )
 
     def _connection_opened(self, connection: Connection) -> Answer | None:
-        settings = self._settings()
-        address = connection.peer[0]
-        count = self._per_address.get(address, 0)
         if self._is_closing:
             return None
-        if len(self._connections) >= settings.max_connections or count >= settings.max_connections_per_ip:
-            log.warning("connection refused: too many", peer=address, open=len(self._connections), from_peer=count)
+        if not self._admission.admit(connection.peer[0]):
+            log.warning("connection refused: too many", peer=connection.peer[0], open=self._admission.total)
             return None
         self._connections[connection] = None
-        self._per_address[address] = count + 1
         return self._opened(connection, self.name)
 
     def _connection_closed(self, connection: Connection) -> None:
         if connection not in self._connections:
             return
         del self._connections[connection]
-        address = connection.peer[0]
-        self._per_address[address] -= 1
-        if not self._per_address[address]:
-            del self._per_address[address]
+        self._admission.leave(connection.peer[0])
         if not self._connections and self._all_closed is not None and not self._all_closed.done():
             self._all_closed.set_result(None)
 

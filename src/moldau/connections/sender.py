@@ -1,6 +1,8 @@
-"""Getting answers out: small ones through the transport, stored batches from file to socket inside the kernel.
+"""Getting answers out: small ones through the transport, stored batches from file to socket inside the
+kernel.
 
-Answers leave whole and in order. While the kernel takes no more bytes nothing is queued but references to files.
+Answers leave whole and in order. While the kernel takes no more bytes nothing is queued but references to
+files.
 """
 
 import asyncio
@@ -25,7 +27,8 @@ class Sender:
     def __init__(self, transport: asyncio.Transport, drained: Callable[[], None]) -> None:
         self._transport = transport
         self._drained = drained
-        # With a limit of zero the transport says when its buffer is empty: only then may file bytes go past it.
+        # With a limit of zero the transport says when its buffer is empty: only then may file bytes go past
+        # it.
         transport.set_write_buffer_limits(high=0)
         self._transport_is_empty = True
         self._parts: deque[Part] = deque()
@@ -145,5 +148,3 @@ class Sender:
                 asyncio.get_running_loop().remove_writer(self._socket.fileno())
             self._socket.close()
             self._socket = None
-
-

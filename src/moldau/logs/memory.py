@@ -112,7 +112,7 @@ class MemoryLog(Log):
             self.start_offset = self.end_offset = offset
         else:
             self.end_offset = max(self.start_offset, end)
-        self.durable_offset = min(self.durable_offset, self.end_offset)
+        self.durable_offset = self.end_offset
         self._cleaned_offset = min(self._cleaned_offset, self.end_offset)
         self.epochs.truncate_from_end(self.end_offset)
         self.producers.rebuild(None, map(Batch, self._batches))

@@ -1,4 +1,5 @@
-"""Who a node is, kept in `meta.properties` of its data directory as Kafka keeps it: cluster, node and directory id."""
+"""Who a node is, kept in `meta.properties` of its data directory as Kafka keeps it: cluster, node and
+directory id."""
 
 import base64
 import random
@@ -26,7 +27,8 @@ def new_identity(source: random.Random, cluster_id: str, node_id: int) -> Identi
 async def load_or_create(
     disk: Disk, directory: str, source: random.Random, cluster_id: str, node_id: int
 ) -> Identity:
-    """Reads who this directory belongs to, or writes it down; raises StorageError where that is somebody else."""
+    """Reads who this directory belongs to, or writes it down; raises StorageError where that is somebody
+    else."""
     path = f"{directory}/{FILE_NAME}"
     if not disk.exists(path):
         identity = new_identity(source, cluster_id, node_id)

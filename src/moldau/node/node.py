@@ -1,4 +1,5 @@
-"""A node put together in boot order: identity, logs, quorum, metadata, partitions, controller, and last the doors.
+"""A node put together in boot order: identity, logs, quorum, metadata, partitions, controller, and last the
+doors.
 
 A single node goes through all of it: its quorum has one voter, its controller is its own.
 """
@@ -6,6 +7,7 @@ A single node goes through all of it: its quorum has one voter, its controller i
 import asyncio
 from collections.abc import Callable
 
+from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
 from moldau.connections.connection import Answer, Connection
 from moldau.connections.listener import Listener
@@ -50,14 +52,15 @@ class Node:
         store: LogStore | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`store` takes the place of the one that the settings name; `on_fatal` hears when the node can no longer serve (its
-        metadata cannot be kept), and should stop it."""
+        """`store` takes the place of the one that the settings name; `on_fatal` hears when the node can no
+        longer serve (its metadata cannot be kept), and should stop it."""
         self._world = world
         self._static = settings
         self._settings = EffectiveSettings(settings)
         self._store = store or _make_store(world, settings)
         self._on_fatal = on_fatal
         self._budget = Budget(settings.queued_max_request_bytes)
+        self._admission = Admission(lambda: self._settings.broker)
         self._listeners: list[Listener] = []
         self._dispatcher: Dispatcher | None = None
         self.addresses: tuple[Address, ...] = ()
@@ -105,7 +108,7 @@ class Node:
             self._elections(voters),
             world.clock,
             on_commit=self._metadata.commit,
-            on_fatal=self._fatal,
+            on_fatal=self._metadata.fail,
         )
         self._controller = Controller(
             static.node_id, self._quorum, self._metadata, self._settings, world.random
@@ -154,7 +157,9 @@ class Node:
     async def _bind(self) -> list[Address]:
         bound = []
         for address in self._static.listeners:
-            listener = Listener(address.name, lambda: self._settings.broker, self._budget, self._opened)
+            listener = Listener(
+                address.name, lambda: self._settings.broker, self._budget, self._admission, self._opened
+            )
             self._listeners.append(listener)
             _, port = await listener.bind(address.host, address.port)
             bound.append(address._replace(port=port))
@@ -185,8 +190,12 @@ class Node:
         assert self._dispatcher is not None
         dispatcher = self._dispatcher
         client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener)
-        connection.when_closed(lambda: self._broker.fetch_sessions.end_all(client))
+        connection.when_closed(lambda: self._closed(client))
         return lambda frame: dispatcher.answer(client, frame)
+
+    def _closed(self, client: ClientConnection) -> None:
+        self._broker.fetch_sessions.end_all(client)
+        client.closed.tell()
 
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:

@@ -24,7 +24,9 @@ class Housekeeping:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(
-                self._repeat(lambda: self._settings.broker.log_retention_check_interval_ms, self.retention_round)
+                self._repeat(
+                    lambda: self._settings.broker.log_retention_check_interval_ms, self.retention_round
+                )
             ),
             loop.create_task(
                 self._repeat(lambda: self._settings.broker.log_cleaner_backoff_ms, self.compaction_round)
@@ -54,7 +56,8 @@ class Housekeeping:
                 await self._one(partition, partition.compact(self._clock.wall_ms()))
 
     async def _one(self, partition: Partition, work: Awaitable[object]) -> None:
-        """A partition in trouble, or one that closes under our hands, must not end the round for the others."""
+        """A partition in trouble, or one that closes under our hands, must not end the round for the
+        others."""
         try:
             await work
         except MoldauError as error:

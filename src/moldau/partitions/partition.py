@@ -1,4 +1,5 @@
-"""One replica of a partition: takes appends in order, makes them durable, knows what may be read, wakes who waits."""
+"""One replica of a partition: takes appends in order, makes them durable, knows what may be read, wakes who
+waits."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -41,8 +42,9 @@ class Fetched(NamedTuple):
 class Partition:
     """A partition that this node has a replica of.
 
-    Appends, truncations and moves of the start go one after the other behind `_lock`, because a store may take its time; what
-    the log knows (end, durable and start offset) is only trusted inside it or for answers that may be a moment old.
+    Appends, truncations and moves of the start go one after the other behind `_lock`, because a store may
+    take its time; what the log knows (end, durable and start offset) is only trusted inside it or for
+    answers that may be a moment old.
     """
 
     def __init__(self, name: LogName, topic_id: UUID, replica_id: int, log_: Log) -> None:
@@ -105,7 +107,8 @@ class Partition:
         return self.high_watermark
 
     def leader(self, known_epoch: int = NO_EPOCH) -> LeaderState:
-        """The leader's state, for a caller that knows `known_epoch`; raises where it cannot be asked of this node."""
+        """The leader's state, for a caller that knows `known_epoch`; raises where it cannot be asked of
+        this node."""
         if self._failure is not None:
             raise self._failure
         if self._leader is None:
@@ -118,9 +121,10 @@ class Partition:
     async def append(
         self, batches: Sequence[Batch], append_time_ms: int = NO_TIMESTAMP, *, all_in_sync: bool = False
     ) -> Appended:
-        """Gives the batches their offsets and appends them; the records are committed once the high watermark
-        reaches `next_offset` (`committing`). A repeated batch of an idempotent producer is not appended again: the
-        caller gets the offset it had. `all_in_sync` asks for min.insync.replicas to be there."""
+        """Gives the batches their offsets and appends them; the records are committed once the high
+        watermark reaches `next_offset` (`committing`). A repeated batch of an idempotent producer is not
+        appended again: the caller gets the offset it had. `all_in_sync` asks for min.insync.replicas to be
+        there."""
         async with self._lock:
             leader = self.leader()
             if all_in_sync:
@@ -143,15 +147,15 @@ class Partition:
         return Appended(base_offset, offset, append_time_ms)
 
     def committing(self, next_offset: int) -> "asyncio.Future[None] | None":
-        """Done when the high watermark reaches `next_offset`, failed when that can no longer be promised; None where it is
-        there already."""
+        """Done when the high watermark reaches `next_offset`, failed when that can no longer be promised;
+        None where it is there already."""
         if self.leader().high_watermark >= next_offset:
             return None
         return self.committed.add(next_offset)
 
     async def settle(self) -> None:
-        """Lets the sync of what is appended come to its end, for callers who ask where the log ends: a producer that did
-        not wait for the sync should find its own records counted all the same."""
+        """Lets the sync of what is appended come to its end, for callers who ask where the log ends: a
+        producer that did not wait for the sync should find its own records counted all the same."""
         log_ = self.log
         if self._leader is not None and self._syncing and log_.durable_offset < log_.end_offset:
             await self._synced.add(log_.end_offset)
@@ -185,14 +189,13 @@ class Partition:
     def _sync_ended(self, _: None, error: BaseException | None) -> None:
         self._syncing = False
         self._sync = None
-        if isinstance(error, StorageError):
-            self.fail(error)
-        elif isinstance(error, asyncio.CancelledError) or self._closed:
-            return
-        elif error is not None:
-            raise error
-        else:
+        if error is None:
             self._start_sync()
+        elif isinstance(error, Exception):
+            # Whatever went wrong, nobody may wait for a sync that will not come.
+            self.fail(
+                error if isinstance(error, StorageError) else StorageError(f"syncing failed: {error!r}")
+            )
 
     # Reading
 
@@ -237,7 +240,9 @@ class Partition:
             high_watermark = self.leader().high_watermark
             target = high_watermark if before_offset == -1 else before_offset
             if not 0 <= target <= high_watermark:
-                raise OffsetOutOfRangeError(f"{target} is beyond the high watermark {high_watermark} of {self.name}")
+                raise OffsetOutOfRangeError(
+                    f"{target} is beyond the high watermark {high_watermark} of {self.name}"
+                )
             if target > self.log.start_offset:
                 await self._keep(self.log.advance_start(target))
             return self.log.start_offset

@@ -1,7 +1,8 @@
-"""What the leader of a partition decides: where the high watermark stands and what a caller's epoch is worth.
+"""What the leader of a partition decides: where the high watermark stands and what a caller's epoch is
+worth.
 
-Pure. On one node the in-sync set is the node itself, so the high watermark is its own durable offset: no special case,
-and nobody reads what a power cut could take back.
+Pure. On one node the in-sync set is the node itself, so the high watermark is its own durable offset: no
+special case, and nobody reads what a power cut could take back.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ NO_EPOCH = -1
 class LeaderState:
     leader_epoch: int
     epoch_start_offset: int
-    """The leader's end offset when its epoch began. Offsets below the high watermark but above what the leader has
-    seen confirmed since are not given out before the high watermark has reached this."""
+    """The leader's end offset when its epoch began. Offsets below the high watermark but above what the
+    leader has seen confirmed since are not given out before the high watermark has reached this."""
     in_sync: tuple[int, ...]
     """The maximal in-sync set: committed members and those on their way in."""
     replicas: int = 1
@@ -46,7 +47,9 @@ class LeaderState:
         """Refuses a write that fewer replicas would have than it needs; never more than there are at all."""
         needed = min(wanted, self.replicas)
         if len(self.in_sync) < needed:
-            raise NotEnoughReplicasError(f"{len(self.in_sync)} replicas are in sync where {needed} are needed")
+            raise NotEnoughReplicasError(
+                f"{len(self.in_sync)} replicas are in sync where {needed} are needed"
+            )
 
     def check_epoch(self, known_epoch: int) -> None:
         """Refuses a caller that knows another leader epoch; NO_EPOCH is a caller that does not check."""

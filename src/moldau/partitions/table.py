@@ -27,7 +27,8 @@ class PartitionTable:
         self._damaged: dict[tuple[str, int], StorageError] = {}
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """None where there is no such partition here; raises StorageError where its log could not be opened."""
+        """None where there is no such partition here; raises StorageError where its log could not be
+        opened."""
         partition = self._partitions.get((topic, index))
         if partition is None and self._damaged and (topic, index) in self._damaged:
             raise self._damaged[topic, index]

@@ -1,11 +1,11 @@
 """Produce: appends record batches and answers when they are as safe as the producer asked for.
 
-acks 0: no answer; an error closes the connection, since that is the only way to tell. acks 1: answered when appended.
-acks -1 (all): answered when the high watermark has passed the records, that is when they are on disk on every in-sync
-replica. Each partition succeeds or fails on its own.
+acks 0: no answer; an error closes the connection, since that is the only way to tell. acks 1: answered when
+appended. acks -1 (all): answered when the high watermark has passed the records, that is when they are on
+disk on every in-sync replica. Each partition succeeds or fails on its own.
 
-Versions: 0-2 are advertised, because old librdkafka compresses only where it sees them, and refused. 7 brought zstd, 8
-messages for single errors, 9 the flexible encoding, 13 topic ids in place of names.
+Versions: 0-2 are advertised, because old librdkafka compresses only where it sees them, and refused. 7
+brought zstd, 8 messages for single errors, 9 the flexible encoding, 13 topic ids in place of names.
 """
 
 import asyncio
@@ -83,7 +83,8 @@ async def _write(broker: Broker, topic: Any, data: Any, acks: int, api_version: 
 
 
 async def _wait_committed(waiting: list[tuple[dict[str, Any], _Written]], timeout_ms: int) -> None:
-    """Waits for every partition's records, all against one deadline; who misses it gets an error, not an offset."""
+    """Waits for every partition's records, all against one deadline; who misses it gets an error, not an
+    offset."""
     loop = asyncio.get_running_loop()
     late = False
     current: asyncio.Future[None] | None = None

@@ -1,11 +1,12 @@
 """Fetch: stored batches as they are, from an offset on, up to the high watermark.
 
-Answered when there are min_bytes, when a partition has an error, or after max_wait. At most max_bytes and per partition
-partition_max_bytes, save that the first batch comes whole. Consumers with a fetch session get only what changed. Records are not
-copied: the answer refers to where they lie, and the connection sends them from there.
+Answered when there are min_bytes, when a partition has an error, or after max_wait. At most max_bytes and
+per partition partition_max_bytes, save that the first batch comes whole. Consumers with a fetch session get
+only what changed. Records are not copied: the answer refers to where they lie, and the connection sends
+them from there.
 
-Versions: 7 brought sessions, 9 leader epochs, 10 zstd, 12 the flexible encoding and diverging epochs, 13 topic ids in place of
-names, 15 moved the replica id into a tagged field.
+Versions: 7 brought sessions, 9 leader epochs, 10 zstd, 12 the flexible encoding and diverging epochs, 13
+topic ids in place of names, 15 moved the replica id into a tagged field.
 """
 
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
         committed_only=request.isolation_level == READ_COMMITTED,
         version=session.api_version,
     )
-    await under_way.run(request.min_bytes, request.max_wait)
+    await under_way.run(request.min_bytes, request.max_wait, session.connection.closed)
     results = zip(wanted, under_way.results, strict=True)
     if fetch_session is not None:
         results = _remember(fetch_session, results, is_incremental)  # type: ignore[assignment]
@@ -69,7 +70,9 @@ def _refusal(code: ErrorCode) -> dict[str, Any]:
 # Sessions
 
 
-def _resolve(request: Any, session: Session, broker: Broker) -> tuple[FetchSession | None, list[Wanted], bool]:
+def _resolve(
+    request: Any, session: Session, broker: Broker
+) -> tuple[FetchSession | None, list[Wanted], bool]:
     """The session (if any), all partitions to read, and whether only changes are to be told."""
     sessions = broker.fetch_sessions
     session_id, epoch = request.get("session_id", NO_SESSION), request.get("session_epoch", END_EPOCH)

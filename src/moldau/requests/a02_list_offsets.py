@@ -1,7 +1,8 @@
 """ListOffsets: the offset for a time, or for one of the times that stand for a place in the log.
 
--1 latest (the high watermark), -2 earliest, -3 the record with the largest timestamp (from version 7), -4 earliest on local
-disk (8), -5 latest in tiered storage (9) and -6 earliest still to be tiered (11): there is no tiered storage, so the last two find nothing.
+-1 latest (the high watermark), -2 earliest, -3 the record with the largest timestamp (from version 7), -4
+earliest on local disk (8), -5 latest in tiered storage (9) and -6 earliest still to be tiered (11): there
+is no tiered storage, so the last two find nothing.
 """
 
 from typing import Any
@@ -15,7 +16,14 @@ from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
 
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = (
+    -1,
+    -2,
+    -3,
+    -4,
+    -5,
+    -6,
+)
 _SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 _NOT_FOUND = (-1, -1, -1)
 

@@ -1,8 +1,8 @@
 """Metadata: the brokers a client can reach and the partitions, leaders and ids of topics.
 
-Asked for topics that do not exist it creates them, where broker and client both allow it, and answers when they are ready. In version 0 an
-empty list asks for all topics, later null does; ids can be asked for from version 10 (12 to be useful); 4 brought the choice of not
-creating.
+Asked for topics that do not exist it creates them, where broker and client both allow it, and answers when
+they are ready. In version 0 an empty list asks for all topics, later null does; ids can be asked for from
+version 10 (12 to be useful); 4 brought the choice of not creating.
 """
 
 from typing import Any
@@ -32,7 +32,11 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
     if session.api_version == 0 and not asked:
         asked = None
     errors: dict[str, MoldauError] = {}
-    if asked and request.get("allow_auto_topic_creation", True) and broker.settings.broker.auto_create_topics_enable:
+    if (
+        asked
+        and request.get("allow_auto_topic_creation", True)
+        and broker.settings.broker.auto_create_topics_enable
+    ):
         errors = await _create_missing([topic.name for topic in asked if topic.get("name")], broker)
     image = broker.metadata.image
     operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED

@@ -1,7 +1,8 @@
 """ApiVersions: what is served, read off the registry, and the features of the cluster.
 
-The first thing most clients ask. Its answer has the oldest header in every version; a version newer than known is answered by the
-dispatcher. Version 3 brought the client's name and the features; 4 lets a feature's lowest version be 0.
+The first thing most clients ask. Its answer has the oldest header in every version; a version newer than
+known is answered by the dispatcher. Version 3 brought the client's name and the features; 4 lets a
+feature's lowest version be 0.
 """
 
 import re

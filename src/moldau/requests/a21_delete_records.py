@@ -1,6 +1,7 @@
 """DeleteRecords: moves the start of partitions up; -1 stands for the high watermark.
 
-Refused on topics that are compacted only: their records are not deleted by age or size either. All versions (0-2) mean the same.
+Refused on topics that are compacted only: their records are not deleted by age or size either. All versions
+(0-2) mean the same.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """InitProducerId: an id for an idempotent producer.
 
-A producer without a transactional id always gets a new id, whatever id it says it had: nothing ties the two together. Transactional
-producers are refused, since there is no transaction coordinator to answer for them.
+A producer without a transactional id always gets a new id, whatever id it says it had: nothing ties the two
+together. Transactional producers are refused, since there is no transaction coordinator to answer for them.
 """
 
 from typing import Any

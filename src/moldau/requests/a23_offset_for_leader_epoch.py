@@ -1,4 +1,5 @@
-"""OffsetForLeaderEpoch: where a leader epoch ended, so that whoever followed an old leader knows where to cut.
+"""OffsetForLeaderEpoch: where a leader epoch ended, so that whoever followed an old leader knows where to
+cut.
 
 Versions 2-4 mean the same; 3 brought the replica id, 4 the flexible encoding.
 """
@@ -19,7 +20,10 @@ async def offset_for_leader_epoch(request: Any, session: Session, broker: Broker
     return {
         "throttle_time": 0,
         "topics": [
-            {"topic": topic.topic, "partitions": [_end_of_epoch(broker, topic.topic, each) for each in topic.partitions]}
+            {
+                "topic": topic.topic,
+                "partitions": [_end_of_epoch(broker, topic.topic, each) for each in topic.partitions],
+            }
             for topic in request.topics
         ],
     }

@@ -1,4 +1,5 @@
-"""DescribeProducers: the producers that partitions remember, for finding hanging transactions and lost sequences."""
+"""DescribeProducers: the producers that partitions remember, for finding hanging transactions and lost
+sequences."""
 
 from typing import Any
 
@@ -16,7 +17,10 @@ async def describe_producers(request: Any, session: Session, broker: Broker) -> 
     return {
         "throttle_time": 0,
         "topics": [
-            {"name": topic.name, "partitions": [_producers(broker, topic.name, index) for index in topic.partition_indexes]}
+            {
+                "name": topic.name,
+                "partitions": [_producers(broker, topic.name, index) for index in topic.partition_indexes],
+            }
             for topic in request.topics
         ],
     }

@@ -1,8 +1,9 @@
-"""Fetch sessions (KIP-227): what a consumer fetches is remembered, so that it sends and gets only what changed.
+"""Fetch sessions (KIP-227): what a consumer fetches is remembered, so that it sends and gets only what
+changed.
 
-A session belongs to the connection it was begun on, as far as its end goes: a client that keeps beginning new ones replaces
-its own and cannot fill the cache. When all slots are taken, one that was not used for a while makes room; else the client is served
-without a session.
+A session belongs to the connection it was begun on, as far as its end goes: a client that keeps beginning
+new ones replaces its own and cannot fill the cache. When all slots are taken, one that was not used for a
+while makes room; else the client is served without a session.
 """
 
 import random

@@ -1,4 +1,5 @@
-"""Reading many partitions for one fetch, again and again as they progress, until there is enough or time is up."""
+"""Reading many partitions for one fetch, again and again as they progress, until there is enough or time is
+up."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from moldau.errors import (
 )
 from moldau.logs.store import NOTHING
 from moldau.partitions.partition import Fetched, Partition
+from moldau.partitions.waiting import Listeners
 from moldau.requests.broker import Broker
 from moldau.requests.fetch_sessions import Wanted
 from moldau.requests.lookup import find_partition
@@ -34,7 +36,9 @@ Result = Fetched | MoldauError
 class Fetch:
     """One fetch under way. `results` stands beside `wanted`, place by place."""
 
-    def __init__(self, broker: Broker, wanted: Sequence[Wanted], *, bytes_max: int, committed_only: bool, version: int):
+    def __init__(
+        self, broker: Broker, wanted: Sequence[Wanted], *, bytes_max: int, committed_only: bool, version: int
+    ):
         self._broker = broker
         self._wanted = wanted
         self._bytes_max = bytes_max
@@ -43,8 +47,9 @@ class Fetch:
         self._partitions: list[Partition | None] = [None] * len(wanted)
         self.results: list[Result] = [UnknownTopicIdError("not read yet")] * len(wanted)
 
-    async def run(self, bytes_min: int, wait_ms: int) -> None:
-        """Reads; if that gives too little, waits for progress and reads again what progressed."""
+    async def run(self, bytes_min: int, wait_ms: int, closed: Listeners) -> None:
+        """Reads; if that gives too little, waits for progress and reads again what progressed. `closed`
+        tells when the caller has gone."""
         await self._read(range(len(self._wanted)))
         if wait_ms <= 0 or not self._wanted or self._is_enough(bytes_min):
             return
@@ -57,7 +62,7 @@ class Fetch:
             if partition is not None
         ]
         timer = loop.call_at(deadline, news.stop)
-        long_poll = self._broker.long_polls.add(news.stop)
+        endings = [(listeners, listeners.add(news.stop)) for listeners in (self._broker.long_polls, closed)]
         try:
             # Progress between the read and the listening would be missed: look once more before waiting.
             await self._read(range(len(self._wanted)))
@@ -65,7 +70,8 @@ class Fetch:
                 await self._read(news.take())
         finally:
             timer.cancel()
-            self._broker.long_polls.remove(long_poll)
+            for listeners, ticket in endings:
+                listeners.remove(ticket)
             for partition, ticket in tickets:
                 partition.progress.remove(ticket)
 
@@ -101,16 +107,20 @@ class Fetch:
         self._partitions[place] = partition
         log = partition.log
         if self._version < ZSTD_FETCH_VERSION and log.settings.compression_type == "zstd":
-            raise UnsupportedCompressionError("the topic is stored in zstd, which this version of Fetch cannot carry")
+            raise UnsupportedCompressionError(
+                "the topic is stored in zstd, which this version of Fetch cannot carry"
+            )
         if wanted.last_fetched_epoch >= 0:
             partition.leader(wanted.known_epoch)
             epoch, end_offset = log.epochs.epoch_end(wanted.last_fetched_epoch, log.end_offset)
             if epoch < 0:
-                raise OffsetOutOfRangeError(f"nothing is known here of leader epoch {wanted.last_fetched_epoch}")
+                raise OffsetOutOfRangeError(
+                    f"nothing is known here of leader epoch {wanted.last_fetched_epoch}"
+                )
             if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:
                 raise Diverged(epoch, end_offset)
-        # The first batch comes whole even if it is over the limit, or a consumer could never get past it; but only as
-        # long as nothing else is in the answer.
+        # The first batch comes whole even if it is over the limit, or a consumer could never get past it;
+        # but only as long as nothing else is in the answer.
         whole_first = room == self._bytes_max
         fetched = await partition.read(
             wanted.offset,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from moldau.partitions.waiting import Listeners
+
 
 @dataclass(slots=True, eq=False)
 class ClientConnection:
@@ -12,6 +14,8 @@ class ClientConnection:
     client_software: str = ""
     fetch_session_ids: list[int] = field(default_factory=list)
     """Fetch sessions that were begun on this connection, and end with it."""
+    closed: Listeners = field(default_factory=Listeners)
+    """Fetches that wait for news, to be told when nobody is there any more to take it."""
 
 
 @dataclass(slots=True, eq=False)

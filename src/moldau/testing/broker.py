@@ -1,9 +1,9 @@
 """A broker for tests: real TCP on a free port, records in memory, gone when the test is.
 
-    with Broker(topics={"orders": 3}) as broker:
-        producer = Producer({"bootstrap.servers": broker.bootstrap})
+with Broker(topics={"orders": 3}) as broker:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
 
-    async with Broker() as broker: ...
+async with Broker() as broker: ...
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from moldau.world.system import system_world
 
 
 class Broker:
-    """One node. As a plain context manager it runs in a thread of its own, so that clients which block do not block
-    it; as an async one it runs in the loop that is there."""
+    """One node. As a plain context manager it runs in a thread of its own, so that clients which block do
+    not block it; as an async one it runs in the loop that is there."""
 
     def __init__(
         self, topics: Iterable[str] | Mapping[str, int] = (), settings: Mapping[str, str] | None = None
     ) -> None:
         """`topics` by name, or with their number of partitions; `settings` by Kafka's names."""
-        self._topics = topics if isinstance(topics, Mapping) else {topic: -1 for topic in topics}
+        self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
         given = {"listen": "127.0.0.1:0", "store": "memory", **(settings or {})}
         self._settings = build(flags=given)
         self._node: Node | None = None

@@ -1,4 +1,5 @@
-"""A pytest plugin that comes with Moldau: the fixture `moldau_broker`, a fresh broker for each test that asks for it.
+"""A pytest plugin that comes with Moldau: the fixture `moldau_broker`, a fresh broker for each test that
+asks for it.
 
 Topics are given with a mark: `@pytest.mark.moldau(topics={"orders": 3}, settings={"num.partitions": "2"})`.
 """

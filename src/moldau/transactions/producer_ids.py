@@ -1,4 +1,5 @@
-"""Producer ids for this node's clients, taken from the controller in blocks so that most cost no metadata write."""
+"""Producer ids for this node's clients, taken from the controller in blocks so that most cost no metadata
+write."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

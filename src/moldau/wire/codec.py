@@ -1,16 +1,16 @@
 """Messages between bytes and plain values, for any API and version, made from the schemas on first use.
 
-Reading gives `Message`s: attributes by field name, lists for arrays, ints for times in milliseconds, UUID or None,
-and memoryviews of the frame for record data, which is therefore not copied. Writing takes trees of dicts and lists;
-fields that a version does not have are left out, so one tree serves every version.
+Reading gives `Message`s: attributes by field name, lists for arrays, ints for times in milliseconds, UUID
+or None, and memoryviews of the frame for record data, which is therefore not copied. Writing takes trees of
+dicts and lists; fields that a version does not have are left out, so one tree serves every version.
 
-Whatever comes from outside is checked before anything is allocated for it: lengths and counts against the bytes left, the
-number of elements of a whole message, the number of tagged fields.
+Whatever comes from outside is checked before anything is allocated for it: lengths and counts against the
+bytes left, the number of elements of a whole message, the number of tagged fields.
 """
 
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -95,19 +95,19 @@ _INT32 = _FIXED["int32"]
 _NO_ID = bytes(16)
 
 
-@lru_cache(maxsize=None)
+@cache
 def decoder(api_key: int, version: int, kind: Kind) -> Callable[[memoryview], Message]:
     """The function that reads a whole message body; raises DecodeError."""
     return _whole(_entity_reader(message_type(api_key, version, kind)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def encoder(api_key: int, version: int, kind: Kind) -> Callable[[bytearray, Any], None]:
     """The function that appends a message body made of a plain tree to a buffer."""
     return _entity_writer(message_type(api_key, version, kind))
 
 
-@lru_cache(maxsize=None)
+@cache
 def uses_flexible_headers(api_key: int, version: int) -> bool:
     return is_flexible(message_type(api_key, version, "request"))
 
@@ -403,7 +403,8 @@ def _write_uuid(out: bytearray, value: UUID | None) -> None:
     out += _NO_ID if value is None else value.bytes
 
 
-# Records may be given as bytes, or as stored records (`frames.Stored`) that the frame splices in when it leaves.
+# Records may be given as bytes, or as stored records (`frames.Stored`) that the frame splices in when it
+# leaves.
 
 
 def _write_records(out: bytearray, value: Any) -> None:

@@ -1,4 +1,5 @@
-"""Request headers in, answer frames out. An answer may hold stored records by reference: they are spliced in, not copied."""
+"""Request headers in, answer frames out. An answer may hold stored records by reference: they are spliced
+in, not copied."""
 
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""The one door to kio, which describes every message of Kafka: whatever Moldau uses of it is imported from here.
+"""The one door to kio, which describes every message of Kafka: whatever Moldau uses of it is imported from
+here.
 
-Where hypothesis is installed (it is, in many test suites) kio imports it and registers strategies with it: two seconds before a
-broker in a fixture could answer. Nobody needs them here, so kio is loaded without.
+Where hypothesis is installed (it is, in many test suites) kio imports it and registers strategies with it:
+two seconds before a broker in a fixture could answer. Nobody needs them here, so kio is loaded without.
 """
 
 import sys
@@ -13,7 +14,7 @@ def _load_without_hypothesis() -> None:
     present = sys.modules.get("hypothesis")
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:
-        import kio.static.primitive
+        pass
     finally:
         if present is None:
             del sys.modules["hypothesis"]

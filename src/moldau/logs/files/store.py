@@ -1,6 +1,7 @@
 """All logs of a node, in one directory: finding, opening and removing them, and the checkpoints they share."""
 
 import json
+import os.path
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -62,7 +63,7 @@ class FilesStore(LogStore):
     async def start(self) -> None:
         disk, directory = self._disk, self._directory
         try:
-            disk.make_directory(directory)
+            await self._make_directory()
             for name in disk.list(directory):
                 if is_removed(name) or name.endswith(TEMPORARY):
                     disk.remove(f"{directory}/{name}")
@@ -81,6 +82,17 @@ class FilesStore(LogStore):
                 await checkpoint.flush()
         except OSError as error:
             raise StorageError(f"cannot use the data directory {directory}: {error}") from error
+
+    async def _make_directory(self) -> None:
+        """Durably, with its parents: a directory that a power cut forgets takes everything in it along."""
+        missing = []
+        path = self._directory
+        while path and not self._disk.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        self._disk.make_directory(self._directory)
+        for path in missing:
+            await self._disk.sync_directory(os.path.dirname(path) or ".")
 
     def _look_at(self, name: str) -> None:
         log_name = log_name_of(name)

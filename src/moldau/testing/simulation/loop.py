@@ -53,7 +53,8 @@ class SimulatedHandle(asyncio.Handle):
         loop: asyncio.AbstractEventLoop,
         context: contextvars.Context | None,
     ) -> None:
-        context = context or contextvars.copy_context()
+        # An empty context is false, and not the same as none.
+        context = contextvars.copy_context() if context is None else context
         self.life = context.get(current_life, OUTSIDE)
         super().__init__(callback, args, loop, context)
 
@@ -69,7 +70,7 @@ class SimulatedTimer(asyncio.TimerHandle):
         loop: asyncio.AbstractEventLoop,
         context: contextvars.Context | None,
     ) -> None:
-        context = context or contextvars.copy_context()
+        context = contextvars.copy_context() if context is None else context
         self.life = context.get(current_life, OUTSIDE)
         super().__init__(when, callback, args, loop, context)
 
@@ -189,7 +190,7 @@ class SimulatedLoop(EscapesForbidden):
         **options: Any,
     ) -> asyncio.Task[Any]:
         self._check_closed()
-        context = context or contextvars.copy_context()
+        context = contextvars.copy_context() if context is None else context
         life = context.get(current_life, OUTSIDE)
         self._tasks_made += 1
         number = self._tasks_made

@@ -1,7 +1,7 @@
-"""One node under fire: clients produce and consume while it is crashed, killed, restarted and given a bad disk.
+"""One node under fire: clients produce and consume while it is crashed, restarted and given a bad disk.
 
-First a phase with faults, in which nothing acknowledged may be lost; then all is healed, and everybody must get on
-with their work; then what is there is compared with what was acknowledged, before and after a clean restart.
+First a phase with faults, in which nothing acknowledged may be lost; then all is healed, and everybody must
+get on with their work; then what is there is compared with what was acknowledged, over a clean restart.
 """
 
 import asyncio
@@ -9,9 +9,11 @@ import errno
 import logging
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from moldau.errors import MoldauError
 from moldau.node.node import Node
@@ -24,8 +26,18 @@ from moldau.testing.simulation.disk import DiskSettings
 from moldau.testing.simulation.history import History, Partition, TopicChange
 from moldau.testing.simulation.loop import DeadlockError, LivelockError
 from moldau.testing.simulation.network import NetworkSettings
-from moldau.testing.simulation.simulation import Host, HostCrashed, ProgramError, Simulation, Unfinished
-from moldau.testing.simulation.workload import Admin, Consumer, IdempotentProducer, PlainProducer, Worker, read_all
+from moldau.testing.simulation.simulation import HostCrashed, ProgramError, Simulation, Unfinished
+from moldau.testing.simulation.workload import (
+    Admin,
+    Connect,
+    Consumer,
+    IdempotentProducer,
+    PlainProducer,
+    Worker,
+    read_all,
+)
+
+T = TypeVar("T")
 
 PORT = 9092
 DATA_DIR = "/var/moldau"
@@ -97,7 +109,9 @@ class Scenario:
         self._random = draw = random.Random(f"{seed}/plan")
         self.simulation = Simulation(
             seed,
-            network=NetworkSettings(hiccup_chance=draw.choice((0, 0.01, 0.05)), cut_up_chance=draw.random() / 2),
+            network=NetworkSettings(
+                hiccup_chance=draw.choice((0, 0.01, 0.05)), cut_up_chance=draw.random() / 2
+            ),
             keep_trace=keep_trace,
         )
         self.history = History()
@@ -123,6 +137,9 @@ class Scenario:
         self._workers: list[Worker] = []
         self._node: Node | None = None
         self._disk_is_bad = False
+
+    def server_clock(self) -> int:
+        return self._server.clock.wall_ms()
 
     # The play
 
@@ -151,14 +168,14 @@ class Scenario:
 
     async def _create_topics(self) -> None:
         for topic, partitions in self._topics.items():
-            await self._ask(lambda client, topic=topic, count=partitions: client.create_topic(topic, count))
+            await self._ask(partial(Client.create_topic, name=topic, partitions=partitions))
             self.history.topic_changes.append(TopicChange(topic, is_creation=True, is_acknowledged=True))
 
     def _make_workers(self) -> list[Worker]:
         draw = self._random
 
-        def parts(name: str) -> tuple[str, "_Connect", random.Random, History]:
-            return name, _Connect(self._server), self.simulation.random_for(name), self.history
+        def parts(name: str) -> tuple[str, Connect, random.Random, History]:
+            return name, self._connect, self.simulation.random_for(name), self.history
 
         workers: list[Worker] = [Admin(*parts("admin"))]
         for number in range(draw.randint(1, 4)):
@@ -200,7 +217,9 @@ class Scenario:
                 operation = {"directory error": "sync_directory"}.get(action, action.split()[0])
                 path = draw.choice(("*", "*.log", f"*{draw.choice(self._partitions)[0]}*"))
                 times = draw.choice((1, 3, None))
-                self._server.disk.inject(operation, path, error=errno.EIO, after=draw.randint(0, 10), times=times)
+                self._server.disk.inject(
+                    operation, path, error=errno.EIO, after=draw.randint(0, 10), times=times
+                )
                 await self._suffer()
 
     async def _suffer(self) -> None:
@@ -211,8 +230,7 @@ class Scenario:
             await self._take_down(self._random.choice(("crash", "kill")))
             await self._boot_under_fire()
         self._mend_disk()
-        if self._node is not None:
-            await self._take_down(self._random.choice(("crash", "kill")))
+        await self._take_down(self._random.choice(("crash", "kill")))
         self._disk_is_bad = False
         await self._boot()
 
@@ -247,9 +265,6 @@ class Scenario:
     async def _heal(self) -> None:
         self.simulation.network.heal()
         self._mend_disk()
-        self._disk_is_bad = False
-        if self._node is None:
-            await self._boot()
 
     # The node
 
@@ -273,8 +288,11 @@ class Scenario:
     async def _stop(self) -> None:
         self._check_node()
         node, self._node = self._node, None
-        if node is not None:
+        assert node is not None
+        try:
             await self._server.run(node.stop(), name="stop")
+        except (MoldauError, OSError) as error:
+            raise Broken(f"the node does not stop: {error!r}") from error
 
     def _check_node(self) -> None:
         node = self._node
@@ -304,16 +322,57 @@ class Scenario:
             if isinstance(worker, Consumer):
                 end = await self._end_of(worker.partition)
                 while (worker.position or 0) < end:
-                    await self._clients.run(worker.read_once())
+                    await self._clients.run(worker.work_once())
 
     async def _read_everything(self) -> dict[Partition, Sequence[tuple[int, bytes]]]:
         logs: dict[Partition, Sequence[tuple[int, bytes]]] = {}
         for partition in self._partitions:
             end = await self._end_of(partition)
-            logs[partition] = await self._ask(
-                lambda client, partition=partition, end=end: read_all(client, partition, until=end)
-            )
+            logs[partition] = await self._ask(partial(read_all, partition=partition, until=end))
         return logs
 
     async def _end_of(self, partition: Partition) -> int:
         return await self._ask(lambda client: client.list_offset(partition, LATEST))
+
+    # Questions from outside
+
+    async def _ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """Asks a node that must be well."""
+
+        async def ask() -> T:
+            client = await self._connect("observer")
+            try:
+                return await question(client)
+            finally:
+                client.close()
+
+        try:
+            return await self._clients.run(ask())
+        except (BrokerError, OSError) as error:
+            raise Broken(f"a healthy node did not answer: {error!r}") from error
+
+    async def _connect(self, client_id: str) -> Client:
+        return await Client.connect(self._server.name, PORT, client_id)
+
+
+@contextmanager
+def _captured_log(scenario: Scenario) -> Iterator[deque[str]]:
+    """The node's log goes into a list; what is printed elsewhere would only be in the way."""
+    lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
+    clock = scenario.server_clock
+
+    class Capture(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    logger = logging.getLogger(ROOT)
+    handler = Capture()
+    handler.setFormatter(TextFormatter(clock))
+    before = logger.level, logger.propagate, logger.handlers
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        level, logger.propagate, logger.handlers = before
+        logger.setLevel(level)

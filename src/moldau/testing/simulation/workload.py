@@ -51,6 +51,10 @@ class Worker:
                 await asyncio.sleep(self._random.uniform(0.001, 0.3))
         self._disconnect()
 
+    async def work_once(self) -> None:
+        """One step, after `run` has ended; raises what goes wrong."""
+        await self._work(await self._connection())
+
     async def _work(self, client: Client) -> None:
         raise NotImplementedError
 
@@ -175,7 +179,7 @@ class IdempotentProducer(Worker):
             self.made += 1
             return
         if code in (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id):
-            # Everything before this batch was acknowledged: the broker has forgotten what it promised to keep.
+            # All before this batch was acknowledged: the broker has forgotten what it promised to keep.
             self._history.refusals.append(Refusal(self.name, self._partition, f"refused: {code.name}"))
             self._stopping = True
         raise BrokerError(code)

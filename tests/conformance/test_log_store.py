@@ -1,0 +1,599 @@
+"""What every log store must do. One test body each, run on every store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.logs import (
+    FOREVER,
+    NAME,
+    OTHER_TOPIC_ID,
+    TOPIC_ID,
+    AwaitingStore,
+    append,
+    batch_at,
+    batches_of,
+    records_of,
+    values_of,
+)
+
+from moldau.errors import OffsetOutOfRangeError, OutOfOrderSequenceError
+from moldau.logs.files.store import FilesStore
+from moldau.logs.memory import MemoryStore
+from moldau.logs.store import NOTHING, Log, LogName, LogStore, TimeAndOffset
+from moldau.records.batch import Batch, split
+from moldau.settings.topic import TopicSettings
+from moldau.world.clock import SystemClock
+from moldau.world.os_disk import OsDisk
+
+MakeStore = Callable[[], LogStore]
+
+ONE_BATCH_SEGMENTS = TopicSettings(segment_bytes=1024, index_interval_bytes=0)
+"""With `big` values, every batch fills a segment."""
+
+
+def big(letter: bytes) -> bytes:
+    return letter * 900
+
+
+@pytest.fixture(params=["memory", "files", "awaiting files", "awaiting memory"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+    kind: str = request.param
+
+    def make() -> LogStore:
+        store: LogStore
+        if kind.endswith("memory"):
+            store = MemoryStore()
+        else:
+            store = FilesStore(OsDisk(), str(tmp_path / "data"), SystemClock())
+        return AwaitingStore(store) if kind.startswith("awaiting") else store
+
+    return make
+
+
+@asynccontextmanager
+async def opened(make_store: MakeStore, settings: TopicSettings | None = None) -> AsyncIterator[Log]:
+    store = make_store()
+    await store.start()
+    yield await store.open(NAME, TOPIC_ID, settings or TopicSettings())
+    await store.close()
+
+
+def test_a_new_log_is_empty(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            assert (log.start_offset, log.end_offset, log.durable_offset, log.size) == (0, 0, 0, 0)
+            assert (log.name, log.topic_id) == (NAME, TOPIC_ID)
+            assert await log.read(0, 1000, 0) == NOTHING
+            assert await log.read(0, 1000, 10) == NOTHING
+            assert await log.offset_for_time(0, 10) is None
+            assert await log.max_timestamp(10) is None
+            await log.make_durable()
+            await log.apply_retention(FOREVER, 0)
+            assert not await log.compact(FOREVER, 0)
+
+    asyncio.run(body())
+
+
+def test_reads_give_back_the_bytes_that_were_appended(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            first = batch_at(0, [b"a", b"b"], leader_epoch=3)
+            second = batch_at(2, [b"c"], leader_epoch=3)
+            third = batch_at(3, [b"d", b"e", b"f"], leader_epoch=4)
+            await log.append([first, second])
+            await log.append([third])
+            assert log.end_offset == 6
+            assert log.size == first.size + second.size + third.size
+            everything = first.to_bytes() + second.to_bytes() + third.to_bytes()
+            slices = await log.read(0, 1_000_000, 6)
+            assert slices.read() == everything
+            assert slices.size == len(everything)
+            assert list(log.epochs) == [(3, 0), (4, 3)]
+
+    asyncio.run(body())
+
+
+def test_an_appended_batch_may_lie_in_a_buffer_that_is_used_again(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            buffer = bytearray(batch_at(0, [b"keep me"]).to_bytes())
+            await log.append([Batch(memoryview(buffer))])
+            buffer[:] = bytes(len(buffer))
+            assert await values_of(log) == [b"keep me"]
+
+    asyncio.run(body())
+
+
+def test_a_read_begins_with_the_batch_that_holds_the_offset(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            await append(log, b"a", b"b", b"c")
+            second = await append(log, b"d", b"e", b"f")
+            for offset in (3, 4, 5):
+                assert (await log.read(offset, 1_000_000, 6)).read() == second.to_bytes()
+
+    asyncio.run(body())
+
+
+def test_a_read_in_a_gap_begins_with_the_next_batch(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            await append(log, b"a")
+            far = batch_at(100, [b"b"])
+            await log.append([far])
+            assert log.end_offset == 101
+            for offset in (1, 50, 100):
+                assert (await log.read(offset, 1_000_000, 101)).read() == far.to_bytes()
+
+    asyncio.run(body())
+
+
+def test_nothing_at_or_above_the_bound_is_read(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, TopicSettings(index_interval_bytes=0)) as log:
+            batches = [await append(log, b"a", b"b") for _ in range(20)]
+            for below in range(41):
+                whole = [batch.to_bytes() for batch in batches if batch.next_offset <= below]
+                assert (await log.read(0, 1_000_000, below)).read() == b"".join(whole)
+            assert await log.read(10, 1_000_000, 10) == NOTHING
+            assert await log.read(11, 1_000_000, 10) == NOTHING
+
+    asyncio.run(body())
+
+
+def test_reads_keep_to_the_byte_limit_but_may_give_the_first_batch_whole(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            batches = [await append(log, b"x" * 200) for _ in range(5)]
+            size = batches[0].size
+            first = await log.read(0, 1, 5)
+            assert first.read() == batches[0].to_bytes()
+            assert (await log.read(0, 1, 5, whole_first=False)).size == 0
+            assert (await log.read(0, size - 1, 5, whole_first=False)).size == 0
+            for limit in range(size, 5 * size, 97):
+                slices = await log.read(0, limit, 5, whole_first=False)
+                assert size <= slices.size <= limit
+                data = slices.read()
+                assert b"".join(batch.to_bytes() for batch in batches).startswith(data)
+
+    asyncio.run(body())
+
+
+def test_a_consumer_gets_everything_across_segments(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, TopicSettings(segment_bytes=1024, index_interval_bytes=100)) as log:
+            values = [b"%03d" % number * 20 for number in range(200)]
+            for number in range(0, 200, 4):
+                await append(log, *values[number : number + 4])
+            assert await values_of(log) == values
+            for offset in range(200):
+                first = next(split((await log.read(offset, 1, 200)).read()))
+                assert first.base_offset <= offset <= first.last_offset
+
+    asyncio.run(body())
+
+
+def test_durable_follows_the_end_when_asked(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
+            for letter in (b"a", b"b", b"c"):
+                await append(log, big(letter))
+            assert log.durable_offset <= log.end_offset
+            await asyncio.gather(*(log.make_durable() for _ in range(5)))
+            assert log.durable_offset == log.end_offset == 3
+
+    asyncio.run(body())
+
+
+def test_appends_go_on_while_a_sync_runs(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
+
+            async def produce() -> None:
+                for number in range(30):
+                    await append(log, big(b"%d" % (number % 10)))
+                    end = log.end_offset
+                    await log.make_durable()
+                    assert log.durable_offset >= end
+
+            await asyncio.gather(produce(), *(log.make_durable() for _ in range(3)))
+            assert log.durable_offset == log.end_offset == 30
+            assert len(await records_of(log)) == 30
+
+    asyncio.run(body())
+
+
+def test_records_are_found_by_time(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, TopicSettings(segment_bytes=1024, index_interval_bytes=0)) as log:
+            # Each batch has the times t, t+1, t+2; one comes out of order.
+            for timestamp_ms in (100, 200, 150, 300, 400, 500, 600, 700, 800):
+                await append(log, *[b"v" * 100] * 3, timestamp_ms=timestamp_ms, leader_epoch=7)
+            end = log.end_offset
+            assert await log.offset_for_time(0, end) == TimeAndOffset(100, 0, 7)
+            assert await log.offset_for_time(101, end) == TimeAndOffset(101, 1, 7)
+            assert await log.offset_for_time(103, end) == TimeAndOffset(200, 3, 7)
+            assert await log.offset_for_time(151, end) == TimeAndOffset(200, 3, 7)
+            assert await log.offset_for_time(202, end) == TimeAndOffset(202, 5, 7)
+            assert await log.offset_for_time(203, end) == TimeAndOffset(300, 9, 7)
+            assert await log.offset_for_time(802, end) == TimeAndOffset(802, 26, 7)
+            assert await log.offset_for_time(803, end) is None
+            assert await log.offset_for_time(701, 21) is None
+            assert await log.max_timestamp(end) == TimeAndOffset(802, 26, 7)
+            assert await log.max_timestamp(9) == TimeAndOffset(202, 5, 7)
+            assert await log.max_timestamp(0) is None
+
+    asyncio.run(body())
+
+
+def test_time_queries_never_answer_below_the_start(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            await append(log, b"a", b"b", b"c", timestamp_ms=900)
+            await append(log, b"d", b"e", b"f", timestamp_ms=500)
+            await log.advance_start(2)
+            assert await log.offset_for_time(0, 6) == TimeAndOffset(902, 2, 0)
+            await log.advance_start(4)
+            assert await log.offset_for_time(0, 6) == TimeAndOffset(501, 4, 0)
+            assert await log.max_timestamp(6) == TimeAndOffset(502, 5, 0)
+
+    asyncio.run(body())
+
+
+def test_append_time_and_missing_timestamps(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            await append(log, b"a", b"b", append_time_ms=77)
+            assert await log.offset_for_time(77, 2) == TimeAndOffset(77, 0, 0)
+            assert await log.max_timestamp(2) == TimeAndOffset(77, 0, 0)
+
+    asyncio.run(body())
+
+
+def test_truncation_drops_records_epochs_and_producers(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, TopicSettings(segment_bytes=1024, index_interval_bytes=0)) as log:
+            producer = {"producer_id": 9, "producer_epoch": 0}
+            for number in range(12):
+                await append(
+                    log,
+                    *[b"%d" % number * 100] * 2,
+                    leader_epoch=number // 4,
+                    base_sequence=2 * number,
+                    **producer,
+                )
+            await log.make_durable()
+            assert list(log.epochs) == [(0, 0), (1, 8), (2, 16)]
+            await log.truncate_to(10)
+            assert (log.end_offset, log.durable_offset) == (10, 10)
+            assert await values_of(log) == [b"%d" % (n // 2) * 100 for n in range(10)]
+            assert list(log.epochs) == [(0, 0), (1, 8)]
+            with pytest.raises(OutOfOrderSequenceError):
+                log.producers.check(batch_at(10, [b"x"], base_sequence=24, **producer))
+            repeated = log.producers.check(batch_at(10, [b"x", b"y"], base_sequence=8, **producer))
+            assert repeated is not None
+            assert (repeated.base_offset, repeated.last_offset) == (8, 9)
+            assert log.producers.check(batch_at(10, [b"x"], base_sequence=10, **producer)) is None
+            await append(log, b"new", leader_epoch=5, base_sequence=10, **producer)
+            await log.make_durable()
+            assert (await values_of(log))[-1] == b"new"
+            assert list(log.epochs) == [(0, 0), (1, 8), (5, 10)]
+
+    asyncio.run(body())
+
+
+def test_truncation_inside_a_batch_takes_all_of_it(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            await append(log, b"a", b"b")
+            await append(log, b"c", b"d", b"e")
+            await log.truncate_to(4)
+            assert log.end_offset == 2
+            assert await values_of(log) == [b"a", b"b"]
+            await log.truncate_to(9)
+            assert log.end_offset == 2
+            await log.truncate_to(0)
+            assert (log.start_offset, log.end_offset, log.size) == (0, 0, 0)
+
+    asyncio.run(body())
+
+
+def test_truncation_below_the_start_begins_anew_there(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
+            for letter in (b"a", b"b", b"c", b"d"):
+                await append(log, big(letter))
+            await log.advance_start(3)
+            await log.truncate_to(1)
+            assert (log.start_offset, log.end_offset, log.durable_offset, log.size) == (1, 1, 1, 0)
+            await append(log, b"x")
+            assert [(record.offset, record.value) for record in await records_of(log)] == [(1, b"x")]
+
+    asyncio.run(body())
+
+
+def test_the_start_moves_and_what_lies_below_is_dropped(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
+            for number, letter in enumerate((b"a", b"b", b"c", b"d")):
+                await append(log, big(letter), leader_epoch=number)
+            size = log.size
+            await log.advance_start(2)
+            assert log.start_offset == 2
+            assert log.size < size
+            assert await values_of(log) == [big(b"c"), big(b"d")]
+            assert list(log.epochs) == [(2, 2), (3, 3)]
+            await log.advance_start(1)
+            assert log.start_offset == 2
+            with pytest.raises(OffsetOutOfRangeError):
+                await log.advance_start(5)
+            await log.advance_start(4)
+            assert (log.start_offset, log.end_offset, log.size) == (4, 4, 0)
+            await append(log, b"e", leader_epoch=3)
+            assert [record.offset for record in await records_of(log)] == [4]
+
+    asyncio.run(body())
+
+
+def test_retention_by_time(make_store: MakeStore) -> None:
+    async def body() -> None:
+        settings = TopicSettings(segment_bytes=1024, retention_ms=1000, index_interval_bytes=0)
+        async with opened(make_store, settings) as log:
+            for number in range(5):
+                await append(log, big(b"%d" % number), timestamp_ms=10_000 + 500 * number)
+            await log.make_durable()
+            await log.apply_retention(11_000, log.end_offset)
+            assert log.start_offset == 0
+            await log.apply_retention(11_501, log.end_offset)
+            assert log.start_offset == 2
+            await log.apply_retention(99_999, below=3)
+            assert log.start_offset == 3
+            await log.apply_retention(99_999, log.end_offset)
+            assert (log.start_offset, log.end_offset, log.size) == (5, 5, 0)
+            await append(log, b"next")
+            assert [record.offset for record in await records_of(log)] == [5]
+
+    asyncio.run(body())
+
+
+def test_retention_by_size(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
+            for number in range(6):
+                await append(log, big(b"%d" % number))
+            one = log.size // 6
+            log.configure(
+                TopicSettings(
+                    segment_bytes=1024, index_interval_bytes=0, retention_bytes=3 * one, retention_ms=-1
+                )
+            )
+            await log.apply_retention(FOREVER, log.end_offset)
+            assert log.start_offset == 3
+            assert log.size == 3 * one
+
+    asyncio.run(body())
+
+
+def test_retention_leaves_compacted_topics_alone(make_store: MakeStore) -> None:
+    async def body() -> None:
+        settings = TopicSettings(cleanup_policy=("compact",), segment_bytes=1024, retention_ms=1)
+        async with opened(make_store, settings) as log:
+            for number in range(3):
+                await append(log, big(b"%d" % number), keys=[b"k%d" % number])
+            await log.apply_retention(FOREVER, log.end_offset)
+            assert log.start_offset == 0
+
+    asyncio.run(body())
+
+
+def test_idle_producers_are_forgotten_by_retention(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, TopicSettings(retention_ms=-1)) as log:
+            await append(log, b"a", producer_id=1, producer_epoch=0, base_sequence=0)
+            await log.apply_retention(1_000_000, 0)
+            await log.apply_retention(1_000_000 + 86_400_000 - 1, 0)
+            assert len(log.producers) == 1
+            await log.apply_retention(1_000_000 + 86_400_000, 0)
+            assert len(log.producers) == 0
+
+    asyncio.run(body())
+
+
+COMPACTED = TopicSettings(
+    cleanup_policy=("compact",),
+    segment_bytes=1024,
+    index_interval_bytes=0,
+    min_cleanable_dirty_ratio=0.01,
+    delete_retention_ms=1_000,
+)
+
+
+async def filler(log: Log) -> None:
+    """Closes the segment in which everything so far lies, in stores that have segments."""
+    await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
+    await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
+    await log.make_durable()
+
+
+def test_compaction_keeps_the_newest_record_of_each_key(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            for number in range(20):
+                await append(
+                    log, b"x%d" % number, b"y%d" % number, keys=[b"x", b"y%d" % number], timestamp_ms=number
+                )
+            await filler(log)
+            end = log.end_offset
+            before = await records_of(log)
+            assert await log.compact(1_000_000, end)
+            assert (log.start_offset, log.end_offset) == (0, end)
+            after = await records_of(log)
+            newest = {record.key: record for record in before}
+            assert after == [record for record in before if newest[record.key] is record]
+            assert not await log.compact(1_000_000, end)
+
+    asyncio.run(body())
+
+
+def test_compaction_stays_below_the_bound(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            for number in range(10):
+                await append(log, big(b"%d" % number), keys=[b"k"])
+            await log.make_durable()
+            await log.compact(1_000_000, 5)
+            offsets = [record.offset for record in await records_of(log)]
+            assert offsets == [4, 5, 6, 7, 8, 9]
+
+    asyncio.run(body())
+
+
+def test_tombstones_outlive_the_first_cleaning_by_delete_retention_ms(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            await append(log, b"value", keys=[b"gone"])
+            await append(log, None, keys=[b"gone"])
+            await filler(log)
+            assert await log.compact(10_000, log.end_offset)
+            assert [r.value for r in await records_of(log) if r.key == b"gone"] == [None]
+            await filler(log)
+            await log.compact(10_999, log.end_offset)
+            assert [r.value for r in await records_of(log) if r.key == b"gone"] == [None]
+            await filler(log)
+            await log.compact(11_000, log.end_offset)
+            assert [r.value for r in await records_of(log) if r.key == b"gone"] == []
+
+    asyncio.run(body())
+
+
+def test_compaction_keeps_what_producer_state_is_made_of(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            for sequence in range(3):
+                await append(
+                    log, b"old", keys=[b"k"], producer_id=5, producer_epoch=1, base_sequence=sequence
+                )
+            await append(log, b"new", keys=[b"k"])
+            await filler(log)
+            end = log.end_offset
+            assert await log.compact(1_000_000, end)
+            await append(log, b"tail", keys=[b"t"])
+            await log.truncate_to(end)
+            state = log.producers.get(5)
+            assert state is not None
+            assert (state.epoch, state.last_sequence, state.last_offset) == (1, 2, 2)
+
+    asyncio.run(body())
+
+
+def test_compaction_waits_for_min_compaction_lag(make_store: MakeStore) -> None:
+    async def body() -> None:
+        settings = TopicSettings(
+            cleanup_policy=("compact",),
+            segment_bytes=1024,
+            min_cleanable_dirty_ratio=0.01,
+            min_compaction_lag_ms=5_000,
+        )
+        async with opened(make_store, settings) as log:
+            for number in range(6):
+                await append(log, big(b"%d" % number), keys=[b"k"], timestamp_ms=10_000)
+            await log.make_durable()
+            assert not await log.compact(14_999, log.end_offset)
+            assert len(await records_of(log)) == 6
+            assert await log.compact(15_000, log.end_offset)
+            assert len(await records_of(log)) < 6
+
+    asyncio.run(body())
+
+
+def test_the_dirty_ratio_decides_when_compaction_is_worth_it(make_store: MakeStore) -> None:
+    async def body() -> None:
+        settings = TopicSettings(
+            cleanup_policy=("compact",), segment_bytes=1024, min_cleanable_dirty_ratio=0.5
+        )
+        async with opened(make_store, settings) as log:
+            for number in range(9):
+                await append(log, big(b"%d" % number), keys=[b"k%d" % number])
+            await log.make_durable()
+            assert await log.compact(1_000_000, log.end_offset)
+            await append(log, big(b"x"), keys=[b"k1"])
+            await append(log, big(b"x"), keys=[b"k2"])
+            await log.make_durable()
+            assert not await log.compact(1_000_000, log.end_offset)
+
+    asyncio.run(body())
+
+
+def test_appends_and_reads_go_on_during_compaction(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            for number in range(200):
+                await append(log, b"%d" % number * 50, keys=[b"k%d" % (number % 7)])
+            await log.make_durable()
+            held = await log.read(0, 1_000_000, log.end_offset)
+            content = held.read()
+
+            async def produce() -> None:
+                for number in range(50):
+                    await append(log, b"during %d" % number, keys=[b"d%d" % number])
+                    await log.make_durable()
+                    await batches_of(log)
+
+            await asyncio.gather(log.compact(1_000_000, log.end_offset), produce())
+            assert held.read() == content
+            during = [r.value for r in await records_of(log) if r.key and r.key.startswith(b"d")]
+            assert during == [b"during %d" % number for number in range(50)]
+
+    asyncio.run(body())
+
+
+def test_a_removed_log_is_gone_and_its_name_can_be_used_again(make_store: MakeStore) -> None:
+    async def body() -> None:
+        store = make_store()
+        await store.start()
+        log = await store.open(NAME, TOPIC_ID, ONE_BATCH_SEGMENTS)
+        for letter in (b"a", b"b", b"c"):
+            await append(log, big(letter))
+        await log.advance_start(2)
+        await store.remove(NAME)
+        assert NAME not in [name for name, _ in store.found()]
+        await store.remove(NAME)
+        log = await store.open(NAME, TOPIC_ID, TopicSettings())
+        assert (log.start_offset, log.end_offset) == (0, 0)
+        await store.close()
+
+    asyncio.run(body())
+
+
+def test_a_log_of_another_topic_id_is_replaced(make_store: MakeStore) -> None:
+    async def body() -> None:
+        store = make_store()
+        await store.start()
+        old = await store.open(NAME, TOPIC_ID, TopicSettings())
+        await append(old, b"of the deleted topic")
+        await old.make_durable()
+        new = await store.open(NAME, OTHER_TOPIC_ID, TopicSettings())
+        assert (new.start_offset, new.end_offset, new.topic_id) == (0, 0, OTHER_TOPIC_ID)
+        assert list(store.found()) == [(NAME, OTHER_TOPIC_ID)]
+        await store.close()
+
+    asyncio.run(body())
+
+
+def test_logs_of_one_store_do_not_mix(make_store: MakeStore) -> None:
+    async def body() -> None:
+        store = make_store()
+        await store.start()
+        names = [LogName("orders", 0), LogName("orders", 1), LogName("orders-1", 0), LogName("a.b_c-d", 12)]
+        logs = [await store.open(name, TOPIC_ID, TopicSettings()) for name in names]
+        for name, log in zip(names, logs, strict=True):
+            await append(log, str(name).encode())
+        for name, log in zip(names, logs, strict=True):
+            assert await values_of(log) == [str(name).encode()]
+        assert sorted(name for name, _ in store.found()) == sorted(names)
+        await store.close()
+
+    asyncio.run(body())

@@ -1,0 +1,182 @@
+"""For tests of log stores: batches to append, what a log holds, and a store whose every call really awaits."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from moldau.logs.store import Log, LogName, LogStore, Slices, TimeAndOffset
+from moldau.records.batch import Batch, split
+from moldau.records.build import build_batch
+from moldau.records.record import Record, iterate
+from moldau.settings.topic import TopicSettings
+
+TOPIC_ID = UUID(int=0x0123456789ABCDEF0123456789ABCDEF)
+OTHER_TOPIC_ID = UUID(int=0xFEDCBA9876543210FEDCBA9876543210)
+NAME = LogName("orders", 0)
+FOREVER = 2**63 - 1
+
+
+def batch_at(
+    offset: int,
+    values: Sequence[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    timestamp_ms: int = 1_000,
+    leader_epoch: int = 0,
+    **more: Any,
+) -> Batch:
+    """A batch of these values whose timestamps go up by one, stamped for `offset`."""
+    records = [
+        Record(
+            timestamp=timestamp_ms + number,
+            key=keys[number] if keys is not None else None,
+            value=value,
+        )
+        for number, value in enumerate(values)
+    ]
+    return Batch(build_batch(records, base_offset=offset, leader_epoch=leader_epoch, **more))
+
+
+async def append(log: Log, *values: bytes | None, **more: Any) -> Batch:
+    """Appends one batch at the log's end."""
+    batch = batch_at(log.end_offset, values, **more)
+    await log.append([batch])
+    return batch
+
+
+async def batches_of(log: Log, offset: int | None = None, below: int = FOREVER) -> list[Batch]:
+    """All batches from an offset (the log's start) on, read as a consumer would, whole batches at a time."""
+    found: list[Batch] = []
+    offset = log.start_offset if offset is None else offset
+    while (slices := await log.read(offset, 1, min(below, log.end_offset))).size:
+        read = list(split(slices.read()))
+        found += read
+        offset = read[-1].next_offset
+    return found
+
+
+async def records_of(log: Log) -> list[Record]:
+    """All records that a consumer would see."""
+    records = [record for batch in await batches_of(log) for record in iterate(batch)]
+    return [record for record in records if record.offset >= log.start_offset]
+
+
+async def values_of(log: Log) -> list[bytes | None]:
+    return [record.value for record in await records_of(log)]
+
+
+class AwaitingLog(Log):
+    """Another log, but every call gives others their turn before and after it."""
+
+    def __init__(self, inner: Log) -> None:
+        self.inner = inner
+
+    def __getattribute__(self, attribute: str) -> Any:
+        if attribute in (
+            "name",
+            "topic_id",
+            "settings",
+            "start_offset",
+            "end_offset",
+            "durable_offset",
+            "producers",
+            "epochs",
+        ):
+            return getattr(self.inner, attribute)
+        return super().__getattribute__(attribute)
+
+    async def append(self, batches: Sequence[Batch]) -> None:
+        await asyncio.sleep(0)
+        await self.inner.append(batches)
+        await asyncio.sleep(0)
+
+    async def make_durable(self) -> None:
+        await asyncio.sleep(0)
+        await self.inner.make_durable()
+        await asyncio.sleep(0)
+
+    async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:
+        await asyncio.sleep(0)
+        slices = await self.inner.read(offset, bytes_max, below, whole_first=whole_first)
+        await asyncio.sleep(0)
+        return slices
+
+    async def offset_for_time(self, timestamp_ms: int, below: int) -> TimeAndOffset | None:
+        await asyncio.sleep(0)
+        found = await self.inner.offset_for_time(timestamp_ms, below)
+        await asyncio.sleep(0)
+        return found
+
+    async def max_timestamp(self, below: int) -> TimeAndOffset | None:
+        await asyncio.sleep(0)
+        found = await self.inner.max_timestamp(below)
+        await asyncio.sleep(0)
+        return found
+
+    async def truncate_to(self, offset: int) -> None:
+        await asyncio.sleep(0)
+        await self.inner.truncate_to(offset)
+        await asyncio.sleep(0)
+
+    async def advance_start(self, offset: int) -> None:
+        await asyncio.sleep(0)
+        await self.inner.advance_start(offset)
+        await asyncio.sleep(0)
+
+    async def apply_retention(self, now_ms: int, below: int) -> None:
+        await asyncio.sleep(0)
+        await self.inner.apply_retention(now_ms, below)
+        await asyncio.sleep(0)
+
+    async def compact(self, now_ms: int, below: int) -> bool:
+        await asyncio.sleep(0)
+        done = await self.inner.compact(now_ms, below)
+        await asyncio.sleep(0)
+        return done
+
+    def configure(self, settings: TopicSettings) -> None:
+        self.inner.configure(settings)
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        await self.inner.close()
+        await asyncio.sleep(0)
+
+
+class AwaitingStore(LogStore):
+    """Another store, but nothing in it returns at once."""
+
+    def __init__(self, inner: LogStore) -> None:
+        self.inner = inner
+
+    async def start(self) -> None:
+        await asyncio.sleep(0)
+        await self.inner.start()
+        self.was_closed_cleanly = self.inner.was_closed_cleanly
+
+    def found(self) -> Sequence[tuple[LogName, UUID]]:
+        return self.inner.found()
+
+    async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> Log:
+        await asyncio.sleep(0)
+        log = await self.inner.open(name, topic_id, settings)
+        await asyncio.sleep(0)
+        return AwaitingLog(log)
+
+    async def remove(self, name: LogName) -> None:
+        await asyncio.sleep(0)
+        await self.inner.remove(name)
+        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        await self.inner.close()
+        await asyncio.sleep(0)
+
+    def space(self) -> tuple[int, int]:
+        return self.inner.space()
