@@ -50,33 +50,36 @@ class Served:
         return self.process.pid
 
     def start(self) -> "Served":
+        process = self._spawn()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._listens():
+            if process.poll() is not None:
+                self.process = None
+                raise RuntimeError(
+                    f"moldau serve ended with {process.returncode} before it was ready:\n{self.output()}"
+                )
+            if time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"moldau serve was not ready in {START_TIMEOUT_S} s:\n{self.output()}")
+            time.sleep(0.01)
+        return self
+
+    def start_and_kill(self, after_s: float) -> None:
+        """Starts and is killed, perhaps before it was ready: recovery is cut short too."""
+        self._spawn()
+        time.sleep(after_s)
+        self.kill()
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
         assert self.process is None, "it runs already"
-        command = [
-            *self._wrapper,
-            sys.executable,
-            "-m",
-            "moldau",
-            "serve",
-            "--listen",
-            f"127.0.0.1:{self.port}",
-        ]
+        command = [*self._wrapper, sys.executable, "-m", "moldau", "serve", "--listen", f"127.0.0.1:{self.port}"]
         command += ["--data-dir", str(self.data_dir), *self._arguments]
         self._run_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environment
             )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._listens():
-            if self.process.poll() is not None:
-                code = self.process.returncode
-                self.process = None
-                raise RuntimeError(f"moldau serve ended with {code} before it was ready:\n{self.output()}")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise RuntimeError(f"moldau serve was not ready in {START_TIMEOUT_S} s:\n{self.output()}")
-            time.sleep(0.01)
-        return self
+        return self.process
 
     def _listens(self) -> bool:
         if self.port == 0:

@@ -1,5 +1,6 @@
 """`moldau serve`: one node, from its settings to a clean end. What keeps it from starting is one sentence."""
 
+import dataclasses
 import errno
 import os
 import sys
@@ -30,6 +31,7 @@ def serve(arguments: Sequence[str]) -> int:
             sys.stdout.write(serve_help())
             return 0
         settings = build(file=flags.config, environment=os.environ, flags=flags.settings)
+        settings = dataclasses.replace(settings, data_dir=os.path.abspath(settings.data_dir))
         return _run_or_say_why_not(settings)
     except InvalidConfigError as error:
         return _complain(str(error), MISUSED)

@@ -5,6 +5,7 @@ Where hypothesis is installed (it is, in many test suites) kio imports it and re
 two seconds before a broker in a fixture could answer. Nobody needs them here, so kio is loaded without.
 """
 
+import importlib
 import sys
 
 
@@ -14,7 +15,7 @@ def _load_without_hypothesis() -> None:
     present = sys.modules.get("hypothesis")
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:
-        pass
+        importlib.import_module("kio.static.primitive")
     finally:
         if present is None:
             del sys.modules["hypothesis"]

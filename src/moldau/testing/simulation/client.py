@@ -101,7 +101,14 @@ class Client:
 
     async def topics(self) -> list[str]:
         """The names of all topics."""
-        answer = await self.call(ApiKey.METADATA, {"topics": None, "allow_auto_topic_creation": False})
+        answer = await self.call(
+            ApiKey.METADATA,
+            {
+                "topics": None,
+                "allow_auto_topic_creation": False,
+                "include_topic_authorized_operations": False,
+            },
+        )
         return [topic.name for topic in answer.topics]
 
     async def init_producer(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import logging
 import random
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -272,9 +273,11 @@ class Scenario:
         node = Node(self._server.world, self._settings)
         try:
             await self._server.run(node.start(), name="boot")
-        except (MoldauError, OSError) as error:
-            if not self._disk_is_bad:
-                raise Broken(f"the node does not start: {error!r}") from error
+        except HostCrashed:
+            raise
+        except Exception as error:
+            if not self._disk_is_bad or not isinstance(error, MoldauError | OSError):
+                raise Broken(f"the node does not start: {_told(error)}") from error
             return
         self._node = node
 
@@ -291,8 +294,8 @@ class Scenario:
         assert node is not None
         try:
             await self._server.run(node.stop(), name="stop")
-        except (MoldauError, OSError) as error:
-            raise Broken(f"the node does not stop: {error!r}") from error
+        except Exception as error:
+            raise Broken(f"the node does not stop: {_told(error)}") from error
 
     def _check_node(self) -> None:
         node = self._node
@@ -353,6 +356,10 @@ class Scenario:
 
     async def _connect(self, client_id: str) -> Client:
         return await Client.connect(self._server.name, PORT, client_id)
+
+
+def _told(error: Exception) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 @contextmanager

@@ -1,0 +1,315 @@
+"""A log against a plain Python model of one, through appends, reads, truncation, retention, compaction and crashes.
+
+The files store runs on a simulated disk that loses and tears what was not synced.
+"""
+
+import asyncio
+import errno
+import random
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.logs import NAME, TOPIC_ID, batch_at, batches_of
+
+from moldau.errors import StorageError
+from moldau.logs.files.store import FilesStore
+from moldau.logs.memory import MemoryStore
+from moldau.logs.store import Log, LogStore
+from moldau.records.batch import Batch
+from moldau.records.record import iterate
+from moldau.settings.topic import TopicSettings
+from moldau.testing.simulation.disk import DiskSettings, SimulatedDisk
+from moldau.world.clock import SystemClock
+
+SETTINGS = TopicSettings(
+    cleanup_policy=("compact", "delete"),
+    segment_bytes=1024,
+    index_interval_bytes=150,
+    retention_ms=5_000,
+    segment_ms=3_000,
+    min_cleanable_dirty_ratio=0.0,
+    delete_retention_ms=2_000,
+)
+
+QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
+
+keys = st.sampled_from([b"a", b"b", b"c", b"d"])
+values = st.one_of(st.none(), st.binary(max_size=8), st.just(b"x" * 300))
+records = st.lists(st.tuples(keys, values), min_size=1, max_size=4)
+
+
+class ModelBatch:
+    def __init__(self, batch: Batch) -> None:
+        self.base_offset = batch.base_offset
+        self.next_offset = batch.next_offset
+        self.max_timestamp = batch.max_timestamp
+        self.leader_epoch = batch.leader_epoch
+        self.producer_id = batch.producer_id
+        self.base_sequence = batch.base_sequence
+        self.records = list(iterate(batch))
+
+
+class LogModel(RuleBasedStateMachine):
+    """The model is the list of all batches; what compaction may have taken is known by offset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.batches: list[ModelBatch] = []
+        self.start = 0
+        self.end = 0
+        self.compacted = 0
+        """Truncation stays above this, as it stays above the high watermark in life."""
+        self.taken: set[int] = set()
+        """Offsets that compaction may have removed."""
+        self.now_ms = 10_000
+        self.epoch = 0
+        self.next_sequence = [0, 0]
+        self.store: LogStore
+        self.log: Log
+
+    def run(self, coroutine: Any) -> Any:
+        return self.runner.run(coroutine)
+
+    def teardown(self) -> None:
+        self.runner.close()
+
+    # What is done to the log
+
+    @rule(contents=st.lists(records, min_size=1, max_size=3), later_ms=st.integers(0, 800))
+    def append(self, contents: list[list[tuple[bytes, bytes | None]]], later_ms: int) -> None:
+        self.now_ms += later_ms
+        self._append([self._batch(content) for content in contents])
+
+    @rule(content=records, producer=st.integers(0, 1))
+    def append_idempotent(self, content: list[tuple[bytes, bytes | None]], producer: int) -> None:
+        sequence = self.next_sequence[producer]
+        batch = self._batch(content, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+        assert self.log.producers.check(batch) is None
+        self._append([batch])
+        self.next_sequence[producer] += len(content)
+
+    def _batch(self, content: list[tuple[bytes, bytes | None]], **more: Any) -> Batch:
+        return batch_at(
+            0,
+            [value for _, value in content],
+            keys=[key for key, _ in content],
+            timestamp_ms=self.now_ms,
+            leader_epoch=self.epoch,
+            **more,
+        )
+
+    def _append(self, batches: list[Batch]) -> None:
+        offset = self.end
+        for batch in batches:
+            batch.base_offset = offset
+            offset = batch.next_offset
+        self.run(self.log.append(batches))
+        self.batches += map(ModelBatch, batches)
+        self.end = offset
+
+    @rule()
+    def new_leader(self) -> None:
+        self.epoch += 1
+
+    @rule()
+    def make_durable(self) -> None:
+        self.run(self.log.make_durable())
+        assert self.log.durable_offset == self.end
+
+    @rule(part=st.floats(0, 1))
+    def truncate(self, part: float) -> None:
+        low = max(self.start, self.compacted)
+        self._truncate_model(low + int(part * (self.end - low)))
+        self.run(self.log.truncate_to(self.end))
+        assert self.log.durable_offset == self.end
+
+    def _truncate_model(self, offset: int) -> None:
+        for batch in self.batches:
+            if batch.base_offset < offset < batch.next_offset:
+                offset = batch.base_offset
+        # Only the start of the log can lie inside a batch that is cut off.
+        self.end = max(offset, self.start)
+        self.batches = [batch for batch in self.batches if batch.next_offset <= offset]
+        self.next_sequence = [
+            max(
+                (b.base_sequence + len(b.records) for b in self.batches if b.producer_id == producer),
+                default=0,
+            )
+            for producer in (0, 1)
+        ]
+
+    @rule(part=st.floats(0, 1))
+    def advance_start(self, part: float) -> None:
+        self.start += int(part * (self.end - self.start))
+        self.run(self.log.advance_start(self.start))
+
+    @rule(later_ms=st.integers(0, 4_000))
+    def apply_retention(self, later_ms: int) -> None:
+        self.now_ms += later_ms
+        self.run(self.log.make_durable())
+        self.run(self.log.apply_retention(self.now_ms, self.end))
+        start = self.log.start_offset
+        assert self.start <= start <= self.end
+        dropped = [batch for batch in self.batches if self.start < batch.next_offset <= start]
+        assert all(self.now_ms - batch.max_timestamp > 5_000 for batch in dropped)
+        self.start = start
+
+    @rule()
+    def compact(self) -> None:
+        self.run(self.log.make_durable())
+        self.run(self.log.compact(self.now_ms, self.end))
+        self.compacted = self.end
+        newest: dict[bytes | None, int] = {}
+        for batch in self.batches:
+            for record in batch.records:
+                newest[record.key] = record.offset
+        for batch in self.batches:
+            for record in batch.records:
+                if newest[record.key] != record.offset or record.value is None:
+                    self.taken.add(record.offset)
+
+    # What must hold
+
+    @invariant()
+    def offsets_are_right(self) -> None:
+        assert (self.log.start_offset, self.log.end_offset) == (self.start, self.end)
+        assert self.log.durable_offset <= self.end
+
+    @invariant()
+    def records_are_right(self) -> None:
+        found = self.run(batches_of(self.log))
+        actual = [record for batch in found for record in iterate(batch) if record.offset >= self.start]
+        expected = {
+            record.offset: record
+            for batch in self.batches
+            for record in batch.records
+            if record.offset >= self.start
+        }
+        offsets = [record.offset for record in actual]
+        assert offsets == sorted(offsets)
+        for record in actual:
+            assert expected[record.offset].key == record.key
+            assert expected[record.offset].value == record.value
+            assert expected[record.offset].timestamp == record.timestamp
+        assert set(expected) - set(offsets) <= self.taken
+
+    @invariant()
+    def the_last_five_batches_of_producers_are_known(self) -> None:
+        for producer in (0, 1):
+            written = [batch for batch in self.batches if batch.producer_id == producer]
+            last_uncompacted = [batch for batch in written[-5:] if batch.base_offset >= self.compacted]
+            for batch in {id(batch): batch for batch in written[-1:] + last_uncompacted}.values():
+                again = batch_at(
+                    0,
+                    [b""] * len(batch.records),
+                    producer_id=producer,
+                    producer_epoch=0,
+                    base_sequence=batch.base_sequence,
+                )
+                repeated = self.log.producers.check(again)
+                assert repeated is not None
+                assert repeated.base_offset == batch.base_offset
+
+    @invariant()
+    def epochs_are_right(self) -> None:
+        for batch in self.batches:
+            if batch.base_offset >= self.start:
+                assert self.log.epochs.epoch_at(batch.base_offset) == batch.leader_epoch
+
+    @rule(offset=st.integers(0, 200), bytes_max=st.integers(0, 3_000), bound=st.integers(0, 200))
+    def read_somewhere(self, offset: int, bytes_max: int, bound: int) -> None:
+        offset, below = max(offset, self.start), min(bound, self.end)
+        slices = self.run(self.log.read(offset, bytes_max, below, whole_first=False))
+        data = slices.read()
+        assert len(data) == slices.size <= bytes_max
+        visible = self.run(batches_of(self.log, offset, below)) if offset < below else []
+        assert b"".join(batch.to_bytes() for batch in visible).startswith(data)
+
+    @rule(timestamp_ms=st.integers(9_000, 30_000), bound=st.integers(0, 200))
+    def find_by_time(self, timestamp_ms: int, bound: int) -> None:
+        below = min(bound, self.end)
+        found = self.run(self.log.offset_for_time(timestamp_ms, below))
+        visible = self.run(batches_of(self.log, self.start, below)) if self.start < below else []
+        times = [(r.timestamp, r.offset) for b in visible for r in iterate(b) if r.offset >= self.start]
+        later = [(timestamp, offset) for timestamp, offset in times if timestamp >= timestamp_ms]
+        assert (found and (found.timestamp_ms, found.offset)) == (later[0] if later else None)
+        newest = self.run(self.log.max_timestamp(below))
+        expected = max(times, key=lambda entry: (entry[0], -entry[1]), default=None)
+        assert (newest and (newest.timestamp_ms, newest.offset)) == expected
+
+
+class MemoryModel(LogModel):
+    @initialize()
+    def begin(self) -> None:
+        self.store = MemoryStore()
+        self.log = self.run(self.store.open(NAME, TOPIC_ID, SETTINGS))
+
+
+class FilesModel(LogModel):
+    @initialize(seed=st.integers(0, 2**32))
+    def begin(self, seed: int) -> None:
+        self.disk = SimulatedDisk(random.Random(seed), settings=QUICK)
+        self._open()
+
+    def _open(self) -> None:
+        async def open_again() -> None:
+            self.store = FilesStore(self.disk, "data", SystemClock())
+            await self.store.start()
+            self.log = await self.store.open(NAME, TOPIC_ID, SETTINGS)
+
+        self.run(open_again())
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.store.close())
+        self._open()
+        assert self.store.was_closed_cleanly
+        assert self.log.durable_offset == self.end
+
+    @rule()
+    def kill(self) -> None:
+        self.disk = self.disk.kill()
+        self._open()
+        assert self.log.durable_offset == self.end
+
+    @rule()
+    def crash(self) -> None:
+        durable = self.log.durable_offset
+        self.disk = self.disk.crash()
+        self._open()
+        assert durable <= self.log.end_offset <= self.end
+        assert self.log.durable_offset == self.log.end_offset
+        self._truncate_model(self.log.end_offset)
+
+    @rule(content=records)
+    def append_to_a_full_disk(self, content: list[tuple[bytes, bytes | None]]) -> None:
+        self.disk.inject("append", "*.log", error=errno.ENOSPC)
+        batch = self._batch(content)
+        batch.base_offset = self.end
+        with pytest.raises(StorageError):
+            self.run(self.log.append([batch]))
+
+    @precondition(lambda self: self.end > 0)
+    @rule()
+    def lose_index_files(self) -> None:
+        self.run(self.store.close())
+        for path, _ in list(self.disk.volume.files()):
+            if path.endswith(("index", "leader-epoch-checkpoint")):
+                self.disk.remove(path)
+        self._open()
+
+
+MEMORY_EXAMPLES = hypothesis_settings(max_examples=30, stateful_step_count=30, deadline=None)
+FILES_EXAMPLES = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class TestMemory(MemoryModel.TestCase):
+    settings = MEMORY_EXAMPLES
+
+
+class TestFiles(FilesModel.TestCase):
+    settings = FILES_EXAMPLES
