@@ -7,7 +7,7 @@ from functools import partial
 from bench.brokers import FSYNC, Broker, Durability
 from bench.load import Run, run, topic
 from bench.plan import BATCH_BYTES, Bench, Case, figures
-from bench.report import Cell, Metric, Row, Table, decimals, percentile
+from bench.report import OTHERS, Cell, Metric, Row, Table, decimals, percentile
 
 METRICS = {share: Metric(f"p{share * 100:g} ms", decimals(3)) for share in (0.5, 0.99, 0.999)}
 AIMED = (0.5, 0.99)
@@ -26,7 +26,8 @@ def acknowledgement(bench: Bench, brokers: list[Broker], durability: Durability)
             Cell(metric, figures(taken, partial(at, share)), aim if share in aimed else None)
             for share, metric in METRICS.items()
         )
-        rows.append(Row(client, tuple(cells)))
+        others = Cell(OTHERS, figures(taken, lambda one: one.other_cores))
+        rows.append(Row(client, (*cells, others)))
         bench.say_row(f"acknowledgement, {durability.name}", rows[-1])
     note = f"One record of {CASE.value_bytes} B at a time, {bench.plan.acknowledgements:,} in each run."
     return [Table(f"Acknowledgement, {durability.name}", tuple(rows), note)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from uuid import uuid4
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench import raw
 from bench.brokers import Broker, settle
 from bench.client import Job, Outcome
+from bench.quiet import OtherWork
 
 ADMIN_TIMEOUT_S = 60
 
@@ -34,6 +35,7 @@ class Run:
     outcome: Outcome
     broker_cpu_s: float
     bytes: int
+    other_cores: float
 
     @property
     def records_per_s(self) -> float:
@@ -62,6 +64,7 @@ def run(broker: Broker, job: Job) -> Run:
     assert client.stdout is not None
     try:
         ready = client.stdout.readline()
+        others = OtherWork(broker)
         cpu = broker.cpu_s()
         result = ""
         if ready.strip() == "ready":
@@ -69,6 +72,7 @@ def run(broker: Broker, job: Job) -> Run:
             client.stdin.flush()
             result = client.stdout.readline()
         used = broker.cpu_s() - cpu
+        other_cores = others.cores(json.loads(result)["client_cpu_s"] if result else 0.0)
         _, errors = client.communicate(timeout=120)
     finally:
         if client.poll() is None:
@@ -77,7 +81,7 @@ def run(broker: Broker, job: Job) -> Run:
     if client.returncode != 0 or not result:
         raise LoadFailed(f"{job.kind} against {broker.name} failed:\n{errors.strip()[-2000:]}")
     outcome = Outcome(**json.loads(result))
-    return Run(outcome, used, outcome.records * job.value_bytes)
+    return Run(outcome, used, outcome.records * job.value_bytes, other_cores)
 
 
 def admin_of(broker: Broker) -> AdminClient:
@@ -88,18 +92,8 @@ def create_topic(broker: Broker, partitions: int) -> str:
     name = f"bench-{uuid4().hex[:12]}"
     admin = admin_of(broker)
     admin.create_topics([NewTopic(name, partitions, 1, config=TOPIC_CONFIG)])[name].result(ADMIN_TIMEOUT_S)
-    _wait_for_leaders(admin, name, partitions)
+    raw.wait_until_served(broker.bootstrap, name, partitions, ADMIN_TIMEOUT_S)
     return name
-
-
-def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
-    deadline = time.monotonic() + ADMIN_TIMEOUT_S
-    while time.monotonic() < deadline:
-        found = admin.list_topics(name, timeout=ADMIN_TIMEOUT_S).topics[name].partitions
-        if len(found) == partitions and all(part.leader >= 0 for part in found.values()):
-            return
-        time.sleep(0.01)
-    raise LoadFailed(f"the partitions of {name} have no leaders")
 
 
 def delete_topic(broker: Broker, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class Plan:
     repeats: int
     partitions: tuple[int, ...]
-    warm_up_rounds: int
-    """One takes about four seconds. Kafka's CPU time per gigabyte keeps falling for six or seven of them."""
+    raw: bool
+    """Whether the raw load generator is used besides librdkafka."""
     produce_s: float
     raw_s: float
     consume_bytes: Mapping[int, int]
@@ -40,7 +40,7 @@ class Plan:
 FULL = Plan(
     repeats=3,
     partitions=(1, 16),
-    warm_up_rounds=7,
+    raw=True,
     produce_s=2.0,
     raw_s=1.5,
     consume_bytes={100: 250_000_000, 1024: 1_000_000_000},
@@ -52,7 +52,7 @@ FULL = Plan(
 QUICK = Plan(
     repeats=1,
     partitions=(1,),
-    warm_up_rounds=2,
+    raw=False,
     produce_s=1.0,
     raw_s=0.7,
     consume_bytes={100: 60_000_000, 1024: 300_000_000},
@@ -62,8 +62,19 @@ QUICK = Plan(
     connections=1000,
 )
 
+WARM_UP_ROUND_S = 2.0
+WARM_UP_ROUNDS_MAX = 15
+STEADY_ROUNDS = 3
+STEADY_GAIN = 0.1
+
 VALUE_BYTES = (100, 1024)
 BATCH_BYTES = (16 << 10, 1 << 20)
+
+
+def steady(costs: Sequence[float]) -> bool:
+    """Whether the last rounds have not brought the cost down any further, but for a tenth."""
+    before, last = costs[:-STEADY_ROUNDS], costs[-STEADY_ROUNDS:]
+    return bool(before) and min(last) >= (1 - STEADY_GAIN) * min(before)
 
 
 @dataclass(frozen=True)
@@ -153,14 +164,27 @@ class Bench:
             yield brokers
 
     def _warm_up(self, broker: Broker) -> None:
-        for _ in range(self.plan.warm_up_rounds):
-            for batch_bytes in BATCH_BYTES:
-                case = Case(100, batch_bytes, 4)
-                with topic(broker, case.partitions) as name:
-                    sent = run(broker, case.job("raw_produce", broker, name, 0.4)).outcome.records
-                    run(broker, case.job("produce", broker, name, 0.4))
-                    run(broker, case.job("raw_consume", broker, name, 0.2, sent))
-                    run(broker, case.job("latency", broker, name, records=300))
+        """Until the broker's CPU time per gigabyte has stopped falling both ways. A JVM starts at eight times
+        what it needs once its hot paths are compiled, so a fixed short warm-up would flatter Moldau."""
+        into: list[float] = []
+        out: list[float] = []
+        while not (steady(into) and steady(out)) and len(into) < WARM_UP_ROUNDS_MAX:
+            case = Case(100, BATCH_BYTES[0], 1)
+            with topic(broker, case.partitions) as name:
+                sent = run(broker, case.job("produce", broker, name, WARM_UP_ROUND_S))
+                into.append(sent.cpu_s_per_gb)
+                read = case.job("consume", broker, name, records=sent.outcome.records)
+                out.append(run(broker, read).cpu_s_per_gb)
+                run(broker, case.job("latency", broker, name, records=300))
+            case = Case(1024, BATCH_BYTES[1], 4)
+            with topic(broker, case.partitions) as name:
+                sent = run(broker, case.job("raw_produce", broker, name, WARM_UP_ROUND_S / 4))
+                run(broker, case.job("raw_consume", broker, name, WARM_UP_ROUND_S / 4, sent.outcome.records))
+        state = "steady" if steady(into) and steady(out) else "NOT steady"
+        self.say(
+            f"{broker.name} {state} after {len(into)} rounds, CPU-s/GB in {into[0]:.1f} to {into[-1]:.1f}, "
+            f"out {out[0]:.2f} to {out[-1]:.2f}"
+        )
 
     def interleaved(self, brokers: list[Broker], measure: Callable[[Broker], T]) -> dict[str, list[T]]:
         """Measure each broker `repeats` times in turn, the other one first every second time, so that

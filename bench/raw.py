@@ -24,6 +24,9 @@ FETCH_BYTES_MAX = 50 << 20
 BATCH_OVERHEAD = 61
 CLIENT_ID = "bench"
 
+# UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, REPLICA_NOT_AVAILABLE
+NOT_YET_LED = frozenset({3, 5, 6, 9})
+
 
 class RefusedByBroker(Exception):
     """The broker answered with an error code."""
@@ -81,8 +84,8 @@ def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
     return struct.pack(">i", len(payload)) + payload
 
 
-def fetch_frame(topic: str, offsets: dict[int, int]) -> bytes:
-    body = struct.pack(">iiiibii", -1, 500, 1, FETCH_BYTES_MAX, 0, 0, -1)
+def fetch_frame(topic: str, offsets: dict[int, int], wait_ms: int = 500) -> bytes:
+    body = struct.pack(">iiiibii", -1, wait_ms, 1, FETCH_BYTES_MAX, 0, 0, -1)
     body += struct.pack(">i", 1) + _string(topic) + struct.pack(">i", len(offsets))
     for partition, offset in offsets.items():
         body += struct.pack(">iiqqi", partition, -1, offset, -1, PARTITION_FETCH_BYTES)
@@ -275,6 +278,24 @@ def latencies(bootstrap: str, topic: str, value_bytes: int, count: int) -> list[
             taken.append(time.perf_counter() - began)
             check_produced(answer, topic_bytes)
     return taken
+
+
+def wait_until_served(bootstrap: str, topic: str, partitions: int, deadline_s: float) -> None:
+    """Return when every partition can be read. Kafka's metadata names a leader a moment before it leads."""
+    frame = fetch_frame(topic, dict.fromkeys(range(partitions), 0), wait_ms=0)
+    deadline = time.monotonic() + deadline_s
+    with connect(bootstrap) as sock:
+        answers = Answers(sock)
+        while True:
+            sock.sendall(frame)
+            try:
+                for _ in fetched(answers.next()):
+                    pass
+                return
+            except RefusedByBroker as error:
+                if error.code not in NOT_YET_LED or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.005)
 
 
 def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float, alive: Callable[[], bool]) -> None:

@@ -76,6 +76,34 @@ class Table:
     note: str = ""
 
 
+OTHERS = Metric("other cores busy", lambda number: f"{number:.2f}", compared=False)
+QUIET_CORES_MAX = 0.25
+
+
+def disturbed(tables: Sequence[Table]) -> list[tuple[str, str, float]]:
+    """The cases that were measured while other work ran on the machine: table, case and cores so used. Their
+    ratios say nothing: a broker with many threads suffers more from it than one with a single thread."""
+    found = []
+    for table in tables:
+        for row in table.rows:
+            for cell in row.cells:
+                worst = max(cell.figures.moldau + cell.figures.kafka, default=0.0)
+                if cell.metric is OTHERS and worst > QUIET_CORES_MAX:
+                    found.append((table.title, row.case, worst))
+    return found
+
+
+def render_disturbed(tables: Sequence[Table]) -> str:
+    found = disturbed(tables)
+    if not found:
+        return ""
+    title, case, cores = max(found, key=lambda one: one[2])
+    return (
+        f"**Not a valid comparison: other work ran on the machine during {len(found)} of the cases below, "
+        f"up to {cores:.1f} cores ({title}, {case}). Run it again on a quiet machine.**"
+    )
+
+
 def met(metric: Metric, aim: float, ratio: float) -> bool:
     """Whether a ratio reaches an aim, to the two decimals it is shown with."""
     shown = round(ratio, 2)

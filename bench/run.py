@@ -18,7 +18,7 @@ from tests.interop.apache_kafka import KAFKA_VERSION, ApacheKafka
 from bench import latency, many, startup, throughput
 from bench.brokers import FSYNC, PAGE_CACHE
 from bench.plan import FULL, QUICK, Bench, Plan
-from bench.report import Table, render_summary, render_table
+from bench.report import Table, render_disturbed, render_summary, render_table
 
 NAMES = ("start", "produce", "consume", "latency", "topics", "connections")
 METHOD = Path(__file__).with_name("METHOD.md")
@@ -95,7 +95,7 @@ def page(tables: list[Table], plan: Plan, kafka_missing: str | None, took_s: flo
         f"Written by `{command}`.",
         facts(plan, kafka_missing, took_s),
     ]
-    parts += [render_summary(tables), METHOD.read_text(), "## Figures"]
+    parts += [render_disturbed(tables), render_summary(tables), METHOD.read_text(), "## Figures"]
     parts += [render_table(table, with_kafka=kafka_missing is None) for table in tables]
     if NOTES.exists():
         parts.append(NOTES.read_text())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from bench.brokers import PAGE_CACHE, Broker, Kafka, settle
 from bench.load import run, topic
 from bench.plan import Bench, Case, figures
-from bench.report import Cell, Metric, Row, Table, decimals, megabytes
+from bench.quiet import OtherWork
+from bench.report import OTHERS, Cell, Metric, Row, Table, decimals, megabytes
 
 SECONDS = Metric("s", decimals(3))
 MEMORY = Metric("resident memory", megabytes)
@@ -23,6 +24,8 @@ class Start:
     idle_bytes: int
     loaded_bytes_peak: int
     format_s: float
+    fresh_others: float
+    restart_others: float
 
 
 def start_and_memory(bench: Bench) -> list[Table]:
@@ -32,8 +35,20 @@ def start_and_memory(bench: Bench) -> list[Table]:
             for broker in brokers if number % 2 == 0 else reversed(brokers):
                 taken.setdefault(broker.name, []).append(_once(bench, broker))
     starts = (
-        Row("empty data directory", (Cell(SECONDS, figures(taken, lambda one: one.fresh_s), AIM),)),
-        Row("after a clean shutdown", (Cell(SECONDS, figures(taken, lambda one: one.restart_s), AIM),)),
+        Row(
+            "empty data directory",
+            (
+                Cell(SECONDS, figures(taken, lambda one: one.fresh_s), AIM),
+                Cell(OTHERS, figures(taken, lambda one: one.fresh_others)),
+            ),
+        ),
+        Row(
+            "after a clean shutdown",
+            (
+                Cell(SECONDS, figures(taken, lambda one: one.restart_s), AIM),
+                Cell(OTHERS, figures(taken, lambda one: one.restart_others)),
+            ),
+        ),
     )
     memory = (
         Row("idle", (Cell(MEMORY, figures(taken, lambda one: one.idle_bytes), AIM),)),
@@ -57,22 +72,23 @@ def start_and_memory(bench: Bench) -> list[Table]:
 def _once(bench: Bench, broker: Broker) -> Start:
     broker.prepare()
     format_s = broker.format_s or 0.0 if isinstance(broker, Kafka) else 0.0
-    fresh_s = _time_to_acknowledgement(broker)
+    fresh_s, fresh_others = _time_to_acknowledgement(broker)
     time.sleep(bench.plan.idle_s)
     idle_bytes = broker.resident_bytes()
     broker.stop()
-    restart_s = _time_to_acknowledgement(broker)
+    restart_s, restart_others = _time_to_acknowledgement(broker)
     with topic(broker, LOAD.partitions) as name:
         records = run(broker, LOAD.job("raw_produce", broker, name, bench.plan.produce_s)).outcome.records
         run(broker, LOAD.job("consume", broker, name, records=records))
     peak = broker.resident_bytes_peak()
     broker.stop()
-    return Start(fresh_s, restart_s, idle_bytes, peak, format_s)
+    return Start(fresh_s, restart_s, idle_bytes, peak, format_s, fresh_others, restart_others)
 
 
-def _time_to_acknowledgement(broker: Broker) -> float:
+def _time_to_acknowledgement(broker: Broker) -> tuple[float, float]:
     settle()
     began = time.monotonic()
     broker.launch()
+    others = OtherWork(broker, broker_cpu_s=0.0)
     broker.wait_for_acknowledgement()
-    return time.monotonic() - began
+    return time.monotonic() - began, others.cores()

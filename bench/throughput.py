@@ -9,7 +9,7 @@ from functools import partial
 from bench.brokers import FSYNC, Broker, Durability
 from bench.load import Run, run, topic
 from bench.plan import BATCH_BYTES, Bench, Case, figures
-from bench.report import Cell, Metric, Row, Table, count, decimals
+from bench.report import OTHERS, Cell, Metric, Row, Table, count, decimals
 
 RATE = Metric("records/s", count, higher_is_better=True)
 CPU = Metric("broker CPU-s/GB", decimals(2))
@@ -25,9 +25,11 @@ LIBRDKAFKA, RAW = "librdkafka", "raw"
 
 
 def produce(bench: Bench, brokers: list[Broker], durability: Durability) -> list[Table]:
+    clients = ((LIBRDKAFKA, "produce", bench.plan.produce_s), (RAW, "raw_produce", bench.plan.raw_s))
     return [
-        _produce(bench, brokers, durability, LIBRDKAFKA, "produce", bench.plan.produce_s),
-        _produce(bench, brokers, durability, RAW, "raw_produce", bench.plan.raw_s),
+        _produce(bench, brokers, durability, client, kind, seconds)
+        for client, kind, seconds in clients
+        if client == LIBRDKAFKA or bench.plan.raw
     ]
 
 
@@ -55,11 +57,12 @@ def _produce_once(case: Case, kind: str, seconds: float, broker: Broker) -> Run:
 
 
 def consume(bench: Bench, brokers: list[Broker]) -> list[Table]:
-    rows: dict[str, list[Row]] = {LIBRDKAFKA: [], RAW: []}
+    kinds = {LIBRDKAFKA: "consume", RAW: "raw_consume"} if bench.plan.raw else {LIBRDKAFKA: "consume"}
+    rows: dict[str, list[Row]] = {client: [] for client in kinds}
     for case in bench.cases():
         with ExitStack() as stack:
             filled = {broker.name: _fill(bench, case, broker, stack) for broker in brokers}
-            for client, kind in ((LIBRDKAFKA, "consume"), (RAW, "raw_consume")):
+            for client, kind in kinds.items():
                 taken = bench.interleaved(
                     brokers, partial(_consume_once, case, kind, bench.plan.raw_s, filled)
                 )
@@ -92,5 +95,6 @@ def _row(case: Case, taken: dict[str, list[Run]], aims: tuple[float | None, floa
             Cell(RATE, figures(taken, lambda one: one.records_per_s), rate_aim),
             Cell(CPU, figures(taken, lambda one: one.cpu_s_per_gb), cpu_aim),
             Cell(CLIENT, figures(taken, lambda one: one.client_cores)),
+            Cell(OTHERS, figures(taken, lambda one: one.other_cores)),
         ),
     )

@@ -373,6 +373,27 @@ def test_a_sync_of_a_reopened_file_does_not_bring_back_what_a_failed_one_lost() 
     assert bytes(4) in {(run(lambda seed=seed: one(seed)) or b"")[4:] for seed in range(20)}
 
 
+def test_dropping_the_cache_shows_what_a_failed_sync_lost() -> None:
+    async def one(seed: int) -> bytes:
+        disk = make_disk(seed)
+        file = await make_file(disk, "/x", b"safe")
+        file.append([b"lost"])
+        disk.inject("sync")
+        with pytest.raises(OSError, match="sync"):
+            await file.sync()
+        disk = disk.kill()
+        again = disk.open("/x")
+        assert again.read(0, 99) == b"safelost"
+        again.drop_cache()
+        seen = again.read(0, 99)
+        await again.sync()
+        assert read(disk.crash(), "/x") == seen
+        return seen
+
+    seen = {run(lambda seed=seed: one(seed)) for seed in range(20)}
+    assert seen == {b"safelost", b"safe" + bytes(4)}
+
+
 def test_a_full_disk_takes_a_part_and_takes_more_when_there_is_room_again() -> None:
     async def main() -> None:
         disk = make_disk(capacity_bytes=100)

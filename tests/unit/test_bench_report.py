@@ -3,8 +3,10 @@
 import struct
 
 import pytest
+from bench.plan import steady
 from bench.raw import Answers, batch_of, fetched, records_per_batch, whole_batches
 from bench.report import (
+    OTHERS,
     Cell,
     Figures,
     Metric,
@@ -12,7 +14,9 @@ from bench.report import (
     Table,
     count,
     decimals,
+    disturbed,
     percentile,
+    render_disturbed,
     render_summary,
     render_table,
     summarize,
@@ -154,3 +158,18 @@ def test_answers_larger_than_the_buffer_arrive_whole() -> None:
     assert [bytes(answers.next()) for _ in frames] == frames
     with pytest.raises(ConnectionError):
         answers.next()
+
+
+def test_a_page_says_so_when_other_work_disturbed_either_broker() -> None:
+    calm = Row("calm", (Cell(OTHERS, Figures((0.05, 0.1), (0.2,))),))
+    busy = Row("busy", (Cell(OTHERS, Figures((0.05, 0.1), (0.1, 1.4))),))
+    assert render_disturbed([Table("Produce", (calm,))]) == ""
+    assert disturbed([Table("Produce", (calm, busy))]) == [("Produce", "busy", 1.4)]
+    assert "Not a valid comparison" in render_disturbed([Table("Produce", (calm, busy))])
+
+
+def test_a_broker_is_warm_only_when_its_cost_has_stopped_falling() -> None:
+    kafka = [53.1, 32.5, 39.3, 30.3, 17.0, 7.6, 7.2, 6.6, 7.6]
+    assert not any(steady(kafka[:rounds]) for rounds in (0, 3, 5, 6, 7))
+    assert steady([*kafka, 6.5, 6.7])
+    assert steady([5.0, 5.1, 4.9, 5.0])

@@ -38,6 +38,16 @@ def test_an_append_after_a_truncate_goes_to_the_new_end(tmp_path: Path) -> None:
     assert file.read(0, 100) == b"0123xy"
 
 
+def test_dropping_the_cache_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    file = OsDisk().open(str(tmp_path / "a"))
+    file.append([b"x" * 100_000])
+    file.drop_cache()
+    assert file.read(0, 200_000) == b"x" * 100_000
+    asyncio.run(file.sync())
+    file.drop_cache()
+    assert file.read(0, 200_000) == b"x" * 100_000
+
+
 def test_more_parts_than_one_call_takes_are_all_written(tmp_path: Path) -> None:
     file = OsDisk().open(str(tmp_path / "a"))
     parts = [bytes([index % 251]) * (index % 7) for index in range(5000)]

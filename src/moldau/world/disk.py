@@ -44,6 +44,13 @@ class File(Protocol):
         one fails too: the page cache can no longer be trusted.
         """
 
+    def drop_cache(self) -> None:
+        """From here on reads show what the device has, not what memory kept of a write that failed.
+
+        A killed process may leave such a write behind, and the next sync would call it safe: so recovery asks
+        for this before it believes what it reads. What still waits to be written is not lost.
+        """
+
     def close(self) -> None: ...
 
 

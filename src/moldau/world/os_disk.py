@@ -183,6 +183,10 @@ class OsFile(GroupCommit):
         self._check_trusted()
         await self._join()
 
+    def drop_cache(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         self._closed = True
 

@@ -232,6 +232,8 @@ class FilesLog(SegmentedLog):
         try:
             if not await cleaner.plan(closed, min(below, self.durable_offset)):
                 return False
+            # Recovery expects of what it has to read that nothing is missing in it.
+            await self._save_recovery_point()
             for group in cleaner.groups():
                 cleaned = await cleaner.clean(group)
                 if cleaned is not None and not await self._swap(group, cleaned):

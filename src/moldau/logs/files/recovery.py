@@ -203,8 +203,10 @@ class _Recovery:
         """Reads the segments from number `first` on and drops everything from the first damage on."""
         number = first
         torn = False
+        states: list[tuple[int, bytes]] = []
         while number < len(segments) and not torn:
             segment = segments[number]
+            states.append((segment.base_offset, producers.snapshot()))
             gap = segment.base_offset - segments[number - 1].next_offset if number > first else 0
             # A segment that does not follow on the one before it: batches that were never synced are missing
             # in between. (Only a gap that no segment can span is there on purpose.)
@@ -220,16 +222,23 @@ class _Recovery:
                 log.warning("segment after a torn one is removed", segment=segment.path(LOG))
                 remove_segment(self._disk, self._directory, segment.base_offset)
             del segments[number:]
-            await self._disk.sync_directory(self._directory)
         for segment in segments[first:]:
-            # Even whole batches may be in the page cache only, left there by a killed process.
+            # Even whole batches may be in the page cache only, left there by a killed process. So may names.
             await segment.file.sync()
-        for segment in segments[first:-1]:
-            segment.seal()
-            await segment.write_indexes()
+        await self._disk.sync_directory(self._directory)
+        for segment, (base, state) in zip(segments[first:], states, strict=False):
+            if segment is not segments[-1]:
+                segment.seal()
+                await segment.write_indexes()
+            if segment is not segments[first]:
+                # The segments before it may be deleted or compacted from now on.
+                await self._disk.replace(f"{self._directory}/{offset_name(base, SNAPSHOT)}", state)
+        if len(segments) - first > 1:
+            await self._disk.replace(f"{self._directory}/{EPOCHS}", epochs.to_text().encode())
 
     async def _check_segment(self, segment: Segment, producers: ProducerStates, epochs: EpochHistory) -> bool:
         """True where the segment had to be cut."""
+        segment.file.drop_cache()
         size = segment.file.size
         segment.clear_knowledge()
         position, expected = 0, segment.base_offset

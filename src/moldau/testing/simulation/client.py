@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moldau.errors import MoldauError
 from moldau.records.batch import LOG_OVERHEAD, Batch
 from moldau.records.record import Record, iterate
 from moldau.wire.api_keys import ApiKey
@@ -273,9 +274,12 @@ def _read_records(data: memoryview | None) -> list[Record]:
         size = int.from_bytes(data[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
         if position + size > end:
             break
-        batch = Batch(data[position : position + size])
+        try:
+            batch = Batch(data[position : position + size])
+            records.extend(iterate(batch))
+        except MoldauError as error:
+            raise AssertionError(f"the broker sent a batch that cannot be read: {error}") from error
         if not batch.checksum_is_right():
             raise AssertionError(f"the broker sent {batch!r} with a wrong checksum")
-        records.extend(iterate(batch))
         position += size
     return records

@@ -350,6 +350,10 @@ class SimulatedFile(GroupCommit):
             raise OSError(self._failure.errno, "an earlier sync failed", self.path)
         await self._join()
 
+    def drop_cache(self) -> None:
+        self._disk.check_alive()
+        self._inode.drop_cache(self._disk.random)
+
     def close(self) -> None:
         self._closed = True
 

@@ -78,6 +78,13 @@ class Inode:
                 self._safe[start:end] = bytes(end - start)
                 self._agreed = min(self._agreed, start)
 
+    def drop_cache(self, randomness: random.Random) -> None:
+        """Shows what became of the stretches whose sync failed; a later sync then tells the truth about them."""
+        for start, end in self._spoiled:
+            if randomness.random() < 0.5:
+                self._written[start:end] = bytes(end - start)
+        self._spoiled.clear()
+
     def spoil(self, snapshot: Snapshot) -> None:
         if snapshot in self._snapshots:
             self._snapshots.remove(snapshot)

@@ -1,0 +1,125 @@
+"""A disk that fills up: producers get an error, what was acknowledged stays readable, other clients go on, and when
+there is room again so does the node."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.served import Served
+from support.topics import Topics
+from support.wire import METADATA, Wire, batch, end_offset, fetch, produce
+
+DISK_BYTES = 24 << 20
+STORAGE_ERROR = 56
+pytestmark = pytest.mark.usefixtures("only_moldau")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(where)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command for a small tmpfs")
+    if done.returncode != 0:
+        pytest.skip(f"a small tmpfs cannot be mounted here: {done.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def fill(where: Path, leave: int) -> Path:
+    """Takes the space of a disk but for `leave` bytes, as another process would."""
+    ballast = where / "ballast"
+    space = os.statvfs(where)
+    with ballast.open("wb") as file:
+        file.write(bytes(max(0, space.f_bavail * space.f_frsize - leave)))
+    return ballast
+
+
+def produce_until_refused(wire: Wire, topic: str) -> tuple[int, int]:
+    """(records acknowledged, the code that ended it)."""
+    acknowledged = 0
+    while True:
+        code, offset = produce(wire, topic, batch([b"%06d" % acknowledged + bytes(20_000)]))
+        if code:
+            return acknowledged, code
+        assert offset == acknowledged
+        acknowledged += 1
+        assert acknowledged < 10_000, "the disk never filled up"
+
+
+def check_whole(wire: Wire, topic: str, acknowledged: int) -> None:
+    assert end_offset(wire, topic) >= acknowledged
+    for offset in range(acknowledged):
+        answer = fetch(wire, topic, offset, partition_max_bytes=100)
+        assert answer["error_code"] == 0
+        assert b"%06d" % offset in answer["records"]
+
+
+def test_a_full_disk_is_an_error_and_not_the_end(small_disk: Path) -> None:
+    with Served(small_disk / "data") as served, Wire(served.bootstrap) as wire:
+        topics = Topics(served.bootstrap)
+        full, other = topics.create(), topics.create()
+        assert produce(wire, other, batch([b"before"])) == (0, 0)
+        ballast = fill(small_disk, leave=1 << 20)
+        acknowledged, code = produce_until_refused(wire, full)
+        assert code == STORAGE_ERROR
+        assert acknowledged > 0
+
+        assert wire.ask(METADATA, 1, {"topics": []})["topics"] == []
+        assert b"before" in fetch(wire, other, 0)["records"]
+        check_whole(wire, full, acknowledged)
+        assert served.process is not None
+        assert served.process.poll() is None
+
+        ballast.unlink()
+        assert produce(wire, other, batch([b"after"]))[0] == 0
+        code, offset = produce(wire, full, batch([b"%06d" % acknowledged]))
+        assert code == 0
+        assert offset == acknowledged
+
+        assert served.stop() == 0
+        served.start()
+        with Wire(served.bootstrap) as after:
+            check_whole(after, full, acknowledged + 1)
+
+
+def test_a_node_killed_on_a_full_disk_comes_back_with_all_it_acknowledged(small_disk: Path) -> None:
+    with Served(small_disk / "data") as served:
+        topic = Topics(served.bootstrap).create()
+        ballast = fill(small_disk, leave=1 << 20)
+        with Wire(served.bootstrap) as wire:
+            acknowledged, _ = produce_until_refused(wire, topic)
+        served.kill()
+        ballast.unlink()
+        served.start()
+        with Wire(served.bootstrap) as wire:
+            check_whole(wire, topic, acknowledged)
+            code, offset = produce(wire, topic, batch([b"more"]))
+            assert code == 0
+            assert offset >= acknowledged
+
+
+def test_topics_are_not_half_created_on_a_full_disk(small_disk: Path) -> None:
+    with Served(small_disk / "data") as served:
+        topics = Topics(served.bootstrap)
+        first = topics.create()
+        ballast = fill(small_disk, leave=0)
+        made = []
+        for _ in range(3):
+            try:
+                made.append(topics.create())
+            except Exception:  # noqa: PERF203 - whichever error it is, the topic must then not be there
+                break
+        ballast.unlink()
+        served.kill()
+        served.start()
+        known = set(Topics(served.bootstrap).admin.list_topics(timeout=20).topics)
+        assert {first, *made} <= known
+        with Wire(served.bootstrap) as wire:
+            for name in sorted(known):
+                assert produce(wire, name, batch())[0] == 0
