@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from bench.brokers import Broker, Durability, Kafka, Moldau
+from bench.brokers import FSYNC, PAGE_CACHE, Broker, Durability, Kafka, Moldau
 from bench.client import Job
 from bench.load import run, topic
 from bench.report import Figures, Row
@@ -25,6 +25,7 @@ T = TypeVar("T")
 class Plan:
     repeats: int
     partitions: tuple[int, ...]
+    durabilities: tuple[Durability, ...]
     raw: bool
     """Whether the raw load generator is used besides librdkafka."""
     produce_s: float
@@ -40,6 +41,7 @@ class Plan:
 FULL = Plan(
     repeats=3,
     partitions=(1, 16),
+    durabilities=(PAGE_CACHE, FSYNC),
     raw=True,
     produce_s=2.0,
     raw_s=1.5,
@@ -52,6 +54,7 @@ FULL = Plan(
 QUICK = Plan(
     repeats=1,
     partitions=(1,),
+    durabilities=(PAGE_CACHE,),
     raw=False,
     produce_s=1.0,
     raw_s=0.7,
@@ -118,6 +121,9 @@ class Bench:
     with_moldau: bool = True
     with_kafka: bool = True
 
+    warmed: list[str] = field(default_factory=list)
+    """How each warm-up ended, for the page: a broker that never got steady is not at its best."""
+
     def cases(self) -> list[Case]:
         return [Case(*shape) for shape in product(VALUE_BYTES, BATCH_BYTES, self.plan.partitions)]
 
@@ -181,10 +187,11 @@ class Bench:
                 sent = run(broker, case.job("raw_produce", broker, name, WARM_UP_ROUND_S / 4))
                 run(broker, case.job("raw_consume", broker, name, WARM_UP_ROUND_S / 4, sent.outcome.records))
         state = "steady" if steady(into) and steady(out) else "NOT steady"
-        self.say(
+        self.warmed.append(
             f"{broker.name} {state} after {len(into)} rounds, CPU-s/GB in {into[0]:.1f} to {into[-1]:.1f}, "
             f"out {out[0]:.2f} to {out[-1]:.2f}"
         )
+        self.say(self.warmed[-1])
 
     def interleaved(self, brokers: list[Broker], measure: Callable[[Broker], T]) -> dict[str, list[T]]:
         """Measure each broker `repeats` times in turn, the other one first every second time, so that

@@ -7,6 +7,7 @@ import argparse
 import platform
 import subprocess
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from tests.interop.apache_kafka import KAFKA_VERSION, ApacheKafka
 
 from bench import latency, many, startup, throughput
 from bench.brokers import FSYNC, PAGE_CACHE
-from bench.plan import FULL, QUICK, Bench, Plan
+from bench.plan import FULL, QUICK, Bench
 from bench.report import Table, render_disturbed, render_summary, render_table
 
+DURABILITIES = {"page-cache": PAGE_CACHE, "fsync": FSYNC}
 NAMES = ("start", "produce", "consume", "latency", "topics", "connections")
 METHOD = Path(__file__).with_name("METHOD.md")
 NOTES = Path(__file__).with_name("NOTES.md")
@@ -30,8 +32,8 @@ def measure(bench: Bench, names: set[str]) -> list[Table]:
     tables: list[Table] = []
     if "start" in names:
         tables += startup.start_and_memory(bench)
-    for durability in (PAGE_CACHE, FSYNC):
-        reads = "consume" in names and durability is PAGE_CACHE
+    for durability in bench.plan.durabilities:
+        reads = "consume" in names and durability is bench.plan.durabilities[0]
         if not reads and not names & {"produce", "latency"}:
             continue
         with bench.warm(durability) as brokers:
@@ -63,11 +65,12 @@ def _command(options: argparse.Namespace) -> str:
     """What to type for the same measurements; where their data and this page go is left out."""
     words = ["--quick"] if options.quick else []
     words += [f"--only {name}" for name in options.only or ()]
+    words += [f"--durability {options.durability}"] if options.durability else []
     words += [f"--without {options.without}"] if options.without else []
     return f"make bench ARGS='{' '.join(words)}'" if words else "make bench"
 
 
-def facts(plan: Plan, kafka_missing: str | None, took_s: float) -> str:
+def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
     memory_gib = psutil.virtual_memory().total / 2**30
     kernel = f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}"
     if kafka_missing is None:
@@ -78,22 +81,24 @@ def facts(plan: Plan, kafka_missing: str | None, took_s: float) -> str:
     else:
         kafka = f"Apache Kafka is left out: {kafka_missing}"
     client = f"confluent-kafka {confluent_kafka.version()} with librdkafka {confluent_kafka.libversion()[0]}"
-    runs = f"{plan.repeats} run{'s' if plan.repeats > 1 else ''} of each case"
+    repeats = bench.plan.repeats
+    runs = f"{repeats} run{'s' if repeats > 1 else ''} of each case"
     lines = (
         f"machine: {psutil.cpu_count()} cores shared by brokers and clients, {memory_gib:.0f} GiB, {kernel}",
         f"Moldau {version('moldau')} at commit {_commit()}, Python {platform.python_version()}",
         kafka,
         client,
         f"{runs}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took_s / 60:.0f} min in all",
+        *(f"warm-up: {line}" for line in bench.warmed),
     )
     return "\n".join(f"- {line}" for line in lines)
 
 
-def page(tables: list[Table], plan: Plan, kafka_missing: str | None, took_s: float, command: str) -> str:
+def page(tables: list[Table], bench: Bench, kafka_missing: str | None, took_s: float, command: str) -> str:
     parts = [
         "# Moldau and Apache Kafka side by side",
         f"Written by `{command}`.",
-        facts(plan, kafka_missing, took_s),
+        facts(bench, kafka_missing, took_s),
     ]
     parts += [render_disturbed(tables), render_summary(tables), METHOD.read_text(), "## Figures"]
     parts += [render_table(table, with_kafka=kafka_missing is None) for table in tables]
@@ -104,8 +109,11 @@ def page(tables: list[Table], plan: Plan, kafka_missing: str | None, took_s: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Moldau and Apache Kafka side by side.")
-    parser.add_argument("--quick", action="store_true", help="one short run of each case, one partition only")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short run of each case, one partition, no raw client"
+    )
     parser.add_argument("--only", choices=NAMES, action="append", help="leave out the other benchmarks")
+    parser.add_argument("--durability", choices=DURABILITIES, help="one of the two (--quick: page-cache)")
     parser.add_argument("--without", choices=("kafka", "moldau"), help="measure the other broker alone")
     parser.add_argument("--out", type=Path, help="default: bench/RESULTS.md for a whole run, else shown")
     parser.add_argument("--dir", type=Path, help="where the brokers keep their data meanwhile")
@@ -115,14 +123,16 @@ def main() -> None:
     if missing is not None:
         console.print(f"Apache Kafka is left out: {missing}")
     plan = QUICK if options.quick else FULL
+    if options.durability:
+        plan = replace(plan, durabilities=(DURABILITIES[options.durability],))
     bench = Bench(
         plan, console, options.dir, with_moldau=options.without != "moldau", with_kafka=missing is None
     )
     began = time.monotonic()
     with console.status("measuring"):
         tables = measure(bench, set(options.only or NAMES))
-    text = page(tables, plan, missing, time.monotonic() - began, _command(options))
-    whole = not (options.quick or options.only or options.without)
+    text = page(tables, bench, missing, time.monotonic() - began, _command(options))
+    whole = not (options.quick or options.only or options.without or options.durability)
     out = options.out or (RESULTS if whole else None)
     if out is None:
         print(text)

@@ -10,6 +10,7 @@ from support.served import Served
 from support.topics import Topics
 
 EXTERNAL = os.environ.get("MOLDAU_TEST_BOOTSTRAP")
+STORE = os.environ.get("MOLDAU_TEST_STORE", "files")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,11 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker that all tests of a run share: a `moldau serve` process on files, or another broker."""
+    """The address of a broker that all tests of a run share: a `moldau serve` process, or another broker."""
     if EXTERNAL:
         yield EXTERNAL
         return
-    with Served(tmp_path_factory.mktemp("shared") / "data") as served:
+    with Served(tmp_path_factory.mktemp("shared") / "data", "--store", STORE) as served:
         yield served.bootstrap
 
 

@@ -17,7 +17,11 @@ class UnsupportedMagicError(MoldauError):
 
 
 class InvalidRecordError(MoldauError):
-    """A well-formed batch that this topic cannot take."""
+    """A well-formed batch that this topic cannot take; `record_index` is the one at fault, where it is one."""
+
+    def __init__(self, message: str, record_index: int | None = None) -> None:
+        super().__init__(message)
+        self.record_index = record_index
 
 
 class InvalidTimestampError(MoldauError):
@@ -49,6 +53,14 @@ class UnknownProducerIdError(MoldauError):
 
 class InvalidProducerEpochError(MoldauError):
     """A producer that a newer one with the same id has replaced."""
+
+
+class TransactionalIdRefusedError(MoldauError):
+    """A transactional batch without a transactional id that would vouch for it."""
+
+
+class InvalidTransactionStateError(MoldauError):
+    """A transactional batch while no transaction is open."""
 
 
 # Logs and partitions
@@ -84,6 +96,10 @@ class UnknownTopicIdError(MoldauError):
 
 class InconsistentTopicIdError(MoldauError):
     """A topic id that does not belong to the topic named."""
+
+
+class InvalidAcksError(MoldauError):
+    """An acks other than -1, 0 and 1."""
 
 
 class NotEnoughReplicasError(MoldauError):

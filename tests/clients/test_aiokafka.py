@@ -13,7 +13,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from support.topics import Topics, unique
+from support.topics import Topics, let_other_brokers_settle, unique
+from support.wire import stored_codec
 
 DEADLINE_S = 20
 HOUR_MS = 3_600_000
@@ -70,6 +71,7 @@ def test_records_of_every_compression_come_back(bootstrap: str, topics: Topics, 
             assert [(await future).offset for future in waiting] == list(range(200))
         async with consuming(bootstrap, TopicPartition(topic, 0)) as consumer:
             assert [record.value for record in await read(consumer, 200)] == values
+        assert stored_codec(bootstrap, topic) == (codec or "none")
 
     asyncio.run(scenario())
 
@@ -227,6 +229,7 @@ def test_a_topic_is_created_described_altered_and_deleted(bootstrap: str) -> Non
                 name, num_partitions=2, replication_factor=1, topic_configs={"retention.ms": "5000"}
             )
             created = await admin.create_topics([new])
+            let_other_brokers_settle()
             assert [(topic, code) for topic, code, *_ in created.topic_errors] == [(name, 0)]
             again = await admin.create_topics([new])
             assert [(topic, code) for topic, code, *_ in again.topic_errors] == [(name, 36)]
@@ -244,13 +247,16 @@ def test_a_topic_is_created_described_altered_and_deleted(bootstrap: str) -> Non
             assert await value("retention.ms") == "5000"
             change = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "6000"})
             await admin.alter_configs([change])
+            let_other_brokers_settle()
             assert await value("retention.ms") == "6000"
             await admin.create_partitions({name: NewPartitions(4)})
+            let_other_brokers_settle()
             assert len((await admin.describe_topics([name]))[0]["partitions"]) == 4
             with pytest.raises(errors.InvalidPartitionsError):
                 await admin.create_partitions({name: NewPartitions(1)})
             deleted = await admin.delete_topics([name])
             assert list(deleted.topic_error_codes) == [(name, 0)]
+            let_other_brokers_settle()
             assert name not in await admin.list_topics()
 
     asyncio.run(scenario())

@@ -20,6 +20,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import OffsetSpec
 
 from support.topics import QUIET, Topics, unique
+from support.wire import stored_codec
 
 DEADLINE_S = 20
 HOUR_MS = 3_600_000
@@ -93,6 +94,7 @@ def test_records_of_every_compression_come_back(bootstrap: str, topics: Topics, 
     sent = send(producer(bootstrap, compression_type=codec), topic, list(values))
     assert [message.offset() for message in sent] == list(range(300))
     assert [message.value() for message in read_from(bootstrap, topic, 300)] == values
+    assert stored_codec(bootstrap, topic) == codec
 
 
 def test_keys_headers_timestamps_and_null_values_round_trip(bootstrap: str, topics: Topics) -> None:
@@ -331,6 +333,7 @@ def test_a_topic_may_choose_its_own_compression(bootstrap: str, topics: Topics, 
     back = read_from(bootstrap, topic, 50)
     assert [message.value() for message in back] == values
     assert all(message.headers() == [("h", b"v")] for message in back)
+    assert stored_codec(bootstrap, topic) == stored.replace("uncompressed", "none")
 
 
 def test_a_timestamp_far_in_the_future_is_refused(bootstrap: str, topics: Topics) -> None:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from support.topics import Topics
+from support.wire import stored_codec
 
 pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="the kcat binary is not installed")
 HOUR_MS = 3_600_000
@@ -32,6 +33,7 @@ def test_records_of_every_compression_come_back(bootstrap: str, topics: Topics, 
     values = [f"{number} " * 50 + "end" for number in range(100)]
     kcat(bootstrap, "-P", "-t", topic, "-z", codec, stdin="\n".join(values))
     assert [record["payload"] for record in consume(bootstrap, topic, "-o", "beginning")] == values
+    assert stored_codec(bootstrap, topic) == codec
 
 
 def test_keys_headers_and_null_values_round_trip(bootstrap: str, topics: Topics) -> None:

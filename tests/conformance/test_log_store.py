@@ -6,6 +6,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
+from moldau.errors import OffsetOutOfRangeError, OutOfOrderSequenceError
+from moldau.logs.files.store import FilesStore
+from moldau.logs.memory import MemoryStore
+from moldau.logs.store import NOTHING, Log, LogName, LogStore, TimeAndOffset
+from moldau.records.batch import Batch, split
+from moldau.settings.topic import TopicSettings
+from moldau.world.clock import SystemClock
+from moldau.world.os_disk import OsDisk
 from support.logs import (
     FOREVER,
     NAME,
@@ -18,15 +27,6 @@ from support.logs import (
     records_of,
     values_of,
 )
-
-from moldau.errors import OffsetOutOfRangeError, OutOfOrderSequenceError
-from moldau.logs.files.store import FilesStore
-from moldau.logs.memory import MemoryStore
-from moldau.logs.store import NOTHING, Log, LogName, LogStore, TimeAndOffset
-from moldau.records.batch import Batch, split
-from moldau.settings.topic import TopicSettings
-from moldau.world.clock import SystemClock
-from moldau.world.os_disk import OsDisk
 
 MakeStore = Callable[[], LogStore]
 

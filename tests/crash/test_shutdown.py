@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, Producer
-from support.served import Served
+
+from support.acknowledged import check, everything, idempotent
+from support.acknowledged import produce as produce_with
+from support.served import Served, clean_environment
 from support.topics import QUIET, Topics
 from support.wire import FETCH, METADATA, Wire, batch, end_offset, fetch, fetch_tree, produce
-from test_kill_nine import check, everything, idempotent
-from test_kill_nine import produce as produce_with
 
 CLEAN = ".kafka_cleanshutdown"
 pytestmark = pytest.mark.usefixtures("only_moldau")
@@ -128,7 +129,12 @@ def test_two_nodes_cannot_have_one_data_directory(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
     with Served(tmp_path / "data") as served:
         command = [sys.executable, "-m", "moldau", "serve", "--listen", served.bootstrap]
-        done = subprocess.run([*command, "--data-dir", str(tmp_path / "other")], capture_output=True, timeout=20)
+        done = subprocess.run(
+            [*command, "--data-dir", str(tmp_path / "other")],
+            capture_output=True,
+            timeout=20,
+            env=clean_environment(),
+        )
         printed = (done.stdout + done.stderr).decode()
         assert done.returncode != 0
         assert str(served.port) in printed
@@ -151,7 +157,7 @@ def test_the_logs_of_a_clean_run_are_whole(tmp_path: Path) -> None:
                 produce(wire, topic, batch([b"x"] * 10))
         served.stop()
         command = [sys.executable, "-m", "moldau", "log", "verify", str(served.data_dir)]
-        done = subprocess.run(command, capture_output=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, timeout=20, env=clean_environment())
         assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 

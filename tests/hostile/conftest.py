@@ -10,10 +10,8 @@ from support.witness import Witness
 
 
 @pytest.fixture(scope="session")
-def the_witness(bootstrap: str, topics: Topics) -> Iterator[Witness]:
-    witness = Witness(bootstrap, topics.create())
-    yield witness
-    witness.wire.close()
+def witness_topic(topics: Topics) -> str:
+    return topics.create()
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +20,12 @@ def witness(request: pytest.FixtureRequest) -> Iterator[Witness | None]:
     if "bootstrap" not in request.fixturenames:
         yield None
         return
-    found: Witness = request.getfixturevalue("the_witness")
+    bootstrap: str = request.getfixturevalue("bootstrap")
+    found = Witness(bootstrap, request.getfixturevalue("witness_topic"))
     assert found.works()
     yield found
     assert found.works()
+    found.wire.close()
 
 
 @pytest.fixture

@@ -81,10 +81,10 @@ def test_what_is_no_request_closes_the_connection(wire: Wire, data: bytes) -> No
         pytest.param(header(METADATA, 1, b"") + NO_TOPICS, id="an empty client id"),
         pytest.param(header(METADATA, 1, b"\xff\xfe") + NO_TOPICS, id="a client id that is not UTF-8"),
         pytest.param(
-            header(METADATA, 12) + b"\x01\x63\x02ab\x01\x00\x00\x00\x00", id="an unknown tag in the header"
+            header(METADATA, 12) + b"\x01\x63\x02ab\x01\x00\x00\x00", id="an unknown tag in the header"
         ),
         pytest.param(
-            header(METADATA, 12) + b"\x00\x01\x00\x00\x00\x01\x63\x02ab", id="an unknown tag in the body"
+            header(METADATA, 12) + b"\x00\x01\x00\x00\x01\x63\x02ab", id="an unknown tag in the body"
         ),
     ],
 )

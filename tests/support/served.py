@@ -20,6 +20,11 @@ def free_port() -> int:
         return port
 
 
+def clean_environment() -> dict[str, str]:
+    """The environment without MOLDAU_… variables: those would be settings of the node, and some are knobs of tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
+
+
 class Served:
     """One node's process. What it prints is kept in `log_path`, one run behind the other."""
 
@@ -36,7 +41,7 @@ class Served:
         self.log_path = data_dir.with_name(data_dir.name + ".out")
         self._arguments = arguments
         self._wrapper = wrapper
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**clean_environment(), **(environment or {})}
         self._run_start = 0
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -72,7 +77,15 @@ class Served:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         assert self.process is None, "it runs already"
-        command = [*self._wrapper, sys.executable, "-m", "moldau", "serve", "--listen", f"127.0.0.1:{self.port}"]
+        command = [
+            *self._wrapper,
+            sys.executable,
+            "-m",
+            "moldau",
+            "serve",
+            "--listen",
+            f"127.0.0.1:{self.port}",
+        ]
         command += ["--data-dir", str(self.data_dir), *self._arguments]
         self._run_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:

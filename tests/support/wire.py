@@ -1,5 +1,5 @@
 """Kafka's wire without Moldau: requests are encoded and answers decoded with kio, batches are packed by hand. What a
-broker does with bytes is tried from here, on a plain socket, so that nothing stands between the bytes and the broker."""
+broker does with bytes is tried from here on a plain socket: nothing stands between the bytes and the broker."""
 
 import dataclasses
 import datetime
@@ -27,7 +27,7 @@ OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS = 23, 32, 4
 # Plain trees to kio's entities and back
 
 
-def _without_none(hint: Any) -> tuple[Any, bool]:
+def without_none(hint: Any) -> tuple[Any, bool]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         options = [option for option in typing.get_args(hint) if option is not types.NoneType]
         return options[0], len(options) < len(typing.get_args(hint))
@@ -35,7 +35,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _typed(hint: Any, kafka_type: str, value: Any) -> Any:
-    hint, _ = _without_none(hint)
+    hint, _ = without_none(hint)
     if value is None:
         return None
     if typing.get_origin(hint) is tuple:
@@ -54,7 +54,7 @@ def _typed(hint: Any, kafka_type: str, value: Any) -> Any:
 
 
 def _zero(hint: Any, kafka_type: str) -> Any:
-    hint, nullable = _without_none(hint)
+    hint, nullable = without_none(hint)
     if nullable:
         return None
     if typing.get_origin(hint) is tuple:
@@ -317,3 +317,10 @@ def topic_id(wire: Wire, topic: str) -> UUID:
     answer = wire.ask(METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
     found: UUID = answer["topics"][0]["topic_id"]
     return found
+
+
+def stored_codec(bootstrap: str, topic: str) -> str:
+    """The compression of the first batch of a topic as it lies in the log, whatever the client was told to do."""
+    with Wire(bootstrap) as wire:
+        data: bytes = fetch(wire, topic, 0)["records"]
+    return ("none", "gzip", "snappy", "lz4", "zstd")[data[22] & 7]

@@ -16,6 +16,7 @@ from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
 from moldau.connections.connection import REQUESTS_IN_FLIGHT_MAX, CloseConnectionError, Connection
 from moldau.connections.frames import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
+from moldau.connections.large_frames import LargeFrames
 from moldau.connections.listener import Listener
 from moldau.logs.store import FileSlice
 from moldau.settings.sources import build
@@ -45,7 +46,7 @@ def test_frames_come_out_however_the_bytes_come_in(seed: int) -> None:
         position += count
         got += [bytes(frame) for frame in reader.received(count)]
     assert got == sent
-    assert reader.is_idle
+    assert reader.is_between_frames
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 1001, 2**31 - 1])
@@ -78,8 +79,9 @@ class Server:
             "PLAINTEXT",
             lambda: chosen,
             self.budget,
+            LargeFrames(chosen.queued_max_request_bytes),
             Admission(lambda: chosen),
-            lambda connection, name: handler,
+            lambda connection, name: lambda frame, release: handler(frame),
         )
         self.port = 0
 

@@ -228,6 +228,7 @@ def test_a_sync_really_reaches_the_system(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_closed_or_removed_file_stays_readable_while_somebody_holds_it(tmp_path: Path) -> None:
     disk = OsDisk()
+    gc.collect()
     before = descriptors()
     file = disk.open(str(tmp_path / "a"))
     file.append([b"still here"])

@@ -47,7 +47,7 @@ async def opened(settings: TopicSettings | None = None) -> Partition:
     await store.start()
     log = await store.open(NAME, UUID(int=9), settings or TopicSettings())
     partition = Partition(NAME, UUID(int=9), 1, log)
-    partition.take_role(image())
+    await partition.take_role(image())
     return partition
 
 
@@ -195,7 +195,7 @@ def test_a_partition_that_is_led_elsewhere_refuses_and_tells_who_waits() -> None
         Held(partition.log)
         appended = await partition.append([batch()])
         committing = partition.committing(appended.next_offset)
-        partition.take_role(image(leader=2, epoch=4))
+        await partition.take_role(image(leader=2, epoch=4))
         assert committing is not None
         with pytest.raises(NotLeaderError):
             await committing
@@ -210,7 +210,7 @@ def test_a_new_epoch_keeps_the_high_watermark_and_stamps_batches() -> None:
         partition = await opened()
         await partition.append([batch()])
         await asyncio.sleep(0)
-        partition.take_role(image(epoch=7))
+        await partition.take_role(image(epoch=7))
         assert partition.high_watermark == 1
         await partition.append([batch()])
         assert list(partition.log.epochs) == [(3, 0), (7, 1)]
@@ -219,7 +219,7 @@ def test_a_new_epoch_keeps_the_high_watermark_and_stamps_batches() -> None:
 
 
 def test_the_high_watermark_is_the_least_durable_offset_of_the_in_sync_set() -> None:
-    state = LeaderState(leader_epoch=1, epoch_start_offset=0, in_sync=(1, 2, 3), replicas=3)
+    state = LeaderState(leader_epoch=1, in_sync=(1, 2, 3), replicas=3)
     assert not state.on_durable(1, 10)
     assert not state.on_durable(2, 5)
     assert state.on_durable(3, 7)
@@ -231,8 +231,8 @@ def test_the_high_watermark_is_the_least_durable_offset_of_the_in_sync_set() -> 
 
 
 def test_min_insync_replicas_never_asks_for_more_than_there_are() -> None:
-    state = LeaderState(leader_epoch=1, epoch_start_offset=0, in_sync=(1,), replicas=1)
+    state = LeaderState(leader_epoch=1, in_sync=(1,), replicas=1)
     state.check_in_sync(2)
-    shrunk = LeaderState(leader_epoch=1, epoch_start_offset=0, in_sync=(1,), replicas=3)
+    shrunk = LeaderState(leader_epoch=1, in_sync=(1,), replicas=3)
     with pytest.raises(NotEnoughReplicasError):
         shrunk.check_in_sync(2)

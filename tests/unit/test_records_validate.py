@@ -66,7 +66,14 @@ def test_two_batches_are_invalid() -> None:
         check(build_batch(RECORDS) * 2)
 
 
-@pytest.mark.parametrize("magic", [0, 1, 3])
+def test_a_magic_that_does_not_exist_is_corrupt() -> None:
+    data = bytearray(build_batch(RECORDS))
+    data[16] = 3
+    with pytest.raises(CorruptRecordError, match="magic 3"):
+        check(bytes(data))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
 def test_other_magics_are_invalid(magic: int) -> None:
     data = bytearray(build_batch(RECORDS))
     data[16] = magic

@@ -18,6 +18,7 @@ from moldau.requests.fetch_sessions import (
     EVICT_AFTER_MS,
     FetchSessionNotFoundError,
     FetchSessions,
+    FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
     Wanted,
 )
@@ -39,22 +40,24 @@ def wanted(partition: int = 0, offset: int = 0) -> Wanted:
 
 def test_a_session_goes_on_as_long_as_its_epoch_does() -> None:
     sessions = FetchSessions(random.Random(1), 10)
-    session = sessions.begin(client(), [wanted(0), wanted(1)], 0, 0)
+    session = sessions.begin(client(), [wanted(0), wanted(1)], 0, 0, uses_topic_ids=False)
     assert session is not None
-    resumed = sessions.resume(session.session_id, 1, [wanted(1, 5)], [("orders", 0)], 0)
+    resumed = sessions.resume(session.session_id, 1, [wanted(1, 5)], [("orders", 0)], 0, uses_topic_ids=False)
     assert [(each.partition, each.offset) for each in resumed.wanted.values()] == [(1, 5)]
     assert resumed.epoch == 2
     with pytest.raises(InvalidFetchSessionEpochError):
-        sessions.resume(session.session_id, 1, [], [], 0)
+        sessions.resume(session.session_id, 1, [], [], 0, uses_topic_ids=False)
+    with pytest.raises(FetchSessionTopicIdError):
+        sessions.resume(session.session_id, 2, [], [], 0, uses_topic_ids=True)
     with pytest.raises(FetchSessionNotFoundError):
-        sessions.resume(session.session_id + 1, 1, [], [], 0)
+        sessions.resume(session.session_id + 1, 1, [], [], 0, uses_topic_ids=False)
 
 
 def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
     sessions = FetchSessions(random.Random(1), 10)
     connection = client()
     for _ in range(100):
-        assert sessions.begin(connection, [wanted()], 0, 0) is not None
+        assert sessions.begin(connection, [wanted()], 0, 0, uses_topic_ids=False) is not None
     assert len(sessions) == 1
     sessions.end_all(connection)
     assert len(sessions) == 0
@@ -62,15 +65,15 @@ def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
 
 def test_a_full_cache_makes_room_only_for_what_is_old() -> None:
     sessions = FetchSessions(random.Random(1), 2)
-    assert sessions.begin(client(), [wanted()], 0, 0) is not None
-    assert sessions.begin(client(), [wanted()], 0, 10) is not None
-    assert sessions.begin(client(), [wanted()], 0, 20) is None
-    assert sessions.begin(client(), [wanted()], 0, EVICT_AFTER_MS) is not None
+    assert sessions.begin(client(), [wanted()], 0, 0, uses_topic_ids=False) is not None
+    assert sessions.begin(client(), [wanted()], 0, 10, uses_topic_ids=False) is not None
+    assert sessions.begin(client(), [wanted()], 0, 20, uses_topic_ids=False) is None
+    assert sessions.begin(client(), [wanted()], 0, EVICT_AFTER_MS, uses_topic_ids=False) is not None
     assert len(sessions) == 2
 
 
 def test_a_fetch_of_nothing_needs_no_session() -> None:
-    assert FetchSessions(random.Random(1), 2).begin(client(), [], 0, 0) is None
+    assert FetchSessions(random.Random(1), 2).begin(client(), [], 0, 0, uses_topic_ids=False) is None
 
 
 # The request
@@ -157,7 +160,7 @@ def test_an_incremental_fetch_tells_only_what_changed() -> None:
         assert session_id != 0
         assert set(sizes(first)) == {0, 1, 2}
         assert sizes(first)[0] > 0
-        assert sizes(await fetcher.fetch({0: 1}, session=(session_id, 1))) == {0: 0}
+        assert sizes(await fetcher.fetch({0: 1}, session=(session_id, 1))) == {}
         await fetcher.append(2, b"b")
         assert set(sizes(await fetcher.fetch({}, session=(session_id, 2)))) == {2}
         answer = await fetcher.fetch({}, session=(session_id, 3), forgotten=[2])
@@ -236,7 +239,7 @@ def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> Non
         await fetcher.append(0, b"a")
         partition = fetcher.partition(0)
         epoch = partition.leader_epoch
-        partition.take_role(PartitionImage(0, (1,), (1,), 1, epoch + 2, 1))
+        await partition.take_role(PartitionImage(0, (1,), (1,), 1, epoch + 2, 1))
         await fetcher.append(0, b"b")
         answer = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 1)
         [told] = answer["responses"][0]["partitions"]

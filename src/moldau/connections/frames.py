@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 _SIZE = struct.Struct(">i")
 SHARED_BUFFER_SIZE = 256 * 1024
-_MAPPED_FROM = 128 * 1024
+LARGE_FROM = 128 * 1024
 """From this size on a frame lives in anonymous memory that the kernel provides as bytes arrive: whoever
 only announces a hundred megabytes has cost nothing yet."""
 
@@ -36,9 +36,13 @@ class FrameReader:
         self._filled = 0
 
     @property
-    def is_idle(self) -> bool:
-        """Between two frames."""
+    def is_between_frames(self) -> bool:
         return self._frame is None and not self._leftover
+
+    @property
+    def large_frame_size(self) -> int:
+        """The size of the frame that is being received, if that is a large one; else 0."""
+        return self._frame_size if self._frame is not None and self._frame_size >= LARGE_FROM else 0
 
     def buffer(self) -> memoryview:
         if self._frame is not None:
@@ -71,6 +75,6 @@ class FrameReader:
         self._leftover = bytes(view[position:end])
 
     def _begin(self, size: int, start: memoryview) -> None:
-        frame = memoryview(mmap.mmap(-1, size) if size >= _MAPPED_FROM else bytearray(size))
+        frame = memoryview(mmap.mmap(-1, size) if size >= LARGE_FROM else bytearray(size))
         frame[: len(start)] = start
         self._frame, self._frame_size, self._filled = frame, size, len(start)

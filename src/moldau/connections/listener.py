@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
-from moldau.connections.connection import Answer, Connection
+from moldau.connections.connection import STALLED_AFTER_S, Answer, Connection
 from moldau.connections.frames import SHARED_BUFFER_SIZE
+from moldau.connections.large_frames import LargeFrames
 from moldau.observe.logging import get_logger
 from moldau.settings.broker import BrokerSettings
 
@@ -23,14 +24,16 @@ class Listener:
         name: str,
         settings: Callable[[], BrokerSettings],
         budget: Budget,
+        large_frames: LargeFrames,
         admission: Admission,
         opened: Opened,
     ) -> None:
-        """`budget` and `admission` are those of the node, shared by its listeners."""
+        """`budget`, `large_frames` and `admission` are those of the node, shared by its listeners."""
         self.name = name
         self._settings = settings
         self._admission = admission
         self._budget = budget
+        self._large_frames = large_frames
         self._opened = opened
         self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
         self._server: asyncio.Server | None = None
@@ -62,6 +65,7 @@ class Listener:
             shared_buffer=self._shared_buffer,
             frame_bytes_max=self._settings().socket_request_max_bytes,
             budget=self._budget,
+            large_frames=self._large_frames,
             opened=self._connection_opened,
             closed=self._connection_closed,
         )
@@ -87,9 +91,9 @@ class Listener:
         loop = asyncio.get_running_loop()
         idle_s = self._settings().connections_max_idle_ms / 1000
         for connection in list(self._connections):
-            if connection.active_at + idle_s < loop.time() and connection.is_idle:
+            if connection.may_be_closed(loop.time(), idle_s):
                 connection.close()
-        self._idle_timer = loop.call_later(max(1.0, min(idle_s / 4, 60.0)), self._close_idle)
+        self._idle_timer = loop.call_later(max(1.0, min(idle_s, STALLED_AFTER_S) / 4), self._close_idle)
 
     def stop(self) -> None:
         """Accepts nobody and reads no requests any more; connections close as their last answers leave."""

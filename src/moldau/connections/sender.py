@@ -6,6 +6,7 @@ files.
 """
 
 import asyncio
+import errno
 import os
 import socket
 from collections import deque
@@ -13,24 +14,28 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from moldau.logs.store import FileSlice
+from moldau.observe.logging import get_logger
 from moldau.world.disk import Buffer
+
+log = get_logger(__name__)
 
 Part = Buffer | FileSlice
 
 _SENDFILE_MAX = 4 * 1024 * 1024
 """Bytes for one client before others get their turn."""
+_JOIN_MAX = 64 * 1024
+"""Up to here it is cheaper to copy small buffers together than to call the kernel for each."""
 
 
 class Sender:
-    """Sends the answers of one connection. `drained` is called whenever everything given to it has left."""
+    """Sends the answers of one connection. `drained` is called when everything given to it has left."""
 
     def __init__(self, transport: asyncio.Transport, drained: Callable[[], None]) -> None:
         self._transport = transport
         self._drained = drained
-        # With a limit of zero the transport says when its buffer is empty: only then may file bytes go past
-        # it.
+        # With a limit of zero the transport says when its buffer is empty: only then may file bytes go
+        # past it.
         transport.set_write_buffer_limits(high=0)
-        self._transport_is_empty = True
         self._parts: deque[Part] = deque()
         """What is to be sent past the transport, or waits for the transport to be empty."""
         self._socket: socket.socket | None = None
@@ -39,39 +44,40 @@ class Sender:
 
     @property
     def is_empty(self) -> bool:
-        return not self._parts and self._transport_is_empty
+        return not self._parts and self._transport.get_write_buffer_size() == 0
 
     def send(self, parts: Sequence[Part]) -> None:
-        if self._parts:
-            self._parts.extend(parts)
-        elif any(isinstance(part, FileSlice) for part in parts):
+        if self._parts or any(isinstance(part, FileSlice) for part in parts):
             self._parts.extend(parts)
             self._go_on()
         else:
             self._write(cast(Sequence[Buffer], parts))
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        if len(buffers) == 1:
-            self._transport.write(buffers[0])
+        # Not `writelines`: some releases of asyncio do not say when what it buffered has left.
+        if len(buffers) > 1 and sum(map(len, buffers)) <= _JOIN_MAX:
+            self._transport.write(b"".join(buffers))
         else:
-            self._transport.writelines(buffers)
-
-    def pause_writing(self) -> None:
-        self._transport_is_empty = False
+            for buffer in buffers:
+                self._transport.write(buffer)
 
     def resume_writing(self) -> None:
-        self._transport_is_empty = True
         self._go_on()
-        if not self._parts:
+        if self.is_empty:
             self._drained()
 
     def _go_on(self) -> None:
-        if self._closed or not self._transport_is_empty or self._waits_for_socket or not self._parts:
+        if self._closed or self._waits_for_socket or self._transport.get_write_buffer_size():
             return
-        if self._past_the_transport():
-            self._send_past()
-        else:
-            self._send_as_buffers()
+        try:
+            if self._past_the_transport():
+                self._send_past()
+            else:
+                self._send_as_buffers()
+        except OSError as error:
+            if not isinstance(error, ConnectionError):
+                log.error("stored records could not be sent", why=str(error))
+            self._transport.abort()
 
     def _past_the_transport(self) -> bool:
         if self._socket is not None:
@@ -87,57 +93,58 @@ class Sender:
 
     def _send_as_buffers(self) -> None:
         parts = self._parts
-        while parts and self._transport_is_empty:
+        while parts and not self._transport.get_write_buffer_size():
             part = parts.popleft()
             self._transport.write(part.read() if isinstance(part, FileSlice) else part)
 
     def _send_past(self) -> None:
         assert self._socket is not None
-        try:
-            blocked = self._push(self._socket)
-        except (BrokenPipeError, ConnectionError):
-            self._transport.abort()
+        if self._push(self._socket):
             return
-        if blocked:
-            self._waits_for_socket = True
-            asyncio.get_running_loop().add_writer(self._socket.fileno(), self._socket_is_writable)
-        elif not self._parts:
-            self._drained()
+        self._waits_for_socket = True
+        asyncio.get_running_loop().add_writer(self._socket.fileno(), self._socket_is_writable)
 
     def _push(self, out: socket.socket) -> bool:
-        """Sends until all has left (False), or the kernel or the turn wants a pause (True)."""
+        """Sends until all has left (True), or the kernel or the other connections want a pause (False)."""
         parts, turn = self._parts, _SENDFILE_MAX
         while parts:
+            if turn <= 0:
+                return False
             part = parts[0]
             try:
-                if isinstance(part, FileSlice):
-                    descriptor = part.file.descriptor
-                    assert descriptor is not None
-                    sent = os.sendfile(out.fileno(), descriptor, part.position, min(part.size, turn))
-                    if sent == 0:
-                        raise ConnectionError("a file is shorter than what was promised of it")
-                    turn -= sent
-                    if sent < part.size:
-                        parts[0] = FileSlice(part.file, part.position + sent, part.size - sent)
-                        if turn <= 0:
-                            return True
-                        continue
-                else:
-                    more = socket.MSG_MORE if len(parts) > 1 else 0
-                    sent = out.send(part, more)
-                    if sent < len(part):
-                        parts[0] = memoryview(part)[sent:]
-                        continue
+                sent = self._push_part(out, part, turn, is_last=len(parts) == 1)
             except (BlockingIOError, InterruptedError):
-                return True
-            parts.popleft()
-        return False
+                return False
+            turn -= sent
+            if isinstance(part, FileSlice):
+                rest: Part = FileSlice(part.file, part.position + sent, part.size - sent)
+                is_sent = sent == part.size
+            else:
+                rest = memoryview(part)[sent:]
+                is_sent = sent == len(part)
+            if is_sent:
+                parts.popleft()
+            else:
+                parts[0] = rest
+        return True
+
+    def _push_part(self, out: socket.socket, part: Part, size_max: int, *, is_last: bool) -> int:
+        if not isinstance(part, FileSlice):
+            return out.send(part, 0 if is_last else socket.MSG_MORE)
+        descriptor = part.file.descriptor
+        assert descriptor is not None
+        sent = os.sendfile(out.fileno(), descriptor, part.position, min(part.size, size_max))
+        if sent == 0 and part.size:
+            raise OSError(errno.EIO, "a file is shorter than what was promised of it", part.file.path)
+        return sent
 
     def _socket_is_writable(self) -> None:
         assert self._socket is not None
         asyncio.get_running_loop().remove_writer(self._socket.fileno())
         self._waits_for_socket = False
         self._go_on()
+        if self.is_empty and not self._closed:
+            self._drained()
 
     def close(self) -> None:
         """The connection is gone: lets go of files and of the descriptor."""

@@ -34,6 +34,8 @@ class MemoryLog(Log):
         self.producers = ProducerStates()
         self.epochs = EpochHistory()
         self._producer_expiration_ms = producer_expiration_ms
+        self._producers_before = ProducerStates()
+        """As of the first batch that is left."""
         self._batches: list[bytes] = []
         self._last_offsets: list[int] = []
         self._max_timestamps: list[int] = []
@@ -104,18 +106,17 @@ class MemoryLog(Log):
             return
         self._cuts += 1
         keep = bisect_left(self._last_offsets, offset)
-        # A batch goes as a whole, so the log may end before what was asked for.
-        end = min(offset, Batch(self._batches[keep]).base_offset) if keep < len(self._batches) else offset
         self._size -= sum(map(len, self._batches[keep:]))
         del self._batches[keep:], self._last_offsets[keep:], self._max_timestamps[keep:]
         if offset < self.start_offset:
             self.start_offset = self.end_offset = offset
         else:
-            self.end_offset = max(self.start_offset, end)
+            # Behind the last batch, which may be before what was asked for: a batch goes as a whole.
+            self.end_offset = max(self.start_offset, self._last_offsets[-1] + 1 if keep else 0)
         self.durable_offset = self.end_offset
         self._cleaned_offset = min(self._cleaned_offset, self.end_offset)
         self.epochs.truncate_from_end(self.end_offset)
-        self.producers.rebuild(None, map(Batch, self._batches))
+        self.producers.rebuild(self._producers_before.snapshot(), map(Batch, self._batches))
 
     async def advance_start(self, offset: int) -> None:
         if offset > self.end_offset:
@@ -128,11 +129,14 @@ class MemoryLog(Log):
     def _drop(self, count: int) -> None:
         if count:
             self._cuts += 1
+            for data in self._batches[:count]:
+                self._producers_before.update(Batch(data))
             self._size -= sum(map(len, self._batches[:count]))
             del self._batches[:count], self._last_offsets[:count], self._max_timestamps[:count]
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
         self.producers.expire(now_ms, self._producer_expiration_ms)
+        self._producers_before.expire(now_ms, self._producer_expiration_ms)
         settings = self.settings
         if "delete" not in settings.cleanup_policy:
             return

@@ -81,6 +81,11 @@ class Log(ABC):
     epochs: EpochHistory
     """Where each leader epoch began. append adds to it from the batches' own leader epochs."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why the log is offline for good, or None. An error that may pass (a full disk) leaves it None."""
+        return None
+
     @abstractmethod
     async def append(self, batches: Sequence[Batch]) -> None:
         """Adds batches whose base offset and leader epoch are stamped, at or after end_offset, ascending.

@@ -6,10 +6,12 @@ A single node goes through all of it: its quorum has one voter, its controller i
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
 from moldau.connections.connection import Answer, Connection
+from moldau.connections.large_frames import LargeFrames
 from moldau.connections.listener import Listener
 from moldau.controller.brokers import Registration
 from moldau.controller.driver import Controller
@@ -59,9 +61,13 @@ class Node:
         self._settings = EffectiveSettings(settings)
         self._store = store or _make_store(world, settings)
         self._on_fatal = on_fatal
-        self._budget = Budget(settings.queued_max_request_bytes)
+        # Half for requests that are under way, half for large ones that are on their way in.
+        self._budget = Budget(settings.queued_max_request_bytes // 2)
+        self._large_frames = LargeFrames(settings.queued_max_request_bytes // 2)
         self._admission = Admission(lambda: self._settings.broker)
         self._listeners: list[Listener] = []
+        self._undo = AsyncExitStack()
+        """What has to be closed, last first, even where closing one of them fails."""
         self._dispatcher: Dispatcher | None = None
         self.addresses: tuple[Address, ...] = ()
         """What clients are told to connect to, known once the node has started."""
@@ -78,18 +84,18 @@ class Node:
         return 0 if self._dispatcher is None else self._dispatcher.bugs
 
     async def start(self) -> None:
-        """Returns when clients are served."""
+        """Returns when clients are served; what was begun is undone where that fails."""
         try:
             await self._start()
         except BaseException:
-            for listener in self._listeners:
-                await listener.close(0)
+            await self._undo.aclose()
             raise
 
     async def _start(self) -> None:
         world, static = self._world, self._static
-        bound = await self._bind()
         await self._store.start()
+        self._undo.push_async_callback(self._store.close)
+        bound = await self._bind()
         who = await self._identity()
         self._metadata = MetadataLoader(who.cluster_id)
         self._metadata.on_failure(self._fatal)
@@ -98,6 +104,7 @@ class Node:
         )
         self._metadata.subscribe(lambda delta, image: self._settings.apply(image, delta))
         self._metadata.subscribe(self._partitions.publish)
+        self._undo.push_async_callback(self._partitions.close)
 
         voters = [static.node_id]
         metadata_log = await open_metadata_log(self._store)
@@ -110,9 +117,12 @@ class Node:
             on_commit=self._metadata.commit,
             on_fatal=self._metadata.fail,
         )
+        self._undo.push_async_callback(self._quorum.close)
+        self._undo.push_async_callback(self._metadata.close)
         self._controller = Controller(
             static.node_id, self._quorum, self._metadata, self._settings, world.random
         )
+        self._undo.push_async_callback(self._controller.close)
         await self._controller.start()
         self.addresses = advertise(bound, static.advertised)
         await self._controller.register_broker(self._registration())
@@ -131,6 +141,8 @@ class Node:
         self._dispatcher = Dispatcher(self._broker, REGISTRY)
         self._housekeeping = Housekeeping(self._partitions, self._settings, world.clock)
         self._housekeeping.start()
+        self._undo.push_async_callback(self._housekeeping.stop)
+        self._undo.push_async_callback(self._close_listeners)
         for listener in self._listeners:
             await listener.serve()
         log.info(
@@ -142,25 +154,28 @@ class Node:
 
     async def stop(self) -> None:
         """Answers what is under way, closes logs so that the next start needs no recovery."""
+        await self._undo.aclose()
+        log.info("stopped")
+
+    async def _close_listeners(self) -> None:
         for listener in self._listeners:
             listener.stop()
-        self._broker.long_polls.tell()
+        self._broker.long_polls.end()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
-        await self._housekeeping.stop()
-        await self._controller.close()
-        await self._metadata.close()
-        await self._quorum.close()
-        await self._partitions.close()
-        await self._store.close()
-        log.info("stopped")
 
     async def _bind(self) -> list[Address]:
         bound = []
         for address in self._static.listeners:
             listener = Listener(
-                address.name, lambda: self._settings.broker, self._budget, self._admission, self._opened
+                address.name,
+                lambda: self._settings.broker,
+                self._budget,
+                self._large_frames,
+                self._admission,
+                self._opened,
             )
             self._listeners.append(listener)
+            self._undo.push_async_callback(listener.close, 0)
             _, port = await listener.bind(address.host, address.port)
             bound.append(address._replace(port=port))
         return bound
@@ -191,11 +206,11 @@ class Node:
         dispatcher = self._dispatcher
         client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener)
         connection.when_closed(lambda: self._closed(client))
-        return lambda frame: dispatcher.answer(client, frame)
+        return lambda frame, release: dispatcher.answer(client, frame, release)
 
     def _closed(self, client: ClientConnection) -> None:
         self._broker.fetch_sessions.end_all(client)
-        client.closed.tell()
+        client.closed.end()
 
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:

@@ -3,7 +3,7 @@ waits."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from moldau.eager import start_now
@@ -22,6 +22,8 @@ from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.settings.topic import TopicSettings
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class Appended(NamedTuple):
@@ -64,8 +66,15 @@ class Partition:
 
     # The role
 
-    def take_role(self, image: PartitionImage) -> None:
-        """Becomes what the metadata says: leader in a new epoch, leader as before, or not leader."""
+    async def take_role(self, image: PartitionImage) -> None:
+        """Becomes what the metadata says: leader in a new epoch, leader as before, or not leader.
+
+        Behind the lock, so that an append under way ends in the epoch it began in.
+        """
+        async with self._lock:
+            self._take_role(image)
+
+    def _take_role(self, image: PartitionImage) -> None:
         if image.leader != self._replica_id:
             self._leader = None
             self._refuse_waiting(NotLeaderError(f"{self.name} has a new leader"))
@@ -75,9 +84,9 @@ class Partition:
                 self._high_watermark_moved()
             return
         before = self._leader.high_watermark if self._leader is not None else self.log.start_offset
+        self.log.epochs.assign(image.leader_epoch, self.log.end_offset)
         self._leader = LeaderState(
             leader_epoch=image.leader_epoch,
-            epoch_start_offset=self.log.end_offset,
             in_sync=image.in_sync,
             replicas=len(image.replicas),
             high_watermark=before,
@@ -134,6 +143,8 @@ class Partition:
             if first.producer_id >= 0:
                 repeated = log_.producers.check(first)
                 if repeated is not None:
+                    if append_time_ms != NO_TIMESTAMP:
+                        append_time_ms = repeated.timestamp_ms
                     return Appended(repeated.base_offset, repeated.last_offset + 1, append_time_ms)
             base_offset = offset = log_.end_offset
             for batch in batches:
@@ -215,15 +226,12 @@ class Partition:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is not within {log_.start_offset} to {log_.end_offset} of {self.name}"
             )
-        high_watermark = leader.high_watermark
+        high_watermark, stable = leader.high_watermark, self.last_stable_offset
+        below = stable if committed_only else high_watermark
         records = NOTHING
-        if offset < high_watermark:
-            try:
-                records = await log_.read(offset, bytes_max, high_watermark, whole_first=whole_first)
-            except StorageError as error:
-                self.fail(error)
-                raise
-        return Fetched(records, high_watermark, high_watermark, log_.start_offset)
+        if offset < below:
+            records = await self._watched(log_.read(offset, bytes_max, below, whole_first=whole_first))
+        return Fetched(records, high_watermark, stable, log_.start_offset)
 
     async def offset_for_time(self, timestamp_ms: int) -> TimeAndOffset | None:
         return await self.log.offset_for_time(timestamp_ms, self.high_watermark)
@@ -244,22 +252,24 @@ class Partition:
                     f"{target} is beyond the high watermark {high_watermark} of {self.name}"
                 )
             if target > self.log.start_offset:
-                await self._keep(self.log.advance_start(target))
+                await self._watched(self.log.advance_start(target))
             return self.log.start_offset
 
     async def apply_retention(self, now_ms: int) -> None:
         async with self._lock:
-            await self._keep(self.log.apply_retention(now_ms, self.high_watermark))
+            await self._watched(self.log.apply_retention(now_ms, self.high_watermark))
 
     async def compact(self, now_ms: int) -> bool:
         """Beside appends, not behind the lock: it works on closed segments, and takes long."""
-        return bool(await self._keep(self.log.compact(now_ms, self.high_watermark)))
+        return await self._watched(self.log.compact(now_ms, self.high_watermark))
 
-    async def _keep(self, work: Awaitable[object]) -> object:
+    async def _watched(self, work: Awaitable[T]) -> T:
+        """Takes the partition offline with its log; an error that may pass is the caller's alone."""
         try:
             return await work
         except StorageError as error:
-            self.fail(error)
+            if self.log.failure is not None:
+                self.fail(error)
             raise
 
     def configure(self, settings: TopicSettings) -> None:

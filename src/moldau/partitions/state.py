@@ -16,9 +16,6 @@ NO_EPOCH = -1
 @dataclass(slots=True)
 class LeaderState:
     leader_epoch: int
-    epoch_start_offset: int
-    """The leader's end offset when its epoch began. Offsets below the high watermark but above what the
-    leader has seen confirmed since are not given out before the high watermark has reached this."""
     in_sync: tuple[int, ...]
     """The maximal in-sync set: committed members and those on their way in."""
     replicas: int = 1

@@ -74,7 +74,7 @@ class PartitionTable:
             if opened is None:
                 return
             partition = self._partitions[key] = Partition(opened.name, topic.topic_id, self._node_id, opened)
-        partition.take_role(image)
+        await partition.take_role(image)
 
     async def _open(self, name: LogName, topic_id: UUID) -> Log | None:
         try:
@@ -123,4 +123,6 @@ async def _side_by_side(work: Iterable[Coroutine[object, object, None]]) -> None
     """Many logs are opened or removed at a time: each waits for several syncs, and those of many can be shared."""
     waiting = iter(work)
     while some := list(itertools.islice(waiting, SIDE_BY_SIDE_MAX)):
-        await asyncio.gather(*some)
+        for outcome in await asyncio.gather(*some, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome

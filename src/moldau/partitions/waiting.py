@@ -38,19 +38,27 @@ class OffsetWaiters:
 
 
 class Listeners:
-    """Fetches that want to know of any progress; told in the order they came."""
+    """Fetches that want to be told of something; told in the order they came."""
 
     def __init__(self) -> None:
         self._listeners: dict[int, Listener] = {}
         self._count = 0
+        self._has_ended = False
 
     def add(self, listener: Listener) -> int:
         self._count += 1
         self._listeners[self._count] = listener
+        if self._has_ended:
+            listener()
         return self._count
 
     def remove(self, ticket: int) -> None:
         self._listeners.pop(ticket, None)
+
+    def end(self) -> None:
+        """Tells all, and from now on whoever comes at once: there will be no other news."""
+        self._has_ended = True
+        self.tell()
 
     def tell(self) -> None:
         if self._listeners:

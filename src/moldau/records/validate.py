@@ -79,7 +79,9 @@ def validate(
 def _only_batch(data: Buffer) -> Batch:
     if len(data) <= MAGIC_POSITION:
         raise InvalidRecordError("a partition's records must hold a record batch")
-    if data[MAGIC_POSITION] != 2:
+    if data[MAGIC_POSITION] > 2:
+        raise CorruptRecordError(f"there are no record batches of magic {data[MAGIC_POSITION]}")
+    if data[MAGIC_POSITION] < 2:
         raise InvalidRecordError(f"record batches must be of magic 2, not {data[MAGIC_POSITION]}")
     size = int.from_bytes(data[8:12], "big", signed=True) + LOG_OVERHEAD
     if size < HEADER_SIZE:
@@ -87,8 +89,16 @@ def _only_batch(data: Buffer) -> Batch:
     if size > len(data):
         raise InvalidRecordError(f"a batch of {size} bytes was cut off at {len(data)}")
     if size < len(data):
-        raise InvalidRecordError("a partition's records must hold exactly one record batch")
+        _refuse_more(data[size:])
     return Batch(data)
+
+
+def _refuse_more(rest: Buffer) -> None:
+    """What stands behind the one batch there may be: as a rule a second batch."""
+    length = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
+    if len(rest) >= LOG_OVERHEAD and length < HEADER_SIZE - LOG_OVERHEAD:
+        raise CorruptRecordError("what stands behind the batch is no batch")
+    raise InvalidRecordError("a partition's records must hold exactly one record batch")
 
 
 def _check_header(batch: Batch, settings: TopicSettings, api_version: int) -> None:
@@ -155,9 +165,10 @@ def _check_header_times(batch: Batch, settings: TopicSettings, now_ms: int) -> N
 def _check_records(batch: Batch, compacted: bool, oldest_ms: int | None, limit: int) -> None:
     base_timestamp = batch.base_timestamp
     try:
-        for _, _, timestamp_delta, _, key, _, _ in spans(batch, section(batch, limit)):
+        records = spans(batch, section(batch, limit))
+        for index, (_, _, timestamp_delta, _, key, _, _) in enumerate(records):
             if compacted and key is None:
-                raise InvalidRecordError("a compacted topic takes no records without a key")
+                raise InvalidRecordError("a compacted topic takes no records without a key", index)
             timestamp = base_timestamp + timestamp_delta
             if oldest_ms is not None and timestamp < oldest_ms and timestamp != NO_TIMESTAMP:
                 raise InvalidTimestampError(

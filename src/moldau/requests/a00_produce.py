@@ -12,77 +12,99 @@ import asyncio
 from typing import Any, NamedTuple
 
 from moldau.connections.connection import CloseConnectionError
-from moldau.errors import MoldauError, RequestTimedOutError
+from moldau.controller.names import is_internal
+from moldau.errors import (
+    InvalidAcksError,
+    InvalidRecordError,
+    InvalidRequestError,
+    InvalidTopicError,
+    InvalidTransactionStateError,
+    MoldauError,
+    RequestTimedOutError,
+    TransactionalIdRefusedError,
+)
 from moldau.partitions.partition import Appended, Partition
-from moldau.records.batch import NO_TIMESTAMP
+from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.validate import validate
 from moldau.requests.broker import Broker
-from moldau.requests.errors import ErrorCode, error_code, error_message
-from moldau.requests.lookup import find_partition, topic_name
+from moldau.requests.errors import error_code, error_message
+from moldau.requests.lookup import find_partition, name_of_id
 from moldau.requests.registry import NO_ANSWER, handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
 
 ALL, NONE = -1, 0
+ADMIN_CLIENT_ID = "__admin_client"
+"""Kafka's own tools may write to internal topics; they say so by this client id."""
 
 
 @handles(ApiKey.PRODUCE, versions=(3, 13), advertised_low=0)
 async def produce(request: Any, session: Session, broker: Broker) -> Any:
     acks = request.acks
-    refused = _refusal(request)
     topics: list[dict[str, Any]] = []
-    waiting: list[tuple[dict[str, Any], _Written]] = []
-    for topic in request.topic_data:
-        answers: list[dict[str, Any]] = []
-        topics.append(
-            {"name": topic.get("name"), "topic_id": topic.get("topic_id"), "partition_responses": answers}
-        )
-        for data in topic.partition_data:
-            if refused is not None:
-                answers.append(_answer(data.index, int(refused)))
-                continue
-            try:
-                written = await _write(broker, topic, data, acks, session.api_version)
-            except MoldauError as error:
-                answers.append(_answer(data.index, error_code(error), error_message(error)))
-                continue
-            answer = _success(data.index, written)
-            answers.append(answer)
-            if acks == ALL:
-                waiting.append((answer, written))
+    written: list[_Written] = []
+    # Requests of one connection append one after the other, whatever each has to wait for: a producer
+    # counts on its batches keeping their order.
+    async with session.connection.appending:
+        seen: set[tuple[object, int]] = set()
+        for topic in request.topic_data:
+            name, topic_id = topic.get("name"), topic.get("topic_id")
+            answers: list[dict[str, Any]] = []
+            topics.append({"name": name, "topic_id": topic_id, "partition_responses": answers})
+            for data in topic.partition_data:
+                try:
+                    if (name or topic_id, data.index) in seen:
+                        raise InvalidRequestError("the partition is in the request twice")
+                    seen.add((name or topic_id, data.index))
+                    partition = _find(broker, session, name, topic_id, data.index)
+                    batches, append_time = _validated(broker, partition, request, data, session.api_version)
+                    appended = await partition.append(batches, append_time, all_in_sync=acks == ALL)
+                except MoldauError as error:
+                    answers.append(_refused(data.index, error))
+                else:
+                    answer = _success(data.index, partition, appended)
+                    answers.append(answer)
+                    written.append(_Written(partition, appended, answer))
     if acks == NONE:
         _close_on_error(topics)
         return NO_ANSWER
-    if waiting:
-        await _wait_committed(waiting, request.timeout)
+    if acks == ALL and written:
+        await _wait_committed(written, request.timeout)
     return {"responses": topics, "throttle_time": 0}
 
 
 class _Written(NamedTuple):
     partition: Partition
     appended: Appended
+    answer: dict[str, Any]
 
 
-def _refusal(request: Any) -> ErrorCode | None:
+def _find(broker: Broker, session: Session, name: str | None, topic_id: Any, index: int) -> Partition:
+    if name is None:
+        name = name_of_id(broker, topic_id)
+    if is_internal(name) and session.client_id != ADMIN_CLIENT_ID:
+        raise InvalidTopicError(f"{name} is internal: clients do not write to it")
+    return find_partition(broker, name, index, topic_id)
+
+
+def _validated(
+    broker: Broker, partition: Partition, request: Any, data: Any, api_version: int
+) -> tuple[list[Batch], int]:
+    """The batches to append, and the time they are given (NO_TIMESTAMP where they keep their producer's)."""
     if request.acks not in (-1, 0, 1):
-        return ErrorCode.invalid_required_acks
-    if request.transactional_id is not None:
-        # No transaction can be open: there is no coordinator that could have begun one.
-        return ErrorCode.invalid_txn_state
-    return None
-
-
-async def _write(broker: Broker, topic: Any, data: Any, acks: int, api_version: int) -> _Written:
-    partition = find_partition(broker, topic_name(broker, topic), data.index)
+        raise InvalidAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
     settings = partition.log.settings
     now_ms = broker.world.clock.wall_ms()
     batches = validate(data.records or b"", settings, now_ms=now_ms, api_version=api_version)
-    append_time = now_ms if settings.message_timestamp_type == "LogAppendTime" else NO_TIMESTAMP
-    appended = await partition.append(batches, append_time, all_in_sync=acks == ALL)
-    return _Written(partition, appended)
+    if batches[0].is_transactional:
+        # No transaction can be open: there is no coordinator that could have begun one.
+        if request.transactional_id is None:
+            raise TransactionalIdRefusedError("a transactional batch needs a transactional id")
+        raise InvalidTransactionStateError("no transaction is open: transactions are not served")
+    return batches, now_ms if settings.message_timestamp_type == "LogAppendTime" else NO_TIMESTAMP
 
 
-async def _wait_committed(waiting: list[tuple[dict[str, Any], _Written]], timeout_ms: int) -> None:
+async def _wait_committed(written: list[_Written], timeout_ms: int) -> None:
     """Waits for every partition's records, all against one deadline; who misses it gets an error, not an
     offset."""
     loop = asyncio.get_running_loop()
@@ -95,44 +117,53 @@ async def _wait_committed(waiting: list[tuple[dict[str, Any], _Written]], timeou
         if current is not None and not current.done():
             current.set_exception(RequestTimedOutError("the records are not yet on every in-sync replica"))
 
-    timer = loop.call_later(max(timeout_ms, 0) / 1000, time_is_up)
+    timer: asyncio.TimerHandle | None = None
     try:
-        for answer, (partition, appended) in waiting:
+        for partition, appended, answer in written:
             try:
                 current = partition.committing(appended.next_offset)
                 if current is None:
                     continue
+                if timer is None:
+                    timer = loop.call_later(max(timeout_ms, 0) / 1000, time_is_up)
                 if late:
                     time_is_up()
                 await current
             except MoldauError as error:
-                answer.update(_answer(answer["index"], error_code(error), error_message(error)))
+                answer.update(_refused(answer["index"], error))
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
 
 
-def _success(index: int, written: _Written) -> dict[str, Any]:
+def _success(index: int, partition: Partition, appended: Appended) -> dict[str, Any]:
     return {
         "index": index,
         "error_code": 0,
-        "base_offset": written.appended.base_offset,
-        "log_append_time": written.appended.append_time_ms,
-        "log_start_offset": written.partition.log.start_offset,
+        "base_offset": appended.base_offset,
+        "log_append_time": appended.append_time_ms,
+        "log_start_offset": partition.log.start_offset,
         "record_errors": (),
         "error_message": None,
     }
 
 
-def _answer(index: int, code: int, message: str | None = None) -> dict[str, Any]:
+def _refused(index: int, error: MoldauError) -> dict[str, Any]:
     return {
         "index": index,
-        "error_code": code,
+        "error_code": error_code(error),
         "base_offset": -1,
         "log_append_time": NO_TIMESTAMP,
         "log_start_offset": -1,
-        "record_errors": (),
-        "error_message": message,
+        "record_errors": _record_errors(error),
+        "error_message": error_message(error),
     }
+
+
+def _record_errors(error: MoldauError) -> list[dict[str, Any]]:
+    if not isinstance(error, InvalidRecordError) or error.record_index is None:
+        return []
+    return [{"batch_index": error.record_index, "batch_index_error_message": error_message(error)}]
 
 
 def _close_on_error(topics: list[dict[str, Any]]) -> None:

@@ -24,16 +24,18 @@ from moldau.requests.fetch_sessions import (
     NO_SESSION,
     FetchSession,
     FetchSessionNotFoundError,
+    FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
     PartitionKey,
     Wanted,
 )
-from moldau.requests.fetch_wait import Diverged, Fetch, Result, diverging_epoch
+from moldau.requests.fetch_wait import Diverged, Fetch, Result
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
 
 READ_COMMITTED = 1
+TOPIC_ID_VERSION = 13
 
 
 @handles(ApiKey.FETCH, versions=(4, 18))
@@ -44,11 +46,14 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
         return _refusal(ErrorCode.fetch_session_id_not_found)
     except InvalidFetchSessionEpochError:
         return _refusal(ErrorCode.invalid_fetch_session_epoch)
+    except FetchSessionTopicIdError:
+        return _refusal(ErrorCode.fetch_session_topic_id_error)
     under_way = Fetch(
         broker,
         wanted,
         bytes_max=min(request.max_bytes, broker.settings.broker.fetch_max_bytes),
         committed_only=request.isolation_level == READ_COMMITTED,
+        replica_id=_replica_id(request),
         version=session.api_version,
     )
     await under_way.run(request.min_bytes, request.max_wait, session.connection.closed)
@@ -61,6 +66,13 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
         "session_id": NO_SESSION if fetch_session is None else fetch_session.session_id,
         "responses": _by_topic(results, request.isolation_level == READ_COMMITTED),
     }
+
+
+def _replica_id(request: Any) -> int:
+    """The broker that says it asks as a follower; negative for consumers."""
+    state = request.get("replica_state")
+    replica_id: int = request.get("replica_id", -1) if state is None else state.replica_id
+    return replica_id
 
 
 def _refusal(code: ErrorCode) -> dict[str, Any]:
@@ -81,10 +93,12 @@ def _resolve(
     if epoch == END_EPOCH:
         sessions.end(session_id)
         return None, named, False
+    by_id = session.api_version >= TOPIC_ID_VERSION
     if epoch == BEGIN_EPOCH:
-        return sessions.begin(session.connection, named, session_id, now_ms), named, False
+        begun = sessions.begin(session.connection, named, session_id, now_ms, uses_topic_ids=by_id)
+        return begun, named, False
     forgotten = _forgotten(request)
-    fetch_session = sessions.resume(session_id, epoch, named, forgotten, now_ms)
+    fetch_session = sessions.resume(session_id, epoch, named, forgotten, now_ms, uses_topic_ids=by_id)
     return fetch_session, [_found_again(each, broker) for each in fetch_session.wanted.values()], True
 
 
@@ -171,6 +185,8 @@ def _partition(index: int, result: Result, committed_only: bool) -> dict[str, An
         "log_start_offset": -1,
         "aborted_transactions": None,
         "preferred_read_replica": -1,
-        "diverging_epoch": diverging_epoch(result),
+        "diverging_epoch": {"epoch": result.epoch, "end_offset": result.end_offset}
+        if isinstance(result, Diverged)
+        else None,
         "records": NOTHING,
     }

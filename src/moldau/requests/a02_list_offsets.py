@@ -5,9 +5,10 @@ earliest on local disk (8), -5 latest in tiered storage (9) and -6 earliest stil
 is no tiered storage, so the last two find nothing.
 """
 
+from collections import Counter
 from typing import Any
 
-from moldau.errors import MoldauError, UnsupportedVersionError
+from moldau.errors import InvalidRequestError, MoldauError, UnsupportedVersionError
 from moldau.partitions.partition import Partition
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code
@@ -31,11 +32,16 @@ _NOT_FOUND = (-1, -1, -1)
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11))
 async def list_offsets(request: Any, session: Session, broker: Broker) -> Any:
     topics = []
+    asked = Counter(
+        (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
+    )
     for topic in request.topics:
         partitions = []
-        for each in topic.partitions:
+        for each in {each.partition_index: each for each in topic.partitions}.values():
             code, (timestamp, offset, epoch) = 0, _NOT_FOUND
             try:
+                if asked[topic.name, each.partition_index] > 1:
+                    raise InvalidRequestError("the partition is in the request twice")
                 partition = find_partition(broker, topic.name, each.partition_index)
                 timestamp, offset, epoch = await _find(
                     partition, each.timestamp, each.get("current_leader_epoch", -1), session.api_version

@@ -11,6 +11,7 @@ from uuid import UUID
 from moldau.controller.names import is_internal, validate_topic_name
 from moldau.controller.requests import NewTopic
 from moldau.errors import (
+    InvalidRequestError,
     InvalidTopicError,
     MoldauError,
     TopicExistsError,
@@ -25,10 +26,13 @@ from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
 
+TOPIC_ID_VERSION = 12
+"""The first version in which topics can be asked for by id, and in which an answer may lack the name."""
+
 
 @handles(ApiKey.METADATA, versions=(0, 13))
 async def metadata(request: Any, session: Session, broker: Broker) -> Any:
-    asked = request.topics
+    asked = None if request.topics is None else _distinct(request.topics)
     if session.api_version == 0 and not asked:
         asked = None
     errors: dict[str, MoldauError] = {}
@@ -43,7 +47,8 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
     if asked is None:
         topics = [_topic(topic, operations, image) for _, topic in sorted(image.topics.items())]
     else:
-        topics = [_asked_topic(topic, operations, image, errors) for topic in asked]
+        knows_ids = session.api_version >= TOPIC_ID_VERSION
+        topics = [_asked_topic(topic, operations, image, errors, knows_ids) for topic in asked]
     cluster_asked = request.get("include_cluster_authorized_operations", False)
     return {
         "throttle_time": 0,
@@ -54,6 +59,11 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
         "cluster_authorized_operations": CLUSTER_OPERATIONS if cluster_asked else NOT_ASKED,
         "error_code": 0,
     }
+
+
+def _distinct(topics: list[Any]) -> list[Any]:
+    """Each topic once, or a small request could ask for a huge answer."""
+    return list({(topic.get("name"), topic.get("topic_id")): topic for topic in topics}.values())
 
 
 async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauError]:
@@ -70,7 +80,11 @@ async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauE
         else:
             wanted.append(NewTopic(name))
     if wanted:
-        for created in await broker.controller.create_topics(wanted):
+        try:
+            results = await broker.controller.create_topics(wanted)
+        except MoldauError as error:
+            return errors | {topic.name: error for topic in wanted}
+        for created in results:
             # Somebody else may have asked for it at the same moment.
             if created.error is not None and not isinstance(created.error, TopicExistsError):
                 errors[created.name] = created.error
@@ -88,28 +102,34 @@ def _brokers(image: ClusterImage, listener: str) -> list[dict[str, Any]]:
 
 
 def _asked_topic(
-    asked: Any, operations: int, image: ClusterImage, errors: dict[str, MoldauError]
+    asked: Any, operations: int, image: ClusterImage, errors: dict[str, MoldauError], knows_ids: bool
 ) -> dict[str, Any]:
+    """A topic by its id, or by its name where it is asked for without one."""
     name: str | None = asked.get("name")
     topic_id: UUID | None = asked.get("topic_id")
-    topic = image.topics.get(name) if name is not None else None
-    if topic is None and name is None and topic_id is not None:
-        topic = image.topic_by_id(topic_id)
+    if topic_id is not None:
+        topic = image.topic_by_id(topic_id) if knows_ids else None
+    else:
+        topic = None if name is None else image.topics.get(name)
     if topic is not None:
         return _topic(topic, operations, image)
     return {
-        "error_code": error_code(_why_not(name, errors)),
-        "name": name,
-        "topic_id": None if name is not None else topic_id,
+        "error_code": error_code(_why_not(name, topic_id, knows_ids, errors)),
+        "name": name if knows_ids else name or "",
+        "topic_id": topic_id,
         "is_internal": False,
         "partitions": [],
         "topic_authorized_operations": NOT_ASKED,
     }
 
 
-def _why_not(name: str | None, errors: dict[str, MoldauError]) -> MoldauError:
-    if name is None:
+def _why_not(
+    name: str | None, topic_id: UUID | None, knows_ids: bool, errors: dict[str, MoldauError]
+) -> MoldauError:
+    if topic_id is not None and knows_ids:
         return UnknownTopicIdError("there is no topic with this id")
+    if topic_id is not None or name is None:
+        return InvalidRequestError("a topic is asked for by its name, or from version 12 on by its id")
     if name in errors:
         return errors[name]
     try:

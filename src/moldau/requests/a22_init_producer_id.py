@@ -6,7 +6,7 @@ together. Transactional producers are refused, since there is no transaction coo
 
 from typing import Any
 
-from moldau.errors import InvalidRequestError, MoldauError
+from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdRefusedError
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code
 from moldau.requests.registry import handles
@@ -18,7 +18,7 @@ from moldau.wire.api_keys import ApiKey
 async def init_producer_id(request: Any, session: Session, broker: Broker) -> Any:
     try:
         if request.transactional_id is not None:
-            raise InvalidRequestError("transactional producers are not served")
+            raise TransactionalIdRefusedError("transactional producers are not served")
         _check_previous(request.get("producer_id", -1), request.get("producer_epoch", -1))
         producer_id = await broker.producer_ids.next()
     except MoldauError as error:

@@ -19,7 +19,9 @@ async def describe_producers(request: Any, session: Session, broker: Broker) -> 
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [_producers(broker, topic.name, index) for index in topic.partition_indexes],
+                "partitions": [
+                    _producers(broker, topic.name, index) for index in dict.fromkeys(topic.partition_indexes)
+                ],
             }
             for topic in request.topics
         ],

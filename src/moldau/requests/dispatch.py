@@ -1,6 +1,6 @@
 """From a frame to the answer's frame: finds the handler, decodes for it, encodes what it gives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moldau.connections.connection import CloseConnectionError
@@ -24,8 +24,13 @@ class Dispatcher:
         self.bugs = 0
         """Requests that ended in an exception nobody planned for."""
 
-    async def answer(self, connection: ClientConnection, frame: memoryview) -> Sequence[Any] | None:
-        """The parts of the answer's frame; raises CloseConnectionError where Kafka closes the connection."""
+    async def answer(
+        self, connection: ClientConnection, frame: memoryview, release: Callable[[], None]
+    ) -> Sequence[Any] | None:
+        """The parts of the answer's frame; raises CloseConnectionError where Kafka closes the connection.
+
+        Only Produce holds on to the frame, whose records it has not copied; the others release it at once.
+        """
         try:
             header = read_header(frame)
             served = self._registry.get(header.api_key)  # type: ignore[call-overload]
@@ -38,6 +43,9 @@ class Dispatcher:
             request = decoder(header.api_key, header.version, "request")(frame[start:])
         except DecodeError as error:
             raise CloseConnectionError(f"not a valid request: {error}") from None
+        if header.api_key != ApiKey.PRODUCE:
+            del frame
+            release()
         session = Session(connection, header.version, header.client_id)
         try:
             tree = await served.handler(request, session, self._broker)

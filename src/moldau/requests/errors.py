@@ -24,6 +24,8 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
         errors.DuplicateSequenceError: ErrorCode.duplicate_sequence_number,
         errors.UnknownProducerIdError: ErrorCode.unknown_producer_id,
         errors.InvalidProducerEpochError: ErrorCode.invalid_producer_epoch,
+        errors.TransactionalIdRefusedError: ErrorCode.transactional_id_authorization_failed,
+        errors.InvalidTransactionStateError: ErrorCode.invalid_txn_state,
         errors.OffsetOutOfRangeError: ErrorCode.offset_out_of_range,
         errors.StorageError: ErrorCode.kafka_storage_error,
         errors.NotLeaderError: ErrorCode.not_leader_or_follower,
@@ -32,6 +34,7 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
         errors.UnknownTopicOrPartitionError: ErrorCode.unknown_topic_or_partition,
         errors.UnknownTopicIdError: ErrorCode.unknown_topic_id,
         errors.InconsistentTopicIdError: ErrorCode.inconsistent_topic_id,
+        errors.InvalidAcksError: ErrorCode.invalid_required_acks,
         errors.NotEnoughReplicasError: ErrorCode.not_enough_replicas,
         errors.PolicyViolationError: ErrorCode.policy_violation,
         errors.InvalidTopicError: ErrorCode.invalid_topic_exception,
@@ -49,6 +52,10 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
 )
 
 
+MESSAGE_LENGTH_MAX = 1000
+"""Messages may quote what a caller sent, and old versions carry no more than 32,767 bytes of text."""
+
+
 def error_code(error: BaseException | None) -> int:
     """Kafka's code for an error, or for the nearest of its ancestors in the table; 0 where there is none."""
     if error is None:
@@ -62,9 +69,9 @@ def error_code(error: BaseException | None) -> int:
 
 def error_message(error: BaseException | None) -> str | None:
     """What the caller is told besides the code. The text of a bug stays in our log: it may show anything."""
-    if isinstance(error, MoldauError):
-        return str(error) or None
-    return None
+    if not isinstance(error, MoldauError):
+        return None
+    return str(error)[:MESSAGE_LENGTH_MAX] or None
 
 
 __all__ = ["KAFKA_CODES", "ErrorCode", "error_code", "error_message"]

@@ -29,6 +29,10 @@ class InvalidFetchSessionEpochError(Exception):
     """A request of the session was lost or came twice: the client begins a new one."""
 
 
+class FetchSessionTopicIdError(Exception):
+    """A session that was begun with topic names goes on with topic ids, or the other way round."""
+
+
 class Wanted(NamedTuple):
     """One partition as a fetch asks for it."""
 
@@ -52,6 +56,7 @@ PartitionKey = tuple[UUID | str, int]
 @dataclass(slots=True)
 class FetchSession:
     session_id: int
+    uses_topic_ids: bool
     epoch: int
     used_at_ms: int
     wanted: dict[PartitionKey, Wanted]
@@ -70,7 +75,13 @@ class FetchSessions:
         return len(self._sessions)
 
     def begin(
-        self, connection: ClientConnection, wanted: Iterable[Wanted], replaced_id: int, now_ms: int
+        self,
+        connection: ClientConnection,
+        wanted: Iterable[Wanted],
+        replaced_id: int,
+        now_ms: int,
+        *,
+        uses_topic_ids: bool,
     ) -> FetchSession | None:
         """A new session in place of those the connection had, or None where the client has to do without."""
         self.end(replaced_id)
@@ -79,7 +90,7 @@ class FetchSessions:
         if not partitions or not self._make_room(now_ms):
             return None
         session_id = self._new_id()
-        session = FetchSession(session_id, 1, now_ms, partitions)
+        session = FetchSession(session_id, uses_topic_ids, 1, now_ms, partitions)
         self._sessions[session_id] = session
         connection.fetch_session_ids.append(session_id)
         return session
@@ -91,17 +102,20 @@ class FetchSessions:
         changed: Iterable[Wanted],
         forgotten: Iterable[PartitionKey],
         now_ms: int,
+        *,
+        uses_topic_ids: bool,
     ) -> FetchSession:
         session = self._sessions.get(session_id)
         if session is None:
             raise FetchSessionNotFoundError
         if epoch != session.epoch:
             raise InvalidFetchSessionEpochError
+        if uses_topic_ids != session.uses_topic_ids:
+            raise FetchSessionTopicIdError
         session.epoch = 1 if epoch + 1 >= _EPOCH_LIMIT else epoch + 1
         session.used_at_ms = now_ms
         for each in changed:
             session.wanted[each.key] = each
-            session.told.pop(each.key, None)
         for key in forgotten:
             session.wanted.pop(key, None)
             session.told.pop(key, None)

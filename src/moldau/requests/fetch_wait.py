@@ -3,10 +3,10 @@ up."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from moldau.errors import (
     MoldauError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     UnknownTopicIdError,
     UnsupportedCompressionError,
@@ -32,20 +32,30 @@ class Diverged(MoldauError):
 
 Result = Fetched | MoldauError
 
+_NOTHING_YET = Fetched(NOTHING, -1, -1, -1)
+
 
 class Fetch:
     """One fetch under way. `results` stands beside `wanted`, place by place."""
 
     def __init__(
-        self, broker: Broker, wanted: Sequence[Wanted], *, bytes_max: int, committed_only: bool, version: int
-    ):
+        self,
+        broker: Broker,
+        wanted: Sequence[Wanted],
+        *,
+        bytes_max: int,
+        committed_only: bool,
+        replica_id: int,
+        version: int,
+    ) -> None:
         self._broker = broker
         self._wanted = wanted
         self._bytes_max = bytes_max
         self._committed_only = committed_only
+        self._replica_id = replica_id
         self._version = version
         self._partitions: list[Partition | None] = [None] * len(wanted)
-        self.results: list[Result] = [UnknownTopicIdError("not read yet")] * len(wanted)
+        self.results: list[Result] = [_NOTHING_YET] * len(wanted)
 
     async def run(self, bytes_min: int, wait_ms: int, closed: Listeners) -> None:
         """Reads; if that gives too little, waits for progress and reads again what progressed. `closed`
@@ -103,8 +113,10 @@ class Fetch:
         wanted = self._wanted[place]
         if wanted.topic is None:
             raise UnknownTopicIdError(f"there is no topic with the id {wanted.topic_id}")
-        partition = find_partition(self._broker, wanted.topic, wanted.partition)
+        partition = find_partition(self._broker, wanted.topic, wanted.partition, wanted.topic_id)
         self._partitions[place] = partition
+        if self._replica_id >= 0:
+            raise NotLeaderError(f"node {self._replica_id} has no replica of {partition.name}")
         log = partition.log
         if self._version < ZSTD_FETCH_VERSION and log.settings.compression_type == "zstd":
             raise UnsupportedCompressionError(
@@ -121,15 +133,13 @@ class Fetch:
                 raise Diverged(epoch, end_offset)
         # The first batch comes whole even if it is over the limit, or a consumer could never get past it;
         # but only as long as nothing else is in the answer.
-        whole_first = room == self._bytes_max
-        fetched = await partition.read(
+        return await partition.read(
             wanted.offset,
             max(0, min(wanted.bytes_max, room)),
             known_epoch=wanted.known_epoch,
             committed_only=self._committed_only,
-            whole_first=whole_first,
+            whole_first=room == self._bytes_max,
         )
-        return fetched if room > 0 else fetched._replace(records=NOTHING)
 
 
 class _News:
@@ -162,7 +172,3 @@ class _News:
             return False
         self._waiter = asyncio.get_running_loop().create_future()
         return await self._waiter
-
-
-def diverging_epoch(error: MoldauError) -> dict[str, Any] | None:
-    return {"epoch": error.epoch, "end_offset": error.end_offset} if isinstance(error, Diverged) else None

@@ -1,26 +1,20 @@
 """Finding the partition that a request names, by topic name or by topic id."""
 
-from typing import Any
 from uuid import UUID
 
-from moldau.errors import UnknownTopicIdError, UnknownTopicOrPartitionError
+from moldau.errors import InconsistentTopicIdError, UnknownTopicIdError, UnknownTopicOrPartitionError
 from moldau.partitions.partition import Partition
 from moldau.requests.broker import Broker
 
 
-def find_partition(broker: Broker, topic: str, index: int) -> Partition:
+def find_partition(broker: Broker, topic: str, index: int, topic_id: UUID | None = None) -> Partition:
+    """The partition, of the topic with this id where one is given: a topic may have been created anew."""
     partition = broker.partitions.get(topic, index)
     if partition is None:
         raise UnknownTopicOrPartitionError(f"there is no partition {topic}-{index} on this node")
+    if topic_id is not None and topic_id != partition.topic_id:
+        raise InconsistentTopicIdError(f"{topic} no longer has the id {topic_id}")
     return partition
-
-
-def topic_name(broker: Broker, topic: Any) -> str:
-    """The name of the topic in a request that has a `name`, or (newer versions) a `topic_id`."""
-    name: str | None = topic.get("name")
-    if name is not None:
-        return name
-    return name_of_id(broker, topic.get("topic_id"))
 
 
 def name_of_id(broker: Broker, topic_id: UUID | None) -> str:

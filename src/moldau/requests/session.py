@@ -1,5 +1,6 @@
 """What a handler knows of the caller besides the request itself."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 from moldau.partitions.waiting import Listeners
@@ -12,6 +13,8 @@ class ClientConnection:
     peer: str
     listener: str
     client_software: str = ""
+    appending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the Produce request that is appending: they take their turns in the order they came."""
     fetch_session_ids: list[int] = field(default_factory=list)
     """Fetch sessions that were begun on this connection, and end with it."""
     closed: Listeners = field(default_factory=Listeners)

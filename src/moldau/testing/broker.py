@@ -25,6 +25,8 @@ class Broker:
         self, topics: Iterable[str] | Mapping[str, int] = (), settings: Mapping[str, str] | None = None
     ) -> None:
         """`topics` by name, or with their number of partitions; `settings` by Kafka's names."""
+        if isinstance(topics, str):
+            topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
         given = {"listen": "127.0.0.1:0", "store": "memory", **(settings or {})}
         self._settings = build(flags=given)
@@ -58,11 +60,17 @@ class Broker:
         node = Node(system_world(), self._settings)
         await node.start()
         self._node = node
+        try:
+            await self._create_topics(node)
+        except BaseException:
+            await self._stop(check=False)
+            raise
+
+    async def _create_topics(self, node: Node) -> None:
         new = [NewTopic(name, partitions) for name, partitions in self._topics.items()]
         if new:
             for created in await node.broker.controller.create_topics(new):
                 if created.error is not None:
-                    await node.stop()
                     raise created.error
 
     async def _stop(self, *, check: bool) -> None:
@@ -80,16 +88,16 @@ class Broker:
         failure: list[BaseException] = []
 
         def run() -> None:
-            with asyncio.Runner(loop_factory=_new_loop) as runner:
-                self._loop = runner.get_loop()
-                try:
+            try:
+                with asyncio.Runner(loop_factory=_new_loop) as runner:
+                    self._loop = runner.get_loop()
                     runner.run(self._start())
-                except BaseException as error:
-                    failure.append(error)
-                    return
-                finally:
                     started.set()
-                self._loop.run_forever()
+                    self._loop.run_forever()
+            except BaseException as error:
+                failure.append(error)
+            finally:
+                started.set()
 
         self._thread = threading.Thread(target=run, name="moldau-broker", daemon=True)
         self._thread.start()

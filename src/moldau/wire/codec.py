@@ -17,7 +17,7 @@ from uuid import UUID
 
 from moldau.wire.schema import REQUIRED, Field, Kind, fields_of, is_flexible, message_type
 
-ELEMENTS_MAX = 1_000_000
+ELEMENTS_MAX = 100_000
 """Array elements in one message, nested ones counted too: what a frame may make us allocate stays bounded."""
 TAGS_MAX = 64
 
@@ -119,8 +119,6 @@ def _whole(read: Read) -> Callable[[memoryview], Message]:
             message: Message = read(cursor)
         except struct.error as error:
             raise DecodeError(str(error)) from None
-        except UnicodeDecodeError as error:
-            raise DecodeError(f"text that is not UTF-8: {error.reason}") from None
         return message
 
     return decode
@@ -277,7 +275,8 @@ def _text_reader(read_length: Callable[[Cursor], int], nullable: bool) -> Read:
         length = read_length(cursor)
         if length == -1 and nullable:
             return None
-        return str(cursor.take(length), "utf-8")
+        # As Kafka does: a name that is no text is an unknown name, not a broken request.
+        return str(cursor.take(length), "utf-8", "replace")
 
     return read_text
 

@@ -32,10 +32,7 @@ def read_header(frame: memoryview) -> RequestHeader:
     end = start + length
     if end > len(frame):
         raise DecodeError("a client id that is longer than the request")
-    try:
-        client_id = str(frame[start:end], "utf-8")
-    except UnicodeDecodeError:
-        raise DecodeError("a client id that is not UTF-8") from None
+    client_id = str(frame[start:end], "utf-8", "replace")
     return RequestHeader(api_key, version, correlation_id, client_id, end)
 
 

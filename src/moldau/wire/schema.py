@@ -57,7 +57,7 @@ def _field(field: "dataclasses.Field[Any]", hint: Any) -> Field:
         is_array=is_array,
         nullable=nullable,
         tag=tag,
-        default=_default(field, kafka_type, is_array, nullable, tag),
+        default=_default(field, hint, kafka_type, is_array, nullable, tag),
     )
 
 
@@ -69,20 +69,40 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _default(
-    field: "dataclasses.Field[Any]", kafka_type: str, is_array: bool, nullable: bool, tag: int | None
+    field: "dataclasses.Field[Any]",
+    hint: Any,
+    kafka_type: str,
+    is_array: bool,
+    nullable: bool,
+    tag: int | None,
 ) -> Any:
     value = field.default
     if value is dataclasses.MISSING:
         if tag is None:
             return REQUIRED
-        if is_array:
-            return []
-        return None if nullable else _ZEROS.get(kafka_type, 0)
+        return _zero(hint, kafka_type, is_array, nullable)
     if is_array:
         return None if value is None else list(value)
     if dataclasses.is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     return _plain(value)
+
+
+def _zero(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> Any:
+    """What stands for a tagged field that is absent and has no default of its own."""
+    if is_array:
+        return []
+    if nullable:
+        return None
+    if kafka_type:
+        return _ZEROS.get(kafka_type, 0)
+    inner = fields_of(hint)
+    return {
+        each.name: _zero(each.entity, each.kafka_type, each.is_array, each.nullable)
+        if each.default is REQUIRED
+        else each.default
+        for each in inner
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -46,7 +46,7 @@ class FilesLog(SegmentedLog):
         self._check()
         if offset >= self.end_offset:
             return
-        async with self._upkeep:
+        async with self._keeping():
             try:
                 if offset < self.start_offset:
                     await self._restart_at(offset)
@@ -63,12 +63,9 @@ class FilesLog(SegmentedLog):
         keep = bisect_right(self._bases, offset)
         segment = self._segments[keep - 1]
         position = segment.position_of(offset)
-        end = offset
-        for header in segment.headers(offset):
-            # A batch goes as a whole, so the log may end before what was asked for.
-            end = min(offset, header.base_offset)
-            break
-        end = max(end, self.start_offset)
+        # The log ends behind its last batch, which may be before what was asked for: a batch goes as a
+        # whole, and after a restart nothing would tell of an end inside a gap.
+        end = max(segment.end_before(position), self.start_offset)
         await self._lower_checkpoints(end)
         dropped = self._segments[keep:]
         del self._segments[keep:], self._bases[keep:]
@@ -123,13 +120,17 @@ class FilesLog(SegmentedLog):
             raise OffsetOutOfRangeError(f"{self.name} ends at {self.end_offset}, before {offset}")
         if offset <= self.start_offset:
             return
+        if offset > self.durable_offset:
+            # A crash must not leave a log that ends before it begins.
+            await self.make_durable()
         starts = self._checkpoints.start_offsets
-        try:
-            starts.set(self.name, offset)
-            await starts.flush()
-        except OSError as error:
-            starts.set(self.name, self.start_offset)
-            raise self._fail("moving the start of", error) from error
+        async with self._keeping():
+            try:
+                starts.set(self.name, offset)
+                await starts.flush()
+            except OSError as error:
+                starts.set(self.name, self.start_offset)
+                raise self._fail("moving the start of", error) from error
         if offset == self.end_offset and self._active.size:
             self._roll(offset, offset)
         await self._begin_at(offset)
@@ -139,7 +140,7 @@ class FilesLog(SegmentedLog):
         self.epochs.truncate_from_start(offset)
         if self._unsettled:
             await self.make_durable()
-        async with self._upkeep:
+        async with self._keeping():
             try:
                 while len(self._bases) > 1 and self._bases[1] <= offset:
                     if self._segments[0] in self._unsettled:
@@ -182,10 +183,11 @@ class FilesLog(SegmentedLog):
                     await self._begin_at(start)
             # Where nobody waits for syncs (write.caching), this is when they happen.
             await self.make_durable()
-            for segment in self._segments[:-1]:
-                if segment.indexes_are_new and segment not in self._unsettled:
-                    await segment.write_indexes()
-            await self._save_recovery_point(only_if_due=True)
+            async with self._keeping():
+                for segment in self._segments[:-1]:
+                    if segment.indexes_are_new and segment not in self._unsettled:
+                        await segment.write_indexes()
+                await self._save_recovery_point(only_if_due=True)
         except CorruptRecordError as error:
             raise StorageError(damage(self._directory, str(error))) from error
         except (OSError, StorageError) as error:
@@ -233,13 +235,15 @@ class FilesLog(SegmentedLog):
             if not await cleaner.plan(closed, min(below, self.durable_offset)):
                 return False
             # Recovery expects of what it has to read that nothing is missing in it.
-            await self._save_recovery_point()
+            async with self._keeping():
+                await self._save_recovery_point()
             for group in cleaner.groups():
                 cleaned = await cleaner.clean(group)
                 if cleaned is not None and not await self._swap(group, cleaned):
                     return False
-            cleaned_offsets.set(self.name, cleaner.end_offset)
-            await cleaned_offsets.flush()
+            async with self._keeping():
+                cleaned_offsets.set(self.name, cleaner.end_offset)
+                await cleaned_offsets.flush()
         except CorruptRecordError as error:
             raise StorageError(damage(self._directory, str(error))) from error
         except OSError as error:
@@ -256,8 +260,7 @@ class FilesLog(SegmentedLog):
         the old files.
         """
         disk, directory = self._disk, self._directory
-        async with self._upkeep:
-            self._check()
+        async with self._keeping():
             first = bisect_right(self._bases, group[0].base_offset) - 1
             if self._segments[first : first + len(group)] != group:
                 disk.remove(cleaned.path(LOG + CLEANED))
@@ -291,9 +294,14 @@ class FilesLog(SegmentedLog):
                 if self._saved != self._shape():
                     await self._save()
                 self.is_saved = True
-            self.abandon("is closed")
+            self._abandon("is closed")
 
-    def abandon(self, why: str) -> None:
+    async def abandon(self) -> None:
+        """For a log that is deleted: returns when nothing of it touches its directory any more."""
+        async with self._upkeep:
+            self._abandon("is deleted")
+
+    def _abandon(self, why: str) -> None:
         """Refuses everything from now on. Files close when the last reader lets go of them."""
         self.is_closed = True
         if self._failure is None:
@@ -308,10 +316,11 @@ class FilesLog(SegmentedLog):
         """Leaves everything on disk that opening needs, so that no batch has to be read again."""
         await self._sync()
         try:
-            for segment in [*self._unsettled, self._active]:
-                segment.seal()
-                await segment.write_indexes()
+            for segment in self._unsettled:
+                await self._write_beside(segment)
             self._unsettled = []
+            self._active.seal()
+            await self._active.write_indexes()
             await self._disk.replace(self._path(self.end_offset, SNAPSHOT), self.producers.snapshot())
             self._drop_snapshots()
             await self._save_epochs()

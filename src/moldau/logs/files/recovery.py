@@ -8,6 +8,7 @@ the log is refused until somebody has looked at it.
 
 import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError, StorageError
@@ -167,9 +168,7 @@ class _Recovery:
     async def _open_segments(self) -> list[Segment]:
         names = self._disk.list(self._directory)
         bases = [offset for name in names if (offset := offset_of(name, LOG)) is not None]
-        gone = [
-            base for base, following in zip(bases, bases[1:], strict=False) if following <= self._start_offset
-        ]
+        gone = [base for base, following in pairwise(bases) if following <= self._start_offset]
         for base in gone:
             # Below the start of the log: a deletion that the crash undid.
             remove_segment(self._disk, self._directory, base)
@@ -180,8 +179,8 @@ class _Recovery:
             bases = [self._start_offset]
             await self._create(bases[0])
         segments = [Segment(self._disk, self._directory, base, self._index_interval_bytes) for base in bases]
-        for segment, following in zip(segments, bases[1:], strict=False):
-            segment.next_offset = following
+        for segment, following in pairwise(segments):
+            segment.next_offset = following.base_offset
         return segments
 
     async def _create(self, base: int) -> None:
@@ -192,8 +191,13 @@ class _Recovery:
     # What a crash may have torn
 
     def _first_untrusted(self, segments: list[Segment]) -> int:
+        """The first that does not end before the recovery point.
+
+        One that ends right there may have been closed since the recovery point was written, so that the
+        files beside it are missing.
+        """
         for number in range(len(segments) - 1):
-            if segments[number + 1].base_offset > self._recovery_point:
+            if segments[number + 1].base_offset >= self._recovery_point:
                 return number
         return len(segments) - 1
 
@@ -216,7 +220,7 @@ class _Recovery:
             number += 1
         kept_end = segments[number - 1].next_offset
         if number < len(segments):
-            if kept_end < self._recovery_point:
+            if max(kept_end, self._start_offset) < self._recovery_point:
                 raise CorruptRecordError(f"records from offset {kept_end} on are missing")
             for segment in reversed(segments[number:]):
                 log.warning("segment after a torn one is removed", segment=segment.path(LOG))
@@ -258,7 +262,7 @@ class _Recovery:
                 if checked % _BATCHES_PER_STEP == 0:
                     await asyncio.sleep(0)
         except CorruptRecordError as error:
-            if expected < self._recovery_point:
+            if max(expected, self._start_offset) < self._recovery_point:
                 raise CorruptRecordError(
                     f"{error} in {segment.path(LOG)}, and everything up to offset {self._recovery_point} was on disk"
                 ) from error
@@ -288,7 +292,9 @@ class _Recovery:
             for header in headers_between(segments, segments[0].base_offset, end):
                 if header.leader_epoch != epochs.latest:
                     epochs.assign(header.leader_epoch, header.base_offset)
-        epochs.truncate_from_end(end)
+        # An epoch that begins at the very end has no records here, but a log that retention has emptied
+        # must still know which epoch it has come to.
+        epochs.truncate_from_end(end + 1)
         return epochs
 
     def _drop_snapshots_after(self, end: int) -> None:

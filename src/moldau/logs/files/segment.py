@@ -263,6 +263,13 @@ class Segment:
             return header.position
         return self.size
 
+    def end_before(self, position: int) -> int:
+        """One past the last offset before `position`, where a batch begins or the segment ends."""
+        end = self.base_offset
+        for header in scan_headers(self.file, self.index.boundary_before(max(0, position - 1)), position):
+            end = header.last_offset + 1
+        return end
+
     def boundary_before(self, position: int) -> int:
         """The last start of a batch at or before `position` that is known without looking into the file."""
         recent = self._recent_positions

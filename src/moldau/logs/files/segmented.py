@@ -3,7 +3,8 @@
 import asyncio
 import errno
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import UUID
 
@@ -78,7 +79,7 @@ class SegmentedLog(Log):
         """How often the log was truncated."""
         self._failure: str | None = None
         self._upkeep = asyncio.Lock()
-        """Held by whatever adds, removes or exchanges files beside the active segment."""
+        """Held by whatever adds, removes or exchanges files other than the active segment; see `_keeping`."""
         self.configure(settings)
 
     def configure(self, settings: TopicSettings) -> None:
@@ -120,6 +121,13 @@ class SegmentedLog(Log):
         if self._failure is None:
             self._failure = message
             log.error("log is offline", log=str(self.name), why=message)
+
+    @asynccontextmanager
+    async def _keeping(self) -> AsyncIterator[None]:
+        """One upkeep at a time, and none once the log is closed or deleted: its name may be another log's then."""
+        async with self._upkeep:
+            self._check()
+            yield
 
     # Appending
 
@@ -228,7 +236,7 @@ class SegmentedLog(Log):
 
     async def _settle(self, segments: list[Segment]) -> None:
         """Writes what belongs beside closed segments, now that they are synced; then recovery may skip them."""
-        async with self._upkeep:
+        async with self._keeping():
             try:
                 for segment in segments:
                     if segment in self._unsettled:

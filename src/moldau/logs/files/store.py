@@ -1,7 +1,7 @@
 """All logs of a node, in one directory: finding, opening and removing them, and the checkpoints they share."""
 
 import json
-import os.path
+import posixpath
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -89,10 +89,10 @@ class FilesStore(LogStore):
         path = self._directory
         while path and not self._disk.exists(path):
             missing.append(path)
-            path = os.path.dirname(path)
+            path = posixpath.dirname(path)
         self._disk.make_directory(self._directory)
         for path in missing:
-            await self._disk.sync_directory(os.path.dirname(path) or ".")
+            await self._disk.sync_directory(posixpath.dirname(path) or ".")
 
     def _look_at(self, name: str) -> None:
         log_name = log_name_of(name)
@@ -177,13 +177,13 @@ class FilesStore(LogStore):
         path = f"{self._directory}/{name}"
         opened = self._logs.pop(name, None)
         if opened is not None:
-            opened.abandon("is deleted")
+            await opened.abandon()
         topic_id = self._found.pop(name, None) or UUID(int=0)
         self._untouched.discard(name)
-        if not self._disk.exists(path):
-            return
         gone = f"{self._directory}/{removed_name(name, topic_id)}"
         try:
+            if not self._disk.exists(path):
+                return
             self._disk.remove(gone)
             self._disk.rename(path, gone)
             await self._disk.sync_directory(self._directory)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from moldau.testing.simulation.scenario_one_node import ABLATIONS, Outcome, run_seed
 
 LOG_LINES_SHOWN = 30
+VIOLATIONS_SHOWN = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,15 +16,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument(
-        "--ablation", choices=ABLATIONS, help="switch a safeguard off: the run must then fail"
+        "--ablation", choices=sorted(ABLATIONS), help="switch a safeguard off: the run must then fail"
     )
     parser.add_argument(
         "--replay", type=int, metavar="SEED", help="play one seed and show all there is to see"
     )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
+    parser.add_argument(
+        "--times", type=int, default=1, help="replay it this often: all runs must be the same"
+    )
     options = parser.parse_args(arguments)
     if options.replay is not None:
-        return _replay(options.replay, options.ablation)
+        return _replay(options.replay, options.ablation, options.times)
     return _play(range(options.start, options.start + options.seeds), options.ablation, options.keep_going)
 
 
@@ -49,22 +53,27 @@ def _play(seeds: range, ablation: str | None, keep_going: bool) -> int:
     return 1 if failed else 0
 
 
-def _replay(seed: int, ablation: str | None) -> int:
-    outcome = run_seed(seed, ablation, keep_trace=True)
+def _replay(seed: int, ablation: str | None, times: int) -> int:
+    outcome = run_seed(seed, ablation)
     for line in outcome.log:
         _say(line)
     _say(f"seed {seed}, {outcome.profile}: trace {outcome.trace_hash}, {outcome.virtual_ms} virtual ms")
     _say(f"{outcome.crashes} crashes, {outcome.acknowledged} records acknowledged, {outcome.polled} read")
     for violation in outcome.violations:
         _say(f"violation: {violation}")
-    return 1 if outcome.violations else 0
+    others = sum(run_seed(seed, ablation).trace_hash != outcome.trace_hash for _ in range(times - 1))
+    if times > 1:
+        _say(f"{times} runs, {others} of them unlike the first")
+    return 1 if outcome.violations or others else 0
 
 
 def _show_failure(outcome: Outcome, ablation: str | None) -> None:
     switch = f" --ablation {ablation}" if ablation else ""
     _say(f"\nseed {outcome.seed} ({outcome.profile}) failed:")
-    for violation in outcome.violations:
+    for violation in outcome.violations[:VIOLATIONS_SHOWN]:
         _say(f"  {violation}")
+    if len(outcome.violations) > VIOLATIONS_SHOWN:
+        _say(f"  and {len(outcome.violations) - VIOLATIONS_SHOWN} more")
     _say("the node's last log lines:")
     for line in outcome.log[-LOG_LINES_SHOWN:]:
         _say(f"  {line}")

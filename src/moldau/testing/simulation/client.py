@@ -238,6 +238,9 @@ class Client:
             self._fail(ConnectionResetError(f"the connection ended: {error}"))
 
     def _take_answer(self, frame: bytes) -> None:
+        if self._failure is not None:
+            # It had arrived before the connection failed, but nobody waits for it any more.
+            return
         (correlation_id,) = _SIZE.unpack_from(frame)
         expected, future = self._waiting.popleft()
         if correlation_id != expected:

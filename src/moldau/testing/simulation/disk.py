@@ -54,8 +54,8 @@ class DiskSettings:
     slow_sync_chance: float = 0.02
     slow_sync_ms_max: float = 400.0
     capacity_bytes: int = CAPACITY_BYTES
-    syncs_lie: bool = False
-    """Syncs return, but make nothing safe: what happens on a node that forgets to sync."""
+    syncs_lie: str = ""
+    """Syncs of paths that match this glob return, but make nothing safe: as if the node had forgotten them."""
 
 
 class SimulatedDisk:
@@ -152,6 +152,9 @@ class SimulatedDisk:
                 self.note("fault", operation, path, fault.error)
                 raise OSError(fault.error, f"injected into {operation}", path)
 
+    def lies_about(self, path: str) -> bool:
+        return bool(self.settings.syncs_lie) and fnmatch.fnmatchcase(path, self.settings.syncs_lie)
+
     def sync_seconds(self) -> float:
         settings = self.settings
         milliseconds = self.random.uniform(settings.sync_ms_min, settings.sync_ms_max)
@@ -160,7 +163,9 @@ class SimulatedDisk:
         return milliseconds / 1000
 
     def usable_bytes(self) -> int:
-        return max(0, self.settings.capacity_bytes - self.volume.used_bytes())
+        capacity = self.settings.capacity_bytes
+        # Counting takes time, and this much nobody fills.
+        return capacity if capacity == CAPACITY_BYTES else max(0, capacity - self.volume.used_bytes())
 
     # moldau.world.disk.Disk
 
@@ -372,7 +377,7 @@ class SimulatedFile(GroupCommit):
             done(error)
             return
         self._disk.note("sync", self.path)
-        if not self._disk.settings.syncs_lie:
+        if not self._disk.lies_about(self.path):
             self._inode.make_safe(snapshot, self._disk.random)
         done(None)
 
@@ -404,6 +409,6 @@ class _DirectorySync(GroupCommit):
             done(error)
             return
         self._disk.note("sync_directory", self._path)
-        if not self._disk.settings.syncs_lie:
+        if not self._disk.lies_about(self._path):
             self._disk.volume.make_safe(changes)
         done(None)

@@ -75,6 +75,16 @@ class SimulatedTimer(asyncio.TimerHandle):
         super().__init__(when, callback, args, loop, context)
 
 
+class SimulatedFuture(asyncio.Future[Any]):
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.life = current_life.get()
+
+
+class SimulatedTask(asyncio.Task[Any]):
+    life: Life
+
+
 _AnyHandle = SimulatedHandle | SimulatedTimer
 
 
@@ -179,7 +189,7 @@ class SimulatedLoop(EscapesForbidden):
     # Futures and tasks
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return SimulatedFuture(loop=self)
 
     def create_task(
         self,
@@ -196,7 +206,8 @@ class SimulatedLoop(EscapesForbidden):
         number = self._tasks_made
         # asyncio numbers tasks across all loops of a process, which would differ from run to run.
         label = str(name) if name is not None else f"{getattr(coro, '__qualname__', 'task')}#{number}"
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=label, context=context, **options)
+        task: SimulatedTask = SimulatedTask(coro, loop=self, name=label, context=context, **options)
+        task.life = life
         if not life.alive:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coro.close()
@@ -220,10 +231,7 @@ class SimulatedLoop(EscapesForbidden):
         self._ready = deque(handle for handle in self._ready if handle.life is not life)
         self._timers = [timer for timer in self._timers if timer[2].life is not life]
         heapq.heapify(self._timers)
-        # Results that nobody of the dead will ever ask for are reported when they are collected: not now.
-        errors = len(self.errors)
         gc.collect()
-        del self.errors[errors:]
 
     def get_task_factory(self) -> None:
         return None
@@ -343,6 +351,10 @@ class SimulatedLoop(EscapesForbidden):
         self.errors.append(text)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        future = context.get("future") or context.get("task")
+        if isinstance(future, SimulatedFuture | SimulatedTask) and not future.life.alive:
+            # The dead will never ask for the result.
+            return
         if self._exception_handler is None:
             self.default_exception_handler(context)
         else:

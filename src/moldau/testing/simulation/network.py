@@ -340,7 +340,7 @@ class Server(asyncio.AbstractServer):
         return self._network.loop
 
     def is_serving(self) -> bool:
-        return self._serving
+        return self._serving and self.life.alive
 
     async def start_serving(self) -> None:
         if not self._serving and not self._closed:

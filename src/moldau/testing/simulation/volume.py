@@ -208,22 +208,20 @@ class Volume:
     def changes_of(self, directory: Directory) -> list[object]:
         """What a sync of the directory that begins now covers, with the changes those rest on."""
         covered: list[_Change] = []
-        places: list[Place] = []
+        places: set[Place] = set()
         for change in reversed(self._changes):
             if any(place[0] is directory or place in places for place in change.places()):
                 covered.append(change)
-                places.extend(change.places())
+                places.update(change.places())
         covered.reverse()
         return list(covered)
 
     def make_safe(self, changes: list[object]) -> None:
-        remaining = []
+        covered = set(map(id, changes))
         for change in self._changes:
-            if any(change is covered for covered in changes):
+            if id(change) in covered:
                 change.make_safe()
-            else:
-                remaining.append(change)
-        self._changes = remaining
+        self._changes = [change for change in self._changes if id(change) not in covered]
 
     def crash(self, randomness: random.Random) -> None:
         for change in self._changes:

@@ -20,9 +20,11 @@ Connect = Callable[[str], Awaitable[Client]]
 """Opens a connection under a client id."""
 
 IN_FLIGHT_MAX = 5
-TIMESTAMP_MS = 1_767_225_600_000
+TIMESTAMP_MS = 1_767_139_200_000
+"""A day before simulated clocks begin, so that no jump of theirs makes records come from the future."""
 NO_PRODUCER = -1, -1
 VALUE_BYTES_MAX = 3000
+READ_BYTES = 200_000
 COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compression.LZ4, compression.ZSTD)
 
 
@@ -126,6 +128,8 @@ class PlainProducer(Worker):
                 self.made += 1
         if self._acks == 0:
             self.made += 1
+            # Nothing slows it down but itself, and a disk that can take only so much serves the others too.
+            await asyncio.sleep(self._random.uniform(0.02, 0.2))
         await self._pause()
 
 
@@ -194,6 +198,8 @@ class Consumer(Worker):
         super().__init__(name, connect, randomness, history)
         self.partition = partition
         self.position: int | None = None
+        self.hurries = False
+        """Asks for much at a time; otherwise for any amount, down to a batch."""
 
     async def _work(self, client: Client) -> None:
         if self.position is None:
@@ -204,7 +210,7 @@ class Consumer(Worker):
                 self.position,
                 max_wait_ms=self._random.choice((0, 10, 500)),
                 min_bytes=self._random.choice((0, 1, 10_000)),
-                max_bytes=self._random.choice((1, 1000, 100_000, 10_000_000)),
+                max_bytes=READ_BYTES if self.hurries else self._random.choice((1, 1000, 100_000, 10_000_000)),
             )
         except BrokerError as error:
             if error.code == ErrorCode.offset_out_of_range:
@@ -258,7 +264,7 @@ async def read_all(client: Client, partition: Partition, *, until: int) -> list[
     position = await client.list_offset(partition, EARLIEST)
     found: list[tuple[int, bytes]] = []
     while position < until:
-        fetched = await client.fetch(partition, position, max_bytes=1 << 24)
+        fetched = await client.fetch(partition, position, max_bytes=READ_BYTES)
         found.extend((record.offset, record.value or b"") for record in fetched.records)
         if not fetched.records:
             raise AssertionError(f"nothing at {position} of {partition}, where {until} is the end")

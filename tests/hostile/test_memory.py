@@ -1,0 +1,166 @@
+"""What a stranger sends must not decide how much memory the broker takes: here is a process of its own, watched."""
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import cramjam
+import psutil
+import pytest
+
+from support.served import Served
+from support.topics import Topics
+from support.wire import (
+    CREATE_TOPICS,
+    FETCH,
+    METADATA,
+    PRODUCE,
+    Closed,
+    Wire,
+    batch,
+    fetch_tree,
+    produce,
+    produce_tree,
+    record,
+)
+
+MEGABYTE = 1 << 20
+GROWTH_MAX = 64 * MEGABYTE
+FRAME = 100 * MEGABYTE
+pytestmark = pytest.mark.usefixtures("only_moldau")
+
+
+class Watched:
+    def __init__(self, served: Served) -> None:
+        self.bootstrap = served.bootstrap
+        self._process = psutil.Process(served.pid)
+        with Wire(self.bootstrap) as wire:
+            wire.ask(METADATA, 12, {"topics": []})
+        self._before = self._process.memory_info().rss
+        self._peak_file = Path(f"/proc/{served.pid}/status")
+
+    def grown(self) -> int:
+        return self._process.memory_info().rss - self._before
+
+    def peak_growth(self) -> int:
+        """By how much the process was ever larger than at its start."""
+        for line in self._peak_file.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 - self._before
+        raise LookupError("the kernel does not tell the peak")
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    with Served(tmp_path / "data") as served:
+        yield Watched(served)
+
+
+def sent_and_closed(bootstrap: str, frame: bytes) -> None:
+    """Sends a request that must end in a closed connection, or an answer."""
+    with Wire(bootstrap) as wire:
+        with contextlib.suppress(ConnectionError):
+            wire.send_frame(frame)
+        with contextlib.suppress(Closed):
+            wire.receive_frame()
+
+
+def header(api_key: int, version: int) -> bytes:
+    return struct.pack(">hhih", api_key, version, 7, 3) + b"raw"
+
+
+@pytest.mark.parametrize("api_key", [PRODUCE, FETCH, METADATA, CREATE_TOPICS])
+@pytest.mark.parametrize("count", [1_000_000, 100_000_000, 2**31 - 1])
+def test_huge_element_counts_allocate_nothing(watched: Watched, api_key: int, count: int) -> None:
+    version = {PRODUCE: 3, FETCH: 4, METADATA: 1, CREATE_TOPICS: 2}[api_key]
+    fixed = {PRODUCE: b"\xff\xff\xff\xff\x00\x00\x10\x00", FETCH: bytes(17)}.get(api_key, b"")
+    sent_and_closed(watched.bootstrap, header(api_key, version) + fixed + struct.pack(">i", count))
+    assert watched.peak_growth() < GROWTH_MAX
+
+
+def test_millions_of_tagged_fields_are_refused(watched: Watched) -> None:
+    tags = b"\xff\xff\x7f" + b"\x05\x00" * 2_000_000
+    sent_and_closed(watched.bootstrap, header(METADATA, 12) + tags)
+    sent_and_closed(watched.bootstrap, header(METADATA, 12) + b"\x00\x01\x00\x00" + tags)
+    assert watched.peak_growth() < GROWTH_MAX
+
+
+def test_millions_of_tiny_elements_do_not_multiply(watched: Watched) -> None:
+    """Twenty megabytes of empty topic names: each byte must not become hundreds."""
+    count = 10_000_000
+    sent_and_closed(watched.bootstrap, header(METADATA, 1) + struct.pack(">i", count) + bytes(2 * count))
+    assert watched.peak_growth() < 40 * MEGABYTE + GROWTH_MAX
+
+
+@pytest.mark.parametrize("count", [50_000, 900_000])
+def test_many_small_elements_stay_bounded(watched: Watched, count: int) -> None:
+    sent_and_closed(watched.bootstrap, header(METADATA, 1) + struct.pack(">i", count) + bytes(2 * count))
+    assert watched.peak_growth() < 128 * MEGABYTE
+
+
+def test_announced_frames_cost_nothing_until_they_come(watched: Watched) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            wire = stack.enter_context(Wire(watched.bootstrap))
+            wire.send_raw(struct.pack(">i", FRAME) + bytes(10))
+        with Wire(watched.bootstrap) as other:
+            assert other.ask(METADATA, 1, {"topics": []})["topics"] == []
+        assert watched.peak_growth() < GROWTH_MAX
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "lz4", "snappy"])
+@pytest.mark.parametrize(
+    "setting", [{"compression_type": "uncompressed"}, {"cleanup_policy": "compact"}], ids=str
+)
+def test_a_decompression_bomb_stays_small(watched: Watched, codec: str, setting: dict[str, str]) -> None:
+    """Two gigabytes of zeros in a batch that itself is small enough to be taken."""
+    topics = Topics(watched.bootstrap)
+    topic = topics.create(max_message_bytes=90 * MEGABYTE, **setting)
+    zeros = bytes(256 * MEGABYTE)
+    number, squeezed = {
+        "gzip": (1, lambda: bytes(cramjam.gzip.compress(zeros)) * 8),
+        "snappy": (2, lambda: xerial(zeros)),
+        "lz4": (3, lambda: bytes(cramjam.lz4.compress(zeros)) * 8),
+        "zstd": (4, lambda: bytes(cramjam.zstd.compress(zeros)) * 8),
+    }[codec]
+    with Wire(watched.bootstrap, timeout_s=60) as wire:
+        code, _ = produce(wire, topic, batch(attributes=number, records=squeezed()))
+        assert code in (2, 10, 87)
+        assert produce(wire, topic, batch(key=b"k"))[0] == 0
+    assert watched.peak_growth() < 400 * MEGABYTE
+
+
+def xerial(zeros: bytes) -> bytes:
+    block = bytes(cramjam.snappy.compress_raw(zeros[: 32 * MEGABYTE]))
+    return b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01" + (struct.pack(">i", len(block)) + block) * 24
+
+
+def test_many_clients_that_send_at_once_stay_within_the_budget(watched: Watched) -> None:
+    topic = Topics(watched.bootstrap).create()
+    large = batch([bytes(900_000)])
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(watched.bootstrap)) for _ in range(30)]
+        for _ in range(10):
+            for wire in wires:
+                wire.send(PRODUCE, 9, produce_tree(topic, large))
+            for wire in wires:
+                wire.receive(PRODUCE, 9)
+    assert watched.peak_growth() < 400 * MEGABYTE
+    assert watched.grown() < 150 * MEGABYTE
+
+
+def test_clients_that_never_read_stay_within_bounds(watched: Watched) -> None:
+    topic = Topics(watched.bootstrap).create()
+    with Wire(watched.bootstrap) as wire:
+        for _ in range(10):
+            assert produce(wire, topic, batch([bytes(900_000)]))[0] == 0
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            deaf = stack.enter_context(Wire(watched.bootstrap, timeout_s=1))
+            with contextlib.suppress(TimeoutError):
+                for _ in range(100):
+                    deaf.send(FETCH, 12, fetch_tree(topic, 0, partition_max_bytes=10 * MEGABYTE))
+        with Wire(watched.bootstrap) as other:
+            assert produce(other, topic, batch([record(0, b"x")]))[0] == 0
+        assert watched.peak_growth() < 300 * MEGABYTE

@@ -1,0 +1,137 @@
+"""Kafka's own DumpLogSegments reads what Moldau wrote: segments, indexes, producer snapshots and the metadata log."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from command_line import Tools
+from confluent_kafka import Producer
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+
+from support.served import Served
+from support.topics import QUIET, Topics
+
+DUMP = "org.apache.kafka.tools.DumpLogSegments"
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+RECORDS = 200
+
+
+@dataclass
+class Written:
+    """The data directory of a node that has ended, and what is in it."""
+
+    data_dir: Path
+    topic_of: dict[str, str]
+    """By codec."""
+    idempotent_topic: str
+    deleted_topic: str
+
+
+def value(number: int) -> str:
+    return f"value-{number:06d}-" + "abc" * 200
+
+
+def produce(bootstrap: str, topic: str, **settings: object) -> None:
+    named = {key.replace("_", "."): setting for key, setting in settings.items()}
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "batch.num.messages": 10, "linger.ms": 5, **QUIET, **named}
+    )
+    for number in range(RECORDS):
+        producer.produce(topic, value(number), key=f"key-{number}", headers=[("h", b"1")])
+    assert producer.flush(20) == 0
+
+
+@pytest.fixture(scope="module")
+def written(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    with Served(tmp_path_factory.mktemp("dumped") / "data") as served:
+        topics = Topics(served.bootstrap)
+        topic_of = {codec: topics.create(segment_bytes=60_000, index_interval_bytes=1024) for codec in CODECS}
+        for codec, topic in topic_of.items():
+            produce(served.bootstrap, topic, compression_type=codec)
+        idempotent = topics.create(segment_bytes=60_000)
+        produce(served.bootstrap, idempotent, enable_idempotence=True)
+        change = ConfigEntry("retention.ms", "12345", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, idempotent, incremental_configs=[change])
+        topics.admin.incremental_alter_configs([resource])[resource].result(20)
+        topics.admin.create_partitions([NewPartitions(idempotent, 3)])[idempotent].result(20)
+        deleted = topics.create()
+        topics.admin.delete_topics([deleted])[deleted].result(20)
+        assert served.stop() == 0
+        yield Written(served.data_dir, topic_of, idempotent, deleted)
+
+
+def files(written: Written, topic: str, suffix: str) -> list[str]:
+    found = sorted(str(path) for path in (written.data_dir / f"{topic}-0").glob(f"*{suffix}"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_segments_are_read_record_by_record(tools: Tools, written: Written, codec: str) -> None:
+    segments = files(written, written.topic_of[codec], ".log")
+    printed = tools.run(DUMP, "--files", ",".join(segments), "--deep-iteration", "--print-data-log")
+    assert "isvalid: false" not in printed
+    assert set(re.findall(r"compresscodec: (\w+)", printed)) == {codec}
+    offsets = [int(offset) for offset in re.findall(r"^\| offset: (\d+) ", printed, re.MULTILINE)]
+    assert offsets == list(range(RECORDS))
+    payloads = re.findall(r"key: (\S+) payload: (\S+)", printed)
+    assert payloads == [(f"key-{number}", value(number)) for number in range(RECORDS)]
+
+
+def test_large_topics_have_several_segments(written: Written) -> None:
+    assert len(files(written, written.topic_of["none"], ".log")) >= 2
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_offset_and_time_indexes_pass_kafkas_checks(tools: Tools, written: Written, codec: str) -> None:
+    topic = written.topic_of[codec]
+    indexes = files(written, topic, ".index") + files(written, topic, ".timeindex")
+    printed = tools.run(DUMP, "--files", ",".join(indexes), "--index-sanity-check")
+    assert printed.count("passed sanity check") == len(indexes)
+    # Without the sanity check the tool looks every entry up in its segment and says where they differ.
+    printed = tools.run(DUMP, "--files", ",".join(indexes), "--verify-index-only")
+    for complaint in (
+        "Mismatches in",
+        "Found timestamp mismatch",
+        "Found out of order timestamp",
+        "Exception",
+    ):
+        assert complaint not in printed
+
+
+def test_indexes_have_entries(tools: Tools, written: Written) -> None:
+    topic = written.topic_of["none"]
+    printed = tools.run(DUMP, "--files", files(written, topic, ".index")[0])
+    assert len(re.findall(r"^offset: \d+ position: \d+", printed, re.MULTILINE)) > 5
+    printed = tools.run(DUMP, "--files", files(written, topic, ".timeindex")[0])
+    assert re.search(r"^timestamp: \d+ offset: \d+", printed, re.MULTILINE)
+
+
+def test_producer_snapshots_name_the_producer(tools: Tools, written: Written) -> None:
+    snapshots = files(written, written.idempotent_topic, ".snapshot")
+    printed = tools.run(DUMP, "--files", snapshots[-1])
+    (producer,) = re.findall(r"producerId: (\d+) producerEpoch: (\d+) .*lastSequence: (\d+)", printed)
+    assert producer[1:] == ("0", str(RECORDS - 1))
+
+
+def test_the_metadata_log_is_kafkas(tools: Tools, written: Written) -> None:
+    log = written.data_dir / "__cluster_metadata-0" / "00000000000000000000.log"
+    printed = tools.run(DUMP, "--files", str(log), "--cluster-metadata-decoder")
+    assert "isvalid: false" not in printed
+    assert "Error" not in printed
+    assert "LeaderChange" in printed
+    types = set(re.findall(r'"type":"(\w+)"', printed))
+    assert {
+        "FEATURE_LEVEL_RECORD",
+        "REGISTER_BROKER_RECORD",
+        "TOPIC_RECORD",
+        "PARTITION_RECORD",
+        "CONFIG_RECORD",
+        "PRODUCER_IDS_RECORD",
+        "REMOVE_TOPIC_RECORD",
+    } <= types
+    for topic in (*written.topic_of.values(), written.idempotent_topic, written.deleted_topic):
+        assert f'"name":"{topic}"' in printed
+    assert '"name":"retention.ms","value":"12345"' in printed

@@ -1,0 +1,94 @@
+"""Leader epochs of a log: where each began, and what a replica that asks for an epoch's end is told."""
+
+import pytest
+
+from moldau.errors import CorruptRecordError
+from moldau.logs.epochs import EpochHistory
+
+
+def history(*entries: tuple[int, int]) -> EpochHistory:
+    epochs = EpochHistory()
+    for epoch, offset in entries:
+        epochs.assign(epoch, offset)
+    return epochs
+
+
+def test_an_epoch_begins_where_it_was_first_assigned() -> None:
+    epochs = history((0, 0), (0, 5), (2, 10), (2, 11), (3, 20))
+    assert list(epochs) == [(0, 0), (2, 10), (3, 20)]
+    assert epochs.latest == 3
+    assert [epochs.epoch_at(offset) for offset in (0, 9, 10, 19, 20, 99)] == [0, 0, 2, 2, 3, 3]
+
+
+def test_what_contradicts_a_new_assignment_goes() -> None:
+    assert list(history((1, 0), (2, 10), (3, 20), (4, 15))) == [(1, 0), (2, 10), (4, 15)]
+    assert list(history((1, 0), (3, 10), (5, 20), (2, 30))) == [(1, 0), (2, 30)]
+    assert list(history((1, 0), (2, 10), (3, 10))) == [(1, 0), (3, 10)]
+
+
+def test_batches_without_an_epoch_say_nothing() -> None:
+    assert list(history((-1, 0))) == []
+
+
+def test_the_end_of_an_epoch() -> None:
+    epochs = history((1, 5), (3, 10), (4, 20))
+    assert epochs.epoch_end(4, 30) == (4, 30)
+    assert epochs.epoch_end(3, 30) == (3, 20)
+    assert epochs.epoch_end(2, 30) == (1, 10)
+    assert epochs.epoch_end(1, 30) == (1, 10)
+    assert epochs.epoch_end(0, 30) == (0, 5)
+    assert epochs.epoch_end(5, 30) == (-1, -1)
+    assert epochs.epoch_end(-1, 30) == (-1, -1)
+    assert EpochHistory().epoch_end(0, 30) == (-1, -1)
+
+
+def test_truncation_at_the_end() -> None:
+    epochs = history((1, 0), (2, 10), (3, 20))
+    epochs.truncate_from_end(20)
+    assert list(epochs) == [(1, 0), (2, 10)]
+    epochs.truncate_from_end(15)
+    assert (list(epochs), epochs.latest) == ([(1, 0), (2, 10)], 2)
+    epochs.clear()
+    assert (list(epochs), epochs.latest) == ([], -1)
+
+
+def test_truncation_at_the_start() -> None:
+    epochs = history((1, 0), (2, 10), (3, 20))
+    epochs.truncate_from_start(15)
+    assert list(epochs) == [(2, 15), (3, 20)]
+    epochs.truncate_from_start(20)
+    assert list(epochs) == [(3, 20)]
+    epochs.truncate_from_start(50)
+    assert list(epochs) == [(3, 50)]
+    empty = EpochHistory()
+    empty.truncate_from_start(5)
+    assert list(empty) == []
+
+
+def test_the_file_is_kafkas() -> None:
+    epochs = history((1, 0), (2, 10))
+    assert epochs.to_text() == "0\n2\n1 0\n2 10\n"
+    assert EpochHistory.from_text(epochs.to_text()) == epochs
+    assert EpochHistory.from_text("0\n0\n") == EpochHistory()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "1\n0\n",
+        "0\n1\n",
+        "0\n2\n1 0\n",
+        "0\n1\n1 0\n2 5\n",
+        "0\n1\n1 x\n",
+        "0\n2\n2 0\n1 5\n",
+        "0\n2\n1 5\n2 5\n",
+        "0\n1\n1 0",
+        "0\n1\n1 -3\n",
+        "0\n-1\n",
+    ],
+)
+def test_a_damaged_file_is_refused(text: str) -> None:
+    with pytest.raises(CorruptRecordError):
+        EpochHistory.from_text(text)

@@ -1,0 +1,200 @@
+"""Producer state: which batches are new, which are repetitions and which are out of order."""
+
+import struct
+
+import crc32c
+import pytest
+
+from moldau.errors import (
+    CorruptRecordError,
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    OutOfOrderSequenceError,
+)
+from moldau.logs.producers import ProducerStates
+from moldau.records.batch import SEQUENCE_LIMIT, Batch
+from support.logs import batch_at
+
+
+def produced(
+    sequence: int,
+    count: int = 1,
+    *,
+    offset: int = 0,
+    epoch: int = 0,
+    producer: int = 7,
+    timestamp_ms: int = 5,
+) -> Batch:
+    return batch_at(
+        offset,
+        [b"v"] * count,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        timestamp_ms=timestamp_ms,
+    )
+
+
+def states_after(*batches: Batch) -> ProducerStates:
+    states = ProducerStates()
+    for batch in batches:
+        assert states.check(batch) is None
+        states.update(batch)
+    return states
+
+
+def six_batches() -> ProducerStates:
+    return states_after(*(produced(2 * number, 2, offset=10 * number) for number in range(6)))
+
+
+def test_sequences_that_follow_are_new() -> None:
+    states = states_after(produced(0, 3), produced(3, 2, offset=3), produced(5, offset=5))
+    state = states.get(7)
+    assert state is not None
+    assert (state.last_sequence, state.last_offset) == (5, 5)
+
+
+def test_each_of_the_last_five_batches_is_recognised() -> None:
+    states = six_batches()
+    for number in range(1, 6):
+        repeated = states.check(produced(2 * number, 2))
+        assert repeated is not None
+        assert (repeated.base_offset, repeated.last_offset) == (10 * number, 10 * number + 1)
+        assert repeated.timestamp_ms == 6
+
+
+def test_an_older_repetition_is_a_duplicate_without_offset() -> None:
+    with pytest.raises(DuplicateSequenceError):
+        six_batches().check(produced(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("sequence", "count"),
+    [(13, 1), (11, 1), (10, 1), (10, 3), (2, 4), (1, 2), (0, 20), (SEQUENCE_LIMIT - 2, 2)],
+    ids=[
+        "gap",
+        "second half of the last batch",
+        "first half of the last batch",
+        "last batch and more",
+        "two batches as one",
+        "straddles what is forgotten",
+        "overlaps everything",
+        "never written, though behind if one counts around",
+    ],
+)
+def test_anything_else_is_out_of_order(sequence: int, count: int) -> None:
+    with pytest.raises(OutOfOrderSequenceError):
+        six_batches().check(produced(sequence, count))
+
+
+def test_what_was_never_seen_is_no_duplicate() -> None:
+    # The producer's first batch here was number 10: what came before may or may not have been written.
+    states = states_after(produced(10))
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(9))
+
+
+def test_an_unknown_producer_may_begin_anywhere() -> None:
+    assert ProducerStates().check(produced(1234)) is None
+
+
+def test_a_new_epoch_begins_at_zero() -> None:
+    states = states_after(produced(0), produced(1))
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(2, epoch=1))
+    fresh = produced(0, epoch=1, offset=2)
+    assert states.check(fresh) is None
+    states.update(fresh)
+    with pytest.raises(InvalidProducerEpochError):
+        states.check(produced(2, epoch=0))
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(2, epoch=1))
+
+
+def test_sequences_wrap() -> None:
+    last = SEQUENCE_LIMIT - 1
+    states = states_after(produced(last - 2, 2), produced(last, 3, offset=2), produced(2, offset=5))
+    repeated = states.check(produced(last, 3))
+    assert repeated is not None
+    assert (repeated.first_sequence, repeated.last_sequence, repeated.base_offset) == (last, 1, 2)
+    for number in range(3, 8):
+        states.update(produced(number, offset=number + 3))
+    with pytest.raises(DuplicateSequenceError):
+        states.check(produced(last, 3))
+
+
+def test_batches_without_sequences_are_let_through() -> None:
+    states = states_after(produced(0))
+    assert states.check(batch_at(0, [b"v"])) is None
+    states.update(batch_at(1, [b"v"]))
+    assert len(states) == 1
+
+
+def test_a_control_batch_brings_its_epoch_and_no_sequence() -> None:
+    states = states_after(produced(0))
+    marker = batch_at(1, [b"v"], producer_id=7, producer_epoch=1, control=True, transactional=True)
+    states.update(marker)
+    state = states.get(7)
+    assert state is not None
+    assert (state.epoch, state.last_sequence) == (1, -1)
+    assert states.check(produced(0, epoch=1)) is None
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(1, epoch=1))
+
+
+def test_idle_producers_expire_whatever_their_records_say_of_the_time() -> None:
+    states = states_after(produced(0, timestamp_ms=1), produced(0, producer=8, timestamp_ms=1))
+    states.expire(1_000_000, 100)
+    states.update(produced(1, producer=8, offset=1, timestamp_ms=2))
+    states.expire(1_000_100, 100)
+    assert [state.producer_id for state in states] == [8]
+    states.expire(1_000_199, 100)
+    assert [state.producer_id for state in states] == [8]
+    states.expire(1_000_200, 100)
+    assert not len(states)
+
+
+def test_a_snapshot_brings_everything_back() -> None:
+    states = six_batches()
+    states.update(produced(0, producer=9, offset=70))
+    states.update(batch_at(71, [b"v"], producer_id=10, producer_epoch=3, control=True))
+    again = ProducerStates()
+    again.restore(states.snapshot())
+    assert again.snapshot() == states.snapshot()
+    repeated = again.check(produced(2, 2))
+    assert repeated is not None
+    assert repeated.base_offset == 10
+    with pytest.raises(DuplicateSequenceError):
+        again.check(produced(0, 2))
+    marker_only = again.get(10)
+    assert marker_only is not None
+    assert (marker_only.epoch, marker_only.last_sequence, marker_only.last_offset) == (3, -1, -1)
+
+
+def test_a_snapshot_begins_as_kafka_writes_it() -> None:
+    data = states_after(produced(0, 3, offset=40, timestamp_ms=5)).snapshot()
+    version, checksum, count = struct.unpack_from(">hIi", data)
+    assert (version, count) == (1, 1)
+    assert checksum == crc32c.crc32c(data[6:])
+    assert struct.unpack_from(">qhiqiqiq", data, 10) == (7, 0, 2, 42, 2, 7, -1, -1)
+
+
+def test_kafkas_own_snapshot_can_be_read() -> None:
+    body = struct.pack(">i", 1) + struct.pack(">qhiqiqiq", 7, 2, 11, 99, 4, 1234, -1, -1)
+    states = ProducerStates()
+    states.restore(struct.pack(">hI", 1, crc32c.crc32c(body)) + body)
+    repeated = states.check(produced(7, 5, epoch=2))
+    assert repeated is not None
+    assert (repeated.base_offset, repeated.last_offset, repeated.timestamp_ms) == (95, 99, 1234)
+
+
+def test_a_damaged_snapshot_is_refused() -> None:
+    data = six_batches().snapshot()
+    for length in range(len(data)):
+        with pytest.raises(CorruptRecordError):
+            ProducerStates().restore(data[:length])
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x10
+        with pytest.raises(CorruptRecordError):
+            ProducerStates().restore(bytes(damaged))
