@@ -30,7 +30,7 @@ run: .venv/.runtime
 	$(BIN)/moldau serve $(ARGS)
 
 test: .venv/.development
-	$(BIN)/python -m pytest tests --ignore=tests/interop $(ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/interop -m "not slow" $(ARGS)
 
 check: .venv/.development
 	$(BIN)/ruff check .

@@ -239,3 +239,22 @@ def test_clocks_of_hosts_differ_and_wall_clocks_jump() -> None:
         assert a.clock.wall_ms() < before[1]
 
     simulation.run(main, 10_000)
+
+
+def test_a_host_may_be_crashed_while_much_of_its_work_is_ready_to_run() -> None:
+    simulation = Simulation(5)
+    host = simulation.add_host("a")
+    ran: list[int] = []
+
+    async def main() -> None:
+        async def schedule() -> None:
+            for number in range(10):
+                asyncio.get_running_loop().call_soon(ran.append, number)
+
+        await host.run(asyncio.sleep(0))
+        host.spawn(schedule())
+        asyncio.get_running_loop().call_soon(host.crash)
+        await asyncio.sleep(1)
+
+    simulation.run(main, 10_000)
+    assert ran == []

@@ -44,7 +44,9 @@ def test_a_seed_replays_in_another_process_with_another_hash_seed() -> None:
     assert hashes == {run_seed(3).trace_hash}
 
 
-@pytest.mark.parametrize(("ablation", "seeds"), [("fsync", (0, 3)), ("metadata-fsync", (0, 3))])
+@pytest.mark.parametrize(
+    ("ablation", "seeds"), [("fsync", (0,)), ("directory-sync", (0, 3)), ("metadata-fsync", (0, 4))]
+)
 def test_a_node_whose_syncs_do_nothing_is_caught(ablation: str, seeds: tuple[int, ...]) -> None:
     assert all(run_seed(seed, ablation).violations for seed in seeds)
 

@@ -1,5 +1,5 @@
-"""Producers that keep what they were told, and the check that a topic holds it: every acknowledged record at its offset,
-once, in order."""
+"""Producers that keep what they were told, and the check that a topic holds it: every acknowledged record at its
+offset, once, in order."""
 
 import time
 from dataclasses import dataclass, field

@@ -14,7 +14,7 @@ import pytest
 
 from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
-from moldau.connections.connection import REQUESTS_IN_FLIGHT_MAX, CloseConnectionError, Connection
+from moldau.connections.connection import REQUESTS_IN_FLIGHT_MAX, CloseConnectionError
 from moldau.connections.frames import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
 from moldau.connections.large_frames import LargeFrames
 from moldau.connections.listener import Listener
@@ -352,5 +352,185 @@ def test_stopping_answers_what_is_under_way_and_takes_nothing_new(run: Run) -> N
     run(main())
 
 
-def test_a_connection_is_a_buffered_protocol() -> None:
-    assert issubclass(Connection, asyncio.BufferedProtocol)
+def test_answers_in_front_of_a_request_that_closes_the_connection_still_leave(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if bytes(frame) == b"bad":
+            raise CloseConnectionError("cannot be read")
+        await asyncio.sleep(0.02)
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"one") + framed(b"two") + framed(b"bad") + framed(b"never begun"))
+            assert await read_frame(reader) == b"one"
+            assert await read_frame(reader) == b"two"
+            assert await reader.read() == b""
+            reader, writer = await server.connect()
+            writer.write(framed(b"one") + struct.pack(">i", -5))
+            assert await read_frame(reader) == b"one"
+            assert await reader.read() == b""
+
+    run(main())
+
+
+def test_a_request_parked_in_front_does_not_hold_the_budget_of_those_behind(run: Run) -> None:
+    parked: list[asyncio.Future[None]] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if bytes(frame) == b"park":
+            parked.append(asyncio.get_running_loop().create_future())
+            await parked[-1]
+        return [framed(b"done")]
+
+    async def main() -> None:
+        limits = {
+            "queued.max.request.bytes": "200000",
+            "socket.request.max.bytes": "100000",
+            "message.max.bytes": "60000",
+        }
+        async with Server(answer, **limits) as server:
+            _, hog = await server.connect()
+            hog.write(framed(b"park") + framed(bytes(90_000)) * 20)
+            await asyncio.sleep(0.1)
+            reader, writer = await server.connect()
+            writer.write(framed(b"small"))
+            assert await asyncio.wait_for(read_frame(reader), 5) == b"done"
+            parked[0].set_result(None)
+            hog.close()
+            writer.close()
+
+    run(main())
+
+
+def test_many_requests_in_one_packet_do_not_hold_up_other_connections(run: Run) -> None:
+    order: list[bytes] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        order.append(bytes(frame[:1]))
+        return [framed(b"ok")]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            _, many = await server.connect()
+            reader, one = await server.connect()
+            await asyncio.sleep(0.05)
+            many.write(framed(b"m") * 5000)
+            one.write(framed(b"1"))
+            await read_frame(reader)
+            assert order.index(b"1") < 4000, "the packet of 5000 was worked off as a whole first"
+            many.close()
+            one.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("leaves", ["half close", "slow"])
+def test_an_answer_on_its_way_is_not_cut_off(run: Run, tmp_path: Path, leaves: str) -> None:
+    size = 30_000_000
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(size)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [struct.pack(">i", size), FileSlice(file, 0, size)]
+
+    async def main() -> None:
+        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"file"))
+            if leaves == "half close":
+                writer.write_eof()
+            else:
+                await asyncio.sleep(2.5)
+            assert len(await read_frame(reader)) == size
+            writer.close()
+
+    run(main())
+
+
+def test_slices_that_end_where_a_turn_ends_leave_whole(run: Run, tmp_path: Path) -> None:
+    """A turn is 4 MiB: a slice that ends exactly there must not be taken for a file that is too short."""
+    piece = 4 * 1024 * 1024
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(3 * piece)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [struct.pack(">i", 3 * piece), *(FileSlice(file, part * piece, piece) for part in range(3))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"file"))
+            assert len(await read_frame(reader)) == 3 * piece
+            writer.close()
+
+    run(main())
+
+
+def test_a_file_shorter_than_promised_ends_its_connection(run: Run, tmp_path: Path) -> None:
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(100)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [struct.pack(">i", 1000), FileSlice(file, 0, 1000)]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"file"))
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await read_frame(reader)
+
+    run(main())
+
+
+def test_a_client_that_stops_in_the_middle_of_a_request_is_sent_home(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+            reader, writer = await server.connect()
+            writer.write(b"\x00\x00")
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+
+    run(main())
+
+
+# Large frames that are half received
+
+
+class Receiving:
+    def __init__(self) -> None:
+        self.resumed = 0
+
+    def may_read_on(self) -> None:
+        self.resumed += 1
+
+
+def test_the_frame_begun_first_can_always_be_finished() -> None:
+    frames = LargeFrames(100)
+    first, second, third = Receiving(), Receiving(), Receiving()
+    frames.received(first, 40)
+    frames.received(second, 70)
+    frames.received(third, 1)
+    assert not frames.is_held_back(first)
+    assert frames.is_held_back(second)
+    assert frames.is_held_back(third)
+    frames.received(first, 500)
+    frames.ended(first)
+    assert (second.resumed, third.resumed) == (1, 1)
+    assert not frames.is_held_back(third)
+
+
+def test_a_connection_that_goes_lets_the_next_one_in() -> None:
+    frames = LargeFrames(100)
+    first, second, third = Receiving(), Receiving(), Receiving()
+    frames.received(first, 10)
+    frames.received(second, 200)
+    frames.received(third, 10)
+    frames.ended(first)
+    assert (second.resumed, third.resumed) == (1, 0), "still over the limit: only the oldest goes on"
+    frames.ended(second)
+    assert third.resumed == 1

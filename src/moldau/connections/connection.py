@@ -145,8 +145,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._sender is not None:
             self._sender.close()
         self._large_frames.ended(self)
-        held = sum(map(len, self._waiting)) + sum(slot.charge for slot in self._slots)
-        self._waiting.clear()
+        self._drop_waiting()
+        held = sum(slot.charge for slot in self._slots)
         for slot in self._slots:
             slot.charge = 0
         self._slots.clear()
@@ -181,8 +181,7 @@ class Connection(asyncio.BufferedProtocol):
     def _may_begin(self) -> bool:
         assert self._sender is not None
         return (
-            self._refusal is None
-            and len(self._slots) < REQUESTS_IN_FLIGHT_MAX
+            len(self._slots) < REQUESTS_IN_FLIGHT_MAX
             and self._unsent_bytes < UNSENT_BYTES_MAX
             and self._sender.is_empty
         )
@@ -211,6 +210,7 @@ class Connection(asyncio.BufferedProtocol):
         if error is not None:
             slot.closes_because = str(error) or type(error).__name__
             self._refuse(slot.closes_because)
+            self._drop_waiting()
             if not isinstance(error, CloseConnectionError | asyncio.CancelledError):
                 log.error("a request could not be answered", peer=self.peer[0], why=repr(error))
         for part in parts or ():
@@ -288,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         if self._slots:
             return self._slots[0].closes_because is not None
-        return self._refusal is not None or (self._is_ending and not self._waiting)
+        return (self._refusal is not None or self._is_ending) and not self._waiting
 
     def may_be_closed(self, now: float, idle_s: float) -> bool:
         """Whether the client has been silent for too long: between requests, or in the middle of one."""
@@ -301,10 +301,13 @@ class Connection(asyncio.BufferedProtocol):
     def finish(self) -> None:
         """Takes no more requests; closes once those under way are answered."""
         self._is_ending = True
-        for frame in self._waiting:
-            self._budget.give_back(len(frame))
-        self._waiting.clear()
+        self._drop_waiting()
         self._advance()
+
+    def _drop_waiting(self) -> None:
+        dropped = sum(map(len, self._waiting))
+        self._waiting.clear()
+        self._budget.give_back(dropped)
 
     def close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

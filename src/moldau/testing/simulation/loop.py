@@ -228,7 +228,7 @@ class SimulatedLoop(EscapesForbidden):
         for _, owned in doomed:
             owned.context.run(_close_quietly, owned.coroutine)
         doomed.clear()
-        self._ready = deque(handle for handle in self._ready if handle.life is not life)
+        # What is ready is left to the round that is running, which passes over the dead.
         self._timers = [timer for timer in self._timers if timer[2].life is not life]
         heapq.heapify(self._timers)
         gc.collect()

@@ -1,0 +1,132 @@
+"""The long proofs in full, of which `make test` runs a sample: plays them, and writes down what came out.
+
+`make soak` runs all; `make soak ARGS="--only simulation"` one of them. Each result goes to docs/proof/ with the
+command that gave it and the commit it was taken on.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1]
+PROOFS = PROJECT / "docs" / "proof"
+SHOWN_LINES = 3
+
+
+@dataclass(frozen=True)
+class Proof:
+    name: str
+    claim: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    must_fail: bool = False
+    """For a safeguard that is switched off: the checker has to find that out."""
+
+
+SIMULATION = ("-m", "moldau.testing.simulation")
+FIRST_SEED = "1000"
+
+ALL = [
+    Proof(
+        "simulation",
+        "500 seeds, each with crashes, torn writes and disk faults: nothing acknowledged is lost, nothing is "
+        "there twice or out of order.",
+        (*SIMULATION, "--seeds", "500", "--start", FIRST_SEED),
+    ),
+    Proof(
+        "ablation-fsync",
+        "The same with a disk whose syncs do nothing: the checker catches it.",
+        (*SIMULATION, "--seeds", "50", "--start", FIRST_SEED, "--ablation", "fsync"),
+        must_fail=True,
+    ),
+    Proof(
+        "replay",
+        "One seed, 100 runs in processes with different hash seeds: one trace hash.",
+        ("-m", "pytest", "tests/simulation", "-q", "-k", "replay"),
+        {"MOLDAU_REPLAYS": "100"},
+    ),
+    Proof(
+        "kill-nine",
+        "A real process killed with SIGKILL 100 times in the middle of acks=all production: every "
+        "acknowledged record is there, once, in order.",
+        ("-m", "pytest", "tests/crash/test_kill_nine.py", "-q"),
+        {"MOLDAU_KILLS": "100"},
+    ),
+    Proof(
+        "slow-tests",
+        "The log's model test and its power cuts at every point, and the fuzzing of every decoder, at length.",
+        ("-m", "pytest", "tests", "--ignore=tests/interop", "-q", "-m", "slow"),
+    ),
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--only", choices=[proof.name for proof in ALL])
+    options = parser.parse_args()
+    failed = [proof.name for proof in ALL if options.only in (None, proof.name) and not play(proof)]
+    if failed:
+        print(f"not proven: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def play(proof: Proof) -> bool:
+    print(f"{proof.name}: {proof.claim}", flush=True)
+    began = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, *proof.command],
+        cwd=PROJECT,
+        env={**os.environ, **proof.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - began
+    held = (run.returncode != 0) == proof.must_fail
+    shown = [line for line in run.stdout.replace("\r", "\n").splitlines() if line.strip()][-SHOWN_LINES:]
+    print(
+        f"{proof.name}: {'holds' if held else 'DOES NOT HOLD'} after {seconds:.0f} s",
+        *shown,
+        sep="\n  ",
+        flush=True,
+    )
+    if not held:
+        print(run.stdout[-4000:], run.stderr[-4000:], flush=True)
+    write_down(proof, held, seconds, shown)
+    return held
+
+
+def write_down(proof: Proof, held: bool, seconds: float, shown: list[str]) -> None:
+    variables = "".join(f"{name}={value} " for name, value in proof.environment.items())
+    lines = [
+        f"# {proof.name}",
+        "",
+        proof.claim,
+        "",
+        f"- Result: {'holds' if held else 'does not hold'}",
+        f"- Command: `{variables}python {' '.join(proof.command)}`"
+        + (" (must fail)" if proof.must_fail else ""),
+        f"- Commit: {git('rev-parse', '--short', 'HEAD')}{' with changes' if git('status', '--porcelain', 'src') else ''}",
+        f"- Took {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
+        "",
+        "```",
+        *shown,
+        "```",
+        "",
+    ]
+    PROOFS.mkdir(parents=True, exist_ok=True)
+    (PROOFS / f"{proof.name}.md").write_text("\n".join(lines))
+
+
+def git(*arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], cwd=PROJECT, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
