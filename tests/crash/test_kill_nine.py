@@ -5,8 +5,6 @@ import os
 import random
 from pathlib import Path
 
-import pytest
-
 from support.acknowledged import DEADLINE_S, PARTITIONS, at_most_once, check, everything, idempotent, produce
 from support.served import Served
 from support.topics import Topics
@@ -15,7 +13,6 @@ KILLS = int(os.environ.get("MOLDAU_KILLS", "20"))
 SEED = int(os.environ.get("MOLDAU_SEED", "1"))
 
 
-@pytest.mark.slow
 def test_acknowledged_records_survive_kill_nine(tmp_path: Path, only_moldau: None) -> None:
     chance = random.Random(SEED)
     with Served(tmp_path / "data") as served:

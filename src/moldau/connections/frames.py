@@ -1,19 +1,21 @@
-"""Cutting a byte stream into frames without copying any byte more than once.
+"""Cutting a byte stream into frames without copying bytes more than needed.
 
 Small reads of all connections land in one shared buffer and are copied into a frame's own memory; the rest
 of a large frame is received straight into its place. A frame owns its memory, so record data in it stays
 valid while a request waits.
 """
 
-import mmap
 import struct
 from collections.abc import Iterator
 
 _SIZE = struct.Struct(">i")
 SHARED_BUFFER_SIZE = 256 * 1024
 LARGE_FROM = 128 * 1024
-"""From this size on a frame lives in anonymous memory that the kernel provides as bytes arrive: whoever
-only announces a hundred megabytes has cost nothing yet."""
+"""From this size on a frame that is half received counts as a large one (`large_frames.py`)."""
+_FIRST_BYTES = 64 * 1024
+_GROWTH = 4
+"""Memory for a frame grows with what has arrived: whoever only announces a hundred megabytes costs next to
+nothing. As a rule so much of a frame comes with its first read that it never has to grow."""
 
 
 class FrameTooLargeError(Exception):
@@ -31,7 +33,7 @@ class FrameReader:
         self._limit = frame_bytes_max
         self._leftover = b""
         """At most three bytes of a frame's size."""
-        self._frame: memoryview | None = None
+        self._frame: bytearray | None = None
         self._frame_size = 0
         self._filled = 0
 
@@ -46,7 +48,10 @@ class FrameReader:
 
     def buffer(self) -> memoryview:
         if self._frame is not None:
-            return self._frame[self._filled :]
+            # Not when the bytes are received: until then the event loop holds on to the memory it was given.
+            if self._filled == len(self._frame):
+                self._grow(self._frame)
+            return memoryview(self._frame)[self._filled :]
         kept = len(self._leftover)
         self._shared[:kept] = self._leftover
         return self._shared[kept:]
@@ -57,7 +62,7 @@ class FrameReader:
             self._filled += count
             if self._filled == self._frame_size:
                 frame, self._frame = self._frame, None
-                yield frame
+                yield memoryview(frame)
             return
         view = self._shared[: len(self._leftover) + count]
         self._leftover = b""
@@ -75,6 +80,11 @@ class FrameReader:
         self._leftover = bytes(view[position:end])
 
     def _begin(self, size: int, start: memoryview) -> None:
-        frame = memoryview(mmap.mmap(-1, size) if size >= LARGE_FROM else bytearray(size))
+        frame = bytearray(min(size, max(_FIRST_BYTES, len(start) * _GROWTH)))
         frame[: len(start)] = start
         self._frame, self._frame_size, self._filled = frame, size, len(start)
+
+    def _grow(self, frame: bytearray) -> None:
+        grown = bytearray(min(self._frame_size, len(frame) * _GROWTH))
+        grown[: self._filled] = frame
+        self._frame = grown

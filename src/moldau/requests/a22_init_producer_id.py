@@ -17,6 +17,8 @@ from moldau.wire.api_keys import ApiKey
 @handles(ApiKey.INIT_PRODUCER_ID, versions=(0, 5))
 async def init_producer_id(request: Any, session: Session, broker: Broker) -> Any:
     try:
+        if request.transactional_id == "":
+            raise InvalidRequestError("a transactional id must not be empty")
         if request.transactional_id is not None:
             raise TransactionalIdRefusedError("transactional producers are not served")
         _check_previous(request.get("producer_id", -1), request.get("producer_epoch", -1))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -116,6 +117,8 @@ class Host:
         if not self.is_up:
             raise RuntimeError(f"{self.name} is down already")
         simulation = self._simulation
+        # Exceptions that nobody took show when they are collected, and only while their host lives.
+        gc.collect()
         simulation.trace.add(simulation.loop.now_ns, "down", self.name)
         self._wall_error_ms = self.clock.wall_error_ms
         self._life.alive = False
