@@ -95,6 +95,8 @@ class Node:
         world, static = self._world, self._static
         await self._store.start()
         self._undo.push_async_callback(self._store.close)
+        if not self._store.was_closed_cleanly and self._store.found():
+            log.warning("the node did not stop cleanly: logs are checked and what was torn is cut off")
         bound = await self._bind()
         who = await self._identity()
         self._metadata = MetadataLoader(who.cluster_id)

@@ -50,7 +50,7 @@ class LeaderState:
 
     def check_epoch(self, known_epoch: int) -> None:
         """Refuses a caller that knows another leader epoch; NO_EPOCH is a caller that does not check."""
-        if known_epoch == NO_EPOCH or known_epoch == self.leader_epoch:
+        if known_epoch < 0 or known_epoch == self.leader_epoch:
             return
         if known_epoch < self.leader_epoch:
             raise FencedLeaderEpochError(f"leader epoch {known_epoch} is over: it is {self.leader_epoch} now")
