@@ -46,9 +46,8 @@ ALL = [
     ),
     Proof(
         "replay",
-        "One seed, 100 runs in processes with different hash seeds: one trace hash.",
-        ("-m", "pytest", "tests/simulation", "-q", "-k", "replay"),
-        {"MOLDAU_REPLAYS": "100"},
+        "One seed, 100 runs: one trace hash.",
+        (*SIMULATION, "--replay", FIRST_SEED, "--times", "100"),
     ),
     Proof(
         "kill-nine",
@@ -111,7 +110,7 @@ def write_down(proof: Proof, held: bool, seconds: float, shown: list[str]) -> No
         f"- Result: {'holds' if held else 'does not hold'}",
         f"- Command: `{variables}python {' '.join(proof.command)}`"
         + (" (must fail)" if proof.must_fail else ""),
-        f"- Commit: {git('rev-parse', '--short', 'HEAD')}{' with changes' if git('status', '--porcelain', 'src') else ''}",
+        f"- Commit: {commit()}",
         f"- Took {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
         "",
         "```",
@@ -121,6 +120,11 @@ def write_down(proof: Proof, held: bool, seconds: float, shown: list[str]) -> No
     ]
     PROOFS.mkdir(parents=True, exist_ok=True)
     (PROOFS / f"{proof.name}.md").write_text("\n".join(lines))
+
+
+def commit() -> str:
+    changed = " with changes" if git("status", "--porcelain", "src") else ""
+    return git("rev-parse", "--short", "HEAD") + changed
 
 
 def git(*arguments: str) -> str:
