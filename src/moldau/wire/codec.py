@@ -53,6 +53,9 @@ class Cursor:
 
     def unsigned_varint(self) -> int:
         data, position, result = self.data, self.position, 0
+        if position < self.end and data[position] < 0x80:
+            self.position = position + 1
+            return data[position]
         for shift in (0, 7, 14, 21, 28):
             if position >= self.end:
                 break
@@ -117,7 +120,7 @@ def _whole(read: Read) -> Callable[[memoryview], Message]:
         cursor = Cursor(data)
         try:
             message: Message = read(cursor)
-        except struct.error as error:
+        except (struct.error, IndexError) as error:
             raise DecodeError(str(error)) from None
         return message
 
@@ -125,6 +128,9 @@ def _whole(read: Read) -> Callable[[memoryview], Message]:
 
 
 def write_unsigned_varint(out: bytearray, value: int) -> None:
+    if value <= 0x7F:
+        out.append(value)
+        return
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
@@ -151,7 +157,11 @@ def _entity_reader(entity: type) -> Read:
         if flexible:
             for name, default in defaults:
                 values[name] = default
-            read_tags(cursor, tagged, values)
+            # Hardly any message has tags, so the common case costs no call.
+            if cursor.data[cursor.position] == 0:
+                cursor.position += 1
+            else:
+                read_tags(cursor, tagged, values)
         return message
 
     return read
@@ -314,8 +324,10 @@ def _entity_writer(entity: type) -> Write:
             if value is REQUIRED:
                 raise KeyError(f"{entity.__name__} needs a value for {name}")
             write_field(out, value)
-        if flexible:
+        if tagged:
             _write_tags(out, tagged, tree)
+        elif flexible:
+            out.append(0)
 
     return write
 

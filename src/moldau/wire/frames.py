@@ -38,6 +38,8 @@ def read_header(frame: memoryview) -> RequestHeader:
 
 def skip_tags(frame: memoryview, position: int) -> int:
     """Where the tagged fields that begin at `position` end."""
+    if position < len(frame) and frame[position] == 0:
+        return position + 1
     cursor = Cursor(frame, position)
     read_tags(cursor, _NO_TAGS, {})
     return cursor.position
