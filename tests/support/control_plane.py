@@ -45,6 +45,11 @@ class TestLog(MemoryLog):
         self.gate: asyncio.Event | None = None
         """Appends wait for it."""
         self.sync_gate: asyncio.Event | None = None
+        self.offline: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        return self.offline
 
     async def append(self, batches: Sequence[Batch]) -> None:
         await self._pause()

@@ -14,6 +14,7 @@ import pytest
 
 from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
+from moldau.connections.buffers import BufferPool
 from moldau.connections.connection import REQUESTS_IN_FLIGHT_MAX, CloseConnectionError
 from moldau.connections.frames import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
 from moldau.connections.large_frames import LargeFrames
@@ -37,7 +38,7 @@ def test_frames_come_out_however_the_bytes_come_in(seed: int) -> None:
     source = random.Random(seed)
     sent = [source.randbytes(source.choice([0, 1, 5, 100, 5000, 300_000])) for _ in range(30)]
     stream = memoryview(b"".join(map(framed, sent)))
-    reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), 1_000_000)
+    reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), BufferPool(), 1_000_000)
     got, position = [], 0
     while position < len(stream):
         room = reader.buffer()
@@ -51,7 +52,7 @@ def test_frames_come_out_however_the_bytes_come_in(seed: int) -> None:
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 1001, 2**31 - 1])
 def test_a_frame_of_an_impossible_size_is_refused(size: int) -> None:
-    reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), 1000)
+    reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), BufferPool(), 1000)
     reader.buffer()[:4] = struct.pack(">i", size)
     with pytest.raises(FrameTooLargeError):
         list(reader.received(4))
@@ -59,7 +60,7 @@ def test_a_frame_of_an_impossible_size_is_refused(size: int) -> None:
 
 def test_frames_own_their_memory() -> None:
     shared = memoryview(bytearray(SHARED_BUFFER_SIZE))
-    reader = FrameReader(shared, 1000)
+    reader = FrameReader(shared, BufferPool(), 1000)
     reader.buffer()[:7] = framed(b"abc")
     [frame] = reader.received(7)
     shared[:7] = bytes(7)
@@ -534,3 +535,39 @@ def test_a_connection_that_goes_lets_the_next_one_in() -> None:
     assert (second.resumed, third.resumed) == (1, 0), "still over the limit: only the oldest goes on"
     frames.ended(second)
     assert third.resumed == 1
+
+
+# Memory that is used again
+
+
+def test_a_buffer_is_used_again_once_nobody_looks_at_it() -> None:
+    pool = BufferPool()
+    buffer = pool.make(1_000_000)
+    view = memoryview(buffer)[10:20]
+    pool.give_back(buffer)
+    assert pool.take(1_000_000) is None, "a view of it is still held"
+    view.release()
+    del view
+    pool.give_back(buffer)
+    again = pool.take(900_000)
+    assert again is buffer
+    assert pool.take(900_000) is None
+
+
+def test_a_frame_that_is_kept_is_not_overwritten_by_the_next(run: Run) -> None:
+    kept: list[memoryview] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        kept.append(frame[:10])
+        return [framed(b"ok")]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            for number in range(10):
+                writer.write(framed(bytes([number]) * 1_000_000))
+                await read_frame(reader)
+            assert [bytes(view) for view in kept] == [bytes([number]) * 10 for number in range(10)]
+            writer.close()
+
+    run(main())

@@ -59,6 +59,7 @@ class Held:
         self._sync = log.make_durable
         self.release = asyncio.Event()
         self.error: Exception | None = None
+        self.is_for_good = True
         log.make_durable = self._make_durable  # type: ignore[method-assign]
 
         self._log = log
@@ -75,6 +76,9 @@ class Held:
         end_offset = self._log.end_offset
         await self.release.wait()
         if self.error is not None:
+            if self.is_for_good:
+                offline = {"failure": property(lambda _: "the disk is gone")}
+                self._log.__class__ = type("OfflineLog", (type(self._log),), offline)
             raise self.error
         self._log.durable_offset = end_offset
 
@@ -140,6 +144,28 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
             await partition.append([batch()])
         with pytest.raises(StorageError):
             await partition.read(0, 100)
+
+    with_partition(main())
+
+
+def test_a_sync_that_fails_for_the_moment_is_tried_again_with_the_next_append() -> None:
+    async def main() -> None:
+        partition = await opened()
+        held = Held(partition.log)
+        held.error, held.is_for_good = StorageError("no descriptors"), False
+        appended = await partition.append([batch()])
+        committing = partition.committing(appended.next_offset)
+        held.release.set()
+        assert committing is not None
+        with pytest.raises(StorageError):
+            await committing
+        assert partition.failure is None
+        held.error = None
+        appended = await partition.append([batch()])
+        committing = partition.committing(appended.next_offset)
+        if committing is not None:
+            await committing
+        assert partition.high_watermark == 2
 
     with_partition(main())
 

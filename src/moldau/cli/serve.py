@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -89,6 +90,9 @@ async def _serve_until_told(world: "World", settings: BrokerSettings) -> None:
         loop.add_signal_handler(number, asked, number)
     node = Node(world, settings, on_fatal=lambda _: told.set())
     await node.start()
+    # What the node is made of lives as long as the node: the collector need not look at it ever again.
+    gc.collect()
+    gc.freeze()
     sys.stdout.write(ready_line([each.address for each in node.addresses], settings))
     sys.stdout.flush()
     await told.wait()

@@ -13,7 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from moldau.connections.budget import Budget
-from moldau.connections.frames import FrameReader, FrameTooLargeError
+from moldau.connections.buffers import BufferPool
+from moldau.connections.frames import LARGE_FROM, FrameReader, FrameTooLargeError
 from moldau.connections.large_frames import LargeFrames
 from moldau.connections.sender import Part, Sender
 from moldau.eager import start_now
@@ -60,13 +61,15 @@ class Connection(asyncio.BufferedProtocol):
         self,
         *,
         shared_buffer: memoryview,
+        buffers: BufferPool,
         frame_bytes_max: int,
         budget: Budget,
         large_frames: LargeFrames,
         opened: "Callable[[Connection], Answer | None]",
         closed: "Callable[[Connection], None]",
     ) -> None:
-        self._frames = FrameReader(shared_buffer, frame_bytes_max)
+        self._frames = FrameReader(shared_buffer, buffers, frame_bytes_max)
+        self._buffers = buffers
         self._budget = budget
         self._large_frames = large_frames
         self._opened = opened
@@ -190,6 +193,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._answer is not None
         slot = _Slot(len(frame))
         self._slots.append(slot)
+        buffer = frame.obj if len(frame) >= LARGE_FROM else None
 
         def release() -> None:
             charge, slot.charge = slot.charge, 0
@@ -198,9 +202,13 @@ class Connection(asyncio.BufferedProtocol):
         def done(parts: Sequence[Part] | None, error: BaseException | None) -> None:
             self._tasks.pop(slot, None)
             release()
+            if isinstance(buffer, bytearray):
+                self._buffers.give_back(buffer)
             self._ended(slot, parts, error)
 
-        task = start_now(self._answer(frame, release), done)
+        answering = self._answer(frame, release)
+        del frame
+        task = start_now(answering, done)
         if task is not None:
             self._tasks[slot] = task
 

@@ -8,6 +8,8 @@ valid while a request waits.
 import struct
 from collections.abc import Iterator
 
+from moldau.connections.buffers import BufferPool
+
 _SIZE = struct.Struct(">i")
 SHARED_BUFFER_SIZE = 256 * 1024
 LARGE_FROM = 128 * 1024
@@ -26,10 +28,11 @@ class FrameReader:
     """The framing state of one connection. `buffer()` says where the next bytes go, `received(n)` gives the
     frames that they complete."""
 
-    __slots__ = ("_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
+    __slots__ = ("_buffers", "_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
 
-    def __init__(self, shared: memoryview, frame_bytes_max: int) -> None:
+    def __init__(self, shared: memoryview, buffers: BufferPool, frame_bytes_max: int) -> None:
         self._shared = shared
+        self._buffers = buffers
         self._limit = frame_bytes_max
         self._leftover = b""
         """At most three bytes of a frame's size."""
@@ -51,7 +54,7 @@ class FrameReader:
             # Not when the bytes are received: until then the event loop holds on to the memory it was given.
             if self._filled == len(self._frame):
                 self._grow(self._frame)
-            return memoryview(self._frame)[self._filled :]
+            return memoryview(self._frame)[self._filled : self._frame_size]
         kept = len(self._leftover)
         self._shared[:kept] = self._leftover
         return self._shared[kept:]
@@ -62,7 +65,7 @@ class FrameReader:
             self._filled += count
             if self._filled == self._frame_size:
                 frame, self._frame = self._frame, None
-                yield memoryview(frame)
+                yield memoryview(frame)[: self._frame_size]
             return
         view = self._shared[: len(self._leftover) + count]
         self._leftover = b""
@@ -80,11 +83,13 @@ class FrameReader:
         self._leftover = bytes(view[position:end])
 
     def _begin(self, size: int, start: memoryview) -> None:
-        frame = bytearray(min(size, max(_FIRST_BYTES, len(start) * _GROWTH)))
+        frame = self._buffers.take(size)
+        if frame is None:
+            frame = self._buffers.make(min(size, max(_FIRST_BYTES, len(start) * _GROWTH)))
         frame[: len(start)] = start
         self._frame, self._frame_size, self._filled = frame, size, len(start)
 
     def _grow(self, frame: bytearray) -> None:
-        grown = bytearray(min(self._frame_size, len(frame) * _GROWTH))
+        grown = self._buffers.make(min(self._frame_size, len(frame) * _GROWTH))
         grown[: self._filled] = frame
         self._frame = grown

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
+from moldau.connections.buffers import BufferPool
 from moldau.connections.connection import STALLED_AFTER_S, Answer, Connection
 from moldau.connections.frames import SHARED_BUFFER_SIZE
 from moldau.connections.large_frames import LargeFrames
@@ -36,6 +37,7 @@ class Listener:
         self._large_frames = large_frames
         self._opened = opened
         self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
+        self._buffers = BufferPool()
         self._server: asyncio.Server | None = None
         self._connections: dict[Connection, None] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -63,6 +65,7 @@ class Listener:
     def _make_connection(self) -> Connection:
         return Connection(
             shared_buffer=self._shared_buffer,
+            buffers=self._buffers,
             frame_bytes_max=self._settings().socket_request_max_bytes,
             budget=self._budget,
             large_frames=self._large_frames,

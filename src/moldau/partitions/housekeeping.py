@@ -44,6 +44,7 @@ class Housekeeping:
             await work()
 
     async def retention_round(self) -> None:
+        await self._partitions.open_again()
         for partition in self._partitions:
             if partition.is_leader and partition.failure is None:
                 await self._one(partition, partition.apply_retention(self._clock.wall_ms()))

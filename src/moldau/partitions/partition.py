@@ -204,9 +204,12 @@ class Partition:
             self._start_sync()
         elif isinstance(error, Exception):
             # Whatever went wrong, nobody may wait for a sync that will not come.
-            self.fail(
-                error if isinstance(error, StorageError) else StorageError(f"syncing failed: {error!r}")
-            )
+            known = error if isinstance(error, StorageError) else StorageError(f"syncing failed: {error!r}")
+            if known is error and self.log.failure is None:
+                # It may pass, and the next append tries again; but who waits now gets no promise.
+                self._refuse_waiting(known)
+            else:
+                self.fail(known)
 
     # Reading
 

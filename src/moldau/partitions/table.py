@@ -7,7 +7,14 @@ from uuid import UUID
 
 from moldau.errors import StorageError
 from moldau.logs.store import Log, LogName, LogStore
-from moldau.metadata.image import TOPIC_RESOURCE, ClusterDelta, ClusterImage, PartitionImage, TopicImage
+from moldau.metadata.image import (
+    EMPTY_IMAGE,
+    TOPIC_RESOURCE,
+    ClusterDelta,
+    ClusterImage,
+    PartitionImage,
+    TopicImage,
+)
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.settings.effective import EffectiveSettings
@@ -28,6 +35,7 @@ class PartitionTable:
         self._settings = settings
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._is_first_image = True
+        self._image = EMPTY_IMAGE
         self._damaged: dict[tuple[str, int], StorageError] = {}
 
     def get(self, topic: str, index: int) -> Partition | None:
@@ -53,6 +61,7 @@ class PartitionTable:
 
     async def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
         """Makes the table what the image says; a partition is open for clients when this returns."""
+        self._image = image
         if self._is_first_image:
             self._is_first_image = False
             await self._remove_strays(image)
@@ -73,7 +82,12 @@ class PartitionTable:
             opened = await self._open(LogName(*key), topic.topic_id)
             if opened is None:
                 return
-            partition = self._partitions[key] = Partition(opened.name, topic.topic_id, self._node_id, opened)
+            # Somebody else may have opened it meanwhile; the store then gave both the same log.
+            partition = self._partitions.get(key)
+            if partition is None:
+                partition = self._partitions[key] = Partition(
+                    opened.name, topic.topic_id, self._node_id, opened
+                )
         await partition.take_role(image)
 
     async def _open(self, name: LogName, topic_id: UUID) -> Log | None:
@@ -94,7 +108,7 @@ class PartitionTable:
                 if partition is not None:
                     del self._partitions[key]
                     await partition.close()
-                await self.store.remove(LogName(*key))
+                await self._remove_log(LogName(*key))
 
     async def _remove_strays(self, image: ClusterImage) -> None:
         """Logs of topics that were deleted while this node did not know: found on disk, in no image."""
@@ -102,7 +116,22 @@ class PartitionTable:
             topic = image.topics.get(name.topic)
             if name not in self._not_ours and (topic is None or topic.topic_id != topic_id):
                 log.info("removing the log of a deleted topic", partition=str(name))
-                await self.store.remove(name)
+                await self._remove_log(name)
+
+    async def _remove_log(self, name: LogName) -> None:
+        try:
+            await self.store.remove(name)
+        except StorageError as error:
+            # The topic is gone for everybody; what is left of it on disk goes with the next start.
+            log.error("the log of a deleted topic is not removed", partition=str(name), why=str(error))
+
+    async def open_again(self) -> None:
+        """Tries the partitions once more whose logs could not be opened for want of room or descriptors."""
+        for (topic, index), error in list(self._damaged.items()):
+            found = self._image.topics.get(topic)
+            if found is not None and isinstance(error.__cause__, OSError):
+                del self._damaged[topic, index]
+                await self._take_partition(found, found.partitions[index])
 
     def _configure(self, delta: ClusterDelta) -> None:
         everything = any(resource.type != TOPIC_RESOURCE for resource in delta.configs_changed)

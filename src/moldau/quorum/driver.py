@@ -6,7 +6,6 @@ because after a failed sync nobody knows what is on the disk.
 """
 
 import asyncio
-import errno
 from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
@@ -143,7 +142,8 @@ class Quorum:
         try:
             await self._log.append([batch])
         except StorageError as error:
-            if not _is_disk_full(error):
+            # An error that may pass (a full disk) has changed nothing and is the caller's alone.
+            if self._log.failure is not None:
                 self._fail(error)
             raise
         await self._take(Appended(batch.next_offset))
@@ -207,9 +207,3 @@ def _whole_batches(data: bytes) -> Iterator[Batch]:
             return
         yield Batch(view[position : position + size])
         position += size
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    """Then nothing was appended, the log is as it was, and there may be room again later."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)

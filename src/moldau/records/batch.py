@@ -141,10 +141,6 @@ class Batch:
         return self.base_timestamp if self.attributes & DELETE_HORIZON_MASK else None
 
     @property
-    def has_producer(self) -> bool:
-        return self.producer_id >= 0
-
-    @property
     def last_sequence(self) -> int:
         if self.base_sequence < 0:
             return NO_SEQUENCE

@@ -9,6 +9,7 @@ brought zstd, 8 messages for single errors, 9 the flexible encoding, 13 topic id
 """
 
 import asyncio
+from collections import Counter
 from typing import Any, NamedTuple
 
 from moldau.connections.connection import CloseConnectionError
@@ -46,16 +47,15 @@ async def produce(request: Any, session: Session, broker: Broker) -> Any:
     # Requests of one connection append one after the other, whatever each has to wait for: a producer
     # counts on its batches keeping their order.
     async with session.connection.appending:
-        seen: set[tuple[object, int]] = set()
+        repeated = _named_twice(request.topic_data)
         for topic in request.topic_data:
             name, topic_id = topic.get("name"), topic.get("topic_id")
             answers: list[dict[str, Any]] = []
             topics.append({"name": name, "topic_id": topic_id, "partition_responses": answers})
             for data in topic.partition_data:
                 try:
-                    if (name or topic_id, data.index) in seen:
+                    if repeated and (name or topic_id, data.index) in repeated:
                         raise InvalidRequestError("the partition is in the request twice")
-                    seen.add((name or topic_id, data.index))
                     partition = _find(broker, session, name, topic_id, data.index)
                     batches, append_time = _validated(broker, partition, request, data, session.api_version)
                     appended = await partition.append(batches, append_time, all_in_sync=acks == ALL)
@@ -77,6 +77,17 @@ class _Written(NamedTuple):
     partition: Partition
     appended: Appended
     answer: dict[str, Any]
+
+
+def _named_twice(topics: list[Any]) -> set[tuple[Any, int]]:
+    if len(topics) == 1 and len(topics[0].partition_data) == 1:
+        return set()
+    named = Counter(
+        (topic.get("name") or topic.get("topic_id"), data.index)
+        for topic in topics
+        for data in topic.partition_data
+    )
+    return {each for each, count in named.items() if count > 1}
 
 
 def _find(broker: Broker, session: Session, name: str | None, topic_id: Any, index: int) -> Partition:

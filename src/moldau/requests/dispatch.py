@@ -1,12 +1,12 @@
 """From a frame to the answer's frame: finds the handler, decodes for it, encodes what it gives."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from moldau.connections.connection import CloseConnectionError
 from moldau.observe.logging import get_logger
 from moldau.requests.broker import Broker
-from moldau.requests.registry import NO_ANSWER, Registry
+from moldau.requests.registry import NO_ANSWER, Handler, Registry
 from moldau.requests.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, decoder, encoder, uses_flexible_headers
@@ -17,10 +17,22 @@ log = get_logger(__name__)
 UNSUPPORTED_VERSION = 35
 
 
+class _Route(NamedTuple):
+    """How the requests of one API version are read, handled and answered."""
+
+    handler: Handler
+    decode: Callable[[memoryview], Any]
+    encode: Callable[[bytearray, Any], None]
+    is_flexible: bool
+    is_answer_flexible: bool
+    holds_frame: bool
+
+
 class Dispatcher:
     def __init__(self, broker: Broker, registry: Registry) -> None:
         self._broker = broker
         self._registry = registry
+        self._routes: dict[tuple[int, int], _Route] = {}
         self.bugs = 0
         """Requests that ended in an exception nobody planned for."""
 
@@ -33,29 +45,50 @@ class Dispatcher:
         """
         try:
             header = read_header(frame)
-            served = self._registry.get(header.api_key)  # type: ignore[call-overload]
-            if served is None:
-                raise CloseConnectionError(f"API {header.api_key} is not served")
-            if not served.low <= header.version <= served.high:
+            route = self._routes.get((header.api_key, header.version)) or self._find_route(header)
+            if route is None:
                 return self._unsupported_version(header)
-            flexible = uses_flexible_headers(header.api_key, header.version)
-            start = skip_tags(frame, header.body_start) if flexible else header.body_start
-            request = decoder(header.api_key, header.version, "request")(frame[start:])
+            start = skip_tags(frame, header.body_start) if route.is_flexible else header.body_start
+            request = route.decode(frame[start:])
         except DecodeError as error:
             raise CloseConnectionError(f"not a valid request: {error}") from None
-        if header.api_key != ApiKey.PRODUCE:
+        if not route.holds_frame:
             del frame
             release()
-        session = Session(connection, header.version, header.client_id)
         try:
-            tree = await served.handler(request, session, self._broker)
-            return None if tree is NO_ANSWER else _encoded(header, flexible, tree)
+            session = Session(connection, header.version, header.client_id)
+            tree = await route.handler(request, session, self._broker)
+            if tree is NO_ANSWER:
+                return None
+            out = AnswerFrame(header.correlation_id, flexible=route.is_answer_flexible)
+            route.encode(out, tree)
+            return out.parts()
         except CloseConnectionError:
             raise
         except Exception as error:
             self.bugs += 1
             log.exception("request failed", api=ApiKey(header.api_key).name, version=header.version)
             raise CloseConnectionError("the request ended in an error of the broker's own") from error
+
+    def _find_route(self, header: RequestHeader) -> _Route | None:
+        """The first request of an API version loads its codecs. None where the version is not served."""
+        api_key, version = header.api_key, header.version
+        served = self._registry.get(api_key)  # type: ignore[call-overload]
+        if served is None:
+            raise CloseConnectionError(f"API {api_key} is not served")
+        if not served.low <= version <= served.high:
+            return None
+        flexible = uses_flexible_headers(api_key, version)
+        route = self._routes[api_key, version] = _Route(
+            handler=served.handler,
+            decode=decoder(api_key, version, "request"),
+            encode=encoder(api_key, version, "response"),
+            is_flexible=flexible,
+            # The answer to ApiVersions has the oldest header, so that a client of any age can read it.
+            is_answer_flexible=flexible and api_key != ApiKey.API_VERSIONS,
+            holds_frame=api_key == ApiKey.PRODUCE,
+        )
+        return route
 
     def _unsupported_version(self, header: RequestHeader) -> Sequence[Any]:
         if header.api_key != ApiKey.API_VERSIONS:
@@ -68,11 +101,3 @@ class Dispatcher:
             out, {"error_code": UNSUPPORTED_VERSION, "api_keys": [known]}
         )
         return out.parts()
-
-
-def _encoded(header: RequestHeader, flexible: bool, tree: Any) -> Sequence[Any]:
-    # The answer to ApiVersions has the oldest header, so that a client of any age can read it.
-    flexible = flexible and header.api_key != ApiKey.API_VERSIONS
-    out = AnswerFrame(header.correlation_id, flexible=flexible)
-    encoder(header.api_key, header.version, "response")(out, tree)
-    return out.parts()

@@ -163,7 +163,6 @@ class BrokerSettings:
         "How long a silent idempotent producer is remembered.",
         low=1,
         high=INT_MAX,
-        dynamic=True,
         group=UPKEEP,
     )
     log_retention_check_interval_ms: int = setting(
@@ -183,7 +182,7 @@ class BrokerSettings:
         15_000,
         "log.cleaner.backoff.ms",
         "How long compaction rests when no log needs it.",
-        low=0,
+        low=1,
         dynamic=True,
         group=UPKEEP,
     )

@@ -69,10 +69,12 @@ class AnswerFrame(bytearray):
 
     def parts(self) -> list[Any]:
         """The whole frame, its size in front, as buffers and stored parts in the order they leave."""
-        size = len(self) - 4 + sum(stored.size for _, stored in self._splices)
-        self[:4] = size.to_bytes(4, "big")
+        size = len(self) - 4
         if not self._splices:
+            self[:4] = size.to_bytes(4, "big")
             return [self]
+        size += sum(stored.size for _, stored in self._splices)
+        self[:4] = size.to_bytes(4, "big")
         view, parts, position = memoryview(self), [], 0
         for place, stored in self._splices:
             parts.append(view[position:place])

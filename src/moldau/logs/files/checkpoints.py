@@ -28,7 +28,8 @@ class OffsetCheckpoint:
         self._lock = asyncio.Lock()
 
     def load(self) -> None:
-        """Reads the file. A damaged one counts as empty: all that hangs on it can be found again, slowly."""
+        """Reads the file. A damaged one counts as empty: recovery then reads more, and a start that was moved up is
+        found again only as far as segments were deleted."""
         data = read_file(self._disk, self._path)
         if data is None:
             return
@@ -36,9 +37,6 @@ class OffsetCheckpoint:
             self._offsets = _parse(data.decode("utf-8"))
         except (CorruptRecordError, UnicodeDecodeError) as error:
             log.warning("checkpoint cannot be read", path=self._path, why=str(error))
-
-    def __contains__(self, name: LogName) -> bool:
-        return name in self._offsets
 
     def names(self) -> list[LogName]:
         return list(self._offsets)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from moldau.logs.cleaning import OFFSET_MAP_BYTES_MAX, Dirt, holds_last_sequence, is_due, is_settled
 from moldau.logs.compaction import OffsetMap, clean_batch
+from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.names import CLEANED, LOG
 from moldau.logs.files.scan import scan_batches
 from moldau.logs.files.segment import Segment
@@ -17,7 +18,6 @@ from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 from moldau.world.disk import Buffer, Disk
 
-_OFFSET_RANGE = 2**31 - 1
 _STEP_BYTES = 256 * 1024
 """How much is read before others get their turn, and written at once."""
 
@@ -91,7 +91,7 @@ class Cleaner:
                 break
             if group and (
                 size + segment.size > self._settings.segment_bytes
-                or segment.next_offset - group[0].base_offset > _OFFSET_RANGE
+                or segment.next_offset - group[0].base_offset > OFFSET_RANGE
             ):
                 yield group
                 group, size = [], 0

@@ -7,6 +7,8 @@ from bisect import bisect_left, bisect_right
 
 from moldau.errors import CorruptRecordError
 
+OFFSET_RANGE = 2**31 - 1
+"""Offsets in an index are 32 bits, relative to the segment's base."""
 OFFSET_ENTRY_SIZE = 8
 TIME_ENTRY_SIZE = 12
 

@@ -65,7 +65,11 @@ class FilesLog(SegmentedLog):
         position = segment.position_of(offset)
         # The log ends behind its last batch, which may be before what was asked for: a batch goes as a
         # whole, and after a restart nothing would tell of an end inside a gap.
-        end = max(segment.end_before(position), self.start_offset)
+        end = segment.end_before(position)
+        if end < self.start_offset:
+            # The batch that the log begins in goes, and with it all that could be read.
+            await self._restart_at(self.start_offset)
+            return
         await self._lower_checkpoints(end)
         dropped = self._segments[keep:]
         del self._segments[keep:], self._bases[keep:]
@@ -123,6 +127,8 @@ class FilesLog(SegmentedLog):
         if offset > self.durable_offset:
             # A crash must not leave a log that ends before it begins.
             await self.make_durable()
+        if offset == self.end_offset and self._active.size:
+            self._roll(offset, offset)
         starts = self._checkpoints.start_offsets
         async with self._keeping():
             try:
@@ -131,8 +137,6 @@ class FilesLog(SegmentedLog):
             except OSError as error:
                 starts.set(self.name, self.start_offset)
                 raise self._fail("moving the start of", error) from error
-        if offset == self.end_offset and self._active.size:
-            self._roll(offset, offset)
         await self._begin_at(offset)
 
     async def _begin_at(self, offset: int) -> None:
@@ -181,6 +185,9 @@ class FilesLog(SegmentedLog):
                     if start == self.end_offset and self._active.size:
                         self._roll(start, start)
                     await self._begin_at(start)
+            if len(self._bases) > 1 and self._bases[1] <= self.start_offset:
+                # Segments below the start that a crash or a full disk kept from being deleted.
+                await self._begin_at(self.start_offset)
             # Where nobody waits for syncs (write.caching), this is when they happen.
             await self.make_durable()
             async with self._keeping():
@@ -265,8 +272,7 @@ class FilesLog(SegmentedLog):
             if self._segments[first : first + len(group)] != group:
                 disk.remove(cleaned.path(LOG + CLEANED))
                 return False
-            disk.rename(cleaned.path(LOG + CLEANED), cleaned.path(LOG + SWAP))
-            await disk.sync_directory(directory)
+            await self._announce_swap(cleaned)
             try:
                 for segment in group:
                     remove_segment(disk, directory, segment.base_offset, only_indexes=segment is group[0])
@@ -283,6 +289,19 @@ class FilesLog(SegmentedLog):
             await cleaned.write_indexes()
             self._keep_warm(cleaned)
         return True
+
+    async def _announce_swap(self, cleaned: Segment) -> None:
+        """From here on recovery finishes the swap; before, nothing may be left that it would take for one."""
+        swap = cleaned.path(LOG + SWAP)
+        try:
+            self._disk.rename(cleaned.path(LOG + CLEANED), swap)
+            await self._disk.sync_directory(self._directory)
+        except OSError:
+            try:
+                self._disk.remove(swap)
+            except OSError as error:
+                self._go_offline(f"{swap} cannot be removed: {error}")
+            raise
 
     # Closing
 
@@ -310,7 +329,7 @@ class FilesLog(SegmentedLog):
             segment.file.close()
 
     def _shape(self) -> tuple[int, ...]:
-        return self.end_offset, self._cuts, self._names_changed, len(self.epochs)
+        return self.end_offset, self._cuts, self._names_changed, len(self.epochs), self.epochs.latest
 
     async def _save(self) -> None:
         """Leaves everything on disk that opening needs, so that no batch has to be read again."""

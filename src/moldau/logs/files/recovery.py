@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError, StorageError
 from moldau.logs.epochs import EpochHistory
+from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.names import (
     CLEANED,
     DELETED,
@@ -34,8 +35,6 @@ from moldau.world.disk import Disk
 
 _BATCHES_PER_STEP = 64
 """How many batches are checked before others get their turn."""
-
-_OFFSET_RANGE = 2**31 - 1
 
 log = get_logger(__name__)
 
@@ -70,7 +69,7 @@ async def recover(
 
 def damage(where: str, what: str) -> str:
     return (
-        f"the log in {where} is damaged: {what}. Nothing was changed. `moldau log verify` shows what is "
+        f"the log in {where} is damaged: {what}. No record was dropped. `moldau log verify` shows what is "
         "still whole; restore the file from a copy, or delete the topic"
     )
 
@@ -129,20 +128,22 @@ class _Recovery:
         if clean:
             active = segments[-1]
             active.learn()
-            end_offset = max(active.next_offset, self._start_offset)
+            self._drop_snapshots_after(active.next_offset)
+            end_offset = active.next_offset
             epochs = self._load_epochs(segments, end_offset)
             rebuild_producers(self._disk, self._directory, segments, producers, end_offset)
         else:
             epochs = self._load_epochs(segments, trusted_end)
             rebuild_producers(self._disk, self._directory, segments[:untrusted], producers, trusted_end)
             await self._check_untrusted(segments, untrusted, producers, epochs)
-            end_offset = max(segments[-1].next_offset, self._start_offset)
+            end_offset = segments[-1].next_offset
+        if end_offset < self._start_offset:
+            raise CorruptRecordError(f"it ends at offset {end_offset}, before its start {self._start_offset}")
         if end_offset < self._recovery_point:
             raise CorruptRecordError(
                 f"it ends at offset {end_offset}, and everything up to {self._recovery_point} was on disk"
             )
         epochs.truncate_from_start(self._start_offset)
-        self._drop_snapshots_after(end_offset)
         return Recovered(segments, producers, epochs, self._start_offset, end_offset)
 
     # What crashes leave behind
@@ -168,11 +169,8 @@ class _Recovery:
     async def _open_segments(self) -> list[Segment]:
         names = self._disk.list(self._directory)
         bases = [offset for name in names if (offset := offset_of(name, LOG)) is not None]
-        gone = [base for base, following in pairwise(bases) if following <= self._start_offset]
-        for base in gone:
-            # Below the start of the log: a deletion that the crash undid.
-            remove_segment(self._disk, self._directory, base)
-        bases = bases[len(gone) :]
+        # Segments wholly below the start are left for the next round of retention: what producers wrote last
+        # may be in there and nowhere else, and the start itself comes from a file without a checksum.
         if bases:
             self._start_offset = max(self._start_offset, bases[0])
         else:
@@ -214,18 +212,19 @@ class _Recovery:
             gap = segment.base_offset - segments[number - 1].next_offset if number > first else 0
             # A segment that does not follow on the one before it: batches that were never synced are missing
             # in between. (Only a gap that no segment can span is there on purpose.)
-            if gap < 0 or 0 < gap <= _OFFSET_RANGE:
+            if gap < 0 or 0 < gap <= OFFSET_RANGE:
                 break
             torn = await self._check_segment(segment, producers, epochs)
             number += 1
         kept_end = segments[number - 1].next_offset
         if number < len(segments):
-            if max(kept_end, self._start_offset) < self._recovery_point:
+            if kept_end < self._recovery_point:
                 raise CorruptRecordError(f"records from offset {kept_end} on are missing")
             for segment in reversed(segments[number:]):
                 log.warning("segment after a torn one is removed", segment=segment.path(LOG))
                 remove_segment(self._disk, self._directory, segment.base_offset)
             del segments[number:]
+        self._drop_snapshots_after(kept_end)
         for segment in segments[first:]:
             # Even whole batches may be in the page cache only, left there by a killed process. So may names.
             await segment.file.sync()
@@ -262,7 +261,7 @@ class _Recovery:
                 if checked % _BATCHES_PER_STEP == 0:
                     await asyncio.sleep(0)
         except CorruptRecordError as error:
-            if max(expected, self._start_offset) < self._recovery_point:
+            if expected < self._recovery_point:
                 raise CorruptRecordError(
                     f"{error} in {segment.path(LOG)}, and everything up to offset {self._recovery_point} was on disk"
                 ) from error

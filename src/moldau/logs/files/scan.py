@@ -59,6 +59,7 @@ class BatchHeader:
 
 def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
     """The headers of the batches from `position`, where one must begin, to `end`; raises CorruptRecordError."""
+    last_offset = -1
     while position < end:
         chunk = file.read(position, min(_CHUNK_SIZE, end - position))
         chunk_position = position
@@ -67,6 +68,9 @@ def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
             header = BatchHeader(chunk, start, position)
             if position + header.size > end:
                 raise CorruptRecordError(f"the batch at position {position} ends behind position {end}")
+            if header.base_offset <= last_offset:
+                raise CorruptRecordError(f"the batch at position {position} has an offset of those before it")
+            last_offset = header.last_offset
             yield header
             position += header.size
             start = position - chunk_position

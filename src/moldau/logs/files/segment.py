@@ -4,11 +4,12 @@ The active segment's indexes live in memory. Those of a closed segment are in fi
 when needed and can be made anew from the segment at any time.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 
 from moldau.errors import CorruptRecordError
-from moldau.logs.files.indexes import OffsetIndex, TimeIndex
+from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
 from moldau.logs.files.names import INDEX, LOG, TIME_INDEX, offset_name
 from moldau.logs.files.scan import BatchHeader, scan_headers
 from moldau.observe.logging import get_logger
@@ -87,8 +88,8 @@ class Segment:
         self._bytes_since_index = 0
         self._index: OffsetIndex | None = None
         self._times: TimeIndex | None = None
-        self._recent_offsets: list[int] = []
-        self._recent_positions: list[int] = []
+        self._recent_offsets = array("q")
+        self._recent_positions = array("q")
 
     def path(self, suffix: str) -> str:
         return f"{self._directory}/{offset_name(self.base_offset, suffix)}"
@@ -115,6 +116,9 @@ class Segment:
         """Takes account of a batch that is in the file at `position`, behind all others."""
         last_offset = batch.base_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
+        if not 0 <= last_offset - self.base_offset <= OFFSET_RANGE:
+            # Offsets are not covered by a batch's checksum.
+            raise CorruptRecordError(f"a batch with offset {last_offset} is in {self.path(LOG)}")
         if position == 0:
             self.first_timestamp = timestamp
         if timestamp > self.max_timestamp:
@@ -137,7 +141,7 @@ class Segment:
     def seal(self) -> None:
         """No more batches come. The last time entry then tells the segment's largest timestamp."""
         self.times.append_newer(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
-        self._recent_offsets, self._recent_positions = [], []
+        self._recent_offsets, self._recent_positions = array("q"), array("q")
 
     def cut(self, position: int) -> None:
         """Drops the batches from `position` on; the segment may grow again."""

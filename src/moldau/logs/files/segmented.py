@@ -12,6 +12,7 @@ import crc32c
 
 from moldau.errors import CorruptRecordError, StorageError
 from moldau.logs.files.checkpoints import OffsetCheckpoint
+from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.names import EPOCHS, SNAPSHOT, offset_name
 from moldau.logs.files.recovery import Recovered, damage
 from moldau.logs.files.scan import read_batch
@@ -22,9 +23,6 @@ from moldau.observe.logging import get_logger
 from moldau.records.batch import LOG_OVERHEAD, Batch
 from moldau.settings.topic import TopicSettings
 from moldau.world.disk import Buffer, Disk
-
-_OFFSET_RANGE = 2**31 - 1
-"""Offsets in an index are 32 bits, relative to the segment's base."""
 
 _INDEX_ENTRY_SIZE = 12
 """Of the larger of the two indexes."""
@@ -170,7 +168,7 @@ class SegmentedLog(Log):
         return self._fail("appending to", error)
 
     def _must_roll(self, segment: Segment, size: int, last: Batch) -> bool:
-        if last.last_offset - segment.base_offset > _OFFSET_RANGE:
+        if last.last_offset - segment.base_offset > OFFSET_RANGE:
             return True
         if not segment.size:
             return False
@@ -183,7 +181,7 @@ class SegmentedLog(Log):
     def _roll(self, next_base: int, last_offset: int) -> Segment:
         """Closes the active segment; the new one begins at the log's end, so that segments leave no gaps."""
         base = self.end_offset
-        if last_offset - base > _OFFSET_RANGE:
+        if last_offset - base > OFFSET_RANGE:
             base = next_base
         closed = self._active
         if base == closed.base_offset:
@@ -209,10 +207,10 @@ class SegmentedLog(Log):
         self._check()
         if self.durable_offset >= self.end_offset and not self._unsettled:
             return
-        closed = self._unsettled[:]
+        closed, cuts = self._unsettled[:], self._cuts
         await self._sync()
         if closed:
-            await self._settle(closed)
+            await self._settle(closed, cuts)
 
     async def _sync(self) -> None:
         """Syncs whatever may hold batches that are not safe yet, oldest first, then moves durable_offset."""
@@ -222,21 +220,31 @@ class SegmentedLog(Log):
             for segment in self._unsettled[:]:
                 await segment.file.sync()
             await active.file.sync()
-            if self._names_synced < names:
-                await self._disk.sync_directory(self._directory)
-                self._names_synced = max(self._names_synced, names)
         except OSError as error:
             # What was written may be gone from the page cache, and a second sync would not say so.
             self._go_offline(f"syncing {self.name} failed: {error}")
         self._check()
+        if self._names_synced < names:
+            try:
+                await self._disk.sync_directory(self._directory)
+            except OSError as error:
+                raise self._fail("syncing the directory of", error) from error
+            self._check()
+            self._names_synced = max(self._names_synced, names)
         if self._cuts != cuts:
             await self._sync()
         elif end > self.durable_offset:
             self.durable_offset = end
 
-    async def _settle(self, segments: list[Segment]) -> None:
-        """Writes what belongs beside closed segments, now that they are synced; then recovery may skip them."""
+    async def _settle(self, segments: list[Segment], cuts: int) -> None:
+        """Writes what belongs beside closed segments, now that they are synced; then recovery may skip them.
+
+        Not if the log was truncated since they were closed and synced, at `cuts`: one of them may have been
+        written to again.
+        """
         async with self._keeping():
+            if self._cuts != cuts:
+                return
             try:
                 for segment in segments:
                     if segment in self._unsettled:
@@ -356,24 +364,32 @@ class SegmentedLog(Log):
                 segment.learn_times()
                 if newest is not None and segment.max_timestamp <= newest.timestamp_ms:
                     continue
-                since = self.start_offset
-                if segment.base_offset >= since and segment.next_offset <= below:
+                if segment.base_offset >= self.start_offset and segment.next_offset <= below:
                     # All of it counts, so the batch that its indexes name is the one.
-                    since = segment.max_timestamp_offset
-                for header in segment.headers(since):
-                    if header.last_offset >= below:
-                        break
-                    if newest is None or header.max_timestamp > newest.timestamp_ms:
-                        found = newest_record(read_batch(segment.file, header), self.start_offset)
-                        if found is not None and (newest is None or found.timestamp_ms > newest.timestamp_ms):
-                            newest = found
-                    if newest is not None and newest.timestamp_ms == segment.max_timestamp:
-                        break
+                    newest = self._newest(segment, segment.max_timestamp_offset, below, newest)
+                if newest is None or newest.timestamp_ms < segment.max_timestamp:
+                    # Unless compaction has emptied that batch.
+                    newest = self._newest(segment, self.start_offset, below, newest)
                 await asyncio.sleep(0)
         except CorruptRecordError as error:
             raise StorageError(damage(self._directory, str(error))) from error
         except OSError as error:
             raise self._fail("reading from", error) from error
+        return newest
+
+    def _newest(
+        self, segment: Segment, since: int, below: int, newest: TimeAndOffset | None
+    ) -> TimeAndOffset | None:
+        """`newest`, or the first record of the segment, from `since` on, that is newer than all others."""
+        for header in segment.headers(since):
+            if header.last_offset >= below:
+                break
+            if newest is None or header.max_timestamp > newest.timestamp_ms:
+                found = newest_record(read_batch(segment.file, header), self.start_offset)
+                if found is not None and (newest is None or found.timestamp_ms > newest.timestamp_ms):
+                    newest = found
+            if newest is not None and newest.timestamp_ms == segment.max_timestamp:
+                break
         return newest
 
     def _visible(self, below: int) -> list[Segment]:

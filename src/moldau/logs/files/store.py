@@ -180,6 +180,9 @@ class FilesStore(LogStore):
             await opened.abandon()
         topic_id = self._found.pop(name, None) or UUID(int=0)
         self._untouched.discard(name)
+        for checkpoint in self._checkpoints:
+            # First of all, or a new log of this name would be taken for this one.
+            checkpoint.discard(name)
         gone = f"{self._directory}/{removed_name(name, topic_id)}"
         try:
             if not self._disk.exists(path):
@@ -187,12 +190,15 @@ class FilesStore(LogStore):
             self._disk.remove(gone)
             self._disk.rename(path, gone)
             await self._disk.sync_directory(self._directory)
-            for checkpoint in self._checkpoints:
-                checkpoint.discard(name)
-                await checkpoint.flush()
             self._disk.remove(gone)
         except OSError as error:
             raise StorageError(f"cannot delete the log {name}: {error}") from error
+        try:
+            for checkpoint in self._checkpoints:
+                await checkpoint.flush()
+        except OSError as error:
+            # The log is gone all the same, and the next start forgets what it was known for.
+            log.warning("checkpoint is not written", log=str(name), why=str(error))
 
     async def close(self) -> None:
         """A log that failed keeps the shutdown from counting as clean; the others are closed nevertheless."""
@@ -209,11 +215,6 @@ class FilesStore(LogStore):
                 await self._disk.replace(f"{self._directory}/{CLEAN_SHUTDOWN}", marker.encode())
             except OSError as error:
                 raise StorageError(f"cannot mark the shutdown as clean: {error}") from error
-
-    async def checkpoint(self) -> None:
-        """Writes the shared checkpoints if they changed, so that a recovery has less to read."""
-        for checkpoint in self._checkpoints:
-            await checkpoint.flush()
 
     def space(self) -> tuple[int, int]:
         return self._disk.space(self._directory)

@@ -1,0 +1,48 @@
+"""Memory for large frames that is used again: fresh memory has to be mapped and zeroed page by page, which can cost
+more than receiving the frame does."""
+
+import sys
+
+SMALLEST = 128 * 1024
+LARGEST = 4 * 1024 * 1024
+KEPT_BYTES_MAX = 32 * 1024 * 1024
+
+_UNUSED = 2
+"""References that CPython counts to an object which only a local name and the asking itself refer to."""
+
+
+class BufferPool:
+    """Buffers by size, each a power of two. One is only given out again when no view of it is left anywhere."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[bytearray]] = {}
+        self._kept_bytes = 0
+
+    def take(self, size: int) -> bytearray | None:
+        """A buffer of at least `size` bytes that was used before, or None."""
+        free = self._free.get(_size_class(size))
+        if not free:
+            return None
+        buffer = free.pop()
+        self._kept_bytes -= len(buffer)
+        return buffer
+
+    def make(self, size: int) -> bytearray:
+        """A new buffer, of a size that can be kept afterwards if that is possible."""
+        return bytearray(_size_class(size) if SMALLEST <= size <= LARGEST else size)
+
+    def give_back(self, buffer: bytearray) -> None:
+        size = len(buffer)
+        if (
+            SMALLEST <= size <= LARGEST
+            and size == _size_class(size)
+            and self._kept_bytes + size <= KEPT_BYTES_MAX
+            # A view that somebody still holds keeps the buffer from being used for anything else.
+            and sys.getrefcount(buffer) <= _UNUSED + 1
+        ):
+            self._free.setdefault(size, []).append(buffer)
+            self._kept_bytes += size
+
+
+def _size_class(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()

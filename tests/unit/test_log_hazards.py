@@ -1,0 +1,255 @@
+"""Moments in which a log could lose, repeat or resurrect records, each held on to once it was found."""
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from moldau.errors import MoldauError, StorageError
+from moldau.logs.files.log import FilesLog
+from moldau.logs.files.store import FilesStore
+from moldau.records.batch import split
+from moldau.settings.topic import TopicSettings
+from moldau.testing.simulation.disk import DiskSettings, SimulatedDisk
+from moldau.world.clock import SystemClock
+from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, records_of, values_of
+
+SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
+COMPACTED = TopicSettings(
+    cleanup_policy=("compact",),
+    segment_bytes=1024,
+    index_interval_bytes=100,
+    min_cleanable_dirty_ratio=0.0,
+    delete_retention_ms=0,
+)
+QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
+SEGMENT = "data/orders-0/00000000000000000000.log"
+STARTS = "data/log-start-offset-checkpoint"
+
+
+class DyingDisk(SimulatedDisk):
+    """Its process is killed at the n-th thing it does."""
+
+    left = 10**9
+
+    def note(self, kind: str, *facts: Any) -> None:
+        super().note(kind, *facts)
+        if kind in ("append", "truncate", "rename", "remove", "sync", "sync_directory", "create", "mkdir"):
+            self.left -= 1
+            if self.left == 0:
+                self._dead = True
+
+    @property
+    def is_dead(self) -> bool:
+        return self._dead
+
+    def after(self, *, power_cut: bool) -> SimulatedDisk:
+        self._dead = False
+        return self.crash() if power_cut else self.kill()
+
+
+def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(body())
+
+
+async def open_store(disk: SimulatedDisk, settings: TopicSettings = SMALL) -> tuple[FilesStore, FilesLog]:
+    store = FilesStore(disk, "data", SystemClock())
+    await store.start()
+    return store, await store.open(NAME, TOPIC_ID, settings)
+
+
+async def rewrite(disk: SimulatedDisk, path: str, change: Callable[[bytearray], None]) -> None:
+    file = disk.open(path)
+    data = bytearray(file.read(0, file.size))
+    change(data)
+    file.truncate(0)
+    file.append([bytes(data)])
+    await file.sync()
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_crash_while_records_are_deleted_does_not_forget_their_producer(power_cut: bool) -> None:
+    async def body() -> None:
+        for cut in range(1, 60):
+            disk = DyingDisk(random.Random(cut), settings=QUICK)
+            _, log = await open_store(disk, TopicSettings())
+            for sequence in range(3):
+                await append(log, b"v", producer_id=7, producer_epoch=0, base_sequence=sequence)
+            await log.make_durable()
+            disk.left = cut
+            try:
+                await log.advance_start(3)
+            except MoldauError:
+                pass
+            if not disk.is_dead:
+                return
+            _, log = await open_store(disk.after(power_cut=power_cut), TopicSettings())
+            again = batch_at(0, [b"v"], producer_id=7, producer_epoch=0, base_sequence=2)
+            assert log.producers.check(again) is not None, f"forgotten after {cut} steps"
+        raise AssertionError("deleting never came to its end")
+
+    run(body)
+
+
+def test_a_sync_beside_a_truncation_promises_nothing_it_has_not_synced() -> None:
+    slow = DiskSettings(sync_ms_min=0.1, sync_ms_max=2, slow_sync_chance=0)
+
+    async def body() -> None:
+        for seed in range(60):
+            chance = random.Random(seed)
+            disk = SimulatedDisk(chance, settings=slow)
+            _, log = await open_store(disk)
+            for number in range(3):
+                await append(log, b"a%d" % number * 200)
+            syncing = asyncio.ensure_future(log.make_durable())
+            await asyncio.sleep(chance.random() * 0.01)
+            await log.truncate_to(chance.choice([1, 2]))
+            for number in range(3):
+                await append(log, b"b%d" % number * 200)
+            await asyncio.gather(syncing, return_exceptions=True)
+            await log.make_durable()
+            expected = await values_of(log)
+            _, log = await open_store(disk.crash())
+            assert (await values_of(log))[: len(expected)] == expected, f"seed {seed}"
+
+    run(body)
+
+
+def test_a_log_is_deleted_on_a_full_disk_and_its_name_is_free() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        store, log = await open_store(disk)
+        for _ in range(10):
+            await append(log, b"v" * 900)
+        await log.make_durable()
+        await log.advance_start(7)
+        disk.inject("append", "*checkpoint*", error=errno.ENOSPC, times=3)
+        await store.remove(NAME)
+        log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
+        assert (log.start_offset, log.end_offset) == (0, 0)
+
+    run(body)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_flipped_bit_in_an_offset_is_damage_and_not_a_bug(clean: bool) -> None:
+    """Offsets are not covered by a batch's checksum."""
+
+    def flip(data: bytearray) -> None:
+        last = sum(batch.size for batch in list(split(bytes(data)))[:-1])
+        data[last + 2] ^= 1
+
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        store, log = await open_store(disk, TopicSettings(index_interval_bytes=100))
+        for number in range(4):
+            await append(log, b"v%d" % number * 60)
+        await log.make_durable()
+        if clean:
+            await store.close()
+        await rewrite(disk, SEGMENT, flip)
+        try:
+            _, log = await open_store(disk.kill(), TopicSettings(index_interval_bytes=100))
+        except StorageError:
+            return
+        assert log.end_offset <= 4
+
+    run(body)
+
+
+def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
+    async def body() -> None:
+        settings = TopicSettings(
+            cleanup_policy=("compact", "delete"),
+            segment_bytes=1024,
+            index_interval_bytes=100,
+            min_cleanable_dirty_ratio=0.0,
+            retention_ms=1000,
+        )
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        store, log = await open_store(disk, settings)
+        for number in range(12):
+            key = b"unique" if number == 0 else b"k%d" % (number % 3)
+            await append(log, b"v%d" % number * 100, keys=[key], timestamp_ms=1000 + number)
+        await log.make_durable()
+        rename = disk.rename
+
+        def fails_after_the_first(old: str, new: str) -> None:
+            rename(old, new)
+            if new.endswith(".swap"):
+                disk.inject("sync_directory", "data/orders-0", error=errno.EMFILE)
+                disk.rename = rename  # type: ignore[method-assign]
+
+        disk.rename = fails_after_the_first  # type: ignore[method-assign]
+        assert not await log.compact(2000, log.end_offset)
+        assert log.failure is None
+        await append(log, b"new" * 100, keys=[b"z"], timestamp_ms=900_000)
+        await log.make_durable()
+        await log.apply_retention(900_500, log.end_offset)
+        expected = [record.offset for record in await records_of(log)]
+        await store.close()
+        _, log = await open_store(disk.kill(), settings)
+        assert [record.offset for record in await records_of(log)] == expected
+
+    run(body)
+
+
+def test_a_start_beyond_the_end_is_damage() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        store, log = await open_store(disk)
+        for number in range(12):
+            await append(log, b"v%d" % number * 150)
+        await log.make_durable()
+        await log.advance_start(1)
+        await store.close()
+
+        def beyond(data: bytearray) -> None:
+            data[:] = data.replace(b"orders 0 1", b"orders 0 17")
+
+        await rewrite(disk, STARTS, beyond)
+        with pytest.raises(StorageError, match="before its start"):
+            await open_store(disk.kill())
+
+    run(body)
+
+
+def test_a_lack_of_descriptors_at_a_roll_passes() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        _, log = await open_store(disk)
+        await append(log, b"x" * 900)
+        await log.make_durable()
+        disk.inject("sync_directory", "data/orders-0", error=errno.EMFILE)
+        await append(log, b"x" * 900)
+        with pytest.raises(StorageError):
+            await log.make_durable()
+        assert log.failure is None
+        assert log.durable_offset == 1
+        await log.make_durable()
+        assert log.durable_offset == 2
+
+    run(body)
+
+
+def test_the_newest_record_is_found_where_compaction_has_emptied_the_newest_batch() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        _, log = await open_store(disk, COMPACTED)
+        await append(log, b"live" * 50, keys=[b"a"], timestamp_ms=1000)
+        await append(
+            log, None, keys=[b"b"], timestamp_ms=5000, producer_id=1, producer_epoch=0, base_sequence=0
+        )
+        for now_ms in (0, 10_000, 20_000):
+            await append(log, b"x" * 900, keys=[b"c"], timestamp_ms=100)
+            await log.make_durable()
+            await log.compact(now_ms, log.end_offset)
+        assert b"b" not in [record.key for record in await records_of(log)]
+        newest = await log.max_timestamp(log.end_offset)
+        assert newest is not None
+        assert (newest.timestamp_ms, newest.offset) == (1000, 0)
+
+    run(body)
