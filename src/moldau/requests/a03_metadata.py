@@ -18,12 +18,13 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from moldau.metadata.image import NO_LEADER, ClusterImage, TopicImage
+from moldau.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
 from moldau.requests.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
+from moldau.requests.topology import describe_partition, reachable_brokers
 from moldau.wire.api_keys import ApiKey
 
 TOPIC_ID_VERSION = 12
@@ -42,17 +43,20 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
         and broker.settings.broker.auto_create_topics_enable
     ):
         errors = await _create_missing([topic.name for topic in asked if topic.get("name")], broker)
-    image = broker.metadata.image
+    image, listener = broker.metadata.image, session.connection.listener
     operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED
     if asked is None:
-        topics = [_topic(topic, operations, image) for _, topic in sorted(image.topics.items())]
+        topics = [_topic(topic, operations, image, listener) for _, topic in sorted(image.topics.items())]
     else:
         knows_ids = session.api_version >= TOPIC_ID_VERSION
-        topics = [_asked_topic(topic, operations, image, errors, knows_ids) for topic in asked]
+        topics = [_asked_topic(topic, operations, image, listener, errors, knows_ids) for topic in asked]
     cluster_asked = request.get("include_cluster_authorized_operations", False)
     return {
         "throttle_time": 0,
-        "brokers": _brokers(image, session.connection.listener),
+        "brokers": [
+            {"node_id": each.broker_id, "host": endpoint.host, "port": endpoint.port, "rack": each.rack}
+            for each, endpoint in reachable_brokers(image, listener)
+        ],
         "cluster_id": image.cluster_id,
         "controller_id": image.controller_id,
         "topics": topics,
@@ -91,18 +95,13 @@ async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauE
     return errors
 
 
-def _brokers(image: ClusterImage, listener: str) -> list[dict[str, Any]]:
-    return [
-        {"node_id": broker.broker_id, "host": endpoint.host, "port": endpoint.port, "rack": broker.rack}
-        for _, broker in sorted(image.brokers.items())
-        if not broker.fenced
-        for endpoint in broker.endpoints
-        if endpoint.listener == listener
-    ]
-
-
 def _asked_topic(
-    asked: Any, operations: int, image: ClusterImage, errors: dict[str, MoldauError], knows_ids: bool
+    asked: Any,
+    operations: int,
+    image: ClusterImage,
+    listener: str,
+    errors: dict[str, MoldauError],
+    knows_ids: bool,
 ) -> dict[str, Any]:
     """A topic by its id, or by its name where it is asked for without one."""
     name: str | None = asked.get("name")
@@ -112,7 +111,7 @@ def _asked_topic(
     else:
         topic = None if name is None else image.topics.get(name)
     if topic is not None:
-        return _topic(topic, operations, image)
+        return _topic(topic, operations, image, listener)
     return {
         "error_code": error_code(_why_not(name, topic_id, knows_ids, errors)),
         "name": name if knows_ids else name or "",
@@ -139,30 +138,19 @@ def _why_not(
     return UnknownTopicOrPartitionError(f"there is no topic {name}")
 
 
-def _topic(topic: TopicImage, operations: int, image: ClusterImage) -> dict[str, Any]:
+def _topic(topic: TopicImage, operations: int, image: ClusterImage, listener: str) -> dict[str, Any]:
     return {
         "error_code": 0,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
-        "partitions": [
-            {
-                "error_code": int(
-                    ErrorCode.leader_not_available if partition.leader == NO_LEADER else ErrorCode.none
-                ),
-                "partition_index": partition.index,
-                "leader_id": partition.leader,
-                "leader_epoch": partition.leader_epoch,
-                "replica_nodes": partition.replicas,
-                "isr_nodes": partition.in_sync,
-                "offline_replicas": [each for each in partition.replicas if _is_offline(each, image)],
-            }
-            for partition in topic.partitions
-        ],
+        "partitions": [_partition(partition, image, listener) for partition in topic.partitions],
         "topic_authorized_operations": operations,
     }
 
 
-def _is_offline(broker_id: int, image: ClusterImage) -> bool:
-    broker = image.brokers.get(broker_id)
-    return broker is None or broker.fenced
+def _partition(partition: PartitionImage, image: ClusterImage, listener: str) -> dict[str, Any]:
+    tree = describe_partition(partition, image, listener)
+    if tree["leader_id"] == NO_LEADER:
+        tree["error_code"] = int(ErrorCode.leader_not_available)
+    return tree

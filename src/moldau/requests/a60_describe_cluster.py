@@ -7,12 +7,12 @@
 
 from typing import Any
 
-from moldau.metadata.image import ClusterImage
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode
 from moldau.requests.operations import CLUSTER_OPERATIONS, NOT_ASKED
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
+from moldau.requests.topology import reachable_brokers
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -32,9 +32,17 @@ async def describe_cluster(request: Message, session: Session, broker: Broker) -
     if endpoint_type != BROKERS:
         return _refusal(ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}")
     image = broker.metadata.image
-    brokers = _brokers(
-        image, session.connection.listener, fenced_too=request.get("include_fenced_brokers", False)
-    )
+    fenced_too = request.get("include_fenced_brokers", False)
+    brokers = [
+        {
+            "broker_id": each.broker_id,
+            "host": endpoint.host,
+            "port": endpoint.port,
+            "rack": each.rack,
+            "is_fenced": each.fenced,
+        }
+        for each, endpoint in reachable_brokers(image, session.connection.listener, fenced_too=fenced_too)
+    ]
     known = any(each["broker_id"] == image.controller_id for each in brokers)
     asked = request.include_cluster_authorized_operations
     return {
@@ -47,22 +55,6 @@ async def describe_cluster(request: Message, session: Session, broker: Broker) -
         "brokers": brokers,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NOT_ASKED,
     }
-
-
-def _brokers(image: ClusterImage, listener: str, *, fenced_too: bool) -> list[dict[str, Any]]:
-    return [
-        {
-            "broker_id": broker_id,
-            "host": endpoint.host,
-            "port": endpoint.port,
-            "rack": each.rack,
-            "is_fenced": each.fenced,
-        }
-        for broker_id, each in sorted(image.brokers.items())
-        if fenced_too or not each.fenced
-        for endpoint in each.endpoints
-        if endpoint.listener == listener
-    ]
 
 
 def _refusal(code: ErrorCode, message: str) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from typing import Any
 
 from moldau.controller.names import is_internal, validate_topic_name
 from moldau.errors import InvalidTopicError
-from moldau.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from moldau.metadata.image import ClusterImage, PartitionImage, TopicImage
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode
 from moldau.requests.operations import NOT_ASKED, TOPIC_OPERATIONS
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
+from moldau.requests.topology import describe_partition
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -89,29 +90,13 @@ def _topic(
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
-        "partitions": [_partition(partition, image, listener) for partition in partitions],
+        "partitions": [
+            {
+                **describe_partition(each, image, listener),
+                "eligible_leader_replicas": [],
+                "last_known_elr": [],
+            }
+            for each in partitions
+        ],
         "topic_authorized_operations": TOPIC_OPERATIONS,
     }
-
-
-def _partition(partition: PartitionImage, image: ClusterImage, listener: str) -> dict[str, Any]:
-    return {
-        "error_code": int(ErrorCode.none),
-        "partition_index": partition.index,
-        "leader_id": partition.leader if _has_listener(image, partition.leader, listener) else NO_LEADER,
-        "leader_epoch": partition.leader_epoch,
-        "replica_nodes": list(partition.replicas),
-        "isr_nodes": list(partition.in_sync),
-        "eligible_leader_replicas": [],
-        "last_known_elr": [],
-        "offline_replicas": [
-            replica
-            for replica in partition.replicas
-            if not _has_listener(image, replica, listener) or image.brokers[replica].fenced
-        ],
-    }
-
-
-def _has_listener(image: ClusterImage, broker_id: int, listener: str) -> bool:
-    found = image.brokers.get(broker_id)
-    return found is not None and any(endpoint.listener == listener for endpoint in found.endpoints)
