@@ -24,6 +24,7 @@ from support.logs import (
     append,
     batch_at,
     batches_of,
+    made_durable,
     records_of,
     values_of,
 )
@@ -70,7 +71,7 @@ def test_a_new_log_is_empty(make_store: MakeStore) -> None:
             assert await log.read(0, 1000, 10) == NOTHING
             assert await log.offset_for_time(0, 10) is None
             assert await log.max_timestamp(10) is None
-            await log.make_durable()
+            await made_durable(log)
             await log.apply_retention(FOREVER, 0)
             assert not await log.compact(FOREVER, 0)
 
@@ -196,7 +197,7 @@ def test_appends_go_on_while_a_sync_runs(make_store: MakeStore) -> None:
                 for number in range(30):
                     await append(log, big(b"%d" % (number % 10)))
                     end = log.end_offset
-                    await log.make_durable()
+                    await made_durable(log)
                     assert log.durable_offset >= end
 
             await asyncio.gather(produce(), *(log.make_durable() for _ in range(3)))
@@ -265,7 +266,7 @@ def test_truncation_drops_records_epochs_and_producers(make_store: MakeStore) ->
                     base_sequence=2 * number,
                     **producer,
                 )
-            await log.make_durable()
+            await made_durable(log)
             assert list(log.epochs) == [(0, 0), (1, 8), (2, 16)]
             await log.truncate_to(10)
             assert (log.end_offset, log.durable_offset) == (10, 10)
@@ -278,7 +279,7 @@ def test_truncation_drops_records_epochs_and_producers(make_store: MakeStore) ->
             assert (repeated.base_offset, repeated.last_offset) == (8, 9)
             assert log.producers.check(batch_at(10, [b"x"], base_sequence=10, **producer)) is None
             await append(log, b"new", leader_epoch=5, base_sequence=10, **producer)
-            await log.make_durable()
+            await made_durable(log)
             assert (await values_of(log))[-1] == b"new"
             assert list(log.epochs) == [(0, 0), (1, 8), (5, 10)]
 
@@ -344,7 +345,7 @@ def test_retention_by_time(make_store: MakeStore) -> None:
         async with opened(make_store, settings) as log:
             for number in range(5):
                 await append(log, big(b"%d" % number), timestamp_ms=10_000 + 500 * number)
-            await log.make_durable()
+            await made_durable(log)
             await log.apply_retention(11_000, log.end_offset)
             assert log.start_offset == 0
             await log.apply_retention(11_501, log.end_offset)
@@ -415,7 +416,7 @@ async def filler(log: Log) -> None:
     """Closes the segment in which everything so far lies, in stores that have segments."""
     await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
     await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
-    await log.make_durable()
+    await made_durable(log)
 
 
 def test_compaction_keeps_the_newest_record_of_each_key(make_store: MakeStore) -> None:
@@ -443,7 +444,7 @@ def test_compaction_stays_below_the_bound(make_store: MakeStore) -> None:
         async with opened(make_store, COMPACTED) as log:
             for number in range(10):
                 await append(log, big(b"%d" % number), keys=[b"k"])
-            await log.make_durable()
+            await made_durable(log)
             await log.compact(1_000_000, 5)
             offsets = [record.offset for record in await records_of(log)]
             assert offsets == [4, 5, 6, 7, 8, 9]
@@ -500,7 +501,7 @@ def test_compaction_waits_for_min_compaction_lag(make_store: MakeStore) -> None:
         async with opened(make_store, settings) as log:
             for number in range(6):
                 await append(log, big(b"%d" % number), keys=[b"k"], timestamp_ms=10_000)
-            await log.make_durable()
+            await made_durable(log)
             assert not await log.compact(14_999, log.end_offset)
             assert len(await records_of(log)) == 6
             assert await log.compact(15_000, log.end_offset)
@@ -517,11 +518,11 @@ def test_the_dirty_ratio_decides_when_compaction_is_worth_it(make_store: MakeSto
         async with opened(make_store, settings) as log:
             for number in range(9):
                 await append(log, big(b"%d" % number), keys=[b"k%d" % number])
-            await log.make_durable()
+            await made_durable(log)
             assert await log.compact(1_000_000, log.end_offset)
             await append(log, big(b"x"), keys=[b"k1"])
             await append(log, big(b"x"), keys=[b"k2"])
-            await log.make_durable()
+            await made_durable(log)
             assert not await log.compact(1_000_000, log.end_offset)
 
     asyncio.run(body())
@@ -532,14 +533,14 @@ def test_appends_and_reads_go_on_during_compaction(make_store: MakeStore) -> Non
         async with opened(make_store, COMPACTED) as log:
             for number in range(200):
                 await append(log, b"%d" % number * 50, keys=[b"k%d" % (number % 7)])
-            await log.make_durable()
+            await made_durable(log)
             held = await log.read(0, 1_000_000, log.end_offset)
             content = held.read()
 
             async def produce() -> None:
                 for number in range(50):
                     await append(log, b"during %d" % number, keys=[b"d%d" % number])
-                    await log.make_durable()
+                    await made_durable(log)
                     await batches_of(log)
 
             await asyncio.gather(log.compact(1_000_000, log.end_offset), produce())

@@ -38,6 +38,13 @@ def batch_at(
     return Batch(build_batch(records, base_offset=offset, leader_epoch=leader_epoch, **more))
 
 
+async def made_durable(log: Log) -> None:
+    """Synced, and with everything written that a partition would have written beside the syncs."""
+    await log.make_durable()
+    if log.needs_settling:
+        await log.settle()
+
+
 async def append(log: Log, *values: bytes | None, **more: Any) -> Batch:
     """Appends one batch at the log's end."""
     batch = batch_at(log.end_offset, values, **more)
@@ -82,6 +89,8 @@ class AwaitingLog(Log):
             "durable_offset",
             "producers",
             "epochs",
+            "failure",
+            "needs_settling",
         ):
             return getattr(self.inner, attribute)
         return super().__getattribute__(attribute)
@@ -94,6 +103,11 @@ class AwaitingLog(Log):
     async def make_durable(self) -> None:
         await asyncio.sleep(0)
         await self.inner.make_durable()
+        await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        await asyncio.sleep(0)
+        await self.inner.settle()
         await asyncio.sleep(0)
 
     async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:

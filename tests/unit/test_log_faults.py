@@ -15,7 +15,7 @@ from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.disk import DiskSettings, SimulatedDisk
 from moldau.testing.simulation.volume import Volume
 from moldau.world.clock import SystemClock
-from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, records_of, values_of
+from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, made_durable, records_of, values_of
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
@@ -47,7 +47,7 @@ def test_a_full_disk_refuses_records_and_takes_them_again_when_there_is_room() -
                 await append(log, b"does not fit" * 10, b"neither")
             assert log.end_offset == 1
         await append(log, b"after")
-        await log.make_durable()
+        await made_durable(log)
         assert await values_of(log) == [b"before", b"after"]
         log = await open_log(disk.crash())
         assert await values_of(log) == [b"before", b"after"]
@@ -64,7 +64,7 @@ def test_a_segment_that_cannot_be_created_leaves_the_log_usable() -> None:
         with pytest.raises(StorageError):
             await append(log, BIG)
         await append(log, BIG)
-        await log.make_durable()
+        await made_durable(log)
         assert len(await values_of(log)) == 2
 
     run(body)
@@ -76,7 +76,7 @@ def test_a_failing_write_takes_the_log_offline(operation: str) -> None:
         disk = make_disk()
         log = await open_log(disk)
         await append(log, b"before")
-        await log.make_durable()
+        await made_durable(log)
         disk.inject("append", "*.log", error=errno.EIO if operation == "append" else errno.ENOSPC)
         if operation == "truncate":
             disk.inject("truncate", "*.log", error=errno.EIO)
@@ -98,7 +98,7 @@ def test_a_failed_sync_takes_the_log_offline_for_good(operation: str) -> None:
         disk = make_disk()
         log = await open_log(disk)
         await append(log, BIG)
-        await log.make_durable()
+        await made_durable(log)
         await append(log, BIG)
         disk.inject(operation, "*.log" if operation == "sync" else "*", error=errno.EIO)
         waiting = [asyncio.ensure_future(log.make_durable()) for _ in range(3)]
@@ -141,11 +141,11 @@ def test_an_index_that_cannot_be_written_harms_nobody() -> None:
         fault = disk.inject("append", "*.index.tmp", error=errno.ENOSPC, times=None)
         for _ in range(4):
             await append(log, BIG)
-            await log.make_durable()
+            await made_durable(log)
         assert log.durable_offset == 4
         disk.faults.remove(fault)
         await append(log, BIG)
-        await log.make_durable()
+        await made_durable(log)
         names = [path for path, _ in disk.volume.files()]
         assert (
             sum(name.endswith(".index") for name in names) == sum(name.endswith(".log") for name in names) - 1
@@ -167,7 +167,7 @@ def test_retention_and_compaction_wait_while_the_disk_is_full() -> None:
         log = await open_log(disk, settings)
         for number in range(6):
             await append(log, BIG, keys=[b"k"], timestamp_ms=10_000 + number)
-        await log.make_durable()
+        await made_durable(log)
         fault = disk.inject("append", "*", error=errno.ENOSPC, times=None)
         assert not await log.compact(10_000, 6)
         await log.apply_retention(10_500, 6)
@@ -187,7 +187,7 @@ def test_damage_that_a_read_meets_is_a_storage_error() -> None:
         log = await open_log(disk, TopicSettings(segment_bytes=1024, index_interval_bytes=10_000))
         for _ in range(20):
             await append(log, b"v" * 50)
-        await log.make_durable()
+        await made_durable(log)
         inode = log._segments[0].file._inode  # type: ignore[attr-defined]
         inode.flip(16, 0xFF)
         with pytest.raises(StorageError, match="moldau log verify"):
@@ -215,7 +215,7 @@ def test_records_appended_while_a_sync_runs_are_not_called_durable() -> None:
         await append(log, b"c")
         await second
         assert log.durable_offset == 2
-        await log.make_durable()
+        await made_durable(log)
         assert log.durable_offset == 3
 
     run(body)
@@ -314,9 +314,9 @@ async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
             )
             await log.append([batch])
             if offset % 4 == 3:
-                await log.make_durable()
+                await made_durable(log)
                 promises.durable = log.durable_offset
-        await log.make_durable()
+        await made_durable(log)
         promises.durable = log.durable_offset
 
     await produce(22)
@@ -392,7 +392,7 @@ async def check_promises(disk: SimulatedDisk, promises: Promises) -> None:
         assert repeated.base_offset == last
     # And life goes on.
     await append(log, b"next", keys=[b"next"])
-    await log.make_durable()
+    await made_durable(log)
     await log.compact(3_000_000, log.end_offset)
     await store.close()
     store = FilesStore(disk, "data", SystemClock())

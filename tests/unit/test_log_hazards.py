@@ -15,7 +15,7 @@ from moldau.records.batch import split
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.disk import DiskSettings, SimulatedDisk
 from moldau.world.clock import SystemClock
-from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, records_of, values_of
+from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, made_durable, records_of, values_of
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 COMPACTED = TopicSettings(
@@ -78,7 +78,7 @@ def test_a_crash_while_records_are_deleted_does_not_forget_their_producer(power_
             _, log = await open_store(disk, TopicSettings())
             for sequence in range(3):
                 await append(log, b"v", producer_id=7, producer_epoch=0, base_sequence=sequence)
-            await log.make_durable()
+            await made_durable(log)
             disk.left = cut
             try:
                 await log.advance_start(3)
@@ -110,7 +110,7 @@ def test_a_sync_beside_a_truncation_promises_nothing_it_has_not_synced() -> None
             for number in range(3):
                 await append(log, b"b%d" % number * 200)
             await asyncio.gather(syncing, return_exceptions=True)
-            await log.make_durable()
+            await made_durable(log)
             expected = await values_of(log)
             _, log = await open_store(disk.crash())
             assert (await values_of(log))[: len(expected)] == expected, f"seed {seed}"
@@ -124,7 +124,7 @@ def test_a_log_is_deleted_on_a_full_disk_and_its_name_is_free() -> None:
         store, log = await open_store(disk)
         for _ in range(10):
             await append(log, b"v" * 900)
-        await log.make_durable()
+        await made_durable(log)
         await log.advance_start(7)
         disk.inject("append", "*checkpoint*", error=errno.ENOSPC, times=3)
         await store.remove(NAME)
@@ -147,7 +147,7 @@ def test_a_flipped_bit_in_an_offset_is_damage_and_not_a_bug(clean: bool) -> None
         store, log = await open_store(disk, TopicSettings(index_interval_bytes=100))
         for number in range(4):
             await append(log, b"v%d" % number * 60)
-        await log.make_durable()
+        await made_durable(log)
         if clean:
             await store.close()
         await rewrite(disk, SEGMENT, flip)
@@ -174,7 +174,7 @@ def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
         for number in range(12):
             key = b"unique" if number == 0 else b"k%d" % (number % 3)
             await append(log, b"v%d" % number * 100, keys=[key], timestamp_ms=1000 + number)
-        await log.make_durable()
+        await made_durable(log)
         rename = disk.rename
 
         def fails_after_the_first(old: str, new: str) -> None:
@@ -187,7 +187,7 @@ def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
         assert not await log.compact(2000, log.end_offset)
         assert log.failure is None
         await append(log, b"new" * 100, keys=[b"z"], timestamp_ms=900_000)
-        await log.make_durable()
+        await made_durable(log)
         await log.apply_retention(900_500, log.end_offset)
         expected = [record.offset for record in await records_of(log)]
         await store.close()
@@ -203,7 +203,7 @@ def test_a_start_beyond_the_end_is_damage() -> None:
         store, log = await open_store(disk)
         for number in range(12):
             await append(log, b"v%d" % number * 150)
-        await log.make_durable()
+        await made_durable(log)
         await log.advance_start(1)
         await store.close()
 
@@ -222,14 +222,14 @@ def test_a_lack_of_descriptors_at_a_roll_passes() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk)
         await append(log, b"x" * 900)
-        await log.make_durable()
+        await made_durable(log)
         disk.inject("sync_directory", "data/orders-0", error=errno.EMFILE)
         await append(log, b"x" * 900)
         with pytest.raises(StorageError):
             await log.make_durable()
         assert log.failure is None
         assert log.durable_offset == 1
-        await log.make_durable()
+        await made_durable(log)
         assert log.durable_offset == 2
 
     run(body)
@@ -245,7 +245,7 @@ def test_the_newest_record_is_found_where_compaction_has_emptied_the_newest_batc
         )
         for now_ms in (0, 10_000, 20_000):
             await append(log, b"x" * 900, keys=[b"c"], timestamp_ms=100)
-            await log.make_durable()
+            await made_durable(log)
             await log.compact(now_ms, log.end_offset)
         assert b"b" not in [record.key for record in await records_of(log)]
         newest = await log.max_timestamp(log.end_offset)

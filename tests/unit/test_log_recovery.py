@@ -15,7 +15,7 @@ from moldau.logs.files.store import FilesStore
 from moldau.settings.topic import TopicSettings
 from moldau.world.clock import SystemClock
 from moldau.world.os_disk import OsDisk
-from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, batches_of, values_of
+from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, batches_of, made_durable, values_of
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 
@@ -64,7 +64,7 @@ async def fill(log: FilesLog, count: int = 30) -> list[bytes]:
             producer_epoch=0,
             base_sequence=number,
         )
-    await log.make_durable()
+    await made_durable(log)
     return values
 
 
@@ -149,7 +149,7 @@ def test_everything_is_there_after_a_clean_shutdown_and_no_batch_is_read_again(d
         assert knows_last_five(log)
         assert (await values_of(log))[-1] == values[-1]
         await append(log, b"more")
-        await log.make_durable()
+        await made_durable(log)
         await data.store.close()
         assert (await (await data.open()).read(30, 1000, 31)).size
 
@@ -201,7 +201,7 @@ def test_a_torn_last_batch_is_cut_off_wherever_it_tore(data: Data, tmp_path: Pat
             if torn % 40 == 1:
                 assert await values_of(log) == values
                 await append(log, b"instead", leader_epoch=99)
-                await log.make_durable()
+                await made_durable(log)
                 assert await values_of(log) == [*values, b"instead"]
                 assert log.epochs.latest == 99
 
@@ -353,7 +353,7 @@ def test_files_beside_the_segments_can_be_damaged(data: Data, clean: bool, suffi
         await log.apply_retention(1_000, 30)
         assert log.start_offset == 0
         await append(log, b"more", leader_epoch=50)
-        await log.make_durable()
+        await made_durable(log)
         await data.store.close()
         assert await values_of(await data.open()) == [*values, b"more"]
 
@@ -456,7 +456,7 @@ def test_a_name_used_again_begins_at_zero_whatever_the_checkpoints_said(data: Da
         log = await data.store.open(NAME, OTHER_TOPIC_ID, SMALL)
         assert (log.start_offset, log.end_offset) == (0, 0)
         await append(log, b"new")
-        await log.make_durable()
+        await made_durable(log)
         store = FilesStore(OsDisk(), str(data.path), SystemClock())
         await store.start()
         log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
@@ -494,7 +494,7 @@ def test_segments_roll_by_size_time_and_index(data: Data) -> None:
         far = batch_at(2**31 + 100, [b"far"])
         await log.append([far])
         await append(log, b"further")
-        await log.make_durable()
+        await made_durable(log)
         assert (await batches_of(log))[-2].to_bytes() == far.to_bytes()
         (data.path / "recovery-point-offset-checkpoint").unlink()
         log = await data.open()

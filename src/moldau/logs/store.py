@@ -101,6 +101,14 @@ class Log(ABC):
         Callers that come while a sync is running share the next one.
         """
 
+    @property
+    def needs_settling(self) -> bool:
+        """Whether there is work that nobody has to wait for: see `settle`."""
+        return False
+
+    async def settle(self) -> None:  # noqa: B027 - most stores have nothing to settle
+        """Does what making durable has left to be done beside appends and syncs (indexes of closed segments)."""
+
     @abstractmethod
     async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:
         """Batches from the one that holds `offset` (or the first after it) up to the offset `below`.

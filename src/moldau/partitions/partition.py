@@ -62,6 +62,7 @@ class Partition:
         self._closed = False
         self._lock = asyncio.Lock()
         self._sync: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
         self._syncing = False
 
     # The role
@@ -196,6 +197,7 @@ class Partition:
         while self.log.durable_offset < self.log.end_offset:
             await self.log.make_durable()
             self._note_durable()
+            self._start_settling()
 
     def _sync_ended(self, _: None, error: BaseException | None) -> None:
         self._syncing = False
@@ -210,6 +212,20 @@ class Partition:
                 self._refuse_waiting(known)
             else:
                 self.fail(known)
+
+    def _start_settling(self) -> None:
+        """Beside the syncs, so that nobody who waits for records waits for indexes."""
+        if self._settling is None and self.log.needs_settling and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._settling = loop.create_task(self._settle())
+
+    async def _settle(self) -> None:
+        try:
+            await self._watched(self.log.settle())
+        except StorageError as error:
+            log.warning("closed segments are not settled", partition=str(self.name), why=str(error))
+        finally:
+            self._settling = None
 
     # Reading
 
@@ -300,5 +316,5 @@ class Partition:
         self._leader = None
         self._refuse_waiting(NotLeaderError(f"{self.name} is closing on this node"))
         async with self._lock:
-            if self._sync is not None:
-                await asyncio.gather(self._sync, return_exceptions=True)
+            running = [task for task in (self._sync, self._settling) if task is not None]
+            await asyncio.gather(*running, return_exceptions=True)

@@ -174,6 +174,8 @@ class Quorum:
                 async with self._turn:
                     self._synced = self._log.durable_offset
                     await self._take(Durable(self._state.node_id, self._synced))
+                if self._log.needs_settling:
+                    await self._log.settle()
         except Exception as error:
             self._fail(error)
         finally:

@@ -143,7 +143,7 @@ class FilesLog(SegmentedLog):
         self.start_offset = offset
         self.epochs.truncate_from_start(offset)
         if self._unsettled:
-            await self.make_durable()
+            await self._make_settled()
         async with self._keeping():
             try:
                 while len(self._bases) > 1 and self._bases[1] <= offset:
@@ -189,7 +189,7 @@ class FilesLog(SegmentedLog):
                 # Segments below the start that a crash or a full disk kept from being deleted.
                 await self._begin_at(self.start_offset)
             # Where nobody waits for syncs (write.caching), this is when they happen.
-            await self.make_durable()
+            await self._make_settled()
             async with self._keeping():
                 for segment in self._segments[:-1]:
                     if segment.indexes_are_new and segment not in self._unsettled:

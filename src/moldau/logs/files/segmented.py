@@ -205,12 +205,14 @@ class SegmentedLog(Log):
 
     async def make_durable(self) -> None:
         self._check()
-        if self.durable_offset >= self.end_offset and not self._unsettled:
-            return
-        closed, cuts = self._unsettled[:], self._cuts
-        await self._sync()
-        if closed:
-            await self._settle(closed, cuts)
+        if self.durable_offset < self.end_offset or self._names_synced < self._names_changed:
+            await self._sync()
+
+    async def _make_settled(self) -> None:
+        """For those who are about to delete or compact closed segments."""
+        await self.make_durable()
+        if self.needs_settling:
+            await self.settle()
 
     async def _sync(self) -> None:
         """Syncs whatever may hold batches that are not safe yet, oldest first, then moves durable_offset."""
@@ -236,21 +238,19 @@ class SegmentedLog(Log):
         elif end > self.durable_offset:
             self.durable_offset = end
 
-    async def _settle(self, segments: list[Segment], cuts: int) -> None:
-        """Writes what belongs beside closed segments, now that they are synced; then recovery may skip them.
+    @property
+    def needs_settling(self) -> bool:
+        return bool(self._unsettled)
 
-        Not if the log was truncated since they were closed and synced, at `cuts`: one of them may have been
-        written to again.
-        """
+    async def settle(self) -> None:
+        """Writes what belongs beside closed segments that are synced; then recovery may skip them."""
         async with self._keeping():
-            if self._cuts != cuts:
-                return
+            synced = [each for each in self._unsettled if each.next_offset <= self.durable_offset]
             try:
-                for segment in segments:
-                    if segment in self._unsettled:
-                        await self._write_beside(segment)
-                        self._unsettled.remove(segment)
-                        self._keep_warm(segment)
+                for segment in synced:
+                    await self._write_beside(segment)
+                    self._unsettled.remove(segment)
+                    self._keep_warm(segment)
                 await self._save_recovery_point()
             except OSError as error:
                 failure = self._fail("writing an index of", error)
