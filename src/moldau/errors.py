@@ -47,10 +47,6 @@ class DuplicateSequenceError(MoldauError):
     """A sequence older than the batches that are remembered: written before, offset no longer known."""
 
 
-class UnknownProducerIdError(MoldauError):
-    """A producer of whom nothing is remembered."""
-
-
 class InvalidProducerEpochError(MoldauError):
     """A producer that a newer one with the same id has replaced."""
 

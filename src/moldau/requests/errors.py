@@ -1,7 +1,7 @@
 """The one table from errors in the words of the domain to Kafka's error codes.
 
-A bug is not an error code: whatever is not a MoldauError is answered UNKNOWN_SERVER_ERROR, without a message,
-and the dispatcher logs it.
+A bug is not an error code: whatever is not a MoldauError is logged by the dispatcher and closes its connection;
+where one has to stand in an answer all the same it is UNKNOWN_SERVER_ERROR, without a message.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,6 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
         errors.UnsupportedCompressionError: ErrorCode.unsupported_compression_type,
         errors.OutOfOrderSequenceError: ErrorCode.out_of_order_sequence_number,
         errors.DuplicateSequenceError: ErrorCode.duplicate_sequence_number,
-        errors.UnknownProducerIdError: ErrorCode.unknown_producer_id,
         errors.InvalidProducerEpochError: ErrorCode.invalid_producer_epoch,
         errors.TransactionalIdRefusedError: ErrorCode.transactional_id_authorization_failed,
         errors.InvalidTransactionStateError: ErrorCode.invalid_txn_state,

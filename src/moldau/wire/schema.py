@@ -1,8 +1,9 @@
 """What the messages of an API version look like, read off kio's schemas the first time somebody asks.
 
 kio describes every message of Kafka as a dataclass; here that description becomes plain `Field`s for
-`codec.py`. kio's own codecs are not used: its reader allocates by an element count before it looks at how
-many bytes are left, so a request of ten bytes could end the process (docs/decisions/0002-own-codec.md).
+`codec.py`. kio's own codecs are not used for what comes from clients: its reader allocates by an element
+count before it looks at how many bytes are left, so a request of ten bytes could end the process
+(docs/decisions/0002-own-codec.md).
 """
 
 import dataclasses

@@ -9,7 +9,7 @@ from moldau.world.os_disk import OsDisk
 
 
 def system_world(seed: int | None = None) -> World:
-    """With a seed the random choices repeat from run to run; without one nobody can guess them."""
+    """With a seed the random choices repeat from run to run; without one they differ each time. Not for secrets."""
     if seed is None:
         seed = int.from_bytes(os.urandom(32), "big")
     return World(clock=SystemClock(), random=random.Random(seed), disk=OsDisk())
