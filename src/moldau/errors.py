@@ -151,3 +151,78 @@ class RequestTimedOutError(MoldauError):
 
 class TopicDeletionDisabledError(MoldauError):
     """delete.topic.enable is false."""
+
+
+# Groups
+
+
+class CoordinatorNotAvailableError(MoldauError):
+    """There is no coordinator for the moment: its topic is being made, or its log cannot take records."""
+
+
+class NotCoordinatorError(MoldauError):
+    """This node does not coordinate the group (any more)."""
+
+
+class CoordinatorLoadInProgressError(MoldauError):
+    """The groups of this partition are being read; ask again soon."""
+
+
+class InvalidGroupIdError(MoldauError):
+    """A group id that is empty or longer than a record can hold."""
+
+
+class GroupIdNotFoundError(MoldauError):
+    """No such group."""
+
+
+class NonEmptyGroupError(MoldauError):
+    """A group that still has members cannot be deleted."""
+
+
+class GroupSubscribedToTopicError(MoldauError):
+    """Offsets of a topic that members of the group are subscribed to cannot be deleted."""
+
+
+class UnknownMemberError(MoldauError):
+    """No such member in the group: it must join anew."""
+
+
+class MemberIdRequiredError(MoldauError):
+    """A new member is given its id first, and joins with it; nothing is kept for those who never come back."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__("the member must join again with the id it is given")
+        self.member_id = member_id
+
+
+class FencedInstanceIdError(MoldauError):
+    """Another member with the same group.instance.id has taken this one's place."""
+
+
+class IllegalGenerationError(MoldauError):
+    """The member is of another generation than the group."""
+
+
+class RebalanceInProgressError(MoldauError):
+    """The group is rebalancing: the member must join again."""
+
+
+class InconsistentGroupProtocolError(MoldauError):
+    """A member whose protocol type or protocols have nothing in common with the group's."""
+
+
+class InvalidSessionTimeoutError(MoldauError):
+    """A session timeout outside of what the broker allows."""
+
+
+class GroupMaxSizeReachedError(MoldauError):
+    """The group has as many members as it may have."""
+
+
+class OffsetMetadataTooLargeError(MoldauError):
+    """The text committed with an offset is longer than offset.metadata.max.bytes."""
+
+
+class InvalidCommitOffsetSizeError(MoldauError):
+    """A commit whose records do not fit into one batch of the offsets topic."""

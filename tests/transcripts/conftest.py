@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from transcripts.group_storyteller import GroupStoryteller
+from transcripts.member_storyteller import MemberStoryteller
 from transcripts.storyteller import Storyteller
+
+Teller = Storyteller | GroupStoryteller | MemberStoryteller
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "TranscriptFile | None":
@@ -24,7 +28,7 @@ class TranscriptFile(pytest.File):
 class TranscriptItem(pytest.Item):
     def runtest(self) -> None:
         written = self.path.read_text()
-        told = asyncio.run(tell(written))
+        told = asyncio.run(tell(written, storyteller_of(self.name)))
         if self.config.getoption("--rewrite"):
             self.path.write_text(told)
         else:
@@ -36,9 +40,14 @@ class TranscriptItem(pytest.Item):
         return self.path, 0, self.name
 
 
-async def tell(written: str) -> str:
+def storyteller_of(name: str) -> Teller:
+    if name.startswith("group_"):
+        return GroupStoryteller()
+    return MemberStoryteller() if name.startswith("member_") else Storyteller()
+
+
+async def tell(written: str, storyteller: Teller) -> str:
     """The transcript with its comments and commands as they are, and under each command what happens now."""
-    storyteller = Storyteller()
     lines: list[str] = []
     for line in written.splitlines():
         if line.startswith("> "):

@@ -50,6 +50,22 @@ def test_errors_before_and_after_the_first_wait_are_told() -> None:
         assert waited is wait
 
 
+def test_one_awaited_failure_after_the_other_reaches_the_coroutine() -> None:
+    async def catches() -> list[str]:
+        caught = []
+        for name in "abc":
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(future.set_exception, KeyError(name))
+            try:
+                await future
+            except KeyError as error:
+                caught.append(error.args[0])
+        await asyncio.sleep(0)
+        return caught
+
+    assert asyncio.run(_outcome(catches())) == ([(["a", "b", "c"], None)], True)
+
+
 def test_an_awaited_failure_reaches_the_coroutine() -> None:
     async def catches() -> str:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -105,6 +105,10 @@ class DecisionRuntime(Generic[S, R]):
         What `decide` raises is a reply too, and waits like one. A caller that gives up changes nothing: what
         was decided stays decided.
         """
+        return await self.start(decide)
+
+    def start(self, decide: Callable[[S], Decision[R, T]]) -> "asyncio.Future[T]":
+        """As `submit`, for a caller that hears of the reply by a callback; raises only where nothing is loaded."""
         if self._state is None:
             raise self._refusal()
         loop = asyncio.get_running_loop()
@@ -113,7 +117,7 @@ class DecisionRuntime(Generic[S, R]):
         if self._task is None:
             # A task of its own: a cancelled caller must not leave records appended and not applied.
             self._task = loop.create_task(self._run())
-        return await answered
+        return answered
 
     def committed(self, offset: int) -> None:
         """Everything below `offset` is safe: lets go of the replies that waited for it."""

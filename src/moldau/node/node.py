@@ -1,5 +1,5 @@
-"""A node put together in boot order: identity, logs, quorum, metadata, partitions, controller, and last the
-doors.
+"""A node put together in boot order: identity, logs, quorum, metadata, partitions, controller, groups, and last
+the doors.
 
 A single node goes through all of it: its quorum has one voter, its controller is its own.
 """
@@ -16,6 +16,7 @@ from moldau.connections.listener import Listener
 from moldau.controller.brokers import Registration
 from moldau.controller.driver import Controller
 from moldau.controller.ids import new_id
+from moldau.groups.coordinator import GroupCoordinator
 from moldau.logs.store import LogStore
 from moldau.metadata.image import Endpoint
 from moldau.metadata.loader import MetadataLoader
@@ -80,8 +81,8 @@ class Node:
 
     @property
     def bugs(self) -> int:
-        """Requests that ended in an exception nobody planned for."""
-        return 0 if self._dispatcher is None else self._dispatcher.bugs
+        """Requests and group timers that ended in an exception nobody planned for."""
+        return 0 if self._dispatcher is None else self._dispatcher.bugs + self._groups.bugs
 
     async def start(self) -> None:
         """Returns when clients are served; what was begun is undone where that fails."""
@@ -125,6 +126,11 @@ class Node:
             static.node_id, self._quorum, self._metadata, self._settings, world.random
         )
         self._undo.push_async_callback(self._controller.close)
+        self._groups = GroupCoordinator(
+            static.node_id, self._partitions, self._metadata, self._controller, self._settings, world.clock
+        )
+        self._metadata.subscribe(self._groups.publish)
+        self._undo.push_async_callback(self._groups.close)
         await self._controller.start()
         self.addresses = advertise(bound, static.advertised)
         await self._controller.register_broker(self._registration())
@@ -136,6 +142,7 @@ class Node:
             metadata=self._metadata,
             controller=self._controller,
             partitions=self._partitions,
+            groups=self._groups,
             fetch_sessions=FetchSessions(world.random, static.max_incremental_fetch_session_cache_slots),
             producer_ids=ProducerIds(self._controller.allocate_producer_ids),
             long_polls=Listeners(),
@@ -143,6 +150,7 @@ class Node:
         self._dispatcher = Dispatcher(self._broker, REGISTRY)
         self._housekeeping = Housekeeping(self._partitions, self._settings, world.clock)
         self._housekeeping.start()
+        self._groups.start()
         self._undo.push_async_callback(self._housekeeping.stop)
         self._undo.push_async_callback(self._close_listeners)
         for listener in self._listeners:
@@ -163,6 +171,7 @@ class Node:
         for listener in self._listeners:
             listener.stop()
         self._broker.long_polls.end()
+        self._groups.stop()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
     async def _bind(self) -> list[Address]:

@@ -18,6 +18,7 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
+from moldau.groups.topic import OFFSETS_TOPIC
 from moldau.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
@@ -75,6 +76,11 @@ async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauE
     topics = broker.metadata.image.topics
     missing = {name: None for name in names if name not in topics and not is_internal(name)}
     errors: dict[str, MoldauError] = {}
+    if OFFSETS_TOPIC in names and OFFSETS_TOPIC not in topics:
+        try:
+            await broker.groups.ensure_topic()
+        except MoldauError as error:
+            errors[OFFSETS_TOPIC] = error
     wanted = []
     for name in missing:
         try:

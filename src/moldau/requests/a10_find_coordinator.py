@@ -1,32 +1,68 @@
-"""FindCoordinator: which broker looks after a group or a transactional id. None does: there are no coordinators.
+"""FindCoordinator: which broker looks after a group. The first who asks makes the topic that groups live in.
 
-It is served all the same, because librdkafka compresses with lz4 only where it sees this API. Consumers of a group
-are told what Kafka tells them while it has no coordinator, and consume by assignment; transactional producers
-are refused for good, so that they do not wait.
+Transactional producers are refused for good, so that they do not wait: nobody looks after transactions.
 
 Versions: 1 brought the kind of key, 3 the flexible encoding, 4 many keys in one request, 6 share groups.
 """
 
 from typing import Any
 
+from moldau.errors import (
+    CoordinatorNotAvailableError,
+    InvalidRequestError,
+    MoldauError,
+    TransactionalIdRefusedError,
+)
+from moldau.metadata.image import Endpoint
 from moldau.requests.broker import Broker
-from moldau.requests.errors import ErrorCode
+from moldau.requests.errors import error_code, error_message
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
+from moldau.requests.topology import reachable_brokers
 from moldau.wire.api_keys import ApiKey
 
 GROUP, TRANSACTION = 0, 1
-_REFUSALS = {
-    GROUP: (ErrorCode.coordinator_not_available, "consumer groups are not served: assign partitions"),
-    # The one code by which every client gives up at once.
-    TRANSACTION: (ErrorCode.transactional_id_authorization_failed, "transactions are not served"),
-}
-_UNKNOWN_KIND = (ErrorCode.invalid_request, "no such kind of coordinator is served")
 
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6))
 async def find_coordinator(request: Any, session: Session, broker: Broker) -> Any:
-    code, message = _REFUSALS.get(request.get("key_type", GROUP), _UNKNOWN_KIND)
-    nobody = {"error_code": int(code), "error_message": message, "node_id": -1, "host": "", "port": -1}
-    keys = dict.fromkeys(request.get("coordinator_keys", ()))
-    return {"throttle_time": 0, **nobody, "coordinators": [{"key": key, **nobody} for key in keys]}
+    kind, listener = request.get("key_type", GROUP), session.connection.listener
+    keys = request.get("coordinator_keys")
+    if keys is None:
+        return {"throttle_time": 0, **await _find(kind, request.key, listener, broker)}
+    # Each once, or a small request could ask for a huge answer.
+    found = [{"key": key, **await _find(kind, key, listener, broker)} for key in dict.fromkeys(keys)]
+    return {"throttle_time": 0, "coordinators": found}
+
+
+async def _find(kind: int, key: str, listener: str, broker: Broker) -> dict[str, Any]:
+    try:
+        node_id, endpoint = await _coordinator(kind, key, listener, broker)
+    except MoldauError as error:
+        return {
+            "error_code": error_code(error),
+            "error_message": error_message(error),
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+    return {
+        "error_code": 0,
+        "error_message": None,
+        "node_id": node_id,
+        "host": endpoint.host,
+        "port": endpoint.port,
+    }
+
+
+async def _coordinator(kind: int, key: str, listener: str, broker: Broker) -> tuple[int, Endpoint]:
+    if kind == TRANSACTION:
+        # The one code by which every client gives up at once.
+        raise TransactionalIdRefusedError("transactions are not served")
+    if kind != GROUP:
+        raise InvalidRequestError("no such kind of coordinator is served")
+    partition = await broker.groups.coordinator_of(key)
+    for each, endpoint in reachable_brokers(broker.metadata.image, listener):
+        if each.broker_id == partition.leader:
+            return each.broker_id, endpoint
+    raise CoordinatorNotAvailableError("nobody leads the partition that the group is in")

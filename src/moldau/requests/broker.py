@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moldau.controller.driver import Controller
+    from moldau.groups.coordinator import GroupCoordinator
     from moldau.metadata.loader import MetadataLoader
     from moldau.partitions.table import PartitionTable
     from moldau.partitions.waiting import Listeners
@@ -24,6 +25,7 @@ class Broker:
     """`.image` is the committed ClusterImage."""
     controller: "Controller"
     partitions: "PartitionTable"
+    groups: "GroupCoordinator"
     fetch_sessions: "FetchSessions"
     producer_ids: "ProducerIds"
     long_polls: "Listeners"

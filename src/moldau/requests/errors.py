@@ -47,6 +47,23 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
         errors.NotControllerError: ErrorCode.not_controller,
         errors.RequestTimedOutError: ErrorCode.request_timed_out,
         errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
+        errors.CoordinatorNotAvailableError: ErrorCode.coordinator_not_available,
+        errors.NotCoordinatorError: ErrorCode.not_coordinator,
+        errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
+        errors.InvalidGroupIdError: ErrorCode.invalid_group_id,
+        errors.GroupIdNotFoundError: ErrorCode.group_id_not_found,
+        errors.NonEmptyGroupError: ErrorCode.non_empty_group,
+        errors.GroupSubscribedToTopicError: ErrorCode.group_subscribed_to_topic,
+        errors.UnknownMemberError: ErrorCode.unknown_member_id,
+        errors.MemberIdRequiredError: ErrorCode.member_id_required,
+        errors.FencedInstanceIdError: ErrorCode.fenced_instance_id,
+        errors.IllegalGenerationError: ErrorCode.illegal_generation,
+        errors.RebalanceInProgressError: ErrorCode.rebalance_in_progress,
+        errors.InconsistentGroupProtocolError: ErrorCode.inconsistent_group_protocol,
+        errors.InvalidSessionTimeoutError: ErrorCode.invalid_session_timeout,
+        errors.GroupMaxSizeReachedError: ErrorCode.group_max_size_reached,
+        errors.OffsetMetadataTooLargeError: ErrorCode.offset_metadata_too_large,
+        errors.InvalidCommitOffsetSizeError: ErrorCode.invalid_commit_offset_size,
     }
 )
 

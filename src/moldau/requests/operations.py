@@ -50,3 +50,12 @@ TOPIC_OPERATIONS = as_bits(
         Operation.ALTER_CONFIGS,
     )
 )
+GROUP_OPERATIONS = as_bits(
+    (
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    )
+)

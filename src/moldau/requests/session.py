@@ -28,3 +28,8 @@ class Session:
     connection: ClientConnection
     api_version: int
     client_id: str | None
+
+    @property
+    def client_host(self) -> str:
+        """The caller's address, as Kafka shows it to people who look at groups."""
+        return "/" + self.connection.peer.rpartition(":")[0]

@@ -16,9 +16,10 @@ IDENTITY = "Identity"
 TOPICS = "Topics"
 LIMITS = "Limits"
 UPKEEP = "Log upkeep"
+CONSUMER_GROUPS = "Groups"
 PROCESS = "Process"
 TOPIC_DEFAULTS = "Defaults of topic settings"
-GROUPS = (START_HERE, IDENTITY, TOPICS, LIMITS, UPKEEP, PROCESS, TOPIC_DEFAULTS)
+GROUPS = (START_HERE, IDENTITY, TOPICS, LIMITS, CONSUMER_GROUPS, UPKEEP, PROCESS, TOPIC_DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,110 @@ class BrokerSettings:
         high=INT_MAX,
         group=LIMITS,
     )
+    group_min_session_timeout_ms: int = setting(
+        6_000,
+        "group.min.session.timeout.ms",
+        "The shortest session timeout that a member of a group may ask for. Shorter ones find dead members "
+        "sooner, and cost more heartbeats.",
+        low=0,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    group_max_session_timeout_ms: int = setting(
+        1_800_000,
+        "group.max.session.timeout.ms",
+        "The longest session timeout that a member of a group may ask for. Longer ones leave more time "
+        "between heartbeats, and leave the partitions of a dead member unread for longer.",
+        low=0,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    group_initial_rebalance_delay_ms: int = setting(
+        3_000,
+        "group.initial.rebalance.delay.ms",
+        "How long the first rebalance of an empty group waits for more members, so that a group which starts "
+        "all at once rebalances once. 0 lets a lone consumer begin at once.",
+        low=0,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    group_max_size: int = setting(
+        INT_MAX,
+        "group.max.size",
+        "How many members a group may have.",
+        low=1,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    offset_metadata_max_bytes: int = setting(
+        4_096,
+        "offset.metadata.max.bytes",
+        "The longest text that a consumer may commit with an offset.",
+        low=0,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    offsets_retention_minutes: int = setting(
+        10_080,
+        "offsets.retention.minutes",
+        "How long committed offsets are kept after the last member of their group has left; those of "
+        "consumers that are in no group, and of topics that a group no longer subscribes to, after their "
+        "last commit.",
+        low=1,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    offsets_retention_check_interval_ms: int = setting(
+        600_000,
+        "offsets.retention.check.interval.ms",
+        "How often groups are looked at for offsets that have expired.",
+        low=1,
+        group=CONSUMER_GROUPS,
+    )
+    offsets_commit_timeout_ms: int = setting(
+        5_000,
+        "offsets.commit.timeout.ms",
+        "How long a group's change may take to be safe on disk before whoever waits for it is told to try "
+        "again.",
+        low=1,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    offsets_topic_num_partitions: int = setting(
+        50,
+        "offsets.topic.num.partitions",
+        "The partitions of __consumer_offsets, over which groups are spread. It counts only until the first "
+        "group makes the topic.",
+        low=1,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    offsets_topic_replication_factor: int = setting(
+        1,
+        "offsets.topic.replication.factor",
+        "The replicas of __consumer_offsets when it is made. (Kafka's default is 3; on one node that would "
+        "keep groups from working at all.)",
+        low=1,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    offsets_topic_segment_bytes: int = setting(
+        104_857_600,
+        "offsets.topic.segment.bytes",
+        "The size of the segments of __consumer_offsets when it is made. Only closed segments are compacted: "
+        "small ones make loading quicker.",
+        low=1024,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
+    offsets_load_buffer_size: int = setting(
+        5_242_880,
+        "offsets.load.buffer.size",
+        "How many bytes of __consumer_offsets are read at a time when groups are loaded.",
+        low=1,
+        high=INT_MAX,
+        group=CONSUMER_GROUPS,
+    )
     producer_id_expiration_ms: int = setting(
         86_400_000,
         "producer.id.expiration.ms",
@@ -227,6 +332,11 @@ class BrokerSettings:
             return (
                 f"message.max.bytes ({self.topic_defaults.max_message_bytes}) is more than "
                 f"socket.request.max.bytes ({request_bytes_max}): such a batch could never be read"
+            )
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            return (
+                f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is more than "
+                f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms}): no member could join"
             )
         return self.topic_defaults.contradiction()
 

@@ -4,6 +4,9 @@ with Broker(topics={"orders": 3}) as broker:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
 
 async with Broker() as broker: ...
+
+Two settings are other than a node's: `group.initial.rebalance.delay.ms` is 0, so that a consumer begins at once, and
+`offsets.topic.num.partitions` is 4. What a test gives in `settings` goes over them.
 """
 
 import asyncio
@@ -17,6 +20,14 @@ from moldau.settings.sources import build
 from moldau.world.system import system_world
 
 
+DEFAULTS = {
+    "listen": "127.0.0.1:0",
+    "store": "memory",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+}
+
+
 class Broker:
     """One node. As a plain context manager it runs in a thread of its own, so that clients which block do
     not block it; as an async one it runs in the loop that is there."""
@@ -28,7 +39,7 @@ class Broker:
         if isinstance(topics, str):
             topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
-        given = {"listen": "127.0.0.1:0", "store": "memory", **(settings or {})}
+        given = {**DEFAULTS, **(settings or {})}
         self._settings = build(flags=given)
         self._node: Node | None = None
         self._thread: threading.Thread | None = None

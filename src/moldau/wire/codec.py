@@ -20,6 +20,8 @@ from moldau.wire.schema import REQUIRED, Field, Kind, fields_of, is_flexible, me
 ELEMENTS_MAX = 100_000
 """Array elements in one message, nested ones counted too: what a frame may make us allocate stays bounded."""
 TAGS_MAX = 64
+TEXT_BYTES_MAX = 32_767
+"""What a length of 16 bits can say; Kafka takes no more in flexible versions, whose lengths could say more."""
 
 
 class DecodeError(Exception):
@@ -108,6 +110,16 @@ def decoder(api_key: int, version: int, kind: Kind) -> Callable[[memoryview], Me
 def encoder(api_key: int, version: int, kind: Kind) -> Callable[[bytearray, Any], None]:
     """The function that appends a message body made of a plain tree to a buffer."""
     return _entity_writer(message_type(api_key, version, kind))
+
+
+def entity_decoder(entity: type) -> Callable[[memoryview], Message]:
+    """As `decoder`, for a struct that is no request or response: a dataclass in the manner of kio's."""
+    return _whole(_entity_reader(entity))
+
+
+def entity_encoder(entity: type) -> Callable[[bytearray, Any], None]:
+    """As `encoder`, for a struct that is no request or response: a dataclass in the manner of kio's."""
+    return _entity_writer(entity)
 
 
 @cache
@@ -285,6 +297,8 @@ def _text_reader(read_length: Callable[[Cursor], int], nullable: bool) -> Read:
         length = read_length(cursor)
         if length == -1 and nullable:
             return None
+        if length > TEXT_BYTES_MAX:
+            raise DecodeError(f"a text of {length} bytes")
         # As Kafka does: a name that is no text is an unknown name, not a broken request.
         return str(cursor.take(length), "utf-8", "replace")
 

@@ -1,0 +1,332 @@
+"""The group coordinator as request handlers see it: awaitable calls that return when the answer is safe to give.
+
+Every partition of `__consumer_offsets` that this node leads is a shard of its own; a group belongs to one of them
+by the hash of its id.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+from moldau.controller.driver import Controller
+from moldau.errors import CoordinatorLoadInProgressError, InvalidGroupIdError, NotCoordinatorError
+from moldau.groups.requests import (
+    CommitReply,
+    CommitRequest,
+    DeleteOffsetsReply,
+    Done,
+    GroupDescription,
+    GroupLimits,
+    JoinReply,
+    JoinRequest,
+    LeaveReply,
+    LeavingMember,
+    ListedGroup,
+    ListReply,
+    MemberClaim,
+    OffsetsReply,
+    SyncReply,
+    SyncRequest,
+    TopicPartition,
+)
+from moldau.groups.shard import Shard, Step
+from moldau.groups.state import GroupsState
+from moldau.groups.topic import OFFSETS_TOPIC, OffsetsTopic, partition_for
+from moldau.metadata.image import EMPTY_IMAGE, ClusterDelta, ClusterImage, PartitionImage, TopicImage
+from moldau.metadata.loader import MetadataLoader
+from moldau.observe.logging import get_logger
+from moldau.partitions.partition import Partition
+from moldau.partitions.table import PartitionTable
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.world.clock import Clock
+
+log = get_logger(__name__)
+
+GROUP_ID_BYTES_MAX = 32_767
+"""What the key of a record can hold."""
+
+T = TypeVar("T")
+
+
+def limits_of(settings: BrokerSettings) -> GroupLimits:
+    return GroupLimits(
+        session_timeout_ms_min=settings.group_min_session_timeout_ms,
+        session_timeout_ms_max=settings.group_max_session_timeout_ms,
+        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+        size_max=settings.group_max_size,
+        offset_metadata_bytes_max=settings.offset_metadata_max_bytes,
+        offsets_retention_ms=settings.offsets_retention_minutes * 60_000,
+    )
+
+
+class GroupCoordinator:
+    def __init__(
+        self,
+        node_id: int,
+        partitions: PartitionTable,
+        metadata: MetadataLoader,
+        controller: Controller,
+        settings: EffectiveSettings,
+        clock: Clock,
+    ) -> None:
+        self._node_id = node_id
+        self._partitions = partitions
+        self._settings = settings
+        self._clock = clock
+        self._topic = OffsetsTopic(metadata, controller, settings)
+        self._limits = limits_of(settings.static)
+        self._image = EMPTY_IMAGE
+        self._shards: dict[int, Shard] = {}
+        self._ending: list[Shard] = []
+        """Shards that are over, and may still be writing what they had begun."""
+        self._to_load: dict[int, Shard] = {}
+        self._forgotten: dict[Shard, dict[str, UUID]] = {}
+        """Topics that were deleted while a shard was being loaded."""
+        self._loader: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._past_bugs = 0
+
+    # Following the metadata
+
+    async def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
+        """Takes up the groups of partitions that this node leads now, and lets go of the others."""
+        self._image = image
+        if self._is_closed:
+            return
+        for topic in delta.topics_deleted:
+            if topic.name == OFFSETS_TOPIC:
+                for index in list(self._shards):
+                    self._let_go(index)
+        for name, index in delta.partitions_changed:
+            partition = image.partition(name, index)
+            if name == OFFSETS_TOPIC and partition is not None:
+                self._follow(partition)
+        deleted = {
+            topic.name: topic.topic_id for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC
+        }
+        if deleted:
+            self._forget(deleted)
+
+    def _follow(self, image: PartitionImage) -> None:
+        shard = self._shards.get(image.index)
+        partition = None
+        if image.leader == self._node_id and (OFFSETS_TOPIC, image.index) not in self._partitions.damaged:
+            partition = self._partitions.get(OFFSETS_TOPIC, image.index)
+        if shard is not None:
+            if partition is shard.partition and partition.leader_epoch == shard.leader_epoch:
+                return
+            # Another may have led it in between and written to it: what is loaded is not to be trusted.
+            self._let_go(image.index)
+        if partition is not None and partition.is_leader:
+            self._take_up(image.index, partition)
+
+    def _take_up(self, index: int, partition: Partition) -> None:
+        settings = self._settings.static
+        shard = Shard(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
+        self._shards[index] = shard
+        if shard.is_empty and not self._ending:
+            shard.serve(GroupsState(self._limits), partition.log.end_offset)
+            return
+        self._to_load[index] = shard
+        self._wake_loader()
+
+    def _let_go(self, index: int) -> None:
+        shard = self._shards.pop(index)
+        self._to_load.pop(index, None)
+        self._forgotten.pop(shard, None)
+        shard.unload(_not_coordinator())
+        self._ending.append(shard)
+        self._wake_loader()
+
+    def _wake_loader(self) -> None:
+        if self._loader is None and not self._is_closed:
+            self._loader = asyncio.get_running_loop().create_task(self._load_all())
+
+    async def _load_all(self) -> None:
+        """One shard after the other, and each gives way to other work: a node that loads must also serve."""
+        began_ms, count = self._clock.monotonic_ms(), 0
+        while self._to_load or self._ending:
+            while self._ending:
+                # What it had begun to write belongs to what the next one has to read.
+                await self._end_one()
+            if self._to_load:
+                await self._load(self._to_load.pop(next(iter(self._to_load))))
+                count += 1
+        self._loader = None
+        if count:
+            log.info("groups are loaded", partitions=count, took_ms=self._clock.monotonic_ms() - began_ms)
+
+    async def _load(self, shard: Shard) -> None:
+        await shard.load(GroupsState(self._limits), self._settings.static.offsets_load_buffer_size)
+        topics = self._forgotten.pop(shard, None)
+        if topics:
+            shard.repeat(lambda state, now: state.forget_topics(now, topics))
+
+    async def _end_one(self) -> None:
+        shard = self._ending[0]
+        await shard.close()
+        self._ending.remove(shard)
+        self._past_bugs += shard.bugs
+
+    def _forget(self, topics: Mapping[str, UUID]) -> None:
+        for shard in self._shards.values():
+            if shard.is_loading:
+                self._forgotten.setdefault(shard, {}).update(topics)
+            else:
+                shard.repeat(lambda state, now: state.forget_topics(now, topics))
+
+    # Beginning and ending
+
+    def start(self) -> None:
+        """Begins to look, round after round, for offsets that have expired."""
+        interval_s = self._settings.static.offsets_retention_check_interval_ms / 1000
+        self._expiry = asyncio.get_running_loop().call_later(interval_s, self._expire)
+
+    def _expire(self) -> None:
+        topic = self._image.topics.get(OFFSETS_TOPIC)
+        for partition in topic.partitions if topic is not None else ():
+            # Its log may have been opened since, if it was for want of room or descriptors that it was not.
+            if partition.index not in self._shards:
+                self._follow(partition)
+        for shard in self._shards.values():
+            shard.repeat(lambda state, now: state.expire(now))
+        self.start()
+
+    def stop(self) -> None:
+        """From now on this node coordinates nothing; who waits is told so, and need not be waited for."""
+        self._is_closed = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        for index in list(self._shards):
+            self._let_go(index)
+
+    async def close(self) -> None:
+        """Returns when nothing is being written any more."""
+        self.stop()
+        if self._loader is not None:
+            self._loader.cancel()
+            await asyncio.gather(self._loader, return_exceptions=True)
+        while self._ending:
+            await self._end_one()
+
+    @property
+    def bugs(self) -> int:
+        """Decisions of its own that ended in an exception nobody planned for."""
+        return self._past_bugs + sum(shard.bugs for shard in (*self._shards.values(), *self._ending))
+
+    # Who coordinates what
+
+    async def ensure_topic(self) -> TopicImage:
+        """The topic that groups live in, made where there is none yet; raises CoordinatorNotAvailableError."""
+        return await self._topic.ensure()
+
+    async def coordinator_of(self, group_id: str) -> PartitionImage:
+        """The partition whose leader is a group's coordinator."""
+        topic = await self.ensure_topic()
+        return topic.partitions[partition_for(group_id, len(topic.partitions))]
+
+    def _shard(self, group_id: str) -> Shard:
+        topic = self._image.topics.get(OFFSETS_TOPIC)
+        shard = None
+        if topic is not None:
+            shard = self._shards.get(partition_for(group_id, len(topic.partitions)))
+        if shard is None:
+            raise _not_coordinator()
+        return shard
+
+    async def _ask(self, group_id: str, kind: type[T], step: Step, *, is_commit: bool = False) -> T:
+        if len(group_id) > GROUP_ID_BYTES_MAX // 3 and len(group_id.encode()) > GROUP_ID_BYTES_MAX:
+            raise InvalidGroupIdError(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
+        reply = await self._shard(group_id).ask(step, is_commit=is_commit)
+        assert isinstance(reply, kind), f"asked for {kind.__name__}, answered {type(reply).__name__}"
+        return reply
+
+    async def _ask_member(self, group_id: str, kind: type[T], step: Step) -> T:
+        """Offsets can be kept without a group's name, but nobody can be a member of it."""
+        if not group_id:
+            raise InvalidGroupIdError("a group needs a name")
+        return await self._ask(group_id, kind, step)
+
+    # Membership
+
+    async def join(self, request: JoinRequest) -> JoinReply:
+        return await self._ask_member(
+            request.group_id, JoinReply, lambda state, now, ticket: state.join(now, request, ticket)
+        )
+
+    async def sync(self, request: SyncRequest) -> SyncReply:
+        return await self._ask_member(
+            request.group_id, SyncReply, lambda state, now, ticket: state.sync(now, request, ticket)
+        )
+
+    async def heartbeat(self, claim: MemberClaim) -> None:
+        await self._ask_member(
+            claim.group_id, Done, lambda state, now, ticket: state.heartbeat(now, claim, ticket)
+        )
+
+    async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveReply:
+        return await self._ask_member(
+            group_id, LeaveReply, lambda state, now, ticket: state.leave(now, group_id, members, ticket)
+        )
+
+    # Offsets
+
+    async def commit(self, request: CommitRequest) -> CommitReply:
+        return await self._ask(
+            request.claim.group_id,
+            CommitReply,
+            lambda state, now, ticket: state.commit(now, request, ticket),
+            is_commit=True,
+        )
+
+    async def fetch_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition] | None, claim: MemberClaim | None = None
+    ) -> OffsetsReply:
+        return await self._ask(
+            group_id,
+            OffsetsReply,
+            lambda state, now, ticket: state.fetch_offsets(now, group_id, partitions, claim, ticket),
+        )
+
+    async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> DeleteOffsetsReply:
+        return await self._ask_member(
+            group_id,
+            DeleteOffsetsReply,
+            lambda state, now, ticket: state.delete_offsets(now, group_id, partitions, ticket),
+        )
+
+    # Looking at groups
+
+    async def describe(self, group_id: str) -> GroupDescription:
+        return await self._ask(
+            group_id, GroupDescription, lambda state, now, ticket: state.describe(group_id, ticket)
+        )
+
+    async def delete_group(self, group_id: str) -> None:
+        await self._ask(group_id, Done, lambda state, now, ticket: state.delete_group(now, group_id, ticket))
+
+    async def list_groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[ListedGroup]:
+        """All groups that this node coordinates; raises CoordinatorLoadInProgressError where some are not known
+        yet."""
+        shards = [self._shards[index] for index in sorted(self._shards)]
+        if any(shard.is_loading for shard in shards):
+            raise CoordinatorLoadInProgressError("some groups are being loaded")
+        asked = [
+            shard.ask(lambda state, now, ticket: state.list_groups(states, types, ticket))
+            for shard in shards
+            if shard.is_serving
+        ]
+        listed: list[ListedGroup] = []
+        for each in asked:
+            reply = await each
+            assert isinstance(reply, ListReply)
+            listed += reply.groups
+        return listed
+
+
+def _not_coordinator() -> NotCoordinatorError:
+    return NotCoordinatorError("this node does not coordinate the group")

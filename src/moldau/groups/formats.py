@@ -1,0 +1,266 @@
+"""The bytes of `__consumer_offsets`: Kafka's own formats for the keys and values of groups and committed offsets.
+
+Every version that Kafka has written is read; what is written is what Kafka 4.3 writes. Keys of other kinds
+(consumer, share and streams groups of the newer protocols) are passed over, as Kafka passes over kinds it
+does not know.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import field, make_dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from moldau.errors import CorruptRecordError, InvalidRequestError
+from moldau.groups.records import (
+    NO_EXPIRY,
+    NO_LEADER_EPOCH,
+    CommittedOffset,
+    GroupChanged,
+    GroupMetadata,
+    GroupRecord,
+    MemberMetadata,
+    OffsetChanged,
+)
+from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder
+
+OFFSET_KEY_VERSION = 1
+OFFSET_KEY_VERSIONS = (0, 1)
+GROUP_KEY_VERSION = 2
+OFFSET_VALUE_VERSION = 4
+EXPIRING_OFFSET_VALUE_VERSION = 1
+"""The only version that has a place for an expiry of the offset's own."""
+GROUP_VALUE_VERSION = 3
+
+_VERSION_MAX = 4
+_FLEXIBLE_VERSION_MIN = 4
+_VERSION = struct.Struct(">h")
+
+
+class _Field(NamedTuple):
+    """One field of a format, and the versions that have it."""
+
+    name: str
+    hint: Any
+    kafka_type: str
+    since: int = 0
+    until: int = _VERSION_MAX
+    tag: int | None = None
+
+
+def _entity(name: str, version: int, fields: Sequence[_Field]) -> type:
+    present = [each for each in fields if each.since <= version <= each.until]
+    return make_dataclass(
+        f"{name}V{version}",
+        [(each.name, each.hint, field(metadata=_metadata(each))) for each in present],
+        namespace={"__flexible__": version >= _FLEXIBLE_VERSION_MIN},
+    )
+
+
+def _metadata(each: _Field) -> dict[str, Any]:
+    return {"kafka_type": each.kafka_type, "tag": each.tag}
+
+
+_OFFSET_KEY = [
+    _Field("group", str, "string"),
+    _Field("topic", str, "string"),
+    _Field("partition", int, "int32"),
+]
+_GROUP_KEY = [_Field("group", str, "string")]
+_OFFSET_VALUE = [
+    _Field("offset", int, "int64"),
+    _Field("leader_epoch", int, "int32", since=3),
+    _Field("metadata", str, "string"),
+    _Field("commit_timestamp", int, "int64"),
+    _Field("expire_timestamp", int, "int64", since=1, until=1),
+    _Field("topic_id", UUID | None, "uuid", since=4, tag=0),
+]
+_MEMBER = [
+    _Field("member_id", str, "string"),
+    _Field("group_instance_id", str | None, "string", since=3),
+    _Field("client_id", str, "string"),
+    _Field("client_host", str, "string"),
+    _Field("rebalance_timeout", int, "int32", since=1),
+    _Field("session_timeout", int, "int32"),
+    _Field("subscription", bytes, "bytes"),
+    _Field("assignment", bytes, "bytes"),
+]
+
+
+def _group_value_entity(version: int) -> type:
+    member = _entity("MemberMetadata", version, _MEMBER)
+    return _entity(
+        "GroupMetadataValue",
+        version,
+        [
+            _Field("protocol_type", str, "string"),
+            _Field("generation", int, "int32"),
+            _Field("protocol", str | None, "string"),
+            _Field("leader", str | None, "string"),
+            _Field("current_state_timestamp", int, "int64", since=2),
+            _Field("members", tuple[member, ...], ""),  # type: ignore[valid-type]
+        ],
+    )
+
+
+_VERSIONS = range(_VERSION_MAX + 1)
+_OFFSET_KEY_ENTITY = _entity("OffsetCommitKey", OFFSET_KEY_VERSION, _OFFSET_KEY)
+_GROUP_KEY_ENTITY = _entity("GroupMetadataKey", GROUP_KEY_VERSION, _GROUP_KEY)
+_OFFSET_VALUES = [_entity("OffsetCommitValue", version, _OFFSET_VALUE) for version in _VERSIONS]
+_GROUP_VALUES = [_group_value_entity(version) for version in _VERSIONS]
+
+_read_offset_key = entity_decoder(_OFFSET_KEY_ENTITY)
+_read_group_key = entity_decoder(_GROUP_KEY_ENTITY)
+_read_offset_value = [entity_decoder(entity) for entity in _OFFSET_VALUES]
+_read_group_value = [entity_decoder(entity) for entity in _GROUP_VALUES]
+_write_offset_key = entity_encoder(_OFFSET_KEY_ENTITY)
+_write_group_key = entity_encoder(_GROUP_KEY_ENTITY)
+_write_offset_value = entity_encoder(_OFFSET_VALUES[OFFSET_VALUE_VERSION])
+_write_expiring_offset_value = entity_encoder(_OFFSET_VALUES[EXPIRING_OFFSET_VALUE_VERSION])
+_write_group_value = entity_encoder(_GROUP_VALUES[GROUP_VALUE_VERSION])
+
+_Read = Callable[[memoryview], Message]
+_Write = Callable[[bytearray, Any], None]
+
+
+# Writing
+
+
+def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
+    """The key and value of a record; raises InvalidRequestError where a text is longer than the format can hold."""
+    if isinstance(record, GroupChanged):
+        key = _encoded(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
+        return key, None if record.metadata is None else _group_value(record.metadata)
+    tree = {"group": record.group_id, "topic": record.topic, "partition": record.partition}
+    key = _encoded(OFFSET_KEY_VERSION, _write_offset_key, tree)
+    return key, None if record.committed is None else _offset_value(record.committed)
+
+
+def _offset_value(committed: CommittedOffset) -> bytes:
+    tree = {
+        "offset": committed.offset,
+        "leader_epoch": committed.leader_epoch,
+        "metadata": committed.metadata,
+        "commit_timestamp": committed.commit_timestamp_ms,
+        "expire_timestamp": committed.expire_timestamp_ms,
+        "topic_id": committed.topic_id,
+    }
+    if committed.expire_timestamp_ms != NO_EXPIRY:
+        return _encoded(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, tree)
+    return _encoded(OFFSET_VALUE_VERSION, _write_offset_value, tree)
+
+
+def _group_value(group: GroupMetadata) -> bytes:
+    tree = {
+        "protocol_type": group.protocol_type,
+        "generation": group.generation,
+        "protocol": group.protocol_name,
+        "leader": group.leader,
+        "current_state_timestamp": group.state_timestamp_ms,
+        "members": [_member_tree(member) for member in group.members],
+    }
+    return _encoded(GROUP_VALUE_VERSION, _write_group_value, tree)
+
+
+def _member_tree(member: MemberMetadata) -> dict[str, Any]:
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.instance_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "rebalance_timeout": member.rebalance_timeout_ms,
+        "session_timeout": member.session_timeout_ms,
+        "subscription": member.subscription,
+        "assignment": member.assignment,
+    }
+
+
+def _encoded(version: int, write: _Write, tree: dict[str, Any]) -> bytes:
+    out = bytearray(_VERSION.pack(version))
+    try:
+        write(out, tree)
+    except struct.error as error:
+        raise InvalidRequestError(f"a value does not fit into a record of groups: {error}") from None
+    return bytes(out)
+
+
+# Reading
+
+
+def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRecord | None:
+    """The record, or None for a kind that is not kept; raises CorruptRecordError."""
+    key_view = memoryview(key)
+    version = _version(key_view, "key")
+    if version in OFFSET_KEY_VERSIONS:
+        offset_key = _decoded(_read_offset_key, key_view, "an offset's key")
+        committed = None if value is None else _offset(memoryview(value))
+        return OffsetChanged(offset_key.group, offset_key.topic, offset_key.partition, committed)
+    if version == GROUP_KEY_VERSION:
+        group_id = _decoded(_read_group_key, key_view, "a group's key").group
+        return GroupChanged(group_id, None if value is None else _group(memoryview(value)))
+    return None
+
+
+def _offset(value: memoryview) -> CommittedOffset:
+    read = _of_version(_read_offset_value, value, "an offset")
+    message = _decoded(read, value, "an offset")
+    return CommittedOffset(
+        offset=message.offset,
+        leader_epoch=message.get("leader_epoch", NO_LEADER_EPOCH),
+        metadata=message.metadata,
+        commit_timestamp_ms=message.commit_timestamp,
+        expire_timestamp_ms=message.get("expire_timestamp", NO_EXPIRY),
+        topic_id=message.get("topic_id"),
+    )
+
+
+def _group(value: memoryview) -> GroupMetadata:
+    read = _of_version(_read_group_value, value, "a group")
+    message = _decoded(read, value, "a group")
+    return GroupMetadata(
+        protocol_type=message.protocol_type,
+        generation=message.generation,
+        protocol_name=message.protocol,
+        leader=message.leader,
+        state_timestamp_ms=message.get("current_state_timestamp", -1),
+        members=tuple(_member(member) for member in message.members),
+    )
+
+
+def _member(message: Message) -> MemberMetadata:
+    rebalance_timeout_ms = message.get("rebalance_timeout", -1)
+    return MemberMetadata(
+        member_id=message.member_id,
+        instance_id=message.get("group_instance_id"),
+        client_id=message.client_id,
+        client_host=message.client_host,
+        # Members of the first protocol version had one timeout for both.
+        rebalance_timeout_ms=message.session_timeout if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
+        session_timeout_ms=message.session_timeout,
+        # Copies: a view would keep the whole batch it was read from in memory.
+        subscription=bytes(message.subscription),
+        assignment=bytes(message.assignment),
+    )
+
+
+def _of_version(readers: Sequence[_Read], value: memoryview, what: str) -> _Read:
+    version = _version(value, f"the value of {what}")
+    if not 0 <= version < len(readers):
+        raise CorruptRecordError(f"version {version} of the value of {what}; 0 to {_VERSION_MAX} are known")
+    return readers[version]
+
+
+def _version(data: memoryview, what: str) -> int:
+    if len(data) < _VERSION.size:
+        raise CorruptRecordError(
+            f"{what} of {len(data)} bytes in the offsets topic: too short for its version"
+        )
+    version: int = _VERSION.unpack_from(data)[0]
+    return version
+
+
+def _decoded(read: _Read, data: memoryview, what: str) -> Message:
+    try:
+        return read(data[_VERSION.size :])
+    except DecodeError as error:
+        raise CorruptRecordError(f"{what} in the offsets topic cannot be read: {error}") from None

@@ -1,0 +1,102 @@
+"""The log of a shard: reading the groups out of it when this node begins to lead it, and writing to it after."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from moldau.errors import CorruptRecordError, RecordTooLargeError, StorageError
+from moldau.groups.formats import decode, encode
+from moldau.groups.records import GroupRecord
+from moldau.groups.state import GroupsState
+from moldau.partitions.partition import Partition
+from moldau.records.batch import LOG_OVERHEAD, Batch, split
+from moldau.records.build import build_batch
+from moldau.records.record import Record, iterate
+from moldau.world.clock import Clock
+
+RECORDS_PER_TURN = 500
+"""Records that are applied before other work of the node gets its turn."""
+
+
+async def load(partition: Partition, state: GroupsState, bytes_per_read: int) -> int:
+    """Applies the whole log to `state`, once all of it is committed; gives the offset after the last record.
+
+    Raises as `Partition.read` does, and CorruptRecordError where a batch is not what was written.
+    """
+    leader_epoch = partition.leader_epoch
+    end_offset = partition.log.end_offset
+    committed = partition.committing(end_offset)
+    if committed is not None:
+        await committed
+    offset = partition.log.start_offset
+    applied = 0
+    while offset < end_offset:
+        fetched = await partition.read(offset, bytes_per_read, known_epoch=leader_epoch)
+        try:
+            data = fetched.records.read()
+        except OSError as error:
+            raise StorageError(f"{partition.name} cannot be read: {error}") from error
+        began_at = offset
+        for batch in _whole_batches(data):
+            records = _decoded(batch)
+            state.apply(records, batch.next_offset)
+            offset = batch.next_offset
+            applied += len(records)
+            if applied >= RECORDS_PER_TURN:
+                applied = 0
+                await asyncio.sleep(0)
+        if offset == began_at:
+            raise CorruptRecordError(f"no batch is found at offset {offset} of {partition.name}")
+    return end_offset
+
+
+def _whole_batches(data: bytes) -> Iterator[Batch]:
+    """Those that are there to their end: a read of so many bytes may cut the last one off."""
+    whole = 0
+    while whole + LOG_OVERHEAD <= len(data):
+        size = int.from_bytes(data[whole + 8 : whole + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
+        if size <= LOG_OVERHEAD:
+            raise CorruptRecordError(f"a batch says it has {size} bytes")
+        if whole + size > len(data):
+            break
+        whole += size
+    return split(memoryview(data)[:whole])
+
+
+def _decoded(batch: Batch) -> list[GroupRecord]:
+    if not batch.checksum_is_right():
+        raise CorruptRecordError(f"the checksum of {batch!r} is wrong")
+    if batch.is_control:
+        return []
+    found = []
+    for record in iterate(batch):
+        if record.key is None:
+            raise CorruptRecordError(f"the record at offset {record.offset} has no key")
+        group_record = decode(record.key, record.value)
+        if group_record is not None:
+            found.append(group_record)
+    return found
+
+
+class OffsetsLog:
+    """The partition as the decision runtime sees it."""
+
+    def __init__(self, partition: Partition, clock: Clock) -> None:
+        self._partition = partition
+        self._clock = clock
+
+    async def append(self, records: Sequence[GroupRecord]) -> int:
+        now_ms = self._clock.wall_ms()
+        encoded = [Record(timestamp=now_ms, key=key, value=value) for key, value in map(encode, records)]
+        appended = await self._partition.append(self._batches(encoded), all_in_sync=True)
+        return appended.next_offset
+
+    def _batches(self, records: Sequence[Record]) -> list[Batch]:
+        data = build_batch(records)
+        if len(data) <= self._partition.log.settings.max_message_bytes:
+            return [Batch(data)]
+        # Tombstones may come in any number, when a topic is deleted or much expires, and each stands for
+        # itself; anything else is one change, whole or not at all.
+        if len(records) == 1 or any(record.value is not None for record in records):
+            raise RecordTooLargeError(f"{len(data)} bytes are more than {self._partition.name} takes at once")
+        middle = len(records) // 2
+        return self._batches(records[:middle]) + self._batches(records[middle:])

@@ -1,0 +1,102 @@
+"""The committed offsets of one partition of `__consumer_offsets`, by group, topic and partition; what a commit
+writes, and when an offset has had its time.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from uuid import UUID
+
+from moldau.errors import MoldauError, OffsetMetadataTooLargeError
+from moldau.groups.records import NO_EXPIRY, NO_LEADER_EPOCH, CommittedOffset, OffsetChanged
+from moldau.groups.requests import OffsetToCommit, TopicPartition
+
+_NO_TOPICS: Mapping[str, Mapping[int, CommittedOffset]] = {}
+
+
+class Offsets:
+    """Changed only by records."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+
+    def apply(self, record: OffsetChanged) -> None:
+        if record.committed is None:
+            self._remove(record)
+        else:
+            topics = self._groups.setdefault(record.group_id, {})
+            topics.setdefault(record.topic, {})[record.partition] = record.committed
+
+    def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
+        return self._topics(group_id).get(topic, {}).get(partition)
+
+    def has_any(self, group_id: str) -> bool:
+        return group_id in self._groups
+
+    def of_group(self, group_id: str) -> Iterator[tuple[TopicPartition, CommittedOffset]]:
+        for topic, partitions in self._topics(group_id).items():
+            for partition, committed in partitions.items():
+                yield (topic, partition), committed
+
+    def of_topic(self, topic: str, topic_id: UUID | None) -> Iterator[tuple[str, int]]:
+        """The groups and partitions with offsets of this topic; those of another topic of the same name are not
+        among them, where that can be told."""
+        for group_id, topics in self._groups.items():
+            for partition, committed in topics.get(topic, {}).items():
+                if topic_id is None or committed.topic_id in (None, topic_id):
+                    yield group_id, partition
+
+    def _topics(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
+        return self._groups.get(group_id, _NO_TOPICS)
+
+    def _remove(self, record: OffsetChanged) -> None:
+        topics = self._groups.get(record.group_id, {})
+        partitions = topics.get(record.topic, {})
+        if partitions.pop(record.partition, None) is None:
+            return
+        if not partitions:
+            del topics[record.topic]
+        if not topics:
+            del self._groups[record.group_id]
+
+
+def to_records(
+    group_id: str, offsets: Iterable[OffsetToCommit], wall_ms: int, metadata_length_max: int
+) -> tuple[list[OffsetChanged], dict[TopicPartition, MoldauError | None]]:
+    """The records of a commit, and for each partition why it is not among them."""
+    records: list[OffsetChanged] = []
+    errors: dict[TopicPartition, MoldauError | None] = {}
+    for each in offsets:
+        error = _metadata_error(each.metadata, metadata_length_max)
+        errors[each.topic, each.partition] = error
+        if error is None:
+            records.append(OffsetChanged(group_id, each.topic, each.partition, _committed(each, wall_ms)))
+    return records, errors
+
+
+def _committed(each: OffsetToCommit, wall_ms: int) -> CommittedOffset:
+    # The format that has an expiry has neither epoch nor id: what a restart would forget is not known before.
+    expires = each.expire_timestamp_ms != NO_EXPIRY
+    return CommittedOffset(
+        offset=each.offset,
+        leader_epoch=NO_LEADER_EPOCH if expires else max(each.leader_epoch, NO_LEADER_EPOCH),
+        metadata=each.metadata or "",
+        commit_timestamp_ms=wall_ms,
+        expire_timestamp_ms=each.expire_timestamp_ms,
+        topic_id=None if expires else each.topic_id,
+    )
+
+
+def _metadata_error(metadata: str | None, length_max: int) -> MoldauError | None:
+    if metadata is None or len(metadata) <= length_max // 2:
+        return None
+    # Whatever the setting is called, Kafka counts the characters of a Java string, which are UTF-16 units.
+    length = len(metadata.encode("utf-16-le", "surrogatepass")) // 2
+    if length <= length_max:
+        return None
+    return OffsetMetadataTooLargeError(f"{length} characters of metadata with an offset; {length_max} may be")
+
+
+def is_expired(committed: CommittedOffset, since_ms: int, wall_ms: int, retention_ms: int) -> bool:
+    """Whether an offset that is kept for `retention_ms` from `since_ms` on may go; an expiry of its own wins."""
+    if committed.expire_timestamp_ms != NO_EXPIRY:
+        return wall_ms >= committed.expire_timestamp_ms
+    return wall_ms - since_ms >= retention_ms

@@ -1,0 +1,385 @@
+"""All groups and committed offsets of one partition of `__consumer_offsets`, and every decision about them.
+
+Who is in a group is the business of `classic.py`; here groups are found, made and given up, and offsets are
+committed, read, deleted and expired. Offsets, and groups as the log knows them, change in `apply` alone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+from moldau.decisions import Decision
+from moldau.errors import (
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    MoldauError,
+    NonEmptyGroupError,
+    UnknownMemberError,
+)
+from moldau.groups.classic import ClassicGroup
+from moldau.groups.deadlines import Deadlines
+from moldau.groups.offsets import Offsets, is_expired, to_records
+from moldau.groups.records import CommittedOffset, GroupChanged, GroupRecord, OffsetChanged
+from moldau.groups.requests import (
+    DONE,
+    UNKNOWN_MEMBER,
+    Answer,
+    CommitReply,
+    CommitRequest,
+    DeleteOffsetsReply,
+    GroupDecision,
+    GroupLimits,
+    GroupState,
+    JoinRequest,
+    LeaveReply,
+    LeavingMember,
+    LeftMember,
+    ListReply,
+    MemberClaim,
+    Now,
+    OffsetsReply,
+    Reply,
+    SyncRequest,
+    Ticket,
+    TopicPartition,
+)
+from moldau.wire.consumer_protocol import PROTOCOL_TYPE
+
+TOMBSTONES_BYTES_MAX = 256 * 1024
+"""What one decision forgets on its own account: well below what a batch may have."""
+_TOMBSTONE_REST_BYTES = 300
+"""A topic's name at its longest, and what a record has around its key."""
+
+EXPECTED_GROUPS_MAX = 10_000
+"""Groups in which nobody is yet but those who were given an id; when there are more, the oldest are forgotten, and
+who comes back to one of them has to begin anew."""
+
+T = TypeVar("T")
+
+
+class GroupsState:
+    def __init__(self, limits: GroupLimits) -> None:
+        self._limits = limits
+        self._groups: dict[str, ClassicGroup] = {}
+        """Those that the log knows, by a group record or by offsets, and those that somebody is joining."""
+        self._recorded: set[str] = set()
+        """Groups whose newest group record in the log is not a tombstone."""
+        self._offsets = Offsets()
+        self._deadlines = Deadlines()
+        self._expected: dict[str, None] = {}
+        """Groups that the log does not know, whose only members-to-be have yet to come back with their ids."""
+        self._to_look_at: deque[str] = deque()
+        """Groups that the present round of expiry has not come to yet."""
+
+    # What is durable
+
+    def apply(self, records: Sequence[GroupRecord], end_offset: int) -> None:
+        for record in records:
+            if isinstance(record, OffsetChanged):
+                self._apply_offset(record)
+            else:
+                self._apply_group(record)
+
+    def _apply_offset(self, record: OffsetChanged) -> None:
+        if record.committed is not None:
+            # A commit without membership makes a group of its own: empty, and without a protocol type.
+            self._found_or_made(record.group_id)
+            self._expected.pop(record.group_id, None)
+        self._offsets.apply(record)
+
+    def _apply_group(self, record: GroupChanged) -> None:
+        if record.metadata is None:
+            self._recorded.discard(record.group_id)
+            self._give_up(record.group_id)
+            return
+        self._recorded.add(record.group_id)
+        self._expected.pop(record.group_id, None)
+        group = self._found_or_made(record.group_id)
+        group.apply(record.metadata)
+        self._deadlines.set(record.group_id, group.next_deadline_ms)
+
+    def loaded(self, now: Now) -> GroupDecision:
+        """Everything that the log holds has been applied: the groups come to life."""
+        records: list[GroupRecord] = []
+        answers: list[Answer] = []
+        for group in list(self._groups.values()):
+            decision = self._settled(group, lambda group: group.loaded(now))
+            records += decision.records
+            answers += decision.reply
+        return Decision(records, answers)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """All requests that wait, when the groups are given up by this node; nothing may be decided afterwards."""
+        return tuple(ticket for group in self._groups.values() for ticket in group.unload())
+
+    # Membership
+
+    def join(self, now: Now, request: JoinRequest, ticket: Ticket) -> GroupDecision:
+        group = self._groups.get(request.group_id)
+        if group is None:
+            if request.member_id != UNKNOWN_MEMBER:
+                raise UnknownMemberError(f"no group {request.group_id!r}")
+            group = self._found_or_made(request.group_id)
+        return self._settled(group, lambda group: group.join(now, request, ticket))
+
+    def sync(self, now: Now, request: SyncRequest, ticket: Ticket) -> GroupDecision:
+        group = self._group_of_member(request.group_id)
+        return self._settled(group, lambda group: group.sync(now, request, ticket))
+
+    def heartbeat(self, now: Now, claim: MemberClaim, ticket: Ticket) -> GroupDecision:
+        group = self._group_of_member(claim.group_id)
+        return self._settled(group, lambda group: group.heartbeat(now, claim, ticket))
+
+    def leave(
+        self, now: Now, group_id: str, members: Sequence[LeavingMember], ticket: Ticket
+    ) -> GroupDecision:
+        group = self._groups.get(group_id)
+        if group is None:
+            error = UnknownMemberError(f"no group {group_id!r}")
+            return _answered(
+                ticket,
+                LeaveReply(tuple(LeftMember(each.member_id, each.instance_id, error) for each in members)),
+            )
+        return self._settled(group, lambda group: group.leave(now, members, ticket))
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self._deadlines.next_ms
+
+    def tick(self, now: Now) -> GroupDecision:
+        """What has come due. A decision has the records of one group at most, so that no group stands or falls
+        with another's; where more is due, `next_deadline_ms` says so."""
+        answers: list[Answer] = []
+        while (group_id := self._deadlines.pop_due(now.monotonic_ms)) is not None:
+            group = self._groups[group_id]
+            decision = self._settled(group, lambda group: group.tick(now))
+            answers += decision.reply
+            if decision.records:
+                return Decision(decision.records, answers)
+        return Decision((), answers)
+
+    # Offsets
+
+    def commit(self, now: Now, request: CommitRequest, ticket: Ticket) -> GroupDecision:
+        """Raises GroupIdNotFoundError where a member commits to a group that is not there, which clients
+        before OffsetCommit 9 know as ILLEGAL_GENERATION."""
+        claim = request.claim
+        group = self._groups.get(claim.group_id)
+        if group is not None:
+            self._settled(group, lambda group: group.check_commit(now, claim))
+        elif claim.generation >= 0:
+            raise GroupIdNotFoundError(f"no group {claim.group_id!r}")
+        records, errors = to_records(
+            claim.group_id, request.offsets, now.wall_ms, self._limits.offset_metadata_bytes_max
+        )
+        return Decision(records, [Answer(ticket, CommitReply(errors))])
+
+    def fetch_offsets(
+        self,
+        now: Now,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None,
+        claim: MemberClaim | None,
+        ticket: Ticket,
+    ) -> GroupDecision:
+        """All of a group's offsets where no partitions are named. In a classic group anybody may ask, and a
+        group that is not there has no offsets."""
+        found: dict[TopicPartition, CommittedOffset | None] = {}
+        known = group_id in self._groups
+        if partitions is not None:
+            for topic, partition in partitions:
+                found[topic, partition] = self._offsets.get(group_id, topic, partition) if known else None
+        elif known:
+            found.update(sorted(self._offsets.of_group(group_id), key=lambda each: each[0]))
+        return _answered(ticket, OffsetsReply(found))
+
+    def delete_offsets(
+        self, now: Now, group_id: str, partitions: Sequence[TopicPartition], ticket: Ticket
+    ) -> GroupDecision:
+        group = self._existing(group_id)
+        if not group.is_empty and group.protocol_type != PROTOCOL_TYPE:
+            raise NonEmptyGroupError(f"group {group_id!r} has members whose subscriptions are not known")
+        is_subscribed = _subscription_test(group)
+        errors: dict[TopicPartition, MoldauError | None] = {
+            (topic, partition): GroupSubscribedToTopicError(f"group {group_id!r} is subscribed to {topic!r}")
+            if is_subscribed(topic)
+            else None
+            for topic, partition in partitions
+        }
+        forgotten = [
+            partition
+            for partition, error in errors.items()
+            if error is None and self._offsets.get(group_id, *partition) is not None
+        ]
+        return Decision(self.tombstones(group_id, forgotten), [Answer(ticket, DeleteOffsetsReply(errors))])
+
+    # Forgetting
+
+    def delete_group(self, now: Now, group_id: str, ticket: Ticket) -> GroupDecision:
+        group = self._existing(group_id)
+        if not group.is_empty:
+            raise NonEmptyGroupError(f"group {group_id!r} has members")
+        partitions = [partition for partition, _ in self._offsets.of_group(group_id)]
+        return Decision(self.tombstones(group_id, partitions, whole_group=True), [Answer(ticket, DONE)])
+
+    def forget_topics(self, now: Now, topics: Mapping[str, UUID | None]) -> GroupDecision:
+        """Topics, by name, with their ids where they are known, are no more. What does not fit into one decision
+        is left for the next call with the same topics: it is done when there are no records."""
+        records: list[GroupRecord] = []
+        room = TOMBSTONES_BYTES_MAX
+        for topic, topic_id in topics.items():
+            for group_id, partition in self._offsets.of_topic(topic, topic_id):
+                records += self.tombstones(group_id, [(topic, partition)])
+                room -= _tombstone_bytes(group_id)
+                if room <= 0:
+                    return Decision(records, ())
+        return Decision(records, ())
+
+    def expire(self, now: Now) -> GroupDecision:
+        """Forgets offsets that have had their time, and empty groups that have none left. What does not fit into
+        one decision is left for the next call, which goes on where this one ends: it is done when there are no
+        records."""
+        if not self._to_look_at:
+            self._to_look_at.extend(self._groups)
+        records: list[GroupRecord] = []
+        room = TOMBSTONES_BYTES_MAX
+        while self._to_look_at and room > 0:
+            group = self._groups.get(self._to_look_at.popleft())
+            if group is None:
+                continue
+            size = _tombstone_bytes(group.group_id)
+            count_max = max(1, room // size)
+            expired, none_is_left = self._expired(group, now, count_max)
+            is_over = none_is_left and group.is_empty and group.next_deadline_ms is None
+            records += self.tombstones(group.group_id, expired, whole_group=is_over)
+            if len(expired) == count_max and not is_over:
+                self._to_look_at.appendleft(group.group_id)
+                break
+            room -= size * (len(expired) + is_over)
+        return Decision(records, ())
+
+    def _expired(self, group: ClassicGroup, now: Now, count_max: int) -> tuple[list[TopicPartition], bool]:
+        """The offsets of a group that may go, up to so many, and whether none is left then."""
+        is_subscribed = _subscription_test(group)
+        expired: list[TopicPartition] = []
+        none_is_left = True
+        for (topic, partition), committed in self._offsets.of_group(group.group_id):
+            since_ms = None if is_subscribed(topic) else _retention_start(group, committed)
+            if (
+                since_ms is not None
+                and is_expired(committed, since_ms, now.wall_ms, self._limits.offsets_retention_ms)
+                and len(expired) < count_max
+            ):
+                expired.append((topic, partition))
+            else:
+                none_is_left = False
+        return expired, none_is_left
+
+    def tombstones(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, whole_group: bool = False
+    ) -> list[GroupRecord]:
+        """How offsets, and a group with them, are forgotten: compaction keeps whatever has no tombstone."""
+        records: list[GroupRecord] = [OffsetChanged(group_id, *partition, None) for partition in partitions]
+        if whole_group:
+            records.append(GroupChanged(group_id, None))
+        return records
+
+    # Looking at groups
+
+    def describe(self, group_id: str, ticket: Ticket) -> GroupDecision:
+        return _answered(ticket, self._existing(group_id).describe())
+
+    def list_groups(self, states: Sequence[str], types: Sequence[str], ticket: Ticket) -> GroupDecision:
+        """Filters that are empty let everything through; a state or type that there is not fits no group."""
+        wanted_states = {each.strip().lower() for each in states}
+        wanted_types = {each.lower() for each in types}
+        listed = [group.listed() for group in self._groups.values()]
+        return _answered(
+            ticket,
+            ListReply(
+                tuple(
+                    each
+                    for each in listed
+                    if (not wanted_states or each.state.lower() in wanted_states)
+                    and (not wanted_types or each.type.lower() in wanted_types)
+                )
+            ),
+        )
+
+    # Finding groups and giving them up
+
+    def _existing(self, group_id: str) -> ClassicGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            raise GroupIdNotFoundError(f"no group {group_id!r}")
+        return group
+
+    def _group_of_member(self, group_id: str) -> ClassicGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            raise UnknownMemberError(f"no group {group_id!r}")
+        return group
+
+    def _found_or_made(self, group_id: str) -> ClassicGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            group = self._groups[group_id] = ClassicGroup(group_id, self._limits)
+        return group
+
+    def _settled(self, group: ClassicGroup, decide: Callable[[ClassicGroup], T]) -> T:
+        """Lets a group decide, and then sees to its deadline, or gives it up: whoever tries to join and is
+        refused, or never comes back, leaves nothing behind."""
+        try:
+            return decide(group)
+        finally:
+            self._deadlines.set(group.group_id, group.next_deadline_ms)
+            if not group.is_empty or self._is_in_log(group.group_id):
+                self._expected.pop(group.group_id, None)
+            elif group.next_deadline_ms is None:
+                self._give_up(group.group_id)
+            else:
+                self._expect(group.group_id)
+
+    def _is_in_log(self, group_id: str) -> bool:
+        return group_id in self._recorded or self._offsets.has_any(group_id)
+
+    def _expect(self, group_id: str) -> None:
+        self._expected[group_id] = None
+        if len(self._expected) > EXPECTED_GROUPS_MAX:
+            self._give_up(next(iter(self._expected)))
+
+    def _give_up(self, group_id: str) -> None:
+        self._groups.pop(group_id, None)
+        self._expected.pop(group_id, None)
+        self._deadlines.set(group_id, None)
+
+
+def _answered(ticket: Ticket, reply: Reply) -> GroupDecision:
+    return Decision((), [Answer(ticket, reply)])
+
+
+def _subscription_test(group: ClassicGroup) -> Callable[[str], bool]:
+    """Whether members of the group are subscribed to a topic; taken for granted where it cannot be known."""
+    if group.is_empty or group.protocol_type != PROTOCOL_TYPE:
+        return lambda topic: False
+    topics = group.subscribed_topics()
+    return lambda topic: topics is None or topic in topics
+
+
+def _retention_start(group: ClassicGroup, committed: CommittedOffset) -> int | None:
+    """From when on an offset without subscribers is kept for the retention time; None: it stays for now."""
+    if not group.protocol_type:
+        return committed.commit_timestamp_ms
+    if group.is_empty:
+        # The later of the two: what an operator commits for a group that has long been empty is not to be
+        # lost at the next look.
+        return max(committed.commit_timestamp_ms, group.empty_since_ms or 0)
+    if group.protocol_type == PROTOCOL_TYPE and group.state is GroupState.STABLE:
+        return committed.commit_timestamp_ms
+    return None
+
+
+def _tombstone_bytes(group_id: str) -> int:
+    """No less than a tombstone of this group takes."""
+    return 3 * len(group_id) + _TOMBSTONE_REST_BYTES

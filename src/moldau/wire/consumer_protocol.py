@@ -1,0 +1,174 @@
+"""What consumers of a group tell each other through the coordinator: Subscription and Assignment, as Kafka's
+ConsumerProtocol lays them out. Brokers carry both as opaque bytes and look inside only to describe a group.
+
+A version number goes first. Whoever reads a newer version than it knows takes the fields it knows and leaves
+the rest, so that members of different ages can share a group.
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moldau.wire.codec import Cursor, DecodeError
+
+PROTOCOL_TYPE = "consumer"
+
+VERSION_MAX = 3
+
+Partition = tuple[str, int]
+"""A topic's name and a partition's index."""
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
+    owned_partitions: tuple[Partition, ...] = ()
+    """From version 1."""
+    generation_id: int = -1
+    """From version 2: the generation in which the partitions were owned."""
+    rack_id: str | None = None
+    """From version 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    partitions: tuple[Partition, ...]
+    user_data: bytes | None = None
+
+
+def encode_subscription(subscription: Subscription, version: int = VERSION_MAX) -> bytes:
+    """Topics and partitions go in sorted, as Java's consumers put them."""
+    out = bytearray(_INT16.pack(_known(version)))
+    out += _INT32.pack(len(subscription.topics))
+    for topic in sorted(subscription.topics):
+        _write_text(out, topic)
+    _write_bytes(out, subscription.user_data)
+    if version >= 1:
+        _write_partitions(out, subscription.owned_partitions)
+    if version >= 2:
+        out += _INT32.pack(subscription.generation_id)
+    if version >= 3:
+        _write_text(out, subscription.rack_id)
+    return bytes(out)
+
+
+def decode_subscription(data: bytes | memoryview) -> Subscription:
+    """Raises DecodeError."""
+    cursor, version = _opened(data, "subscription")
+    topics = tuple(_text(cursor) for _ in range(_count(cursor, 2)))
+    user_data = _bytes(cursor)
+    owned: tuple[Partition, ...] = ()
+    generation_id, rack_id = -1, None
+    if version >= 1:
+        owned = _partitions(cursor)
+    if version >= 2:
+        generation_id = _int32(cursor)
+    if version >= 3:
+        rack_id = _nullable_text(cursor)
+    return Subscription(topics, user_data, owned, generation_id, rack_id)
+
+
+def encode_assignment(assignment: Assignment, version: int = VERSION_MAX) -> bytes:
+    out = bytearray(_INT16.pack(_known(version)))
+    _write_partitions(out, assignment.partitions)
+    _write_bytes(out, assignment.user_data)
+    return bytes(out)
+
+
+def decode_assignment(data: bytes | memoryview) -> Assignment:
+    """Raises DecodeError. No bytes at all are an assignment of nothing: a member that the leader left out."""
+    if not data:
+        return Assignment(())
+    cursor, _ = _opened(data, "assignment")
+    return Assignment(_partitions(cursor), _bytes(cursor))
+
+
+def encode_partitions(partitions: Iterable[Partition]) -> bytes:
+    """Partitions as both lay them out; assignors put them in their user data, too."""
+    out = bytearray()
+    _write_partitions(out, partitions)
+    return bytes(out)
+
+
+def decode_partitions(data: bytes | memoryview) -> tuple[tuple[Partition, ...], memoryview]:
+    """The partitions, and the bytes behind them; raises DecodeError."""
+    cursor = Cursor(memoryview(data))
+    return _partitions(cursor), cursor.data[cursor.position :]
+
+
+def _known(version: int) -> int:
+    if not 0 <= version <= VERSION_MAX:
+        raise ValueError(f"no version {version} of the consumer protocol; 0 to {VERSION_MAX} can be written")
+    return version
+
+
+def _opened(data: bytes | memoryview, what: str) -> tuple[Cursor, int]:
+    cursor = Cursor(memoryview(data))
+    version: int = _INT16.unpack(cursor.take(2))[0]
+    if version < 0:
+        raise DecodeError(f"a {what} of version {version}")
+    return cursor, version
+
+
+def _int32(cursor: Cursor) -> int:
+    value: int = _INT32.unpack(cursor.take(4))[0]
+    return value
+
+
+def _count(cursor: Cursor, element_size_min: int) -> int:
+    count = _int32(cursor)
+    if count < 0:
+        raise DecodeError(f"an array of {count} elements")
+    return cursor.elements(count, element_size_min)
+
+
+def _nullable_text(cursor: Cursor) -> str | None:
+    length: int = _INT16.unpack(cursor.take(2))[0]
+    return None if length == -1 else str(cursor.take(length), "utf-8", "replace")
+
+
+def _text(cursor: Cursor) -> str:
+    text = _nullable_text(cursor)
+    if text is None:
+        raise DecodeError("null where a topic's name must be")
+    return text
+
+
+def _bytes(cursor: Cursor) -> bytes | None:
+    length = _int32(cursor)
+    return None if length == -1 else bytes(cursor.take(length))
+
+
+def _partitions(cursor: Cursor) -> tuple[Partition, ...]:
+    found: list[Partition] = []
+    for _ in range(_count(cursor, 6)):
+        topic = _text(cursor)
+        found += [(topic, _int32(cursor)) for _ in range(_count(cursor, 4))]
+    return tuple(found)
+
+
+def _write_text(out: bytearray, text: str | None) -> None:
+    raw = None if text is None else text.encode()
+    out += _INT16.pack(-1 if raw is None else len(raw))
+    out += raw or b""
+
+
+def _write_bytes(out: bytearray, data: bytes | None) -> None:
+    out += _INT32.pack(-1 if data is None else len(data))
+    out += data or b""
+
+
+def _write_partitions(out: bytearray, partitions: Iterable[Partition]) -> None:
+    by_topic: dict[str, list[int]] = {}
+    for topic, index in sorted(partitions):
+        by_topic.setdefault(topic, []).append(index)
+    out += _INT32.pack(len(by_topic))
+    for topic, indexes in by_topic.items():
+        _write_text(out, topic)
+        out += _INT32.pack(len(indexes))
+        for index in indexes:
+            out += _INT32.pack(index)

@@ -1,0 +1,472 @@
+"""Members that are not, offsets that cannot be, groups that nobody could name. Each gets Kafka's error code on a
+connection that goes on, and a group beside it does not notice."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from support.members import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_GROUPS,
+    MEMBER_ID_REQUIRED,
+    NOT_COORDINATOR,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    SYNC_GROUP,
+    Member,
+    codes_of,
+    commit,
+    commit_tree,
+    committed,
+    find_coordinator,
+    join_tree,
+    subscription,
+    sync_tree,
+)
+from support.served import Served
+from support.topics import Topics, unique
+from support.wire import Wire, batch, produce, topic_id
+
+UNKNOWN_TOPIC, METADATA_TOO_LARGE, ILLEGAL_GENERATION, INCONSISTENT_PROTOCOL = 3, 12, 22, 23
+INVALID_GROUP_ID, UNKNOWN_MEMBER, INVALID_SESSION_TIMEOUT, REBALANCING = 24, 25, 26, 27
+INVALID_REQUEST, NON_EMPTY_GROUP, GROUP_NOT_FOUND, FENCED_INSTANCE = 42, 68, 69, 82
+SUBSCRIBED, UNKNOWN_TOPIC_ID = 86, 100
+TEXT_BYTES_MAX = 32_767
+OFFSETS_TOPIC = "__consumer_offsets"
+
+
+@pytest.fixture(scope="module")
+def topic(topics: Topics) -> str:
+    return topics.create(partitions=2)
+
+
+@pytest.fixture
+def group(wire: Wire) -> str:
+    name = unique("group")
+    find_coordinator(wire, name)
+    return name
+
+
+@pytest.fixture(scope="module")
+def bystander(bootstrap: str, topic: str) -> Iterator[Member]:
+    """A member of a stable group, which has done nothing wrong."""
+    with Wire(bootstrap) as wire:
+        group_id = unique("bystanders")
+        find_coordinator(wire, group_id)
+    with Member(bootstrap, group_id, session_timeout=300_000) as member:
+        yield member.alone()
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(bystander: Member, topic: str) -> Iterator[None]:
+    """The bystander keeps its membership through every test, and its commits are taken."""
+    before = committed(bystander.wire, bystander.group_id).get((topic, 0), 0)
+    yield
+    assert bystander.heartbeat() == 0
+    assert bystander.commit(topic, (0, before + 1)) == [0]
+    assert committed(bystander.wire, bystander.group_id) == {(topic, 0): before + 1}
+
+
+@pytest.fixture
+def member(bootstrap: str, group: str) -> Iterator[Member]:
+    """The only member of its group."""
+    with Member(bootstrap, group) as joined:
+        yield joined.alone()
+
+
+# Who is not a member
+
+
+@pytest.mark.parametrize("version", range(10))
+def test_a_member_that_nobody_knows_cannot_join(wire: Wire, member: Member, version: int) -> None:
+    for group_id in (member.group_id, unique("no-such-group")):
+        answer = wire.ask(JOIN_GROUP, version, join_tree(group_id, "stranger"))
+        assert answer["error_code"] == UNKNOWN_MEMBER
+        assert (answer["member_id"], answer["generation_id"], answer["leader"]) == ("stranger", -1, "")
+        assert answer["members"] == []
+        assert answer["protocol_name"] == (None if version >= 7 else "")
+        assert answer.get("protocol_type") is None
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_a_member_that_nobody_knows_gets_no_assignment(wire: Wire, member: Member, version: int) -> None:
+    for group_id in (member.group_id, unique("no-such-group")):
+        answer = wire.ask(SYNC_GROUP, version, sync_tree(group_id, "stranger", 1))
+        assert (answer["error_code"], answer["assignment"]) == (UNKNOWN_MEMBER, b"")
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_a_heartbeat_of_a_stranger_is_refused(wire: Wire, member: Member, version: int) -> None:
+    for group_id in (member.group_id, unique("no-such-group")):
+        tree = {"group_id": group_id, "generation_id": 1, "member_id": "stranger"}
+        assert wire.ask(HEARTBEAT, version, tree)["error_code"] == UNKNOWN_MEMBER
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_a_stranger_cannot_leave(wire: Wire, member: Member, version: int) -> None:
+    leaving = [{"member_id": "stranger"}, {"member_id": "", "group_instance_id": "stranger"}]
+    for group_id in (member.group_id, unique("no-such-group")):
+        answer = wire.ask(
+            LEAVE_GROUP, version, {"group_id": group_id, "member_id": "stranger", "members": leaving}
+        )
+        if version < 3:
+            assert answer["error_code"] == UNKNOWN_MEMBER
+        else:
+            assert answer["error_code"] == 0
+            assert [each["error_code"] for each in answer["members"]] == [UNKNOWN_MEMBER] * 2
+
+
+@pytest.mark.parametrize("version", range(2, 10))
+def test_a_commit_of_a_stranger_is_refused(wire: Wire, member: Member, topic: str, version: int) -> None:
+    stranger = {"member_id": "stranger", "generation_id_or_member_epoch": 1}
+    codes = commit(wire, member.group_id, topic, (0, 5), (1, 6), version=version, **stranger)
+    assert codes == [UNKNOWN_MEMBER] * 2
+    codes = commit(wire, unique("no-such-group"), topic, (0, 5), version=version, **stranger)
+    assert codes == [GROUP_NOT_FOUND if version >= 9 else ILLEGAL_GENERATION]
+    assert committed(wire, member.group_id) == {}
+
+
+# Another generation
+
+
+@pytest.mark.parametrize("generation", [-1, 0, 2, 2**31 - 1])
+def test_a_member_of_another_generation_is_refused(member: Member, topic: str, generation: int) -> None:
+    assert generation != member.generation
+    assert member.heartbeat(generation_id=generation) == ILLEGAL_GENERATION
+    tree = sync_tree(member.group_id, member.member_id, generation)
+    assert member.wire.ask(SYNC_GROUP, 5, tree)["error_code"] == ILLEGAL_GENERATION
+    codes = member.commit(topic, (0, 5), generation_id_or_member_epoch=generation)
+    assert codes == [ILLEGAL_GENERATION]
+    assert member.heartbeat() == 0, "it is still a member"
+
+
+def test_a_commit_without_membership_to_a_group_that_has_members_is_refused(
+    wire: Wire, member: Member, topic: str
+) -> None:
+    assert commit(wire, member.group_id, topic, (0, 5)) == [UNKNOWN_MEMBER]
+    assert committed(wire, member.group_id) == {}
+
+
+# Group ids
+
+
+def test_an_empty_group_id_can_have_offsets_but_no_members(wire: Wire, topic: str, group: str) -> None:
+    for version in range(10):
+        assert wire.ask(JOIN_GROUP, version, join_tree(""))["error_code"] == INVALID_GROUP_ID
+    for version in range(6):
+        assert wire.ask(SYNC_GROUP, version, sync_tree("", "who", 1))["error_code"] == INVALID_GROUP_ID
+        leaving = {"group_id": "", "member_id": "who", "members": [{"member_id": "who"}]}
+        assert wire.ask(LEAVE_GROUP, version, leaving)["error_code"] == INVALID_GROUP_ID
+    for version in range(5):
+        tree = {"group_id": "", "generation_id": 1, "member_id": "who"}
+        assert wire.ask(HEARTBEAT, version, tree)["error_code"] == INVALID_GROUP_ID
+    deleted = {"group_id": "", "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
+    assert wire.ask(OFFSET_DELETE, 0, deleted)["error_code"] == INVALID_GROUP_ID
+    assert commit(wire, "", topic, (0, 5)) == [0]
+    assert committed(wire, "")[topic, 0] == 5
+    (group_answer,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [""]})["groups"]
+    assert (group_answer["error_code"], group_answer["group_state"]) == (0, "Empty")
+    assert wire.ask(DELETE_GROUPS, 2, {"groups_names": [""]})["results"] == [
+        {"group_id": "", "error_code": 0}
+    ]
+    assert committed(wire, "") == {}
+
+
+def test_the_longest_group_id_is_taken(wire: Wire, topic: str, group: str) -> None:
+    longest = (group + "x" * TEXT_BYTES_MAX)[:TEXT_BYTES_MAX]
+    assert commit(wire, longest, topic, (0, 5), version=8) == [0]
+    assert committed(wire, longest) == {(topic, 0): 5}
+    answer = wire.ask(JOIN_GROUP, 9, join_tree(longest))
+    assert answer["error_code"] == MEMBER_ID_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("api", "version"),
+    [(JOIN_GROUP, 9), (HEARTBEAT, 4), (OFFSET_COMMIT, 8), (OFFSET_FETCH, 7), (FIND_COORDINATOR, 4)],
+)
+def test_an_oversize_group_id_is_no_request(bootstrap: str, topic: str, api: int, version: int) -> None:
+    """Kafka closes the connection, as it does for every text that no length of 16 bits could announce."""
+    oversize = "x" * (TEXT_BYTES_MAX + 1)
+    trees: dict[int, dict[str, Any]] = {
+        JOIN_GROUP: join_tree(oversize),
+        HEARTBEAT: {"group_id": oversize, "generation_id": 1, "member_id": "who"},
+        OFFSET_COMMIT: commit_tree(oversize, topic, (0, 5)),
+        OFFSET_FETCH: {"group_id": oversize, "topics": None},
+        FIND_COORDINATOR: {"coordinator_keys": [oversize], "key_type": 0},
+    }
+    with Wire(bootstrap) as wire:
+        wire.send(api, version, trees[api])
+        assert wire.is_closed()
+
+
+def test_a_subscription_that_nobody_can_read_is_the_members_own_business(
+    bootstrap: str, group: str, topic: str, only_moldau: None
+) -> None:
+    """Apache Kafka 4.3 fails on it inside, and the member is never answered."""
+    protocols = [{"name": "range", "metadata": b"\xff\xfe nonsense"}]
+    with Member(bootstrap, group, protocols=protocols) as member:
+        member.alone()
+        assert member.commit(topic, (0, 5)) == [0]
+        assert member.heartbeat() == 0
+
+
+# Joining
+
+
+@pytest.mark.parametrize("timeout_ms", [-1, 0, 5, 2**31 - 1])
+def test_a_session_timeout_out_of_range_is_refused(wire: Wire, group: str, timeout_ms: int) -> None:
+    for version in range(10):
+        answer = wire.ask(JOIN_GROUP, version, join_tree(group, session_timeout=timeout_ms))
+        assert (answer["error_code"], answer["member_id"]) == (INVALID_SESSION_TIMEOUT, "")
+
+
+@pytest.mark.parametrize(
+    "clash",
+    [
+        {"protocol_type": "connect"},
+        {"protocol_type": ""},
+        {"protocols": []},
+        {"protocols": [{"name": "another", "metadata": b""}]},
+    ],
+    ids=str,
+)
+def test_protocols_that_do_not_fit_the_group_are_refused(
+    wire: Wire, member: Member, clash: dict[str, Any]
+) -> None:
+    answer = wire.ask(JOIN_GROUP, 3, join_tree(member.group_id, **clash))
+    assert answer["error_code"] == INCONSISTENT_PROTOCOL
+    assert member.heartbeat() == 0, "nobody rebalances for it"
+
+
+def test_a_sync_by_another_protocol_than_the_chosen_one_is_refused(member: Member) -> None:
+    for clash in ({"protocol_type": "connect"}, {"protocol_name": "another"}, {"protocol_name": None}):
+        tree = sync_tree(member.group_id, member.member_id, member.generation, **clash)
+        assert member.wire.ask(SYNC_GROUP, 5, tree)["error_code"] == INCONSISTENT_PROTOCOL
+    assert member.heartbeat() == 0
+
+
+def test_a_second_member_with_the_same_instance_id_fences_the_first(
+    bootstrap: str, group: str, topic: str
+) -> None:
+    with Member(bootstrap, group, group_instance_id="one") as first:
+        first.alone()
+        with Member(bootstrap, group, group_instance_id="one") as second:
+            assert second.join()["error_code"] == 0
+            assert second.member_id != first.member_id
+            named = {"group_instance_id": "one"}
+            assert first.heartbeat(**named) == FENCED_INSTANCE
+            assert first.commit(topic, (0, 9), **named) == [FENCED_INSTANCE]
+            answer = first.wire.ask(JOIN_GROUP, 5, join_tree(group, first.member_id, **named))
+            assert answer["error_code"] == FENCED_INSTANCE
+            assert committed(first.wire, group) == {}
+
+
+def test_a_member_that_joins_and_never_syncs_is_given_up(bootstrap: str, group: str) -> None:
+    """It was the leader: the others wait for its assignment, then for the rebalance without it."""
+    quick = {"rebalance_timeout": 1_500}
+    with Member(bootstrap, group, **quick) as lazy, Member(bootstrap, group, **quick) as keen:
+        lazy.alone()
+        keen.ask_to_join()
+        assert keen.joined()["error_code"] == MEMBER_ID_REQUIRED
+        keen.ask_to_join()
+        while lazy.heartbeat() == 0:
+            pass
+        assert lazy.join()["leader"] == lazy.member_id
+        assert keen.joined()["error_code"] == 0
+        assert keen.sync()["error_code"] == REBALANCING
+        answer = keen.join()
+        assert (answer["error_code"], answer["leader"]) == (0, keen.member_id)
+        assert [each["member_id"] for each in answer["members"]] == [keen.member_id]
+        assert keen.sync(keen.member_id)["assignment"] == keen.member_id.encode()
+        assert lazy.heartbeat() == UNKNOWN_MEMBER
+
+
+def test_a_thousand_members_come_and_go(bootstrap: str, group: str) -> None:
+    with Wire(bootstrap) as wire:
+        for number in range(1000):
+            answer = wire.ask(JOIN_GROUP, 3, join_tree(group))
+            assert (answer["error_code"], answer["generation_id"]) == (0, 2 * number + 1)
+            leaving = {"group_id": group, "member_id": answer["member_id"]}
+            assert wire.ask(LEAVE_GROUP, 2, leaving)["error_code"] == 0
+        (described,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
+        assert (described["group_state"], described["members"]) == ("Empty", [])
+        assert wire.ask(DELETE_GROUPS, 2, {"groups_names": [group]})["results"][0]["error_code"] == 0
+
+
+def test_hundreds_that_ask_for_an_id_and_never_come_back_make_no_group(wire: Wire, group: str) -> None:
+    ids = set()
+    for _ in range(300):
+        answer = wire.ask(JOIN_GROUP, 9, join_tree(group, session_timeout=6_000))
+        assert answer["error_code"] == MEMBER_ID_REQUIRED
+        ids.add(answer["member_id"])
+    assert len(ids) == 300
+    (described,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
+    assert described["members"] == []
+
+
+def test_members_that_hang_up_while_they_wait_to_join_harm_nobody(bootstrap: str, member: Member) -> None:
+    for _ in range(4):
+        with Wire(bootstrap) as wire:
+            wire.send(
+                JOIN_GROUP, 3, join_tree(member.group_id, rebalance_timeout=1_000, session_timeout=6_000)
+            )
+    while member.heartbeat() == 0:
+        pass
+    assert member.join()["error_code"] == 0
+    assert member.sync(member.member_id)["assignment"] == member.member_id.encode()
+
+
+# Offsets
+
+
+@pytest.mark.parametrize("version", range(2, 10))
+def test_a_commit_for_a_topic_that_is_not_there_spoils_nothing_else(
+    wire: Wire, group: str, topic: str, version: int
+) -> None:
+    tree = commit_tree(group, topic, (0, 5), (7, 1), (-1, 1))
+    tree["topics"] += commit_tree(group, "no-such-topic", (0, 9))["topics"]
+    codes = codes_of(wire.ask(OFFSET_COMMIT, version, tree))
+    assert sorted(codes) == [0, UNKNOWN_TOPIC, UNKNOWN_TOPIC, UNKNOWN_TOPIC]
+    assert committed(wire, group) == {(topic, 0): 5}
+
+
+def test_topic_ids_that_nobody_has_are_told_apart(wire: Wire, group: str, topic: str) -> None:
+    known, unknown = topic_id(wire, topic), UUID(int=77)
+    tree = commit_tree(group, topic, (0, 5))
+    partitions = tree["topics"][0]["partitions"]
+    tree["topics"] = [{"topic_id": each, "partitions": partitions} for each in (known, unknown)]
+    answer = wire.ask(OFFSET_COMMIT, 10, tree)
+    found = {each["topic_id"]: each["partitions"][0]["error_code"] for each in answer["topics"]}
+    assert found == {known: 0, unknown: UNKNOWN_TOPIC_ID}
+    asked = [{"topic_id": each, "partition_indexes": [0]} for each in (known, unknown)]
+    fetched = wire.ask(OFFSET_FETCH, 10, {"groups": [{"group_id": group, "topics": asked}]})["groups"][0]
+    assert fetched["error_code"] == 0
+    offsets = {
+        each["topic_id"]: (each["partitions"][0]["committed_offset"], each["partitions"][0]["error_code"])
+        for each in fetched["topics"]
+    }
+    assert offsets == {known: (5, 0), unknown: (-1, UNKNOWN_TOPIC_ID)}
+
+
+def test_metadata_over_the_limit_is_refused(wire: Wire, group: str, topic: str) -> None:
+    assert commit(wire, group, topic, (0, 5), metadata="m" * 4097) == [METADATA_TOO_LARGE]
+    assert committed(wire, group) == {}
+    assert commit(wire, group, topic, (0, 5), metadata="m" * 4096) == [0]
+
+
+def test_an_offset_that_was_never_committed_is_minus_one(wire: Wire, group: str, topic: str) -> None:
+    asked = [
+        {"name": topic, "partition_indexes": [0, 99]},
+        {"name": "no-such-topic", "partition_indexes": [0]},
+    ]
+    for version in range(1, 8):
+        answer = wire.ask(OFFSET_FETCH, version, {"group_id": group, "topics": asked})
+        assert answer.get("error_code", 0) == 0
+        for found in answer["topics"]:
+            for each in found["partitions"]:
+                assert (each["committed_offset"], each["metadata"], each["error_code"]) == (-1, "", 0)
+
+
+def test_offsets_of_a_topic_that_members_read_are_not_deleted(bootstrap: str, group: str, topic: str) -> None:
+    protocols = [{"name": "range", "metadata": subscription(topic)}]
+    with Member(bootstrap, group, protocols=protocols) as member:
+        member.alone()
+        assert member.commit(topic, (0, 5)) == [0]
+        asked = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
+        answer = member.wire.ask(OFFSET_DELETE, 0, asked)
+        assert (answer["error_code"], codes_of(answer)) == (0, [SUBSCRIBED])
+        assert committed(member.wire, group) == {(topic, 0): 5}
+
+
+def test_nobody_writes_to_the_topic_of_groups_but_the_coordinator(wire: Wire, group: str) -> None:
+    assert produce(wire, OFFSETS_TOPIC, batch([b"value"], key=b"key")) == (17, -1)
+
+
+# Groups
+
+
+def test_groups_that_are_not_there(wire: Wire, group: str, topic: str) -> None:
+    for version in range(7):
+        (found,) = wire.ask(DESCRIBE_GROUPS, version, {"groups": [group]})["groups"]
+        assert found["error_code"] == (GROUP_NOT_FOUND if version >= 6 else 0)
+        assert (found["group_state"], found["members"]) == ("Dead", [])
+    for version in range(3):
+        answer = wire.ask(DELETE_GROUPS, version, {"groups_names": [group, unique("none")]})
+        assert [each["error_code"] for each in answer["results"]] == [GROUP_NOT_FOUND] * 2
+    asked = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
+    assert wire.ask(OFFSET_DELETE, 0, asked)["error_code"] == GROUP_NOT_FOUND
+
+
+def test_a_group_with_members_is_not_deleted(wire: Wire, member: Member) -> None:
+    for version in range(3):
+        answer = wire.ask(DELETE_GROUPS, version, {"groups_names": [member.group_id]})
+        assert [each["error_code"] for each in answer["results"]] == [NON_EMPTY_GROUP]
+    assert member.heartbeat() == 0
+
+
+def test_filters_that_fit_nothing_list_nothing(wire: Wire, member: Member) -> None:
+    nonsense = wire.ask(LIST_GROUPS, 5, {"states_filter": ["Nonsense"], "types_filter": []})
+    assert (nonsense["error_code"], nonsense["groups"]) == (0, [])
+    stable = wire.ask(LIST_GROUPS, 5, {"states_filter": ["stable"], "types_filter": ["classic"]})
+    assert member.group_id in [each["group_id"] for each in stable["groups"]]
+
+
+@pytest.mark.parametrize("kind", [-1, 3, 127])
+def test_there_is_no_coordinator_of_another_kind(wire: Wire, kind: int) -> None:
+    assert wire.ask(FIND_COORDINATOR, 2, {"key": "any", "key_type": kind})["error_code"] == INVALID_REQUEST
+    (found,) = wire.ask(FIND_COORDINATOR, 6, {"coordinator_keys": ["any"], "key_type": kind})["coordinators"]
+    assert (found["error_code"], found["node_id"], found["host"], found["port"]) == (
+        INVALID_REQUEST,
+        -1,
+        "",
+        -1,
+    )
+
+
+# Damage
+
+
+def test_a_flipped_bit_in_the_log_costs_the_groups_of_that_partition_alone(
+    tmp_path: Path, only_moldau: None
+) -> None:
+    groups = [f"group-{number:02}" for number in range(20)]
+    with Served(tmp_path / "data", "--offsets-topic-num-partitions", "4") as served:
+        topic = Topics(served.bootstrap).create()
+        with Wire(served.bootstrap) as wire:
+            find_coordinator(wire, groups[0])
+            for number, group_id in enumerate(groups):
+                assert commit(wire, group_id, topic, (0, number)) == [0]
+        served.stop()
+        (segment,) = (served.data_dir / f"{OFFSETS_TOPIC}-1").glob("*.log")
+        data = bytearray(segment.read_bytes())
+        damaged = [group_id for group_id in groups if group_id.encode() in data]
+        assert 0 < len(damaged) < len(groups)
+        data[data.index(damaged[0].encode())] ^= 1
+        segment.write_bytes(data)
+        served.start()
+        with Wire(served.bootstrap) as wire:
+            for number, group_id in enumerate(groups):
+                if group_id not in damaged:
+                    find_coordinator(wire, group_id)
+                    assert committed(wire, group_id) == {(topic, 0): number}
+                    assert commit(wire, group_id, topic, (0, 100 + number)) == [0]
+            for group_id in damaged:
+                asked = wire.ask(OFFSET_FETCH, 7, {"group_id": group_id, "topics": None})
+                assert (asked["error_code"], asked["topics"]) == (NOT_COORDINATOR, [])
+                assert commit(wire, group_id, topic, (0, 5)) == [NOT_COORDINATOR]
+                answer = wire.ask(JOIN_GROUP, 5, join_tree(group_id))
+                assert (answer["error_code"], answer["member_id"]) == (NOT_COORDINATOR, "")
+            listed = wire.ask(LIST_GROUPS, 5, {"states_filter": [], "types_filter": []})
+            assert listed["error_code"] == 0
+            assert {each["group_id"] for each in listed["groups"]} == set(groups) - set(damaged)
+        assert f"{OFFSETS_TOPIC}-1" in served.output()
+        assert "moldau log verify" in served.output()

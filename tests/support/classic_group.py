@@ -1,0 +1,228 @@
+"""A classic group on a stage: it is given requests at times we say, its records are applied as a log would, and every
+answer is noted by the ticket it belongs to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moldau.errors import MoldauError
+from moldau.groups.classic import ClassicGroup
+from moldau.groups.records import GroupChanged, GroupRecord
+from moldau.groups.requests import (
+    UNKNOWN_MEMBER,
+    GroupDecision,
+    GroupLimits,
+    GroupState,
+    JoinReply,
+    JoinRequest,
+    LeavingMember,
+    MemberClaim,
+    Now,
+    Protocol,
+    Reply,
+    SyncReply,
+    SyncRequest,
+    Ticket,
+)
+from moldau.wire.consumer_protocol import Subscription, encode_subscription
+
+GROUP = "readers"
+WALL_MS = 1_700_000_000_000
+RANGE = (Protocol("range", b"mine"),)
+
+WAITS = None
+"""What is known of a request that has not been answered."""
+
+
+def speaking(*names: str, metadata: bytes = b"mine") -> tuple[Protocol, ...]:
+    return tuple(Protocol(name, metadata) for name in names)
+
+
+def subscribed_to(*topics: str) -> tuple[Protocol, ...]:
+    return (Protocol("range", encode_subscription(Subscription(topics))),)
+
+
+class Stage:
+    def __init__(self, limits: GroupLimits | None = None) -> None:
+        self.limits = limits or GroupLimits()
+        self.group = ClassicGroup(GROUP, self.limits)
+        self.now_ms = 1_000
+        self.log: list[GroupRecord] = []
+        self.log_fails = False
+        self.answers: dict[Ticket, Reply | MoldauError] = {}
+        self.lost: list[Ticket] = []
+        """Whose answer depended on a record that could not be written."""
+        self._tickets = 0
+        self._member_ids = 0
+
+    @property
+    def now(self) -> Now:
+        return Now(self.now_ms, WALL_MS + self.now_ms)
+
+    # Time
+
+    def wait(self, delay_ms: int) -> None:
+        """Time goes by, and whatever comes due is done when it is."""
+        until_ms = self.now_ms + delay_ms
+        while (due_ms := self.group.next_deadline_ms) is not None and due_ms <= until_ms:
+            self.now_ms = max(self.now_ms, due_ms)
+            self._take(self.group.tick(self.now))
+        self.now_ms = until_ms
+
+    def wait_for_generation(self) -> None:
+        """Time goes by until the members that have joined are answered."""
+        while self.group.state is GroupState.PREPARING_REBALANCE:
+            due_ms = self.group.next_deadline_ms
+            assert due_ms is not None
+            self.wait(due_ms - self.now_ms)
+
+    def crash(self) -> None:
+        """The node is gone and back: only what the log has is left of the group."""
+        self.group = ClassicGroup(GROUP, self.limits)
+        for record in self.log:
+            if isinstance(record, GroupChanged) and record.metadata is not None:
+                self.group.apply(record.metadata)
+        self._take(self.group.loaded(self.now))
+
+    # Requests: each returns its ticket
+
+    def join(
+        self,
+        member_id: str = UNKNOWN_MEMBER,
+        *,
+        instance: str | None = None,
+        protocols: tuple[Protocol, ...] = RANGE,
+        protocol_type: str = "consumer",
+        session_ms: int = 10_000,
+        rebalance_ms: int = 60_000,
+        asks_for_id: bool = False,
+        skips_assignment: bool = True,
+        client_host: str = "/10.0.0.1",
+        fresh_id: str | None = None,
+    ) -> Ticket:
+        self._member_ids += 1
+        request = JoinRequest(
+            group_id=GROUP,
+            member_id=member_id,
+            fresh_member_id=fresh_id or f"{instance or 'member'}-{self._member_ids}",
+            instance_id=instance,
+            client_id="client",
+            client_host=client_host,
+            session_timeout_ms=session_ms,
+            rebalance_timeout_ms=rebalance_ms,
+            protocol_type=protocol_type,
+            protocols=protocols,
+            requires_known_member_id=asks_for_id,
+            supports_skipping_assignment=skips_assignment,
+        )
+        return self._ask(lambda ticket: self.group.join(self.now, request, ticket))
+
+    def sync(
+        self,
+        member_id: str,
+        assignments: Mapping[str, bytes] | None = None,
+        *,
+        generation: int | None = None,
+        instance: str | None = None,
+        protocol_type: str | None = None,
+        protocol_name: str | None = None,
+    ) -> Ticket:
+        request = SyncRequest(
+            group_id=GROUP,
+            generation=self.group.generation if generation is None else generation,
+            member_id=member_id,
+            instance_id=instance,
+            protocol_type=protocol_type,
+            protocol_name=protocol_name,
+            assignments=assignments or {},
+        )
+        return self._ask(lambda ticket: self.group.sync(self.now, request, ticket))
+
+    def heartbeat(
+        self, member_id: str, *, generation: int | None = None, instance: str | None = None
+    ) -> Ticket:
+        claim = self.claim(member_id, generation=generation, instance=instance)
+        return self._ask(lambda ticket: self.group.heartbeat(self.now, claim, ticket))
+
+    def leave(self, *members: LeavingMember | str) -> Ticket:
+        leaving = [LeavingMember(each, None) if isinstance(each, str) else each for each in members]
+        return self._ask(lambda ticket: self.group.leave(self.now, leaving, ticket))
+
+    def commit(self, member_id: str, *, generation: int | None = None, instance: str | None = None) -> None:
+        self.group.check_commit(self.now, self.claim(member_id, generation=generation, instance=instance))
+
+    def claim(
+        self, member_id: str, *, generation: int | None = None, instance: str | None = None
+    ) -> MemberClaim:
+        return MemberClaim(
+            group_id=GROUP,
+            generation=self.group.generation if generation is None else generation,
+            member_id=member_id,
+            instance_id=instance,
+        )
+
+    # Answers
+
+    def answer(self, ticket: Ticket) -> Reply | MoldauError | None:
+        return self.answers.get(ticket)
+
+    def joined(self, ticket: Ticket) -> JoinReply:
+        answer = self.answers[ticket]
+        assert isinstance(answer, JoinReply), answer
+        return answer
+
+    def assignment(self, ticket: Ticket) -> bytes:
+        answer = self.answers[ticket]
+        assert isinstance(answer, SyncReply), answer
+        return answer.assignment
+
+    def refused(self, ticket: Ticket) -> type[Any]:
+        """The kind of error it was answered with."""
+        answer = self.answers[ticket]
+        assert isinstance(answer, MoldauError), answer
+        return type(answer)
+
+    # Whole stories that tests begin with
+
+    def stable(self, *members: dict[str, Any]) -> list[str]:
+        """A group whose members have all synced; the first of them leads."""
+        tickets = [self.join(**each) for each in members]
+        self.wait_for_generation()
+        ids = [self.joined(ticket).member_id for ticket in tickets]
+        self.sync_all(ids, [each.get("instance") for each in members])
+        return ids
+
+    def sync_all(self, ids: Sequence[str], instances: Sequence[str | None] | None = None) -> None:
+        instances = instances or [None] * len(ids)
+        for member_id, instance in list(zip(ids, instances, strict=True))[::-1]:
+            self.sync(member_id, {each: f"part of {each}".encode() for each in ids}, instance=instance)
+
+    # Underneath
+
+    def _ask(self, decide: Callable[[Ticket], GroupDecision]) -> Ticket:
+        self._tickets += 1
+        ticket = self._tickets
+        try:
+            decision = decide(ticket)
+        except MoldauError as error:
+            self._note(ticket, error)
+        else:
+            self._take(decision)
+        return ticket
+
+    def _take(self, decision: GroupDecision) -> None:
+        if decision.records and self.log_fails:
+            self.lost += [answer.ticket for answer in decision.reply]
+            return
+        for record in decision.records:
+            assert isinstance(record, GroupChanged)
+            assert record.metadata is not None
+            self.log.append(record)
+            self.group.apply(record.metadata)
+        for answer in decision.reply:
+            self._note(answer.ticket, answer.reply)
+
+    def _note(self, ticket: Ticket, answer: Reply | MoldauError) -> None:
+        assert ticket not in self.answers, f"ticket {ticket} is answered twice"
+        assert ticket not in self.lost, f"ticket {ticket} is answered after it was lost"
+        self.answers[ticket] = answer

@@ -1,0 +1,200 @@
+"""A classic group behind a broker's socket, with the face of the stage that the pure machine is tried on: every request
+goes over a connection of its own, and answers are noted by ticket. Member ids are the broker's; they are shown as
+those that the request proposed.
+"""
+
+import select
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from moldau.errors import MemberIdRequiredError, MoldauError
+from moldau.groups.records import GroupRecord
+from moldau.groups.requests import (
+    DONE,
+    UNKNOWN_MEMBER,
+    JoinedMember,
+    JoinReply,
+    LeaveReply,
+    LeavingMember,
+    LeftMember,
+    Protocol,
+    Reply,
+    SyncReply,
+    Ticket,
+)
+from moldau.requests.errors import KAFKA_CODES
+from support.wire import Wire
+
+METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 3, 8, 10
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS = 11, 12, 13, 14, 15
+
+QUIET_S = 0.25
+"""Whoever is not answered within this time waits for something."""
+
+TRANSIENT = {14, 15, 16}
+"""The coordinator is loading, not there yet, or elsewhere for a moment."""
+
+
+class WireStage:
+    def __init__(self, bootstrap: str, group_id: str, topic: str = "orders") -> None:
+        self.answers: dict[Ticket, Reply | MoldauError] = {}
+        self.log: list[GroupRecord] = []
+        """What is written cannot be seen from here."""
+        self._bootstrap = bootstrap
+        self._group_id = group_id
+        self._topic = topic
+        self._waiting: dict[Ticket, tuple[Wire, int, int, str]] = {}
+        """Connection, API, version, and the member id that was proposed."""
+        self._shown: dict[str, str] = {UNKNOWN_MEMBER: UNKNOWN_MEMBER}
+        self._real: dict[str, str] = {UNKNOWN_MEMBER: UNKNOWN_MEMBER}
+        self._tickets = 0
+
+    def prepare(self) -> None:
+        """Waits until there is a coordinator and a topic to commit offsets of."""
+        with Wire(self._bootstrap) as wire:
+            while wire.ask(
+                METADATA, 9, {"topics": [{"name": self._topic}], "allow_auto_topic_creation": True}
+            )["topics"][0]["error_code"]:
+                time.sleep(QUIET_S)
+            tree = {"key_type": 0, "coordinator_keys": [self._group_id]}
+            while wire.ask(FIND_COORDINATOR, 4, tree)["coordinators"][0]["error_code"]:
+                time.sleep(QUIET_S)
+            described = {"groups": [self._group_id]}
+            while wire.ask(DESCRIBE_GROUPS, 5, described)["groups"][0]["error_code"] in TRANSIENT:
+                time.sleep(QUIET_S)
+
+    def join(
+        self,
+        member_id: str,
+        *,
+        instance: str | None,
+        protocols: tuple[Protocol, ...],
+        session_ms: int,
+        rebalance_ms: int,
+        asks_for_id: bool,
+        fresh_id: str,
+    ) -> Ticket:
+        version = 9 if asks_for_id or instance is not None else 3
+        tree = {
+            "group_id": self._group_id,
+            "session_timeout": session_ms,
+            "rebalance_timeout": rebalance_ms,
+            "member_id": self._real[member_id],
+            "group_instance_id": instance,
+            "protocol_type": "consumer",
+            "protocols": [{"name": each.name, "metadata": each.metadata} for each in protocols],
+        }
+        return self._ask(JOIN_GROUP, version, tree, fresh_id)
+
+    def sync(
+        self, member_id: str, assignments: Mapping[str, bytes], *, generation: int, instance: str | None
+    ) -> Ticket:
+        parts = [{"member_id": self._real[each], "assignment": part} for each, part in assignments.items()]
+        tree = {**self._claim(member_id, generation, instance), "assignments": parts}
+        return self._ask(SYNC_GROUP, 4, tree)
+
+    def heartbeat(self, member_id: str, *, generation: int, instance: str | None) -> Ticket:
+        return self._ask(HEARTBEAT, 4, self._claim(member_id, generation, instance))
+
+    def leave(self, leaving: LeavingMember) -> Ticket:
+        member = {"member_id": self._real[leaving.member_id], "group_instance_id": leaving.instance_id}
+        return self._ask(LEAVE_GROUP, 5, {"group_id": self._group_id, "members": [member]})
+
+    def commit(self, member_id: str, *, generation: int, instance: str | None) -> None:
+        partition = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
+        tree = {
+            **self._claim(member_id, generation, instance),
+            "generation_id_or_member_epoch": generation,
+            "topics": [{"name": self._topic, "partitions": [partition]}],
+        }
+        with Wire(self._bootstrap) as wire:
+            code = wire.ask(OFFSET_COMMIT, 8, tree)["topics"][0]["partitions"][0]["error_code"]
+        if code:
+            raise _error(code)
+
+    def wait(self, delay_s: float) -> None:
+        time.sleep(delay_s)
+        self.gather()
+
+    def gather(self) -> None:
+        """Takes the answers that have come, in the order of the requests."""
+        arrived: dict[Ticket, tuple[int, str, dict[str, Any]]] = {}
+        while self._waiting:
+            sockets = {wire.socket: ticket for ticket, (wire, _, _, _) in self._waiting.items()}
+            ready, _, _ = select.select(list(sockets), [], [], QUIET_S)
+            if not ready:
+                break
+            for each in ready:
+                wire, api, version, fresh_id = self._waiting.pop(sockets[each])
+                _, answer = wire.receive(api, version)
+                wire.close()
+                arrived[sockets[each]] = (api, fresh_id, answer)
+        for _, fresh_id, answer in arrived.values():
+            self._learn(answer.get("member_id", UNKNOWN_MEMBER), fresh_id)
+        for ticket in sorted(arrived):
+            api, _, answer = arrived[ticket]
+            self.answers[ticket] = self._understood(api, answer)
+
+    def close(self) -> None:
+        for wire, _, _, _ in self._waiting.values():
+            wire.close()
+        self._waiting.clear()
+
+    def _claim(self, member_id: str, generation: int, instance: str | None) -> dict[str, Any]:
+        return {
+            "group_id": self._group_id,
+            "generation_id": generation,
+            "member_id": self._real[member_id],
+            "group_instance_id": instance,
+        }
+
+    def _ask(self, api: int, version: int, tree: dict[str, Any], fresh_id: str = UNKNOWN_MEMBER) -> Ticket:
+        self._tickets += 1
+        wire = Wire(self._bootstrap)
+        wire.send(api, version, tree)
+        self._waiting[self._tickets] = (wire, api, version, fresh_id)
+        self.gather()
+        return self._tickets
+
+    def _learn(self, member_id: str, fresh_id: str) -> None:
+        if member_id not in self._shown:
+            self._shown[member_id], self._real[fresh_id] = fresh_id, member_id
+
+    def _understood(self, api: int, answer: dict[str, Any]) -> Reply | MoldauError:
+        if answer["error_code"]:
+            return _error(answer["error_code"], self._shown.get(answer.get("member_id", "")) or "")
+        if api == JOIN_GROUP:
+            return JoinReply(
+                generation=answer["generation_id"],
+                protocol_type=answer.get("protocol_type") or "",
+                protocol_name=answer["protocol_name"],
+                leader=self._shown[answer["leader"]],
+                skip_assignment=answer.get("skip_assignment", False),
+                member_id=self._shown[answer["member_id"]],
+                members=tuple(
+                    JoinedMember(
+                        self._shown[each["member_id"]], each.get("group_instance_id"), each["metadata"]
+                    )
+                    for each in answer["members"]
+                ),
+            )
+        if api == SYNC_GROUP:
+            return SyncReply(protocol_type="", protocol_name="", assignment=answer["assignment"])
+        if api == LEAVE_GROUP:
+            return LeaveReply(
+                tuple(
+                    LeftMember(
+                        self._shown[each["member_id"]],
+                        each["group_instance_id"],
+                        _error(each["error_code"]) if each["error_code"] else None,
+                    )
+                    for each in answer["members"]
+                )
+            )
+        return DONE
+
+
+def _error(code: int, member_id: str = UNKNOWN_MEMBER) -> MoldauError:
+    kind = next(kind for kind, its_code in KAFKA_CODES.items() if int(its_code) == code)
+    return MemberIdRequiredError(member_id) if kind is MemberIdRequiredError else kind("said the broker")

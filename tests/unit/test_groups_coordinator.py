@@ -1,0 +1,374 @@
+"""The coordinator in a node: where groups live, how their topic comes to be, what survives a restart, how it ends."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.controller.requests import NewTopic, TopicRef
+from moldau.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    InvalidConfigError,
+    InvalidGroupIdError,
+    NotCoordinatorError,
+    UnknownMemberError,
+)
+from moldau.groups.coordinator import GroupCoordinator
+from moldau.groups.loading import load
+from moldau.groups.records import NO_EXPIRY
+from moldau.groups.requests import (
+    NO_GENERATION,
+    UNKNOWN_MEMBER,
+    CommitRequest,
+    JoinReply,
+    JoinRequest,
+    LeavingMember,
+    MemberClaim,
+    OffsetToCommit,
+    Protocol,
+    SyncRequest,
+)
+from moldau.groups.topic import OFFSETS_TOPIC, java_hash, partition_for
+from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
+from moldau.settings.sources import build
+from moldau.testing import Broker
+from support.members import JOIN_GROUP, NOT_COORDINATOR, Member, join_tree
+from support.wire import Wire
+
+
+@pytest.mark.parametrize(
+    ("group_id", "code", "partition"),
+    [
+        ("", 0, 0),
+        ("g", 103, 3),
+        ("my-group", -1906497762, 12),
+        ("consumer-group-1", 147483020, 20),
+        ("analytics", -1693017210, 10),
+        ("polygenelubricants", -(2**31), 0),
+        ("Vltava-řeka 水", -1187374827, 27),
+        ("🙂", 1772965, 15),
+    ],
+)
+def test_a_group_is_where_kafka_would_look_for_it(group_id: str, code: int, partition: int) -> None:
+    """The numbers are what Java's String.hashCode and Kafka's Utils.abs give."""
+    assert java_hash(group_id) == code
+    assert partition_for(group_id, 50) == partition
+
+
+def nobody(group_id: str) -> MemberClaim:
+    return MemberClaim(
+        group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER, instance_id=None
+    )
+
+
+def commit_of(group_id: str, topic: str, *offsets: int, claim: MemberClaim | None = None) -> CommitRequest:
+    made = [OffsetToCommit(topic, index, offset, -1, "", NO_EXPIRY) for index, offset in enumerate(offsets)]
+    return CommitRequest(claim=claim or nobody(group_id), offsets=tuple(made))
+
+
+async def committed(groups: GroupCoordinator, group_id: str) -> dict[tuple[str, int], int]:
+    reply = await groups.fetch_offsets(group_id, None)
+    return {key: found.offset for key, found in reply.offsets.items() if found is not None}
+
+
+def join_of(group_id: str, member_id: str = "", **more: Any) -> JoinRequest:
+    details: dict[str, Any] = {
+        "fresh_member_id": f"fresh-{group_id}",
+        "instance_id": None,
+        "client_id": "client",
+        "client_host": "/127.0.0.1",
+        "session_timeout_ms": 600_000,
+        "rebalance_timeout_ms": 600_000,
+        "protocol_type": "consumer",
+        "protocols": (Protocol("range", b""),),
+        "requires_known_member_id": False,
+        "supports_skipping_assignment": False,
+    }
+    return JoinRequest(group_id=group_id, member_id=member_id, **{**details, **more})
+
+
+async def member(groups: GroupCoordinator, group_id: str, **more: Any) -> MemberClaim:
+    """Joins and syncs as the only one."""
+    joined = await groups.join(join_of(group_id, **more))
+    assert isinstance(joined, JoinReply)
+    request = SyncRequest(
+        group_id=group_id,
+        generation=joined.generation,
+        member_id=joined.member_id,
+        instance_id=None,
+        protocol_type=None,
+        protocol_name=None,
+        assignments={joined.member_id: b"all"},
+    )
+    await groups.sync(request)
+    return MemberClaim(
+        group_id=group_id, generation=joined.generation, member_id=joined.member_id, instance_id=None
+    )
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# The topic
+
+
+def test_the_first_who_asks_makes_the_topic_and_all_wait_for_the_same_one() -> None:
+    async def scene() -> None:
+        async with Broker(settings={"offsets.topic.num.partitions": "5"}) as broker:
+            parts = broker.node.broker
+            creations = 0
+            create = parts.controller.create_topics
+
+            async def counted(topics: list[NewTopic], **more: Any) -> Any:
+                nonlocal creations
+                creations += 1
+                return await create(topics, **more)
+
+            parts.controller.create_topics = counted  # type: ignore[method-assign]
+            with pytest.raises(NotCoordinatorError):
+                await parts.groups.commit(commit_of("g", "orders", 1))
+            found = await asyncio.gather(*(parts.groups.coordinator_of(f"group-{n}") for n in range(20)))
+            assert creations == 1
+            assert {each.leader for each in found} == {1}
+            topic = parts.metadata.image.topics[OFFSETS_TOPIC]
+            assert len(topic.partitions) == 5
+            configs = parts.metadata.image.config(ConfigResource(TOPIC_RESOURCE, OFFSETS_TOPIC))
+            assert configs["cleanup.policy"] == "compact"
+            assert configs["segment.bytes"] == "104857600"
+            await parts.groups.commit(commit_of("g", "orders", 1))
+            assert await committed(parts.groups, "g") == {("orders", 0): 1}
+
+    asyncio.run(scene())
+
+
+def test_a_topic_that_cannot_be_made_is_tried_again_by_the_next_who_asks() -> None:
+    async def scene() -> None:
+        async with Broker(settings={"offsets.topic.replication.factor": "3"}) as broker:
+            groups = broker.node.broker.groups
+            for _ in range(2):
+                asked = [groups.coordinator_of("g") for _ in range(3)]
+                for refused in await asyncio.gather(*asked, return_exceptions=True):
+                    assert isinstance(refused, CoordinatorNotAvailableError)
+
+    asyncio.run(scene())
+
+
+def test_groups_go_with_their_topic_and_a_new_one_begins_empty() -> None:
+    async def scene() -> None:
+        async with Broker(topics=["orders"]) as broker:
+            parts = broker.node.broker
+            await parts.groups.ensure_topic()
+            await parts.groups.commit(commit_of("g", "orders", 1))
+            claim = await member(parts.groups, "members")
+            parked = asyncio.ensure_future(parts.groups.join(join_of("members", fresh_member_id="another")))
+            await turns()
+            await parts.controller.delete_topics([TopicRef(OFFSETS_TOPIC)])
+            with pytest.raises(NotCoordinatorError):
+                await parked
+            with pytest.raises(NotCoordinatorError):
+                await parts.groups.heartbeat(claim)
+            await parts.groups.ensure_topic()
+            with pytest.raises(UnknownMemberError):
+                await parts.groups.heartbeat(claim)
+            assert await committed(parts.groups, "g") == {}
+
+    asyncio.run(scene())
+
+
+# What is kept
+
+
+@pytest.fixture
+def on_files(tmp_path: Path) -> dict[str, str]:
+    return {"store": "files", "data.dir": str(tmp_path / "data")}
+
+
+async def loaded(groups: GroupCoordinator) -> None:
+    while True:
+        try:
+            await groups.list_groups()
+        except CoordinatorLoadInProgressError:
+            await asyncio.sleep(0.001)
+        else:
+            return
+
+
+def test_groups_and_offsets_survive_a_restart(on_files: dict[str, str]) -> None:
+    async def scene() -> None:
+        async with Broker(topics={"orders": 2}, settings=on_files) as broker:
+            groups = broker.node.broker.groups
+            await groups.ensure_topic()
+            claim = await member(groups, "members")
+            await groups.commit(commit_of("members", "orders", 7, 8, claim=claim))
+            for number in range(30):
+                await groups.commit(commit_of(f"group-{number}", "orders", number))
+            described = await groups.describe("members")
+        async with Broker(settings=on_files) as broker:
+            groups = broker.node.broker.groups
+            await loaded(groups)
+            assert await groups.describe("members") == described
+            await groups.heartbeat(claim)
+            assert await committed(groups, "members") == {("orders", 0): 7, ("orders", 1): 8}
+            for number in range(30):
+                assert await committed(groups, f"group-{number}") == {("orders", 0): number}
+            assert len(await groups.list_groups()) == 31
+
+    asyncio.run(scene())
+
+
+def test_the_offsets_of_a_deleted_topic_are_forgotten_for_good(on_files: dict[str, str]) -> None:
+    async def scene() -> None:
+        async with Broker(topics=["orders", "payments"], settings=on_files) as broker:
+            parts = broker.node.broker
+            await parts.groups.ensure_topic()
+            for group_id in ("a", "b", "c"):
+                await parts.groups.commit(commit_of(group_id, "orders", 1))
+                await parts.groups.commit(commit_of(group_id, "payments", 2))
+            await parts.controller.delete_topics([TopicRef("orders")])
+            await parts.controller.create_topics([NewTopic("orders", 1)])
+            for group_id in ("a", "b", "c"):
+                assert await committed(parts.groups, group_id) == {("payments", 0): 2}
+        async with Broker(settings=on_files) as broker:
+            await loaded(broker.node.broker.groups)
+            for group_id in ("a", "b", "c"):
+                assert await committed(broker.node.broker.groups, group_id) == {("payments", 0): 2}
+
+    asyncio.run(scene())
+
+
+def test_a_topic_deleted_while_groups_are_loaded_is_forgotten_too(
+    on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        may_load = asyncio.Event()
+
+        async def load_when_told(*arguments: Any) -> int:
+            await may_load.wait()
+            return await load(*arguments)
+
+        monkeypatch.setattr("moldau.groups.shard.load", load_when_told)
+        async with Broker(topics=["orders"], settings=on_files) as broker:
+            groups = broker.node.broker.groups
+            await groups.ensure_topic()
+            for number in range(20):
+                await groups.commit(commit_of(f"g{number}", "orders", 1))
+        async with Broker(settings=on_files) as broker:
+            parts = broker.node.broker
+            with pytest.raises(CoordinatorLoadInProgressError):
+                await parts.groups.list_groups()
+            await parts.controller.delete_topics([TopicRef("orders")])
+            may_load.set()
+            await loaded(parts.groups)
+            for number in range(20):
+                assert await committed(parts.groups, f"g{number}") == {}
+
+    asyncio.run(scene())
+
+
+def test_expired_offsets_are_forgotten_by_themselves() -> None:
+    async def scene() -> None:
+        settings = {"offsets.retention.check.interval.ms": "5"}
+        async with Broker(topics=["orders"], settings=settings) as broker:
+            parts = broker.node.broker
+            await parts.groups.ensure_topic()
+            offset = OffsetToCommit("orders", 0, 5, -1, "", parts.world.clock.wall_ms() + 20)
+            await parts.groups.commit(CommitRequest(claim=nobody("g"), offsets=(offset,)))
+            await parts.groups.commit(commit_of("h", "orders", 6))
+            while await committed(parts.groups, "g"):
+                await asyncio.sleep(0.005)
+            assert await committed(parts.groups, "h") == {("orders", 0): 6}
+
+    asyncio.run(scene())
+
+
+# Names
+
+
+def test_group_ids_that_cannot_be() -> None:
+    async def scene() -> None:
+        async with Broker() as broker:
+            groups = broker.node.broker.groups
+            await groups.ensure_topic()
+            # As many characters as a text may have bytes, but each of them takes three.
+            with pytest.raises(InvalidGroupIdError):
+                await groups.commit(commit_of("\N{REPLACEMENT CHARACTER}" * 32_767, "orders", 1))
+            with pytest.raises(InvalidGroupIdError):
+                await groups.join(join_of(""))
+            with pytest.raises(InvalidGroupIdError):
+                await groups.leave("", [])
+            await groups.commit(commit_of("x" * 32_767, "orders", 1))
+
+    asyncio.run(scene())
+
+
+# Ending
+
+
+def test_a_node_that_stops_answers_those_who_wait_to_join() -> None:
+    with Broker() as broker:
+        with Wire(broker.bootstrap) as finder:
+            finder.ask(10, 2, {"key": "g", "key_type": 0})
+        one = Member(broker.bootstrap, "g").alone()
+        another = Member(broker.bootstrap, "g")
+        another.wire.send(JOIN_GROUP, 3, join_tree("g", rebalance_timeout=2**31 - 1))
+        while one.heartbeat() == 0:
+            pass
+    answer = another.joined(version=3)
+    assert answer["error_code"] == NOT_COORDINATOR
+    one.close()
+    another.close()
+
+
+def test_whoever_comes_after_the_end_is_sent_away() -> None:
+    async def scene() -> None:
+        async with Broker(topics=["orders"]) as broker:
+            groups = broker.node.broker.groups
+            await groups.ensure_topic()
+            groups.stop()
+            with pytest.raises(NotCoordinatorError):
+                await groups.commit(commit_of("g", "orders", 1))
+            assert await groups.list_groups() == []
+
+    asyncio.run(scene())
+
+
+# Nothing is left behind
+
+
+def sizes(groups: GroupCoordinator) -> tuple[int, int, int]:
+    shards = list(groups._shards.values())
+    return (
+        sum(len(shard._waiting) for shard in shards),
+        sum(len(shard._flights) for shard in shards),
+        sum(len(shard._state._groups) for shard in shards if shard._state is not None),
+    )
+
+
+def test_hundreds_of_joins_and_leaves_leave_nothing_behind() -> None:
+    async def scene() -> None:
+        async with Broker() as broker:
+            groups = broker.node.broker.groups
+            await groups.ensure_topic()
+            for number in range(400):
+                group_id = f"g{number % 7}"
+                joined = await groups.join(join_of(group_id))
+                reply = await groups.leave(group_id, [LeavingMember(joined.member_id, None)])
+                assert [each.error for each in reply.members] == [None]
+            assert sizes(groups) == (0, 0, 7), "empty groups stay until they expire"
+            for number in range(7):
+                await groups.delete_group(f"g{number}")
+            assert sizes(groups) == (0, 0, 0)
+
+    asyncio.run(scene())
+
+
+# Settings
+
+
+def test_session_timeouts_that_leave_no_room_are_refused() -> None:
+    with pytest.raises(InvalidConfigError, match=r"group\.min\.session\.timeout\.ms"):
+        build(flags={"group.min.session.timeout.ms": "100", "group.max.session.timeout.ms": "99"})

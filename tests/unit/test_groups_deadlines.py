@@ -1,0 +1,85 @@
+"""The lazy heap says what is due next as a plain list would, and keeps nothing of what is over."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moldau.groups.deadlines import Deadlines
+
+
+def test_the_earliest_deadline_comes_first_and_once() -> None:
+    deadlines = Deadlines()
+    deadlines.set("b", 20)
+    deadlines.set("a", 10)
+    assert deadlines.next_ms == 10
+    assert deadlines.pop_due(9) is None
+    assert deadlines.pop_due(25) == "a"
+    assert deadlines.pop_due(25) == "b"
+    assert deadlines.pop_due(25) is None
+    assert deadlines.next_ms is None
+
+
+def test_a_deadline_that_moves_later_is_not_due_at_its_first_time() -> None:
+    deadlines = Deadlines()
+    deadlines.set("a", 10)
+    deadlines.set("a", 30)
+    assert deadlines.pop_due(10) is None
+    assert deadlines.next_ms == 30
+
+
+def test_a_deadline_that_moves_earlier_is_due_once_and_not_again_at_its_first_time() -> None:
+    deadlines = Deadlines()
+    deadlines.set("a", 30)
+    deadlines.set("a", 10)
+    assert deadlines.pop_due(10) == "a"
+    assert deadlines.pop_due(30) is None
+
+
+def test_a_deadline_that_is_cleared_never_comes() -> None:
+    deadlines = Deadlines()
+    deadlines.set("a", 10)
+    deadlines.set("a", None)
+    deadlines.set("never", None)
+    assert deadlines.next_ms is None
+    assert deadlines.pop_due(100) is None
+
+
+def test_equal_deadlines_come_in_an_order_that_does_not_depend_on_chance() -> None:
+    deadlines = Deadlines()
+    for key in ("c", "a", "b"):
+        deadlines.set(key, 5)
+    assert [deadlines.pop_due(5) for _ in range(3)] == ["a", "b", "c"]
+
+
+def test_what_comes_and_goes_leaves_nothing_behind() -> None:
+    deadlines = Deadlines()
+    deadlines.set("stays", 10**9)
+    for number in range(10_000):
+        deadlines.set(f"group-{number}", 10**6 + number)
+        deadlines.set(f"group-{number}", None)
+        deadlines.set("stays", 10**9 - number)
+    assert len(deadlines) == 1
+    assert len(deadlines._heap) < 100
+
+
+changes = st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 30))
+ticks = st.integers(0, 30)
+
+
+@given(st.lists(changes | ticks))
+def test_it_does_what_a_plain_list_of_deadlines_would_do(steps: list[tuple[str, int | None] | int]) -> None:
+    deadlines = Deadlines()
+    plain: dict[str, int] = {}
+    for step in steps:
+        if isinstance(step, int):
+            due = min((deadline_ms, key) for key, deadline_ms in plain.items()) if plain else None
+            expected = due[1] if due is not None and due[0] <= step else None
+            assert deadlines.pop_due(step) == expected
+            plain.pop(expected or "", None)
+        else:
+            key, deadline_ms = step
+            deadlines.set(key, deadline_ms)
+            plain.pop(key, None)
+            if deadline_ms is not None:
+                plain[key] = deadline_ms
+        assert deadlines.next_ms == min(plain.values(), default=None)
+        assert len(deadlines) == len(plain)

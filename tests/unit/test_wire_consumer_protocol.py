@@ -1,0 +1,137 @@
+"""Subscriptions and assignments as Kafka's consumers write them, and what happens with bytes that are none."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.schema.consumer_protocol_assignment.v3.data import ConsumerProtocolAssignment
+from kio.schema.consumer_protocol_subscription.v0.data import ConsumerProtocolSubscription as SubscriptionV0
+from kio.schema.consumer_protocol_subscription.v3.data import ConsumerProtocolSubscription
+from kio.serial import entity_reader
+
+from moldau.wire.codec import DecodeError
+from moldau.wire.consumer_protocol import (
+    Assignment,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+partitions = st.lists(st.tuples(names, st.integers(0, 2**31 - 1)), max_size=6, unique=True).map(
+    lambda some: tuple(sorted(some))
+)
+user_data = st.none() | st.binary(max_size=8)
+subscriptions = st.builds(
+    Subscription,
+    st.lists(names, max_size=4, unique=True).map(lambda some: tuple(sorted(some))),
+    user_data,
+    partitions,
+    st.integers(-1, 2**31 - 1),
+    st.none() | names,
+)
+
+
+@given(subscriptions)
+def test_a_subscription_comes_back(subscription: Subscription) -> None:
+    assert decode_subscription(encode_subscription(subscription)) == subscription
+
+
+@given(partitions, user_data)
+def test_an_assignment_comes_back(some: tuple[tuple[str, int], ...], data: bytes | None) -> None:
+    assert decode_assignment(encode_assignment(Assignment(some, data))) == Assignment(some, data)
+
+
+@pytest.mark.parametrize(
+    ("version", "kept"),
+    [
+        (0, Subscription(("a", "b"), b"x")),
+        (1, Subscription(("a", "b"), b"x", (("a", 1),))),
+        (2, Subscription(("a", "b"), b"x", (("a", 1),), 7)),
+        (3, Subscription(("a", "b"), b"x", (("a", 1),), 7, "rack")),
+    ],
+)
+def test_older_versions_leave_out_what_came_later(version: int, kept: Subscription) -> None:
+    full = Subscription(("b", "a"), b"x", (("a", 1),), 7, "rack")
+    assert decode_subscription(encode_subscription(full, version)) == kept
+
+
+def test_a_newer_version_is_read_as_far_as_it_is_known() -> None:
+    known = Subscription(("a",), None, (("a", 0),), 3, None)
+    newer = b"\x00\x09" + encode_subscription(known)[2:] + b"what came later"
+    assert decode_subscription(newer) == known
+
+
+@given(subscriptions)
+def test_kio_reads_the_same(subscription: Subscription) -> None:
+    data = encode_subscription(subscription)
+    read = entity_reader(ConsumerProtocolSubscription)(memoryview(data), 2)[0]
+    assert read.topics == subscription.topics
+    assert read.user_data == subscription.user_data
+    assert read.generation_id == subscription.generation_id
+    assert read.rack_id == subscription.rack_id
+    owned = [(each.topic, index) for each in read.owned_partitions for index in each.partitions]
+    assert tuple(owned) == subscription.owned_partitions
+    oldest = entity_reader(SubscriptionV0)(memoryview(encode_subscription(subscription, 0)), 2)[0]
+    assert oldest.topics == subscription.topics
+
+
+def test_kio_reads_the_same_assignment() -> None:
+    data = encode_assignment(Assignment((("a", 0), ("a", 2), ("b", 1)), b"x"))
+    read = entity_reader(ConsumerProtocolAssignment)(memoryview(data), 2)[0]
+    assert [(each.topic, each.partitions) for each in read.assigned_partitions] == [
+        ("a", (0, 2)),
+        ("b", (1,)),
+    ]
+    assert read.user_data == b"x"
+
+
+def test_no_bytes_are_an_assignment_of_nothing() -> None:
+    assert decode_assignment(b"") == Assignment(())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"\xff\xff\x00\x00\x00\x00",
+        b"\x00\x00\x7f\xff\xff\xff",
+        b"\x00\x00\xff\xff\xff\xfe",
+        b"\x00\x00\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff",
+    ],
+    ids=[
+        "nothing",
+        "half a version",
+        "negative version",
+        "count beyond the end",
+        "negative count",
+        "null topic",
+    ],
+)
+def test_what_is_no_subscription_is_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_subscription(data)
+
+
+@given(subscriptions, st.data())
+def test_a_subscription_that_is_cut_off_is_refused(subscription: Subscription, data: st.DataObject) -> None:
+    whole = encode_subscription(subscription)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(DecodeError):
+        decode_subscription(whole[:cut])
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    for decode in (decode_subscription, decode_assignment):
+        try:
+            decode(data)
+        except DecodeError:
+            pass
+
+
+def test_a_version_that_does_not_exist_is_not_written() -> None:
+    with pytest.raises(ValueError, match="no version 4"):
+        encode_subscription(Subscription(("a",)), 4)
