@@ -1,4 +1,5 @@
-"""The commands as Typer knows them, one file each."""
+"""The commands as Typer knows them, one file each. A file is loaded when somebody types its command, or asks for
+its help: `moldau --help` is quick because it loads none of them."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -10,29 +11,47 @@ from typer.core import TyperGroup
 from moldau.cli.settings import settings
 from moldau.cli.version import print_version, version
 
-LOG_COMMANDS = {
-    "dump": "moldau.cli.log_dump:log_dump",
-    "verify": "moldau.cli.log_verify:log_verify",
+GROUPED = {
+    "topic": {
+        "list": "moldau.cli.topic_list:topic_list",
+        "create": "moldau.cli.topic_create:topic_create",
+        "describe": "moldau.cli.topic_describe:topic_describe",
+        "alter": "moldau.cli.topic_alter:topic_alter",
+        "delete": "moldau.cli.topic_delete:topic_delete",
+    },
+    "group": {
+        "list": "moldau.cli.group_list:group_list",
+        "describe": "moldau.cli.group_describe:group_describe",
+        "reset": "moldau.cli.group_reset:group_reset",
+        "delete": "moldau.cli.group_delete:group_delete",
+    },
+    "log": {
+        "dump": "moldau.cli.log_dump:log_dump",
+        "verify": "moldau.cli.log_verify:log_verify",
+    },
 }
 
 
-class LogCommands(TyperGroup):
-    """Loaded when somebody types `moldau log`: they bring codecs that `moldau --help` can do without."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(LOG_COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in LOG_COMMANDS:
-            return None
-        module, _, function = LOG_COMMANDS[cmd_name].partition(":")
-        return _command(cmd_name, getattr(import_module(module), function))
+def _load(name: str, place: str) -> Any:
+    module, _, function = place.partition(":")
+    return _command(name, getattr(import_module(module), function))
 
 
 def _command(name: str, function: Callable[..., Any]) -> Any:
     alone = typer.Typer(add_completion=False)
     alone.command(name)(function)
     return typer.main.get_command(alone)
+
+
+class LazyCommands(TyperGroup):
+    """The commands of one group, which bring codecs and an event loop."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(GROUPED[self.name or ""])
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        place = GROUPED[self.name or ""].get(cmd_name)
+        return None if place is None else _load(cmd_name, place)
 
 
 app = typer.Typer(name="moldau", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -48,10 +67,11 @@ def moldau(
     """A Kafka-compatible event log written in Python."""
 
 
-@app.command(
-    "serve",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+WHOLE_LINE = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""For commands that read their arguments elsewhere, `--help` among them."""
+
+
+@app.command("serve", context_settings=WHOLE_LINE)
 def serve(context: typer.Context) -> None:
     """Run a node until it is told to stop (Ctrl-C, SIGTERM)."""
     from moldau.cli.serve import serve
@@ -59,15 +79,27 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(serve(context.args))
 
 
+@app.command("produce", context_settings=WHOLE_LINE)
+def produce(context: typer.Context) -> None:
+    """Send each line of standard input as a record."""
+    _load("produce", "moldau.cli.produce:produce").main(context.args, "moldau produce")
+
+
+@app.command("consume", context_settings=WHOLE_LINE)
+def consume(context: typer.Context) -> None:
+    """Print records of topics as they come."""
+    _load("consume", "moldau.cli.consume:consume").main(context.args, "moldau consume")
+
+
+def _add_group(name: str, doc: str) -> None:
+    group = typer.Typer(cls=LazyCommands, no_args_is_help=True)
+    group.callback()(lambda: None)
+    app.add_typer(group, name=name, help=doc)
+
+
+_add_group("topic", "Create, look at and delete topics.")
+_add_group("group", "Look at consumer groups, set how far they have come.")
+_add_group("log", "Look into segments, indexes and the metadata log.")
+
 app.command("settings")(settings)
 app.command("version")(version)
-
-log_app = typer.Typer(cls=LogCommands, no_args_is_help=True)
-
-
-@log_app.callback()
-def log() -> None:
-    """Look into segments, indexes and the metadata log."""
-
-
-app.add_typer(log_app, name="log")

@@ -1,0 +1,54 @@
+"""Moldau's asyncio client, for any Kafka-compatible cluster: admin, producer, raw fetcher and group consumer.
+
+    from moldau.client import Admin, Consumer, Producer
+
+What is not used is not loaded.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moldau.client.admin import Admin
+    from moldau.client.cluster import Cluster
+    from moldau.client.consumer import Consumer
+    from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
+    from moldau.client.fetcher import Fetcher
+    from moldau.client.producer import Producer, RecordMetadata
+    from moldau.client.record import ConsumerRecord, TopicPartition
+
+__all__ = [
+    "Admin",
+    "Cluster",
+    "ConnectionLostError",
+    "Consumer",
+    "ConsumerRecord",
+    "ErrorCode",
+    "Fetcher",
+    "KafkaError",
+    "Producer",
+    "RecordMetadata",
+    "RequestTimedOutError",
+    "TopicPartition",
+]
+
+_HOMES = {
+    "Admin": "admin",
+    "Cluster": "cluster",
+    "ConnectionLostError": "errors",
+    "Consumer": "consumer",
+    "ConsumerRecord": "record",
+    "ErrorCode": "errors",
+    "Fetcher": "fetcher",
+    "KafkaError": "errors",
+    "Producer": "producer",
+    "RecordMetadata": "producer",
+    "RequestTimedOutError": "errors",
+    "TopicPartition": "record",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

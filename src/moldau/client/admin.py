@@ -1,0 +1,55 @@
+"""The admin client: topics, configs, brokers and groups.
+
+Methods about many things give a mapping from each to its result or KafkaError; those about one thing raise it.
+
+    async with Admin("localhost:9092") as admin:
+        await admin.create_topic("orders", partitions=3)
+        for group in await admin.list_groups(): ...
+"""
+
+from moldau.client.admin_cluster import (
+    ClusterAdmin,
+    ClusterDescription,
+    ConfigChange,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    LogDir,
+    LogDirReplica,
+    Operation,
+    ResourceType,
+)
+from moldau.client.admin_groups import (
+    GroupAdmin,
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+    MemberToRemove,
+)
+from moldau.client.admin_topics import EARLIEST, LATEST, MAX_TIMESTAMP, CreatedTopic, NewTopic, TopicAdmin
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "MAX_TIMESTAMP",
+    "Admin",
+    "ClusterDescription",
+    "ConfigChange",
+    "ConfigEntry",
+    "ConfigResource",
+    "ConfigSource",
+    "CreatedTopic",
+    "GroupDescription",
+    "GroupListing",
+    "GroupMember",
+    "LogDir",
+    "LogDirReplica",
+    "MemberToRemove",
+    "NewTopic",
+    "Operation",
+    "ResourceType",
+]
+
+
+class Admin(TopicAdmin, ClusterAdmin, GroupAdmin):
+    """Use it in `async with`, or start it before use and close it after."""

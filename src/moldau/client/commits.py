@@ -1,0 +1,119 @@
+"""Commits a consumer's offsets in the name of its membership, on demand and every so often."""
+
+import asyncio
+from collections.abc import Mapping
+
+from moldau.client.consumer_errors import CommitFailedError, RebalanceInProgressError
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.group_member import GroupMember
+from moldau.client.group_offsets import GroupOffsets
+from moldau.client.member_events import CommitRefused
+from moldau.client.member_terms import NO_GENERATION, Generation
+from moldau.client.positions import OffsetAndMetadata, Positions
+from moldau.client.record import TopicPartition
+from moldau.observe.logging import get_logger
+
+_MOVED_ON = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.fenced_instance_id)
+
+_log = get_logger("client.consumer")
+
+
+class Commits:
+    def __init__(
+        self,
+        offsets: GroupOffsets,
+        member: GroupMember,
+        positions: Positions,
+        *,
+        interval_ms: int | None,
+    ) -> None:
+        """`interval_ms` is None where the user commits all by themselves."""
+        self._offsets = offsets
+        self._member = member
+        self._positions = positions
+        self._interval_s = None if interval_ms is None else interval_ms / 1000
+        self._due_at: float | None = None
+        """None until there was something to commit."""
+        self._under_way: asyncio.Task[None] | None = None
+        # An older commit that came after a newer one would set the group back.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Raises CommitFailedError when the group has gone on without this consumer, RebalanceInProgressError
+        while it is changing, and what else the coordinator says."""
+        if not offsets:
+            return
+        async with self._one_at_a_time:
+            generation = self._generation()
+            try:
+                await self._offsets.commit(offsets, generation)
+            except KafkaError as error:
+                if error.code not in (*_MOVED_ON, ErrorCode.rebalance_in_progress):
+                    raise
+                self._member.step(CommitRefused(generation, error.code))
+                raise self._refused(error) from None
+
+    async def commit_consumed(self) -> None:
+        """All there is, before partitions go; what cannot be committed will be read again by others."""
+        try:
+            await self.commit(self._positions.consumed())
+        except KafkaError as error:
+            _log.warning("offsets were not committed before partitions went", error=error)
+
+    def commit_when_due(self) -> None:
+        """Begins a commit in the background if it is time for one."""
+        if self._interval_s is None or self._under_way is not None:
+            return
+        offsets = self._positions.consumed()
+        now = asyncio.get_running_loop().time()
+        if self._due_at is None:
+            self._due_at = now + self._interval_s if offsets else None
+        elif now >= self._due_at:
+            self._due_at = now + self._interval_s
+            if offsets and not self._member.membership.is_rebalancing:
+                self._under_way = asyncio.get_running_loop().create_task(
+                    self._auto_commit(offsets), name="consumer commits by itself"
+                )
+
+    def due_at(self) -> float | None:
+        """The loop time of the next commit that nobody asks for."""
+        return None if self._under_way is not None else self._due_at
+
+    async def close(self) -> None:
+        if self._under_way is not None:
+            self._under_way.cancel()
+            await asyncio.gather(self._under_way, return_exceptions=True)
+
+    async def _auto_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        try:
+            await self.commit(offsets)
+        except KafkaError as error:
+            _log.warning("offsets were not committed", error=error)
+        finally:
+            self._under_way = None
+
+    def _generation(self) -> Generation:
+        if not self._positions.is_group_managed:
+            return NO_GENERATION
+        membership = self._member.membership
+        if membership.is_rebalancing:
+            raise RebalanceInProgressError("the group is rebalancing: poll until it is done, then commit")
+        if not membership.generation.is_member:
+            raise CommitFailedError(
+                ErrorCode.unknown_member_id,
+                membership.left_because or "this consumer is not in the group: poll to join it",
+            )
+        return membership.generation
+
+    def _refused(self, error: KafkaError) -> KafkaError:
+        if error.code == ErrorCode.rebalance_in_progress:
+            return RebalanceInProgressError("the group is rebalancing: poll until it is done, then commit")
+        if not self._positions.is_group_managed:
+            return CommitFailedError(
+                error.code, "the group has members, and only they can commit its offsets"
+            )
+        return CommitFailedError(
+            error.code,
+            "the group has gone on without this consumer, which was not heard of for too long or took too long "
+            "between polls; its partitions are read by others from what was last committed",
+        )

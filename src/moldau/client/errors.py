@@ -1,0 +1,59 @@
+"""What goes wrong between a client and its brokers: Kafka's error codes, and connections that end."""
+
+from moldau.wire.kio import ErrorCode
+
+__all__ = [
+    "ConnectionLostError",
+    "ErrorCode",
+    "KafkaError",
+    "RequestTimedOutError",
+    "UnsupportedVersionError",
+    "check",
+]
+
+
+class KafkaError(Exception):
+    """An error with one of Kafka's codes: a broker answered with it, or the client found that it applies."""
+
+    def __init__(self, code: int, message: str | None = None) -> None:
+        try:
+            self.code = ErrorCode(code)
+            name = self.code.name.upper()
+        except ValueError:
+            # A broker newer than this client; all that is known of the error is its number.
+            self.code = ErrorCode.unknown_server_error
+            name = f"ERROR_{code}"
+        self.message = message or ""
+        super().__init__(f"{name}: {message}" if message else name)
+
+    @property
+    def is_retriable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return bool(self.code.retriable)
+
+
+class ConnectionLostError(KafkaError):
+    """A connection could not be made or has ended: whether the broker saw the request is not known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.network_exception, message)
+
+
+class RequestTimedOutError(KafkaError):
+    """No answer came in time: whether the broker saw the request is not known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.request_timed_out, message)
+
+
+class UnsupportedVersionError(KafkaError):
+    """Client and broker have no version of an API in common."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.unsupported_version, message)
+
+
+def check(code: int, message: str | None = None) -> None:
+    """Raises what a code of an answer stands for, unless it stands for success."""
+    if code != ErrorCode.none:
+        raise KafkaError(code, message)

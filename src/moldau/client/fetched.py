@@ -1,0 +1,102 @@
+"""What a fetch of one partition brought: its batches cut out, checked, and cleared of what was aborted."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.record import TopicPartition
+from moldau.errors import MoldauError
+from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, Batch
+from moldau.records.control import ControlType, control_type
+from moldau.records.record import iterate
+from moldau.wire.codec import Message
+
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+
+
+class Fetched(NamedTuple):
+    """News of one partition. With an error the partition is not fetched from any more until somebody seeks."""
+
+    partition: TopicPartition
+    position: int
+    """The offset that was asked for: records below it, which a first batch may hold, are not wanted."""
+    next_offset: int
+    """Where the next fetch goes on. It may be ahead of the last batch: control records are not handed out."""
+    batches: Sequence[Batch]
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    error: KafkaError | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(batch.size for batch in self.batches)
+
+
+class Contents(NamedTuple):
+    batches: list[Batch]
+    next_offset: int
+    leader_epoch: int
+    """Of the last batch there was; -1 if there was none."""
+    error: KafkaError | None
+
+
+def read_contents(
+    partition: TopicPartition, answer: Message, position: int, isolation_level: int
+) -> Contents:
+    """The batches of records from `position` on, up to the first that is damaged."""
+    batches: list[Batch] = []
+    next_offset, leader_epoch = position, -1
+    error: KafkaError | None = None
+    try:
+        for batch in _whole_batches(answer.records):
+            if not batch.checksum_is_right():
+                raise KafkaError(ErrorCode.corrupt_message, f"{batch!r} of {partition} has a wrong checksum")
+            if batch.next_offset > next_offset:
+                batches.append(batch)
+                next_offset, leader_epoch = batch.next_offset, batch.leader_epoch
+        if isolation_level == READ_COMMITTED:
+            batches = _without_aborted(batches, answer.aborted_transactions or ())
+    except KafkaError as found:
+        error = found
+    except MoldauError as found:
+        error = KafkaError(ErrorCode.corrupt_message, f"{partition} at offset {next_offset}: {found}")
+    batches = [batch for batch in batches if not batch.is_control]
+    return Contents(batches, next_offset, leader_epoch, error)
+
+
+def _whole_batches(records: memoryview | None) -> Iterable[Batch]:
+    """The batches in an answer; a last one that the byte limit has cut off is left out."""
+    position, end = 0, 0 if records is None else len(records)
+    while records is not None and end - position >= HEADER_SIZE:
+        size = int.from_bytes(records[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
+        if position + size > end:
+            if position == 0:
+                raise KafkaError(
+                    ErrorCode.message_too_large, f"a batch of {size} bytes comes cut off at {end}"
+                )
+            return
+        # Batch refuses a size that is too small to be one.
+        yield Batch(records[position : position + max(size, 0)])
+        position += size
+
+
+def _without_aborted(batches: Sequence[Batch], aborted: Iterable[Message]) -> list[Batch]:
+    """Leaves out the batches of transactions that were aborted: from their first offset to their abort marker."""
+    beginning = sorted((each.first_offset, each.producer_id) for each in aborted)
+    beginning.reverse()
+    open_now: dict[int, None] = {}
+    kept = []
+    for batch in batches:
+        while beginning and beginning[-1][0] <= batch.last_offset:
+            open_now[beginning.pop()[1]] = None
+        if batch.is_control and _is_abort(batch):
+            open_now.pop(batch.producer_id, None)
+        elif not (batch.is_transactional and batch.producer_id in open_now):
+            kept.append(batch)
+    return kept
+
+
+def _is_abort(batch: Batch) -> bool:
+    record = next(iterate(batch), None)
+    return record is not None and control_type(record.key) == ControlType.ABORT

@@ -1,0 +1,371 @@
+"""Reads partitions ahead of its user: raw batches from many leaders at once, one long poll at each.
+
+A leader is asked again as soon as what it sent was taken, so the next batches are on their way while the last ones are
+worked on, and no more than a limit lies ready. Where reading starts and what is done about an offset that is gone
+is the caller's to decide.
+
+    fetcher = Fetcher(cluster)
+    fetcher.assign({TopicPartition("orders", 0): 0})
+    for fetched in await fetcher.next(1_000):
+        for batch in fetched.batches: ...
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from moldau.client.cluster import Cluster
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched, read_contents
+from moldau.client.metadata import NO_LEADER
+from moldau.client.record import TopicPartition
+from moldau.observe.logging import get_logger
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+__all__ = ["READ_COMMITTED", "READ_UNCOMMITTED", "Fetched", "Fetcher"]
+
+LANE = "fetch"
+"""Fetches wait at the broker: nothing else may stand behind them."""
+
+_log = get_logger("client.fetcher")
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A partition being read. A seek puts a new one in its place, so what comes for the old one is known to be late."""
+
+    position: int
+    """The offset to fetch next."""
+    leader_epoch: int = -1
+    """Of the last batch read: by it a leader whose log went another way notices."""
+    is_paused: bool = False
+    is_stopped: bool = False
+    """An error was told, and only a seek goes on from there."""
+    not_before: float = 0.0
+    """Loop time of the next attempt after a failed one."""
+    ready: Fetched | None = None
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+
+class Fetcher:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        min_bytes: int = 1,
+        max_wait_ms: int = 500,
+        max_bytes: int = 50 * 1024 * 1024,
+        partition_max_bytes: int = 1024 * 1024,
+        buffered_bytes_max: int = 64 * 1024 * 1024,
+        isolation_level: int = READ_UNCOMMITTED,
+        news: asyncio.Event | None = None,
+        lane: str = LANE,
+    ) -> None:
+        """The cluster must be started, and stays its owner's. `max_bytes` is for one answer; at least one batch
+        comes whatever its size. `news` is set whenever there is something to take, for who waits for other things
+        as well. Fetchers that share a cluster wait for each other unless their lanes differ."""
+        self._cluster = cluster
+        self._min_bytes = min_bytes
+        self._max_wait_ms = max_wait_ms
+        self._max_bytes = min(max_bytes, buffered_bytes_max)
+        self._partition_max_bytes = partition_max_bytes
+        self._buffered_bytes_max = buffered_bytes_max
+        self._isolation_level = isolation_level
+        self._lane = lane
+        self._partitions: dict[TopicPartition, _Reading] = {}
+        """In the order they are asked for; those that brought something go to the end, so that none starves."""
+        self._fetching: dict[int, asyncio.Task[None]] = {}
+        """By leader."""
+        self._promised_bytes = 0
+        """What the answers under way may have."""
+        self._news = asyncio.Event() if news is None else news
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._forget_updates = cluster.on_update(self._fetch_more)
+
+    # What is read
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return list(self._partitions)
+
+    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Reads exactly these partitions from now on, each from the given offset."""
+        self.remove(list(self._partitions))
+        self.add(offsets)
+
+    def add(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Reads these partitions too; others are not disturbed."""
+        for partition, offset in offsets.items():
+            if partition in self._partitions:
+                self.seek(partition, offset)
+            else:
+                self._cluster.track([partition.topic])
+                self._partitions[partition] = _Reading(_checked(partition, offset))
+        self._fetch_more()
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Does not read these any more; what was fetched of them is dropped."""
+        for partition in partitions:
+            if self._partitions.pop(partition, None) is not None:
+                self._cluster.untrack([partition.topic])
+        self._fetch_more()
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        """Goes on from another offset: nothing that was fetched before will be handed out.
+
+        With the leader epoch of the record before the offset a log that was cut since is noticed.
+        """
+        before = self._partitions[partition]
+        self._partitions[partition] = _Reading(
+            _checked(partition, offset),
+            leader_epoch,
+            before.is_paused,
+            high_watermark=before.high_watermark,
+            log_start_offset=before.log_start_offset,
+        )
+        self._fetch_more()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hands out nothing of these until `resume`; what was fetched of them is kept."""
+        for partition in partitions:
+            self._partitions[partition].is_paused = True
+        # Others of the same leader may have waited until what it sent of these was taken.
+        self._fetch_more()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            reading = self._partitions[partition]
+            reading.is_paused = False
+            if reading.ready is not None:
+                self._news.set()
+        self._fetch_more()
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset behind what was handed out."""
+        reading = self._partitions[partition]
+        return reading.position if reading.ready is None else reading.ready.position
+
+    def high_watermark(self, partition: TopicPartition) -> int:
+        """As the leader told it last; -1 before it did."""
+        return self._partitions[partition].high_watermark
+
+    def log_start_offset(self, partition: TopicPartition) -> int:
+        return self._partitions[partition].log_start_offset
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._forget_updates()
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._fetching.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for partition in self._partitions:
+            self._cluster.untrack([partition.topic])
+        self._partitions.clear()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Handing out
+
+    async def next(self, timeout_ms: int) -> list[Fetched]:
+        """What has been fetched of all partitions that are not paused, waited for; [] when nothing came in time.
+
+        Of each partition there is one entry at most. Records below its `position` are to be skipped.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while not (taken := self.take()):
+            self._news.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._news.wait()
+            except TimeoutError:
+                return self.take()
+        return taken
+
+    def take(self) -> list[Fetched]:
+        """What `next` would give now, without waiting."""
+        taken = []
+        for reading in self._partitions.values():
+            if reading.ready is not None and not reading.is_paused:
+                taken.append(reading.ready)
+                reading.ready = None
+        if taken:
+            self._fetch_more()
+        return taken
+
+    # Fetching
+
+    def _fetch_more(self) -> None:
+        """Starts a fetch at every leader that has none under way and whose last answer was taken."""
+        if self._is_closed:
+            return
+        now = asyncio.get_running_loop().time()
+        next_attempt: float | None = None
+        by_leader: dict[int, dict[TopicPartition, _Reading]] = {}
+        untaken: dict[int, None] = {}
+        for partition, reading in self._partitions.items():
+            if reading.is_paused or reading.is_stopped:
+                continue
+            leader = self._cluster.known_leader_of(partition)
+            if reading.ready is not None:
+                untaken[leader] = None
+            elif reading.not_before > now:
+                next_attempt = min(next_attempt or reading.not_before, reading.not_before)
+            elif leader == NO_LEADER:
+                self._cluster.refresh_soon()
+                retry_at = now + self._cluster.retry_backoff_ms / 1000
+                next_attempt = min(next_attempt or retry_at, retry_at)
+            else:
+                by_leader.setdefault(leader, {})[partition] = reading
+        for leader, readings in by_leader.items():
+            # A long poll begun now for the rest would keep those waiting that are taken in a moment.
+            if leader not in self._fetching and leader not in untaken:
+                self._start_fetch(leader, readings)
+        self._set_timer(next_attempt)
+
+    def _set_timer(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._fetch_more)
+
+    def _start_fetch(self, leader: int, readings: Mapping[TopicPartition, _Reading]) -> None:
+        room = self._buffered_bytes_max - self._promised_bytes - self._buffered_bytes()
+        bytes_max = min(self._max_bytes, room)
+        if bytes_max < min(self._partition_max_bytes, self._max_bytes):
+            return
+        self._promised_bytes += bytes_max
+        self._fetching[leader] = asyncio.get_running_loop().create_task(
+            self._fetch(leader, readings, bytes_max), name=f"fetches from node {leader}"
+        )
+
+    def _buffered_bytes(self) -> int:
+        return sum(each.ready.size for each in self._partitions.values() if each.ready is not None)
+
+    async def _fetch(self, leader: int, readings: Mapping[TopicPartition, _Reading], bytes_max: int) -> None:
+        try:
+            answer = await self._cluster.call(
+                leader,
+                ApiKey.FETCH,
+                self._request(readings, bytes_max),
+                timeout_ms=self._cluster.request_timeout_ms + self._max_wait_ms,
+                lane=self._lane,
+            )
+            self._read_answer(answer, readings)
+        except KafkaError as error:
+            _log.debug("a fetch failed", node=leader, error=error)
+            for partition, reading in readings.items():
+                self._failed(partition, reading, error)
+        finally:
+            del self._fetching[leader]
+            self._promised_bytes -= bytes_max
+        self._fetch_more()
+
+    def _request(self, readings: Mapping[TopicPartition, _Reading], bytes_max: int) -> dict[str, Any]:
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for partition, reading in readings.items():
+            known = self._cluster.partition_info(partition)
+            topics.setdefault(partition.topic, []).append(
+                {
+                    "partition": partition.partition,
+                    "current_leader_epoch": -1 if known is None else known.leader_epoch,
+                    "fetch_offset": reading.position,
+                    "last_fetched_epoch": reading.leader_epoch,
+                    "partition_max_bytes": self._partition_max_bytes,
+                }
+            )
+        return {
+            "max_wait": self._max_wait_ms,
+            "min_bytes": self._min_bytes,
+            "max_bytes": bytes_max,
+            "isolation_level": self._isolation_level,
+            "topics": [{"topic": name, "partitions": each} for name, each in topics.items()],
+            "forgotten_topics_data": [],
+        }
+
+    def _read_answer(self, answer: Message, readings: Mapping[TopicPartition, _Reading]) -> None:
+        if answer.error_code != ErrorCode.none:
+            raise KafkaError(answer.error_code, "the fetch as a whole")
+        for topic in answer.responses:
+            for each in topic.partitions:
+                partition = TopicPartition(topic.topic, each.partition_index)
+                reading = readings.get(partition)
+                # After a seek, or if it is not read any more, this is an answer to a question of before.
+                if reading is None or self._partitions.get(partition) is not reading:
+                    continue
+                if each.error_code != ErrorCode.none:
+                    self._learn_leader(partition, each)
+                    self._failed(partition, reading, KafkaError(each.error_code, f"{partition}"))
+                else:
+                    self._succeeded(partition, reading, each)
+
+    def _succeeded(self, partition: TopicPartition, reading: _Reading, answer: Message) -> None:
+        diverging = answer.get("diverging_epoch")
+        if diverging is not None and diverging.end_offset >= 0:
+            message = f"the log of {partition} was cut at {diverging.end_offset}, before {reading.position}"
+            self._stop(partition, reading, KafkaError(ErrorCode.offset_out_of_range, message))
+            return
+        reading.not_before = 0.0
+        reading.high_watermark = answer.high_watermark
+        reading.log_start_offset = answer.log_start_offset
+        contents = read_contents(partition, answer, reading.position, self._isolation_level)
+        if contents.next_offset == reading.position and contents.error is None:
+            return
+        reading.ready = Fetched(
+            partition,
+            reading.position,
+            contents.next_offset,
+            contents.batches,
+            answer.high_watermark,
+            answer.last_stable_offset,
+            answer.log_start_offset,
+            contents.error,
+        )
+        reading.position, reading.leader_epoch = contents.next_offset, contents.leader_epoch
+        reading.is_stopped = contents.error is not None
+        self._partitions[partition] = self._partitions.pop(partition)
+        self._news.set()
+
+    def _failed(self, partition: TopicPartition, reading: _Reading, error: KafkaError) -> None:
+        if not error.is_retriable:
+            self._stop(partition, reading, error)
+            return
+        reading.not_before = asyncio.get_running_loop().time() + self._cluster.backoff().next_ms() / 1000
+        self._cluster.refresh_soon()
+
+    def _stop(self, partition: TopicPartition, reading: _Reading, error: KafkaError) -> None:
+        reading.is_stopped = True
+        reading.ready = Fetched(
+            partition,
+            reading.position,
+            reading.position,
+            (),
+            reading.high_watermark,
+            -1,
+            reading.log_start_offset,
+            error,
+        )
+        self._news.set()
+
+    def _learn_leader(self, partition: TopicPartition, answer: Message) -> None:
+        leader = answer.get("current_leader")
+        if leader is not None and leader.leader_id >= 0:
+            self._cluster.learn_leader(partition, leader.leader_id, leader.leader_epoch)
+
+
+def _checked(partition: TopicPartition, offset: int) -> int:
+    if offset < 0:
+        raise ValueError(f"{partition} cannot be read from offset {offset}")
+    return offset

@@ -1,0 +1,56 @@
+"""Which partition a record goes to: by the hash of its key, as Java's producer has it, or to one that changes with each
+batch, so that records without a key travel in few full batches and not in many small ones.
+"""
+
+from collections.abc import Callable, Sequence
+
+_SEED = 0x9747B28C
+_MULTIPLIER = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit hash of Kafka's producers, unsigned."""
+    length = len(data)
+    value = _SEED ^ length
+    whole = length & ~3
+    for position in range(0, whole, 4):
+        part = int.from_bytes(data[position : position + 4], "little") * _MULTIPLIER & _MASK
+        part = (part ^ part >> 24) * _MULTIPLIER & _MASK
+        value = (value * _MULTIPLIER & _MASK) ^ part
+    if whole < length:
+        value = (value ^ int.from_bytes(data[whole:], "little")) * _MULTIPLIER & _MASK
+    value = (value ^ value >> 13) * _MULTIPLIER & _MASK
+    return value ^ value >> 15
+
+
+def partition_of_key(key: bytes, partition_count: int) -> int:
+    """Java's: the hash without its sign, over all partitions whether they have a leader now or not."""
+    return (murmur2(key) & 0x7FFFFFFF) % partition_count
+
+
+class StickyPartitions:
+    """The partition of each topic that records without a key go to now."""
+
+    def __init__(self, random_below: Callable[[int], int]) -> None:
+        """`random_below(n)` gives a random number from 0 to n - 1."""
+        self._random_below = random_below
+        self._current: dict[str, int] = {}
+
+    def current(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
+        """`available` are the partitions with a leader; when there are none any will do."""
+        partition = self._current.get(topic)
+        if partition is None or partition >= partition_count or (available and partition not in available):
+            partition = self._choose(partition_count, available, None)
+            self._current[topic] = partition
+        return partition
+
+    def move_on(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
+        """A batch is full: another partition, if there is one."""
+        partition = self._choose(partition_count, available, self._current.get(topic))
+        self._current[topic] = partition
+        return partition
+
+    def _choose(self, partition_count: int, available: Sequence[int], instead_of: int | None) -> int:
+        choices = [each for each in available or range(partition_count) if each != instead_of]
+        return choices[self._random_below(len(choices))] if choices else instead_of or 0

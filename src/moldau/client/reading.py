@@ -1,0 +1,176 @@
+"""Keeps a consumer's fetcher in step with its positions, and looks up the positions that are not known yet."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moldau.client.cluster import Cluster
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.fetched import Fetched
+from moldau.client.fetcher import Fetcher
+from moldau.client.group_offsets import GroupOffsets
+from moldau.client.log_offsets import list_offsets
+from moldau.client.positions import Mode, Positions, Reset
+from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.client.undelivered import PartitionError, Undelivered
+from moldau.observe.logging import get_logger
+
+_log = get_logger("client.consumer")
+
+
+class Reading:
+    def __init__(
+        self,
+        cluster: Cluster,
+        positions: Positions,
+        offsets: GroupOffsets | None,
+        news: asyncio.Event,
+        *,
+        isolation_level: int,
+        fetch_settings: Mapping[str, Any],
+    ) -> None:
+        """`news` is set when there may be more to take. Without a group's `offsets` nothing was ever committed."""
+        self._cluster = cluster
+        self._positions = positions
+        self._offsets = offsets
+        self._news = news
+        self._isolation_level = isolation_level
+        self._fetcher = Fetcher(cluster, isolation_level=isolation_level, news=news, **fetch_settings)
+        self._undelivered = Undelivered()
+        self._looking_up: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+
+    async def close(self) -> None:
+        if self._looking_up is not None:
+            self._looking_up.cancel()
+            await asyncio.gather(self._looking_up, return_exceptions=True)
+        await self._fetcher.close()
+
+    # What the positions are changed by
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        before = self._positions.assigned
+        self._positions.set_assigned(partitions)
+        self._forget(each for each in before if not self._positions.has(each))
+        self._align()
+
+    def take_away(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = list(partitions)
+        self._positions.take_away(gone)
+        self._forget(gone)
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        self._positions.seek(partition, offset, leader_epoch)
+        self._forget([partition])
+        self._align()
+
+    def seek_by(self, partition: TopicPartition, reset: Reset) -> None:
+        self._positions.seek_by(partition, reset)
+        self._forget([partition])
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        paused = list(partitions)
+        self._positions.pause(paused)
+        fetched = self._fetcher.partitions
+        self._fetcher.pause(each for each in paused if each in fetched)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        resumed = list(partitions)
+        self._positions.resume(resumed)
+        fetched = self._fetcher.partitions
+        self._fetcher.resume(each for each in resumed if each in fetched)
+        self._news.set()
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = list(partitions)
+        self._fetcher.remove(gone)
+        self._undelivered.drop(gone)
+
+    def _align(self) -> None:
+        """Fetches every partition whose position is known."""
+        fetched = set(self._fetcher.partitions)
+        known = self._positions.consumed()
+        self._fetcher.add({each: at.offset for each, at in known.items() if each not in fetched})
+        self._fetcher.pause(each for each in self._positions.paused if each in known)
+
+    # Handing out
+
+    def take(self, records_max: int) -> list[ConsumerRecord]:
+        """Raises what keeps a partition from being read on, once nothing else is left to hand out."""
+        self._undelivered.add(self._fetcher.take())
+        try:
+            return self._undelivered.take(records_max, self._positions.is_paused, self._positions.advance)
+        except PartitionError as broken:
+            self._start_anew_or_raise(broken)
+            return []
+
+    def take_raw(self) -> list[Fetched]:
+        self._undelivered.add(self._fetcher.take())
+        try:
+            return self._undelivered.take_raw(self._positions.is_paused, self._positions.advance)
+        except PartitionError as broken:
+            self._start_anew_or_raise(broken)
+            return []
+
+    def _start_anew_or_raise(self, broken: PartitionError) -> None:
+        partition = broken.partition
+        if broken.error.code != ErrorCode.offset_out_of_range:
+            raise broken.error
+        _log.info("the position is not in the log", partition=str(partition), error=broken.error)
+        self._positions.out_of_range(partition)
+        self._forget([partition])
+        self.look_up()
+
+    # Looking up
+
+    def look_up(self) -> None:
+        """Sees to it that missing positions are looked for; raises what went wrong the last time."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if self._looking_up is None and (self._positions.to_look_up() or self._positions.to_reset()):
+            self._looking_up = asyncio.get_running_loop().create_task(
+                self._look_up(), name="consumer looks up positions"
+            )
+
+    async def position(self, partition: TopicPartition) -> int:
+        while (offset := self._positions.position(partition)) is None:
+            self.look_up()
+            if self._looking_up is not None:
+                await asyncio.shield(self._looking_up)
+        return offset
+
+    async def _look_up(self) -> None:
+        try:
+            await self._look_up_committed()
+            await self._look_up_resets()
+        except KafkaError as error:
+            if self._is_worth_telling(error):
+                self._failure = error
+            else:
+                _log.info("positions could not be looked up and will be again", error=error)
+                await asyncio.sleep(self._cluster.backoff().next_ms() / 1000)
+        finally:
+            self._looking_up = None
+            self._news.set()
+        self._align()
+
+    async def _look_up_committed(self) -> None:
+        asked = self._positions.to_look_up()
+        if asked:
+            found = {} if self._offsets is None else await self._offsets.committed(asked)
+            self._positions.committed(asked, found)
+
+    async def _look_up_resets(self) -> None:
+        asked = self._positions.to_reset()
+        times = {each: place.reset.value for each, place in asked.items() if place.reset is not None}
+        if times:
+            found = await list_offsets(self._cluster, times, isolation_level=self._isolation_level)
+            self._positions.reset_to(asked, {each: at.offset for each, at in found.items()})
+
+    def _is_worth_telling(self, error: KafkaError) -> bool:
+        """Brokers come back. A partition that does not exist is the user's affair where they named it themselves;
+        in a group the next assignment does without it."""
+        if error.code == ErrorCode.unknown_topic_or_partition:
+            return self._positions.mode is Mode.MANUAL
+        return not error.is_retriable

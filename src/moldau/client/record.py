@@ -1,0 +1,52 @@
+"""What a user of the client holds: partitions, and records with the place they came from."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from moldau.records.batch import Batch
+from moldau.records.compression import DECOMPRESSED_BYTES_MAX
+from moldau.records.record import Header, iterate
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class ConsumerRecord(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since 1970; -1 where the record has none."""
+    is_log_append_time: bool
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    leader_epoch: int = -1
+
+
+def records_of(
+    source: TopicPartition, batch: Batch, from_offset: int = 0, limit: int = DECOMPRESSED_BYTES_MAX
+) -> Iterator[ConsumerRecord]:
+    """The records of a batch from an offset on; none of a control batch. Raises CorruptRecordError."""
+    if batch.is_control:
+        return
+    topic, partition = source
+    is_log_append_time, leader_epoch = batch.is_log_append_time, batch.leader_epoch
+    for offset, timestamp, key, value, headers, _ in iterate(batch, limit):
+        if offset >= from_offset:
+            yield ConsumerRecord(
+                topic, partition, offset, timestamp, is_log_append_time, key, value, headers, leader_epoch
+            )
+
+
+def by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
+    """The partition numbers of each topic, as requests group them."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    return topics

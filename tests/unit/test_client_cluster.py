@@ -1,0 +1,373 @@
+"""The cluster as clients see it: bootstrap, metadata, leaders, coordinators, connections."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from moldau.client.cluster import Cluster, parse_bootstrap
+from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
+from moldau.client.record import TopicPartition
+from moldau.client.retries import Backoff
+from moldau.testing import Broker
+from moldau.wire.api_keys import ApiKey
+from support.scripted_broker import NODE, Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
+
+ORDERS = TopicPartition("orders", 0)
+PATIENCE_MS = 10_000
+
+
+def with_cluster(
+    test: Callable[[ScriptedBroker, Cluster], Coroutine[Any, Any, None]],
+    scripts: dict[ApiKey, Any] | None = None,
+    **settings: Any,
+) -> None:
+    async def main() -> None:
+        async with (
+            ScriptedBroker(scripts, topics={"orders": 2}) as broker,
+            Cluster(broker.bootstrap, retry_backoff_ms=1, **settings) as cluster,
+        ):
+            await test(broker, cluster)
+
+    asyncio.run(main())
+
+
+def coordinator(node: int = NODE, code: int = 0) -> Tree:
+    found = {"key": "g", "node_id": node, "host": "", "port": 1, "error_code": code, "error_message": None}
+    return {"throttle_time": 0, "coordinators": [found]}
+
+
+# Bootstrap
+
+
+@pytest.mark.parametrize(
+    ("given", "addresses"),
+    [
+        ("localhost:9093", [("localhost", 9093)]),
+        ("one, two:7", [("one", 9092), ("two", 7)]),
+        (["[::1]:9092", "[fe80::1]"], [("::1", 9092), ("fe80::1", 9092)]),
+    ],
+)
+def test_bootstrap_servers_are_read(given: Any, addresses: list[tuple[str, int]]) -> None:
+    assert parse_bootstrap(given) == addresses
+
+
+@pytest.mark.parametrize("given", ["", " , ", [], "host:", ":9092", "host:0", "host:70000", "host:x"])
+def test_bootstrap_servers_that_are_none_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="bootstrap server"):
+        parse_bootstrap(given)
+
+
+def test_a_dead_bootstrap_server_is_passed_over() -> None:
+    async def main() -> None:
+        async with ScriptedBroker() as dead:
+            pass
+        async with (
+            ScriptedBroker() as broker,
+            Cluster([dead.bootstrap, broker.bootstrap], random=random.Random(0)) as cluster,
+        ):
+            assert list(cluster.brokers) == [NODE]
+            assert cluster.cluster_id == "scripted"
+            # The address given and the one advertised are the same: one connection serves both.
+            await cluster.connection(NODE)
+            assert broker.connections == 1
+
+    asyncio.run(main())
+
+
+def test_nobody_there_is_an_error_in_time() -> None:
+    async def main() -> None:
+        async with ScriptedBroker() as dead:
+            pass
+        with pytest.raises(ConnectionLostError, match=str(dead.port)):
+            async with Cluster(dead.bootstrap, request_timeout_ms=200, retry_backoff_ms=10):
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_never_answers_is_an_error_in_time() -> None:
+    async def main() -> None:
+        async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
+            with pytest.raises(RequestTimedOutError):
+                async with Cluster(broker.bootstrap, request_timeout_ms=100, retry_backoff_ms=10):
+                    pass
+
+    asyncio.run(main())
+
+
+# Metadata
+
+
+def test_tracked_topics_are_in_the_metadata_and_others_are_not() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.topics["payments"] = 1
+        assert cluster.topics == {}
+        cluster.track(["orders"])
+        await cluster.refresh()
+        assert list(cluster.topics) == ["orders"]
+        await cluster.refresh(all_topics=True)
+        assert list(cluster.topics) == ["orders", "payments"]
+        assert [each.index for each in cluster.topics["orders"].partitions] == [0, 1]
+
+    with_cluster(test)
+
+
+def test_a_deleted_topic_disappears() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        cluster.track(["orders"])
+        await cluster.refresh()
+        del broker.topics["orders"]
+        await cluster.refresh()
+        assert cluster.topics == {}
+        assert cluster.topic_errors == {"orders": ErrorCode.unknown_topic_or_partition}
+
+    with_cluster(test)
+
+
+def test_callbacks_hear_of_changes_only() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        heard: list[list[int]] = []
+        forget = cluster.on_update(
+            lambda: heard.append([len(topic.partitions) for topic in cluster.topics.values()])
+        )
+        cluster.track(["orders"])
+        await cluster.refresh()
+        await cluster.refresh()
+        assert heard == [[2]]
+        broker.topics["orders"] = 5
+        await cluster.refresh()
+        assert heard == [[2], [5]]
+        forget()
+        broker.topics["orders"] = 6
+        await cluster.refresh()
+        assert len(heard) == 2
+
+    with_cluster(test)
+
+
+def test_stale_news_of_a_leader_does_not_replace_newer() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.leader_epoch = 5
+        await cluster.refresh(["orders"])
+        broker.leader_epoch = 3
+        await cluster.refresh(["orders"])
+        assert cluster.topics["orders"].partitions[0].leader_epoch == 5
+        cluster.learn_leader(ORDERS, NODE, 9)
+        cluster.learn_leader(TopicPartition("orders", 1), NODE, 4)
+        assert [each.leader_epoch for each in cluster.topics["orders"].partitions] == [9, 5]
+
+    with_cluster(test)
+
+
+def test_a_topic_made_anew_begins_with_its_own_epochs() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.leader_epoch = 5
+        await cluster.refresh(["orders"])
+        broker.leader_epoch = 0
+        # The scripted broker's topic ids go by the place in its list.
+        broker.topics = {"another": 1, "orders": 2}
+        await cluster.refresh(["orders"])
+        assert cluster.topics["orders"].partitions[0].leader_epoch == 0
+
+    with_cluster(test)
+
+
+def test_requests_for_the_same_metadata_are_made_once() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        before = broker.count(ApiKey.METADATA)
+        await asyncio.gather(*(cluster.refresh(["orders"]) for _ in range(10)))
+        assert broker.count(ApiKey.METADATA) == before + 1
+        await asyncio.gather(cluster.refresh(["orders"]), cluster.refresh(["payments"]))
+        assert broker.count(ApiKey.METADATA) == before + 3
+
+    with_cluster(test)
+
+
+def test_metadata_out_of_date_is_fetched_in_the_background() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        cluster.track(["orders"])
+        changed = asyncio.Event()
+        cluster.on_update(changed.set)
+        cluster.refresh_soon()
+        await asyncio.wait_for(changed.wait(), PATIENCE_MS / 1000)
+        assert list(cluster.topics) == ["orders"]
+
+    with_cluster(test)
+
+
+def test_metadata_is_fetched_again_when_it_is_old() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        cluster.track(["orders"])
+        changed = asyncio.Event()
+        cluster.on_update(changed.set)
+        await asyncio.wait_for(changed.wait(), PATIENCE_MS / 1000)
+
+    with_cluster(test, metadata_max_age_ms=10)
+
+
+def test_a_leader_is_waited_for() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        late = TopicPartition("late", 0)
+        waiting = asyncio.create_task(cluster.leader_of(late))
+        while broker.count(ApiKey.METADATA) < 4:
+            await asyncio.sleep(0)
+        broker.topics["late"] = 1
+        assert await waiting == NODE
+        assert cluster.known_leader_of(late) == NODE
+
+    with_cluster(test)
+
+
+@pytest.mark.parametrize("partition", [TopicPartition("nothing", 0), TopicPartition("orders", 2)])
+def test_what_does_not_exist_has_no_leader_in_the_end(partition: TopicPartition) -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        with pytest.raises(KafkaError) as raised:
+            await cluster.leader_of(partition, timeout_ms=30)
+        assert raised.value.code is ErrorCode.unknown_topic_or_partition
+
+    with_cluster(test)
+
+
+def test_topics_are_created_by_brokers_only_on_request() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.wait_for_topics(["orders"])
+        assert not broker.asked[-1].request.allow_auto_topic_creation
+        with pytest.raises(KafkaError):
+            await cluster.wait_for_topics(["new"], create=True, timeout_ms=1)
+        assert broker.asked[-1].request.allow_auto_topic_creation
+        assert [each.name for each in broker.asked[-1].request.topics] == ["new"]
+
+    with_cluster(test)
+
+
+# Coordinators
+
+
+def test_a_coordinator_is_asked_for_once_and_again_after_it_was_forgotten() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        assert await cluster.coordinator_of("g") == NODE
+        assert await cluster.coordinator_of("g") == NODE
+        assert broker.count(ApiKey.FIND_COORDINATOR) == 1
+        cluster.forget_coordinator("g")
+        assert await cluster.coordinator_of("g") == NODE
+        assert broker.count(ApiKey.FIND_COORDINATOR) == 2
+
+    with_cluster(test, {ApiKey.FIND_COORDINATOR: lambda _: coordinator()})
+
+
+def test_a_coordinator_that_is_not_there_yet_is_asked_for_again() -> None:
+    codes = [ErrorCode.coordinator_not_available, ErrorCode.coordinator_load_in_progress, ErrorCode.none]
+    remaining = iter(codes)
+
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        assert await cluster.coordinator_of("g") == NODE
+        assert broker.count(ApiKey.FIND_COORDINATOR) == len(codes)
+
+    with_cluster(test, {ApiKey.FIND_COORDINATOR: lambda _: coordinator(code=next(remaining))})
+
+
+@pytest.mark.parametrize("code", [ErrorCode.group_authorization_failed, ErrorCode.invalid_group_id])
+def test_a_refusal_is_raised_at_once(code: ErrorCode) -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        with pytest.raises(KafkaError) as raised:
+            await cluster.coordinator_of("g")
+        assert raised.value.code is code
+        assert broker.count(ApiKey.FIND_COORDINATOR) == 1
+
+    with_cluster(test, {ApiKey.FIND_COORDINATOR: lambda _: coordinator(code=code)})
+
+
+# Connections
+
+
+def test_lanes_have_connections_of_their_own() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        general = await cluster.connection(NODE)
+        assert await cluster.connection(NODE) is general
+        assert await cluster.connection(None) is general
+        group = await cluster.connection(NODE, "group")
+        assert group is not general
+        assert broker.connections == 2
+        first, second = await asyncio.gather(cluster.connection(NODE, "x"), cluster.connection(NODE, "x"))
+        assert first is second
+        assert broker.connections == 3
+
+    with_cluster(test)
+
+
+def test_a_lost_connection_is_told_and_made_again() -> None:
+    lost = iter([True, False])
+
+    def find(asked: Asked) -> Answer:
+        return HangUp if next(lost) else coordinator()
+
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        tree = {"key_type": 0, "coordinator_keys": ["g"]}
+        with pytest.raises(ConnectionLostError):
+            await cluster.call(NODE, ApiKey.FIND_COORDINATOR, tree)
+        answer = await cluster.call(NODE, ApiKey.FIND_COORDINATOR, tree)
+        assert answer.coordinators[0].node_id == NODE
+        assert broker.count(ApiKey.FIND_COORDINATOR) == 2
+
+    with_cluster(test, {ApiKey.FIND_COORDINATOR: find})
+
+
+def test_an_unknown_node_cannot_be_called() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        with pytest.raises(ConnectionLostError, match="node 99 is not among"):
+            await cluster.call(99, ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []})
+
+    with_cluster(test)
+
+
+def test_a_closed_cluster_makes_no_connections() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.close()
+        with pytest.raises(ConnectionLostError, match="closed"):
+            await cluster.connection(NODE)
+
+    with_cluster(test)
+
+
+def test_closing_tells_whoever_waits_for_a_connection_or_metadata() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.API_VERSIONS] = broker.scripts[ApiKey.METADATA] = lambda _: Hang
+        waiting = [
+            asyncio.create_task(cluster.connection(NODE, "another")),
+            asyncio.create_task(cluster.connection(NODE, "another")),
+            asyncio.create_task(cluster.refresh()),
+        ]
+        await asyncio.sleep(0.01)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        await cluster.close()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(outcomes[0], asyncio.CancelledError)
+        assert all(isinstance(each, ConnectionLostError) for each in outcomes[1:]), outcomes
+
+    with_cluster(test)
+
+
+def test_a_cluster_leaves_no_task_behind() -> None:
+    async def main() -> None:
+        async with Broker(topics=["orders"]) as broker:
+            async with Cluster(broker.bootstrap) as cluster:
+                await cluster.leader_of(ORDERS)
+                cluster.refresh_soon()
+            names = [task.get_name() for task in asyncio.all_tasks()]
+            assert not [name for name in names if name.startswith("moldau ")]
+
+    asyncio.run(main())
+
+
+def test_waits_grow_to_a_limit_and_vary() -> None:
+    backoff = Backoff(random.Random(3), 100, 1_000)
+    waits = [backoff.next_ms() for _ in range(40)]
+    for wait, middle in zip(waits, [100, 200, 400, 800] + [1_000] * 36, strict=True):
+        assert 0.8 * middle <= wait <= 1.2 * middle
+    assert len(dict.fromkeys(waits)) > 20
+    backoff.reset()
+    assert backoff.next_ms() <= 120

@@ -1,0 +1,344 @@
+"""The fetcher under faults that a test scripts, and what it makes of an answer's bytes."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from moldau.client.cluster import Cluster
+from moldau.client.errors import ErrorCode
+from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched, read_contents
+from moldau.client.fetcher import Fetcher
+from moldau.client.record import TopicPartition, records_of
+from moldau.records.build import build_batch
+from moldau.records.control import EndTransaction, control_batch
+from moldau.records.record import Record
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+from support.scripted_broker import NODE, Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
+
+ORDERS = TopicPartition("orders", 0)
+OTHER = TopicPartition("orders", 1)
+DEADLINE_S = 20
+
+
+def batch(offset: int, *values: str, epoch: int = 0, **settings: Any) -> bytes:
+    records = [Record(value=value.encode()) for value in values]
+    return build_batch(records, base_offset=offset, leader_epoch=epoch, **settings)
+
+
+def answer(asked: Asked, partitions: dict[int, dict[str, Any]] | None = None) -> Tree:
+    """What is given for the partitions that were asked for; nothing new for the others."""
+    return {
+        "throttle_time": 0,
+        "error_code": 0,
+        "responses": [
+            {
+                "topic": topic.topic,
+                "partitions": [
+                    {
+                        "partition_index": each.partition,
+                        "error_code": 0,
+                        "high_watermark": 100,
+                        "last_stable_offset": 100,
+                        "log_start_offset": 0,
+                        "aborted_transactions": None,
+                        "records": b"",
+                        **(partitions or {}).get(each.partition, {}),
+                    }
+                    for each in topic.partitions
+                ],
+            }
+            for topic in asked.request.topics
+        ],
+    }
+
+
+def in_turn(answers: Iterable[Callable[[Asked], Answer]]) -> Callable[[Asked], Answer]:
+    left = iter(answers)
+    return lambda asked: next(left, lambda _: Hang)(asked)
+
+
+def gives(*data: bytes, **fields: Any) -> Callable[[Asked], Answer]:
+    return lambda asked: answer(asked, {0: {"records": b"".join(data), **fields}})
+
+
+def fails(code: ErrorCode) -> Callable[[Asked], Answer]:
+    return lambda asked: answer(asked, {0: {"error_code": int(code)}})
+
+
+def with_fetcher(
+    test: Callable[[ScriptedBroker, Fetcher], Coroutine[Any, Any, None]], script: Any, **settings: Any
+) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            ScriptedBroker({ApiKey.FETCH: script}, topics={"orders": 2}) as broker,
+            Cluster(broker.bootstrap, retry_backoff_ms=1) as cluster,
+            Fetcher(cluster, **settings) as fetcher,
+        ):
+            await test(broker, fetcher)
+
+    asyncio.run(main())
+
+
+async def take(fetcher: Fetcher) -> Fetched:
+    while True:
+        for fetched in await fetcher.next(1_000):
+            return fetched
+
+
+def values(fetched: Fetched) -> list[str]:
+    return [
+        record.value.decode()
+        for each in fetched.batches
+        for record in records_of(fetched.partition, each, fetched.position)
+        if record.value is not None
+    ]
+
+
+# What is asked and when
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        lambda _: HangUp,
+        fails(ErrorCode.not_leader_or_follower),
+        fails(ErrorCode.unknown_leader_epoch),
+        fails(ErrorCode.fenced_leader_epoch),
+        fails(ErrorCode.unknown_topic_or_partition),
+        fails(ErrorCode.kafka_storage_error),
+        lambda asked: {**answer(asked), "error_code": int(ErrorCode.fetch_session_id_not_found)},
+    ],
+)
+def test_what_a_retry_can_help_is_asked_again_with_fresh_metadata(
+    failure: Callable[[Asked], Answer],
+) -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 3})
+        fetched = await take(fetcher)
+        assert (fetched.error, values(fetched)) == (None, ["a", "b"])
+        asked = [each.request.topics[0].partitions[0].fetch_offset for each in broker.asked if each.api == 1]
+        assert asked[:3] == [3, 3, 3]
+        assert broker.count(ApiKey.METADATA) > 1
+
+    with_fetcher(test, in_turn([failure, failure, gives(batch(3, "a", "b"))]))
+
+
+def test_a_leader_named_beside_an_error_is_believed() -> None:
+    def moved(asked: Asked) -> Answer:
+        fields = {"error_code": 6, "current_leader": {"leader_id": NODE, "leader_epoch": 9}}
+        return answer(asked, {0: fields})
+
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0})
+        await take(fetcher)
+        epochs = [
+            each.request.topics[0].partitions[0].current_leader_epoch
+            for each in broker.asked
+            if each.api == 1
+        ]
+        assert epochs[:2] == [0, 9]
+
+    with_fetcher(test, in_turn([moved, gives(batch(0, "a"))]))
+
+
+def test_a_leader_is_asked_again_when_what_it_sent_was_taken_and_not_before() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0, OTHER: 0})
+        while fetcher.high_watermark(ORDERS) < 0:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert broker.count(ApiKey.FETCH) == 1
+        assert fetcher.position(ORDERS) == 0
+        assert values(await take(fetcher)) == ["a"]
+        assert fetcher.position(ORDERS) == 1
+        while broker.count(ApiKey.FETCH) < 2:
+            await asyncio.sleep(0)
+        again = {each.partition: each.fetch_offset for each in broker.asked[-1].request.topics[0].partitions}
+        assert again == {0: 1, 1: 0}
+
+    with_fetcher(test, in_turn([gives(batch(0, "a"))]))
+
+
+def test_partitions_that_brought_something_go_to_the_end_of_the_line() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0, OTHER: 0})
+        await take(fetcher)
+        while broker.count(ApiKey.FETCH) < 2:
+            await asyncio.sleep(0)
+        assert [each.partition for each in broker.asked[-1].request.topics[0].partitions] == [1, 0]
+
+    with_fetcher(test, in_turn([gives(batch(0, "a"))]))
+
+
+def test_an_answer_to_a_question_of_before_a_seek_is_dropped() -> None:
+    release = asyncio.Event()
+
+    async def slowly(asked: Asked) -> Answer:
+        offset = asked.request.topics[0].partitions[0].fetch_offset
+        if offset == 0:
+            await release.wait()
+        return gives(batch(offset, f"at {offset}"))(asked)
+
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0})
+        while not broker.count(ApiKey.FETCH):
+            await asyncio.sleep(0)
+        fetcher.seek(ORDERS, 50)
+        release.set()
+        assert values(await take(fetcher)) == ["at 50"]
+
+    with_fetcher(test, slowly)
+
+
+def test_nothing_of_a_partition_that_was_removed_is_handed_out() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0, OTHER: 0})
+        while fetcher.high_watermark(ORDERS) < 0:
+            await asyncio.sleep(0)
+        fetcher.remove([ORDERS])
+        assert await fetcher.next(20) == []
+        assert fetcher.partitions == [OTHER]
+
+    with_fetcher(test, in_turn([gives(batch(0, "a"))]))
+
+
+@pytest.mark.parametrize("code", [ErrorCode.offset_out_of_range, ErrorCode.topic_authorization_failed])
+def test_what_no_retry_can_help_is_told_once_and_waits_for_a_seek(code: ErrorCode) -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 7})
+        fetched = await take(fetcher)
+        assert fetched.error is not None
+        assert fetched.error.code is code
+        assert (fetched.position, fetched.next_offset, list(fetched.batches)) == (7, 7, [])
+        assert await fetcher.next(20) == []
+        fetcher.seek(ORDERS, 0)
+        assert values(await take(fetcher)) == ["a"]
+
+    with_fetcher(test, in_turn([fails(code), gives(batch(0, "a"))]))
+
+
+def test_a_log_that_was_cut_below_the_position_is_told() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0})
+        assert values(await take(fetcher)) == ["a", "b"]
+        fetched = await take(fetcher)
+        assert fetched.error is not None
+        assert fetched.error.code is ErrorCode.offset_out_of_range
+        assert "was cut at 1" in str(fetched.error)
+        assert broker.asked[-1].request.topics[0].partitions[0].last_fetched_epoch == 4
+
+    diverging = {"diverging_epoch": {"epoch": 3, "end_offset": 1}}
+    with_fetcher(test, in_turn([gives(batch(0, "a", "b", epoch=4)), gives(**diverging)]))
+
+
+def test_a_damaged_batch_is_told_behind_what_is_whole() -> None:
+    damaged = bytearray(batch(1, "b"))
+    damaged[-2] ^= 1
+
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0})
+        fetched = await take(fetcher)
+        assert values(fetched) == ["a"]
+        assert fetched.error is not None
+        assert fetched.error.code is ErrorCode.corrupt_message
+        assert fetched.next_offset == 1
+        assert await fetcher.next(20) == []
+
+    with_fetcher(test, in_turn([gives(batch(0, "a"), bytes(damaged), batch(2, "c"))]))
+
+
+def test_no_more_is_asked_for_than_there_is_room() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0})
+        await take(fetcher)
+        while broker.count(ApiKey.FETCH) < 2:
+            await asyncio.sleep(0)
+        assert broker.asked[-1].request.max_bytes == 5_000
+
+    with_fetcher(
+        test,
+        in_turn([gives(batch(0, "a"))]),
+        max_bytes=8_000,
+        buffered_bytes_max=5_000,
+        partition_max_bytes=1_000,
+    )
+
+
+def test_an_offset_below_zero_is_refused() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        with pytest.raises(ValueError, match="orders-0 cannot be read from offset -1"):
+            fetcher.assign({ORDERS: -1})
+
+    with_fetcher(test, in_turn([]))
+
+
+# What is in an answer
+
+
+def contents(
+    data: bytes, position: int = 0, isolation: int = READ_UNCOMMITTED, aborted: Sequence[Message] = ()
+) -> tuple[list[int], int, ErrorCode | None]:
+    found = read_contents(
+        ORDERS, Message(records=memoryview(data), aborted_transactions=aborted), position, isolation
+    )
+    code = None if found.error is None else found.error.code
+    return [each.base_offset for each in found.batches], found.next_offset, code
+
+
+def test_a_last_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
+    data = batch(0, "a") + batch(1, "b")
+    for end in range(len(batch(0, "a")), len(data)):
+        assert contents(data[:end]) == ([0], 1, None)
+    assert contents(data) == ([0, 1], 2, None)
+
+
+def test_a_first_batch_that_is_cut_off_is_an_error_and_no_endless_loop() -> None:
+    assert contents(batch(0, "a" * 100)[:-1]) == ([], 0, ErrorCode.message_too_large)
+
+
+def test_batches_below_the_position_are_left_out_but_not_the_one_around_it() -> None:
+    data = batch(0, "a", "b") + batch(2, "c", "d") + batch(4, "e")
+    assert contents(data, position=3) == ([2, 4], 5, None)
+
+
+@pytest.mark.parametrize("size", [-13, -12, 0, 5, 48])
+def test_a_size_that_cannot_be_is_damage(size: int) -> None:
+    data = bytearray(batch(0, "a"))
+    data[8:12] = size.to_bytes(4, "big", signed=True)
+    assert contents(bytes(data)) == ([], 0, ErrorCode.corrupt_message)
+
+
+def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
+    return control_batch(
+        EndTransaction(commit, 0), timestamp=0, base_offset=offset, producer_id=producer_id, producer_epoch=0
+    )
+
+
+def test_control_records_are_passed_over() -> None:
+    assert contents(batch(0, "a") + marker(1, 5, commit=True)) == ([0], 2, None)
+    assert contents(marker(0, 5, commit=True)) == ([], 1, None)
+
+
+def test_aborted_transactions_are_read_by_those_only_who_want_them() -> None:
+    one = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    two = {**one, "producer_id": 2}
+    data = b"".join(
+        [
+            batch(0, "aborted", **one),
+            batch(1, "committed", **two),
+            batch(2, "plain"),
+            batch(3, "aborted too", **one),
+            marker(4, 1, commit=False),
+            batch(5, "the next one", **one),
+            marker(6, 2, commit=True),
+            marker(7, 1, commit=True),
+        ]
+    )
+    aborted = [Message(producer_id=1, first_offset=0)]
+    assert contents(data, isolation=READ_COMMITTED, aborted=aborted) == ([1, 2, 5], 8, None)
+    assert contents(data) == ([0, 1, 2, 3, 5], 8, None)
