@@ -5,6 +5,7 @@ prints the outcome.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import sys
@@ -12,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench import raw
+from bench import group_load, raw
 
 QUEUE_BYTES_MIN = 8 << 20
 RAMP_UP_S = 0.3
@@ -257,9 +258,54 @@ def raw_latency(job: Job) -> Outcome:
     return Outcome(job.records, elapsed, _cpu_s() - cpu, [seconds * 1000 for seconds in taken])
 
 
+def rebalance(job: Job) -> Outcome:
+    """A group of `connections` members; one more joins and leaves, over and over."""
+    asyncio.run(group_load.rebalances(job.bootstrap, job.connections, 4))
+    began = _wait_for_start()
+    cpu = _cpu_s()
+    taken = asyncio.run(group_load.rebalances(job.bootstrap, job.connections, job.records))
+    elapsed = time.perf_counter() - began
+    return Outcome(job.records, elapsed, _cpu_s() - cpu, [seconds * 1000 for seconds in taken])
+
+
+def commit(job: Job) -> Outcome:
+    """`in_flight` groups commit as fast as they are answered."""
+
+    def send(seconds: float) -> tuple[int, float]:
+        return asyncio.run(
+            group_load.commits(job.bootstrap, job.topic, job.in_flight, job.connections, seconds)
+        )
+
+    send(RAMP_UP_S)
+    _wait_for_start()
+    cpu = _cpu_s()
+    done, elapsed = send(job.seconds)
+    return Outcome(done, elapsed, _cpu_s() - cpu)
+
+
+def commit_latency(job: Job) -> Outcome:
+    asyncio.run(group_load.commit_latencies(job.bootstrap, job.topic, LATENCY_RAMP_UP))
+    began = _wait_for_start()
+    cpu = _cpu_s()
+    taken = asyncio.run(group_load.commit_latencies(job.bootstrap, job.topic, job.records))
+    elapsed = time.perf_counter() - began
+    return Outcome(job.records, elapsed, _cpu_s() - cpu, [seconds * 1000 for seconds in taken])
+
+
 KINDS = {
     kind.__name__: kind
-    for kind in (produce, consume, latency, raw_produce, raw_fill, raw_consume, raw_latency)
+    for kind in (
+        produce,
+        consume,
+        latency,
+        raw_produce,
+        raw_fill,
+        raw_consume,
+        raw_latency,
+        rebalance,
+        commit,
+        commit_latency,
+    )
 }
 
 

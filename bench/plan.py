@@ -36,6 +36,8 @@ class Plan:
     idle_s: float
     topics: int
     connections: int
+    rebalances: int
+    groups: int
 
 
 FULL = Plan(
@@ -50,6 +52,8 @@ FULL = Plan(
     idle_s=3.0,
     topics=1000,
     connections=1000,
+    rebalances=40,
+    groups=1000,
 )
 QUICK = Plan(
     repeats=1,
@@ -63,6 +67,8 @@ QUICK = Plan(
     idle_s=1.0,
     topics=200,
     connections=1000,
+    rebalances=10,
+    groups=1000,
 )
 
 WARM_UP_ROUND_S = 2.0

@@ -16,13 +16,13 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from tests.interop.apache_kafka import KAFKA_VERSION, ApacheKafka
 
-from bench import latency, many, startup, throughput
+from bench import groups, latency, many, startup, throughput
 from bench.brokers import FSYNC, PAGE_CACHE
 from bench.plan import FULL, QUICK, Bench
 from bench.report import Table, render_disturbed, render_summary, render_table
 
 DURABILITIES = {"page-cache": PAGE_CACHE, "fsync": FSYNC}
-NAMES = ("start", "produce", "consume", "latency", "topics", "connections")
+NAMES = ("start", "produce", "consume", "latency", "topics", "connections", "groups")
 METHOD = Path(__file__).with_name("METHOD.md")
 NOTES = Path(__file__).with_name("NOTES.md")
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -47,6 +47,9 @@ def measure(bench: Bench, names: set[str]) -> list[Table]:
         tables += many.topics(bench)
     if "connections" in names:
         tables += many.connections(bench)
+    if "groups" in names:
+        for durability in bench.plan.durabilities:
+            tables += groups.groups(bench, durability)
     return tables
 
 

@@ -1,0 +1,233 @@
+"""The load of groups: members that rebalance, and groups that commit, over connections that do nothing else.
+
+Nobody waits for a heartbeat interval here: members look as soon as there is something to see, so that what is
+measured is the brokers' work and not a client's patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from moldau.client.connection import Connection
+from moldau.client.errors import ErrorCode, KafkaError, check
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+TIMEOUT_MS = 60_000
+SESSION_TIMEOUT_MS = 45_000
+SUBSCRIPTION = bytes.fromhex("000300000001000474657374ffffffff00000000ffffffffffff")
+"""What a consumer of the topic `test` says of itself: about as long as real ones."""
+ASSIGNMENT_BYTES = 60
+COMMITTED_PARTITIONS = 10
+
+
+async def open_coordinator(bootstrap: str, group: str) -> Connection:
+    """A connection to the group's coordinator, once there is one."""
+    host, port = bootstrap.rsplit(":", 1)
+    connection = await Connection.open(host, int(port), client_id="bench")
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while True:
+        answer = await connection.call(
+            ApiKey.FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [group]}, timeout_ms=TIMEOUT_MS
+        )
+        found = answer.coordinators[0]
+        if found.error_code == ErrorCode.none:
+            return connection
+        error = KafkaError(found.error_code, found.error_message)
+        if not error.is_retriable or time.monotonic() > deadline:
+            raise error
+        await asyncio.sleep(0.1)
+
+
+class Member:
+    """One member of a group, told what to do."""
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self._connection = connection
+        self._group = group
+        self.member_id = ""
+        self.generation = -1
+
+    async def _call(self, api: ApiKey, **fields: Any) -> Message:
+        return await self._connection.call(api, {"group_id": self._group, **fields}, timeout_ms=TIMEOUT_MS)
+
+    async def join(self) -> Message:
+        while True:
+            answer = await self._call(
+                ApiKey.JOIN_GROUP,
+                session_timeout=SESSION_TIMEOUT_MS,
+                rebalance_timeout=TIMEOUT_MS,
+                member_id=self.member_id,
+                group_instance_id=None,
+                protocol_type="consumer",
+                protocols=[{"name": "range", "metadata": SUBSCRIPTION}],
+                reason=None,
+            )
+            self.member_id = answer.member_id
+            if answer.error_code == ErrorCode.coordinator_load_in_progress:
+                await asyncio.sleep(0.05)
+            elif answer.error_code != ErrorCode.member_id_required:
+                check(answer.error_code)
+                self.generation = answer.generation_id
+                return answer
+
+    async def sync(self, members: Sequence[Any]) -> int:
+        answer = await self._call(
+            ApiKey.SYNC_GROUP,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=None,
+            protocol_type="consumer",
+            protocol_name="range",
+            assignments=[
+                {"member_id": each.member_id, "assignment": bytes(ASSIGNMENT_BYTES)} for each in members
+            ],
+        )
+        return int(answer.error_code)
+
+    async def heartbeat(self) -> int:
+        answer = await self._call(
+            ApiKey.HEARTBEAT, generation_id=self.generation, member_id=self.member_id, group_instance_id=None
+        )
+        return int(answer.error_code)
+
+    async def join_and_sync(self) -> None:
+        while True:
+            joined = await self.join()
+            code = await self.sync(joined.members)
+            if code != ErrorCode.rebalance_in_progress:
+                check(code)
+                return
+
+    async def follow(self) -> None:
+        """Hears from a heartbeat that the group rebalances, and takes part."""
+        while (code := await self.heartbeat()) == ErrorCode.none:
+            await asyncio.sleep(0)
+        if code != ErrorCode.rebalance_in_progress:
+            check(code)
+        await self.join_and_sync()
+
+    async def leave(self) -> None:
+        member = {"member_id": self.member_id, "group_instance_id": None, "reason": None}
+        answer = await self._call(ApiKey.LEAVE_GROUP, members=[member])
+        check(answer.error_code)
+        self.member_id = ""
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+async def _form(bootstrap: str, size: int) -> list[Member]:
+    """A stable group of so many members."""
+    group = f"bench-{uuid4().hex[:12]}"
+    members = [Member(await open_coordinator(bootstrap, group), group) for _ in range(size)]
+    await asyncio.gather(*(member.join_and_sync() for member in members))
+    while True:
+        codes = await asyncio.gather(*(member.heartbeat() for member in members))
+        late = [member for member, code in zip(members, codes, strict=True) if code]
+        if not late:
+            return members
+        await asyncio.gather(*(member.join_and_sync() for member in members))
+
+
+async def rebalances(bootstrap: str, size: int, count: int) -> list[float]:
+    """Seconds from one more member's joining until every member has its assignment, and the same for its leaving."""
+    members = await _form(bootstrap, size)
+    taken = []
+    for number in range(count):
+        began = time.perf_counter()
+        if number % 2 == 0:
+            newcomer = Member(await open_coordinator(bootstrap, members[0]._group), members[0]._group)
+            began = time.perf_counter()
+            await asyncio.gather(newcomer.join_and_sync(), *(member.follow() for member in members))
+            members.append(newcomer)
+        else:
+            leaver = members.pop()
+            began = time.perf_counter()
+            await leaver.leave()
+            await asyncio.gather(*(member.follow() for member in members))
+            leaver.close()
+        taken.append(time.perf_counter() - began)
+    for member in members:
+        await member.leave()
+        member.close()
+    return taken
+
+
+def _commit(group: str, topic: str, offset: int, partitions: int) -> dict[str, Any]:
+    return {
+        "group_id": group,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "retention_time": -1,
+        "topics": [
+            {
+                "name": topic,
+                "partitions": [
+                    {
+                        "partition_index": index,
+                        "committed_offset": offset,
+                        "committed_leader_epoch": -1,
+                        "committed_metadata": "",
+                    }
+                    for index in range(partitions)
+                ],
+            }
+        ],
+    }
+
+
+async def _commit_once(connection: Connection, tree: dict[str, Any]) -> None:
+    while True:
+        answer = await connection.call(ApiKey.OFFSET_COMMIT, tree, timeout_ms=TIMEOUT_MS)
+        code = answer.topics[0].partitions[0].error_code
+        if code != ErrorCode.coordinator_load_in_progress:
+            check(code)
+            return
+        await asyncio.sleep(0.05)
+
+
+async def commits(
+    bootstrap: str, topic: str, groups: int, connections: int, seconds: float
+) -> tuple[int, float]:
+    """Every group commits ten partitions, and again as soon as it is answered; how many commits in how many seconds."""
+    names = [f"bench-commit-{number}" for number in range(groups)]
+    lines = [await open_coordinator(bootstrap, names[0]) for _ in range(connections)]
+    deadline = time.perf_counter() + seconds
+    done = 0
+
+    async def work(number: int) -> None:
+        nonlocal done
+        offset = 0
+        while time.perf_counter() < deadline:
+            offset += 1
+            await _commit_once(
+                lines[number % connections], _commit(names[number], topic, offset, COMMITTED_PARTITIONS)
+            )
+            done += 1
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work(number) for number in range(groups)))
+    elapsed = time.perf_counter() - began
+    for line in lines:
+        line.close()
+    return done, elapsed
+
+
+async def commit_latencies(bootstrap: str, topic: str, count: int) -> list[float]:
+    """Seconds for each of so many commits of one partition, one after the other."""
+    group = f"bench-{uuid4().hex[:12]}"
+    connection = await open_coordinator(bootstrap, group)
+    taken = []
+    for number in range(count):
+        tree = _commit(group, topic, number, 1)
+        began = time.perf_counter()
+        await _commit_once(connection, tree)
+        taken.append(time.perf_counter() - began)
+    connection.close()
+    return taken
