@@ -46,7 +46,7 @@ bench: .venv/.development
 	$(BIN)/python -m bench.run $(ARGS)
 
 interop: .venv/.development
-	$(BIN)/python -m pytest tests/interop $(ARGS)
+	$(BIN)/python -m pytest tests/interop -m "not slow" $(ARGS)
 
 simulate: .venv/.development
 	$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --start $(START) $(ARGS)

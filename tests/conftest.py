@@ -25,7 +25,8 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if EXTERNAL:
         yield EXTERNAL
         return
-    with Served(tmp_path_factory.mktemp("shared") / "data", "--store", STORE) as served:
+    settings = ("--store", STORE, "--group-initial-rebalance-delay-ms", "0")
+    with Served(tmp_path_factory.mktemp("shared") / "data", *settings) as served:
         yield served.bootstrap
 
 

@@ -21,20 +21,18 @@ class _Rest:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         # The future was handed out marked as awaited; handing it on to the task keeps that mark valid.
-        try:
-            yield self._waited_for
-        except BaseException as error:
-            return (yield from _throw_into(self._coroutine, error))
-        return (yield from self._coroutine.__await__())
-
-
-def _throw_into(coroutine: Coroutine[Any, Any, T], error: BaseException) -> Generator[Any, Any, Any]:
-    try:
-        waited_for = coroutine.throw(error)
-    except StopIteration as stop:
-        return stop.value
-    yield waited_for
-    return (yield from coroutine.__await__())
+        waited_for = self._waited_for
+        while True:
+            try:
+                yield waited_for
+            except BaseException as error:
+                # What is waited for next is yielded from here too, and may fail as well.
+                try:
+                    waited_for = self._coroutine.throw(error)
+                except StopIteration as stop:
+                    return stop.value
+            else:
+                return (yield from self._coroutine.__await__())
 
 
 async def _finish(rest: _Rest) -> Any:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from typer.testing import CliRunner, Result
 
 from moldau.cli.commands import app

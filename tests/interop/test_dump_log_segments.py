@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command_line import Tools
+from command_line import DUMP, Tools
 from confluent_kafka import Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
 from support.served import Served
 from support.topics import QUIET, Topics
 
-DUMP = "org.apache.kafka.tools.DumpLogSegments"
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 RECORDS = 200
 

@@ -1,33 +1,33 @@
-"""Kafka's command-line tools (and so its Java clients) against a Moldau node. Those that need groups are not here."""
+"""Kafka's command-line tools for topics, configs and records. Those of groups have files of their own."""
 
 import json
 import re
 
 import pytest
 from apache_kafka import KafkaFailed
-from command_line import Tools
+from broker_under_test import Broker
+from command_line import (
+    CLUSTER,
+    CONFIGS,
+    CONSUMER,
+    DELETE_RECORDS,
+    LOG_DIRS,
+    OFFSETS,
+    PRODUCER,
+    TOPICS,
+    VERSIONS,
+    Tools,
+)
 
-from support.served import Served
 from support.topics import Topics, unique
 from support.wire import Wire, batch, end_offset, fetch, produce
 
-TOPICS = "org.apache.kafka.tools.TopicCommand"
-CONFIGS = "kafka.admin.ConfigCommand"
-OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
-LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
-PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
-CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
-PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
-VERSIONS = "org.apache.kafka.tools.BrokerApiVersionsCommand"
-CLUSTER = "org.apache.kafka.tools.ClusterTool"
-DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
 
-
-def at(node: Served) -> tuple[str, str]:
+def at(node: Broker) -> tuple[str, str]:
     return ("--bootstrap-server", node.bootstrap)
 
 
-def test_kafka_topics_creates_lists_describes_alters_and_deletes(tools: Tools, node: Served) -> None:
+def test_kafka_topics_creates_lists_describes_alters_and_deletes(tools: Tools, node: Broker) -> None:
     topic = unique()
     settings = ["--partitions", "3", "--replication-factor", "1", "--config", "retention.ms=5000"]
     tools.run(TOPICS, *at(node), "--create", "--topic", topic, *settings)
@@ -44,7 +44,7 @@ def test_kafka_topics_creates_lists_describes_alters_and_deletes(tools: Tools, n
     assert topic not in tools.run(TOPICS, *at(node), "--list").split()
 
 
-def test_kafka_configs_describes_and_alters(tools: Tools, node: Served) -> None:
+def test_kafka_configs_describes_and_alters(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
     entity = ["--entity-type", "topics", "--entity-name", topic]
     tools.run(
@@ -70,7 +70,7 @@ def test_kafka_configs_describes_and_alters(tools: Tools, node: Served) -> None:
         tools.run(CONFIGS, *at(node), *entity, "--alter", "--add-config", "retention.ms=soon")
 
 
-def test_kafka_get_offsets_lists_them(tools: Tools, node: Served) -> None:
+def test_kafka_get_offsets_lists_them(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create(partitions=2)
     with Wire(node.bootstrap) as wire:
         produce(wire, topic, batch([b"x"] * 7), partition=1)
@@ -81,7 +81,7 @@ def test_kafka_get_offsets_lists_them(tools: Tools, node: Served) -> None:
         assert answer == [f"{topic}:1:{offset}"]
 
 
-def test_kafka_log_dirs_names_sizes(tools: Tools, node: Served) -> None:
+def test_kafka_log_dirs_names_sizes(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
     with Wire(node.bootstrap) as wire:
         produce(wire, topic, batch([bytes(1000)]))
@@ -95,7 +95,7 @@ def test_kafka_log_dirs_names_sizes(tools: Tools, node: Served) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_the_console_producer_and_consumer_round_trip(tools: Tools, node: Served, codec: str) -> None:
+def test_the_console_producer_and_consumer_round_trip(tools: Tools, node: Broker, codec: str) -> None:
     topic = Topics(node.bootstrap).create()
     lines = [f"key-{number}:value {number}" for number in range(50)]
     properties = ["--reader-property", "parse.key=true", "--reader-property", "key.separator=:"]
@@ -122,16 +122,7 @@ def test_the_console_producer_and_consumer_round_trip(tools: Tools, node: Served
     assert printed.splitlines() == lines
 
 
-def test_producer_perf_runs_to_its_end(tools: Tools, node: Served) -> None:
-    topic = Topics(node.bootstrap).create(partitions=4)
-    size = ["--num-records", "20000", "--record-size", "200", "--throughput", "-1"]
-    printed = tools.run(PERFORMANCE, *at(node), "--topic", topic, *size)
-    assert "20000 records sent" in printed
-    with Wire(node.bootstrap) as wire:
-        assert sum(end_offset(wire, topic, partition) for partition in range(4)) == 20_000
-
-
-def test_the_java_client_finds_versions_it_can_use_for_every_api_served(tools: Tools, node: Served) -> None:
+def test_the_java_client_finds_versions_it_can_use_for_every_api_served(tools: Tools, node: Broker) -> None:
     printed = tools.run(VERSIONS, *at(node))
     for name in (
         "Produce(0)",
@@ -139,18 +130,29 @@ def test_the_java_client_finds_versions_it_can_use_for_every_api_served(tools: T
         "ListOffsets(2)",
         "Metadata(3)",
         "ApiVersions(18)",
+        "FindCoordinator(10)",
+        "JoinGroup(11)",
+        "SyncGroup(14)",
+        "Heartbeat(12)",
+        "LeaveGroup(13)",
+        "OffsetCommit(8)",
+        "OffsetFetch(9)",
+        "OffsetDelete(47)",
+        "DescribeGroups(15)",
+        "ListGroups(16)",
+        "DeleteGroups(42)",
         "InitProducerId(22)",
     ):
         (line,) = [line for line in printed.splitlines() if name in line]
         assert "usable:" in line
 
 
-def test_the_cluster_tool_finds_the_cluster_id(tools: Tools, node: Served) -> None:
+def test_the_cluster_tool_finds_the_cluster_id(tools: Tools, node: Broker) -> None:
     assert re.search(r"Cluster ID: \S{22}$", tools.run(CLUSTER, "cluster-id", *at(node)).strip())
 
 
 def test_kafka_delete_records_moves_the_start(
-    tools: Tools, node: Served, tmp_path_factory: pytest.TempPathFactory
+    tools: Tools, node: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     topic = Topics(node.bootstrap).create()
     with Wire(node.bootstrap) as wire:

@@ -208,6 +208,20 @@ def test_metadata_is_fetched_again_when_it_is_old() -> None:
     with_cluster(test, metadata_max_age_ms=10)
 
 
+def test_topics_that_nobody_tracks_are_forgotten_and_asked_for_again() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.topics["payments"] = 1
+        cluster.track(["payments"])
+        assert await cluster.leader_of(ORDERS) == NODE
+        cluster.refresh_soon()
+        while "orders" in cluster.topics:
+            await asyncio.sleep(0)
+        assert list(cluster.topics) == ["payments"]
+        assert await cluster.leader_of(ORDERS) == NODE
+
+    with_cluster(test)
+
+
 def test_a_leader_is_waited_for() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         late = TopicPartition("late", 0)

@@ -11,7 +11,8 @@ from moldau.client.positions import OffsetAndMetadata, Positions, Reset
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.client.undelivered import PartitionError, Undelivered
 from moldau.records.batch import Batch
-from moldau.records.build import BatchBuilder
+from moldau.records.build import build_batch
+from moldau.records.record import Record
 
 A, B, C = (TopicPartition("t", index) for index in range(3))
 
@@ -98,12 +99,8 @@ def test_seeking_keeps_a_pause_and_checks_its_place() -> None:
 
 
 def batch(first: int, count: int, leader_epoch: int = 1) -> Batch:
-    builder = BatchBuilder()
-    for number in range(count):
-        builder.append(timestamp=0, value=b"%d" % (first + number))
-    built = Batch(bytearray(builder.build()))
-    built.stamp(first, leader_epoch)
-    return built
+    records = [Record(0, 0, None, b"%d" % (first + number)) for number in range(count)]
+    return Batch(build_batch(records, base_offset=first, leader_epoch=leader_epoch))
 
 
 def fetched(
@@ -211,5 +208,5 @@ def test_records_know_where_they_come_from() -> None:
     undelivered.add([fetched(A, batch(5, 1, leader_epoch=3))])
     epochs: list[int] = []
     [record] = undelivered.take(1, lambda _: False, lambda _, __, epoch: epochs.append(epoch))
-    assert record == ConsumerRecord("t", 0, 5, 0, False, None, b"5", [], 3)
+    assert record == ConsumerRecord("t", 0, 5, 0, False, None, b"5", (), 3)
     assert epochs == [3]

@@ -499,6 +499,29 @@ def test_a_client_that_stops_in_the_middle_of_a_request_is_sent_home(run: Run) -
     run(main())
 
 
+def test_a_client_that_hung_up_while_its_request_waits_is_not_kept_for_ever(run: Run) -> None:
+    async def main() -> None:
+        may_answer = asyncio.Event()
+
+        async def answer(frame: memoryview) -> Sequence[Any]:
+            await may_answer.wait()
+            return [framed(b"joined")]
+
+        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+            reader, writer = await server.connect()
+            patient_reader, patient = await server.connect()
+            for each in (writer, patient):
+                each.write(framed(b"join"))
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            may_answer.set()
+            assert await read_frame(patient_reader) == b"joined"
+            writer.close()
+            patient.close()
+
+    run(main())
+
+
 # Large frames that are half received
 
 

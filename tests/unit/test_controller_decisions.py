@@ -435,6 +435,13 @@ def test_partitions_that_cannot_be_added_are_refused(
     assert cluster.last_records == []
 
 
+def test_the_topic_of_groups_keeps_its_partitions() -> None:
+    cluster = Cluster()
+    cluster.create(NewTopic("__consumer_offsets", 2, 1))
+    [result] = cluster.more(MorePartitions("__consumer_offsets", 3))
+    assert isinstance(result.error, InvalidPartitionsError)
+
+
 def test_a_topic_given_twice_gets_no_partitions() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("a", 1, 1))

@@ -3,12 +3,10 @@
 import pytest
 
 from moldau.errors import (
-    CoordinatorNotAvailableError,
     GroupMaxSizeReachedError,
     InconsistentGroupProtocolError,
     InvalidSessionTimeoutError,
     MemberIdRequiredError,
-    MoldauError,
     RebalanceInProgressError,
     UnknownMemberError,
 )
@@ -405,43 +403,3 @@ def test_a_tie_goes_to_whom_kafka_gives_it_to_whoever_came_first(one: str, other
         stage.join(protocols=speaking(*reversed(names)))
         stage.wait_for_generation()
         assert stage.group.protocol_name == chosen
-
-
-# Deleted groups
-
-
-def test_a_dead_group_sends_everybody_away() -> None:
-    stage = Stage()
-    assert stage.group.can_be_deleted()
-    stage.group.die()
-
-    def refusals() -> list[type[MoldauError]]:
-        return [
-            stage.refused(stage.join()),
-            stage.refused(stage.join("a")),
-            stage.refused(stage.sync("a")),
-            stage.refused(stage.heartbeat("a")),
-            stage.refused(stage.leave("a")),
-        ]
-
-    assert set(refusals()) == {CoordinatorNotAvailableError}
-    with pytest.raises(CoordinatorNotAvailableError):
-        stage.commit("")
-    assert not stage.group.can_be_deleted()
-
-
-def test_whoever_waits_in_a_group_that_dies_is_told() -> None:
-    stage = Stage()
-    ticket = stage.join()
-    assert not stage.group.can_be_deleted()
-    [answer] = stage.group.die()
-    assert answer.ticket == ticket
-    assert isinstance(answer.reply, CoordinatorNotAvailableError)
-
-
-def test_unloading_hands_over_everybody_who_waits() -> None:
-    stage = Stage()
-    tickets = (stage.join(), stage.join())
-    assert stage.group.unload() == tickets
-    assert stage.group.unload() == ()
-    assert stage.group.next_deadline_ms is None

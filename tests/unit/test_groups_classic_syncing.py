@@ -310,7 +310,7 @@ def test_the_last_one_to_leave_leaves_an_empty_group_in_the_log() -> None:
     assert (metadata.members, metadata.protocol_name, metadata.leader) == ((), None, None)
     assert (metadata.protocol_type, metadata.generation) == ("consumer", 2)
     assert stage.group.empty_since_ms == metadata.state_timestamp_ms == WALL_MS + stage.now_ms
-    assert (stage.group.is_empty, stage.group.can_be_deleted()) == (True, True)
+    assert stage.group.is_empty
     assert stage.group.next_deadline_ms is None
 
 

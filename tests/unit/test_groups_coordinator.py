@@ -16,6 +16,7 @@ from moldau.errors import (
     UnknownMemberError,
 )
 from moldau.groups.coordinator import GroupCoordinator
+from moldau.groups.java_hash import java_hash
 from moldau.groups.loading import load
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import (
@@ -30,7 +31,7 @@ from moldau.groups.requests import (
     Protocol,
     SyncRequest,
 )
-from moldau.groups.topic import OFFSETS_TOPIC, java_hash, partition_for
+from moldau.groups.topic import OFFSETS_TOPIC, partition_for
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
 from moldau.settings.sources import build
 from moldau.testing import Broker

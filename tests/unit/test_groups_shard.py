@@ -548,8 +548,9 @@ def test_tombstones_that_do_not_fit_one_batch_come_in_several() -> None:
         for start in range(0, 100, 10):
             await asyncio.gather(*(stage.commit(*range(9), group_id=f"g{start + n}") for n in range(10)))
         written = len(stage.log._batches)
-        stage.shard.repeat(lambda state, now: state.forget_topics(now, {"orders": None}))
+        stage.shard.forget({"orders": TOPIC_ID})
         await turns(200)
+        assert not stage.shard.deleted_topics
         assert await stage.offsets("g42") == []
         tombstones = [
             decode(record.key or b"", record.value)
@@ -562,3 +563,19 @@ def test_tombstones_that_do_not_fit_one_batch_come_in_several() -> None:
         assert len(stage.log._batches) - written > 10
 
     on_stage(scene, max_message_bytes=2000)
+
+
+def test_what_could_not_be_forgotten_is_tried_again() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.commit(5)
+        stage.log.append_error = StorageError("disk full")
+        stage.shard.forget({"orders": TOPIC_ID})
+        await turns()
+        assert await stage.offsets() == [5]
+        stage.log.append_error = None
+        stage.shard.upkeep()
+        await turns()
+        assert await stage.offsets() == []
+        assert not stage.shard.deleted_topics
+
+    on_stage(scene)

@@ -561,13 +561,6 @@ def test_a_tick_before_anything_is_due_decides_nothing(groups: Groups) -> None:
     assert (list(decision.records), list(decision.reply)) == ([], [])
 
 
-def test_all_who_wait_are_named_when_the_groups_are_given_up(groups: Groups) -> None:
-    groups.member("first")
-    waiting = [groups.join("first"), groups.join("second", instance_id="i")]
-    assert not set(waiting) & set(groups.answers)
-    assert sorted(groups.state.tickets()) == waiting
-
-
 # Restarts
 
 

@@ -65,6 +65,7 @@ PURE = [
     "moldau.groups.records",
     "moldau.groups.requests",
     "moldau.groups.formats",
+    "moldau.groups.java_hash",
     "moldau.groups.classic",
     "moldau.groups.rebalance",
     "moldau.groups.roster",
@@ -72,6 +73,7 @@ PURE = [
     "moldau.groups.step",
     "moldau.groups.offsets",
     "moldau.groups.state",
+    "moldau.groups.deadlines",
 ]
 IMPURE = {"asyncio", "os", "random", "secrets", "selectors", "socket", "threading", "time"}
 WORLDLY = {"moldau.world", "moldau.testing", "moldau.cli", "moldau.connections", "moldau.eager"}

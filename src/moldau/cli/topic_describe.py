@@ -6,8 +6,8 @@ import typer
 
 from moldau.cli.asking import LOCAL, Bootstrap, ask, output, partitions_of, show, table
 from moldau.client.admin import EARLIEST, LATEST, Admin, ConfigEntry
-from moldau.client.metadata import TopicInfo
 from moldau.client.log_offsets import OffsetAndTimestamp
+from moldau.client.metadata import TopicInfo
 from moldau.client.record import TopicPartition
 
 Offsets = dict[TopicPartition, OffsetAndTimestamp]

@@ -12,21 +12,33 @@ if TYPE_CHECKING:
     from moldau.client.admin import Admin
     from moldau.client.cluster import Cluster
     from moldau.client.consumer import Consumer
+    from moldau.client.consumer_errors import (
+        CommitFailedError,
+        IllegalStateError,
+        NoOffsetForPartitionError,
+        RebalanceInProgressError,
+    )
     from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
     from moldau.client.fetcher import Fetcher
+    from moldau.client.positions import OffsetAndMetadata
     from moldau.client.producer import Producer, RecordMetadata
     from moldau.client.record import ConsumerRecord, TopicPartition
 
 __all__ = [
     "Admin",
     "Cluster",
+    "CommitFailedError",
     "ConnectionLostError",
     "Consumer",
     "ConsumerRecord",
     "ErrorCode",
     "Fetcher",
+    "IllegalStateError",
     "KafkaError",
+    "NoOffsetForPartitionError",
+    "OffsetAndMetadata",
     "Producer",
+    "RebalanceInProgressError",
     "RecordMetadata",
     "RequestTimedOutError",
     "TopicPartition",
@@ -35,13 +47,18 @@ __all__ = [
 _HOMES = {
     "Admin": "admin",
     "Cluster": "cluster",
+    "CommitFailedError": "consumer_errors",
     "ConnectionLostError": "errors",
     "Consumer": "consumer",
     "ConsumerRecord": "record",
     "ErrorCode": "errors",
     "Fetcher": "fetcher",
+    "IllegalStateError": "consumer_errors",
     "KafkaError": "errors",
+    "NoOffsetForPartitionError": "consumer_errors",
+    "OffsetAndMetadata": "positions",
     "Producer": "producer",
+    "RebalanceInProgressError": "consumer_errors",
     "RecordMetadata": "producer",
     "RequestTimedOutError": "errors",
     "TopicPartition": "record",

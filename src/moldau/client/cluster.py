@@ -181,7 +181,8 @@ class Cluster:
 
     @property
     def topics(self) -> Mapping[str, TopicInfo]:
-        """What is known of topics; those that do not exist are not in it."""
+        """What is known of topics that exist. Those that are not tracked are there only for a while after they were
+        asked for."""
         return self._metadata.topics
 
     @property
@@ -303,6 +304,8 @@ class Cluster:
             try:
                 await self.refresh()
                 backoff.reset()
+                if not self._tracks_all:
+                    self._metadata.forget_topics_but(self._tracked)
             except KafkaError as error:
                 _log.debug("metadata could not be fetched", error=error)
                 self._is_stale.set()

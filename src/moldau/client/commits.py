@@ -64,16 +64,16 @@ class Commits:
         """Begins a commit in the background if it is time for one."""
         if self._interval_s is None or self._under_way is not None:
             return
-        offsets = self._positions.consumed()
         now = asyncio.get_running_loop().time()
-        if self._due_at is None:
-            self._due_at = now + self._interval_s if offsets else None
-        elif now >= self._due_at:
-            self._due_at = now + self._interval_s
-            if offsets and not self._member.membership.is_rebalancing:
-                self._under_way = asyncio.get_running_loop().create_task(
-                    self._auto_commit(offsets), name="consumer commits by itself"
-                )
+        if self._due_at is not None and now < self._due_at:
+            return
+        offsets = self._positions.consumed()
+        is_first = self._due_at is None
+        self._due_at = now + self._interval_s if offsets else None
+        if offsets and not is_first and not self._member.membership.is_rebalancing:
+            self._under_way = asyncio.get_running_loop().create_task(
+                self._auto_commit(offsets), name="consumer commits by itself"
+            )
 
     def due_at(self) -> float | None:
         """The loop time of the next commit that nobody asks for."""

@@ -26,8 +26,8 @@ from moldau.client.group_member import GroupMember
 from moldau.client.group_offsets import GroupOffsets
 from moldau.client.log_offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
 from moldau.client.member_events import Closed, HandBack, Subscribed, Unsubscribed
-from moldau.client.member_terms import MemberSettings
-from moldau.client.positions import RESETS, Mode, OffsetAndMetadata, Positions, Reset
+from moldau.client.member_terms import GroupMetadata, MemberSettings
+from moldau.client.positions import RESETS, Mode, OffsetAndMetadata, Positions, Reset, to_commit
 from moldau.client.reading import Reading
 from moldau.client.rebalances import Listener, RebalanceCallback, Rebalances
 from moldau.client.record import ConsumerRecord, TopicPartition
@@ -36,19 +36,12 @@ from moldau.observe.logging import get_logger
 
 _ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
 _ITERATION_POLL_MS = 60_000
+_ITERATION_REST_S = 0.005
+"""How long an iteration hands out records that are there before it looks after the group and lets others run."""
 
 _log = get_logger("client.consumer")
 
 T = TypeVar("T")
-
-
-class GroupMetadata(NamedTuple):
-    """Who a consumer is in its group; a transaction that commits offsets for it names it so."""
-
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None
 
 
 class _Life(Enum):
@@ -149,6 +142,7 @@ class Consumer:
         self._polling: asyncio.Task[object] | None = None
         self._nobody_polls = asyncio.Event()
         self._nobody_polls.set()
+        self._iterates_until = 0.0
         self._life = _Life.NEW
 
     def _member_with(self, offsets: GroupOffsets, interval_ms: int | None) -> "_Group":
@@ -175,6 +169,7 @@ class Consumer:
             raise IllegalStateError("a rebalance callback cannot close its consumer")
         was_started = self._life is _Life.STARTED
         self._life = _Life.CLOSING
+        self._iterates_until = 0.0
         self._news.set()
         await self._nobody_polls.wait()
         try:
@@ -190,14 +185,16 @@ class Consumer:
     async def _say_goodbye(self, commit: bool) -> None:
         if self._group is None:
             return
-        if self._positions.mode is Mode.MANUAL:
-            if commit and self._settings.auto_commit:
+        try:
+            if self._positions.is_group_managed:
+                self._group.member.step(HandBack(commit))
+                await self._group.rebalances.finish()
+            elif commit and self._settings.auto_commit:
                 await self._group.commits.commit_consumed()
-        elif self._positions.is_group_managed:
-            self._group.member.step(HandBack(commit))
-            await self._group.rebalances.finish()
-        self._group.member.step(Closed())
-        await self._group.member.has_left()
+        finally:
+            # Whatever a callback raises, the others in the group should not have to wait.
+            self._group.member.step(Closed())
+            await self._group.member.has_left()
 
     async def _stop(self) -> None:
         await self._topics.close()
@@ -340,15 +337,20 @@ class Consumer:
         return self
 
     async def __anext__(self) -> ConsumerRecord:
+        # One at a time, so that a commit in between covers what was handed out and no more.
+        if asyncio.get_running_loop().time() < self._iterates_until and self._polling is None:
+            records = self._reading.take(1)
+            if records:
+                return records[0]
         while self._life is not _Life.CLOSED:
             try:
-                # One at a time, so that a commit in between covers what was handed out and no more.
                 records = await self.poll(_ITERATION_POLL_MS, 1)
             except IllegalStateError:
                 if self._life in (_Life.CLOSING, _Life.CLOSED):
                     break
                 raise
             if records:
+                self._iterates_until = asyncio.get_running_loop().time() + _ITERATION_REST_S
                 return records[0]
         raise StopAsyncIteration
 
@@ -443,7 +445,7 @@ class Consumer:
         is changing.
         """
         group = self._in_group("commit")
-        wanted = self._positions.consumed() if offsets is None else _offsets(offsets)
+        wanted = self._positions.consumed() if offsets is None else to_commit(offsets)
         await group.commits.commit(wanted)
 
     async def committed(
@@ -486,15 +488,3 @@ class _Group(NamedTuple):
     member: GroupMember
     commits: Commits
     rebalances: Rebalances
-
-
-def _offsets(
-    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    wanted = {}
-    for partition, given in offsets.items():
-        each = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
-        if each.offset < 0:
-            raise ValueError(f"{each.offset} is not an offset of {partition} to commit")
-        wanted[TopicPartition(*partition)] = each
-    return wanted

@@ -57,3 +57,12 @@ class JoinedMember(NamedTuple):
     member_id: str
     instance_id: str | None
     metadata: bytes
+
+
+class GroupMetadata(NamedTuple):
+    """Who a consumer is in its group; a transaction that commits offsets for it names it so."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None

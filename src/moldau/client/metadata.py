@@ -1,5 +1,6 @@
 """What a client knows of a cluster: brokers, topics, leaders. Answers to Metadata requests are merged into it."""
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
@@ -73,6 +74,11 @@ class Metadata:
         for topic in answer.topics:
             self._apply_topic(topic, known.get(topic.name))
         return before != (self.brokers, self.topics)
+
+    def forget_topics_but(self, names: Container[str]) -> None:
+        """Drops what nobody keeps fresh, so that whoever needs it again asks for it."""
+        self.topics = {name: topic for name, topic in self.topics.items() if name in names}
+        self.topic_errors = {name: code for name, code in self.topic_errors.items() if name in names}
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
         """Takes over a leader that a broker named beside an error, if that is news."""

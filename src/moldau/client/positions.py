@@ -24,6 +24,19 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int = -1
 
 
+def to_commit(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets as a user gives them; raises ValueError for what is none."""
+    wanted = {}
+    for partition, given in offsets.items():
+        each = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
+        if each.offset < 0:
+            raise ValueError(f"{each.offset} is not an offset of {partition} to commit")
+        wanted[TopicPartition(*partition)] = each
+    return wanted
+
+
 class Reset(Enum):
     """Where to begin when nothing says where; the values are ListOffsets' special times."""
 
@@ -163,6 +176,10 @@ class Positions:
         self.seek_by(partition, self._reset)
 
     # Looking positions up
+
+    @property
+    def is_incomplete(self) -> bool:
+        return any(place.offset is None for place in self._places.values())
 
     def to_look_up(self) -> dict[TopicPartition, Place]:
         """Those whose committed offset is asked for next."""

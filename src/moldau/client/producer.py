@@ -166,7 +166,7 @@ class Producer:
                 ErrorCode.message_too_large,
                 f"a record of about {size} bytes, and max_request_size is {self._max_request_size}",
             )
-        if topic not in self._cluster.topics or self._must_wait(size):
+        if topic not in self._topics or topic not in self._cluster.topics or self._must_wait(size):
             try:
                 async with asyncio.timeout(self._max_block_ms / 1000):
                     await self._know(topic)
@@ -175,8 +175,6 @@ class Producer:
                 raise RequestTimedOutError(
                     f"{topic!r} could take no record for {self._max_block_ms} ms"
                 ) from None
-        if topic not in self._topics:
-            self._track(topic)
         target = TopicPartition(topic, self._partition(topic, key, partition, size))
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         if self._accumulator.append(target, record, size, future, self._sender.now_ms()):
@@ -206,13 +204,20 @@ class Producer:
                 "the producer is not open: start it before use, and use it before it is closed"
             )
 
-    def _track(self, topic: str) -> None:
-        self._topics[topic] = None
-        self._cluster.track([topic])
-
     async def _know(self, topic: str) -> None:
-        if topic not in self._cluster.topics:
-            await self._cluster.wait_for_topics([topic], timeout_ms=self._max_block_ms, create=True)
+        """Waits until a topic is there, and has the cluster keep track of it."""
+        is_new = topic not in self._topics
+        if is_new:
+            self._topics[topic] = None
+            self._cluster.track([topic])
+        try:
+            if topic not in self._cluster.topics:
+                await self._cluster.wait_for_topics([topic], timeout_ms=self._max_block_ms, create=True)
+        except BaseException:
+            if is_new and topic in self._topics:
+                del self._topics[topic]
+                self._cluster.untrack([topic])
+            raise
 
     def _must_wait(self, size: int) -> bool:
         return bool(self._wants_room) or not self._accumulator.has_room(size)
@@ -243,7 +248,10 @@ class Producer:
                 turn.set_result(None)
 
     def _partition(self, topic: str, key: bytes | None, partition: int | None, size: int) -> int:
-        known = self._cluster.topics[topic].partitions
+        info = self._cluster.topics.get(topic)
+        if info is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"the topic {topic!r} is gone")
+        known = info.partitions
         if partition is not None:
             if not 0 <= partition < len(known):
                 raise KafkaError(

@@ -87,17 +87,18 @@ class Reading:
         self._undelivered.drop(gone)
 
     def _align(self) -> None:
-        """Fetches every partition whose position is known."""
-        fetched = set(self._fetcher.partitions)
+        """Fetches every partition whose position is known, and that can be read from there."""
+        left_out = {*self._fetcher.partitions, *self._undelivered.broken}
         known = self._positions.consumed()
-        self._fetcher.add({each: at.offset for each, at in known.items() if each not in fetched})
-        self._fetcher.pause(each for each in self._positions.paused if each in known)
+        self._fetcher.add({each: at.offset for each, at in known.items() if each not in left_out})
+        fetched = set(self._fetcher.partitions)
+        self._fetcher.pause(each for each in self._positions.paused if each in fetched)
 
     # Handing out
 
     def take(self, records_max: int) -> list[ConsumerRecord]:
         """Raises what keeps a partition from being read on, once nothing else is left to hand out."""
-        self._undelivered.add(self._fetcher.take())
+        self._add_news()
         try:
             return self._undelivered.take(records_max, self._positions.is_paused, self._positions.advance)
         except PartitionError as broken:
@@ -105,16 +106,22 @@ class Reading:
             return []
 
     def take_raw(self) -> list[Fetched]:
-        self._undelivered.add(self._fetcher.take())
+        self._add_news()
         try:
             return self._undelivered.take_raw(self._positions.is_paused, self._positions.advance)
         except PartitionError as broken:
             self._start_anew_or_raise(broken)
             return []
 
+    def _add_news(self) -> None:
+        """Only when all was handed out: what the fetcher keeps is limited, what is taken from it is not."""
+        if not self._undelivered.has_news(self._positions.is_paused):
+            self._undelivered.add(self._fetcher.take())
+
     def _start_anew_or_raise(self, broken: PartitionError) -> None:
         partition = broken.partition
         if broken.error.code != ErrorCode.offset_out_of_range:
+            self._fetcher.remove([partition])
             raise broken.error
         _log.info("the position is not in the log", partition=str(partition), error=broken.error)
         self._positions.out_of_range(partition)
@@ -128,7 +135,7 @@ class Reading:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        if self._looking_up is None and (self._positions.to_look_up() or self._positions.to_reset()):
+        if self._looking_up is None and self._positions.is_incomplete:
             self._looking_up = asyncio.get_running_loop().create_task(
                 self._look_up(), name="consumer looks up positions"
             )

@@ -34,6 +34,15 @@ class Undelivered:
         gone = set(partitions)
         self._entries = deque(each for each in self._entries if each.partition not in gone)
 
+    def has_news(self, is_paused: Callable[[TopicPartition], bool]) -> bool:
+        """Whether there is something to take: as long as there is, no more should be added."""
+        return any(not each.is_read for each in self._readable(is_paused))
+
+    @property
+    def broken(self) -> list[TopicPartition]:
+        """Those that are not read on until they are dropped."""
+        return [each.partition for each in self._entries if each.is_read]
+
     def take(
         self, records_max: int, is_paused: Callable[[TopicPartition], bool], advance: Advance
     ) -> list[ConsumerRecord]:

@@ -27,7 +27,7 @@ VERSIONS: Mapping[ApiKey, Versions] = {
     ApiKey.OFFSET_COMMIT: Versions(7, 9),
     ApiKey.OFFSET_FETCH: Versions(8, 9),
     ApiKey.FIND_COORDINATOR: Versions(4, 6),
-    ApiKey.JOIN_GROUP: Versions(2, 9),
+    ApiKey.JOIN_GROUP: Versions(5, 9),
     ApiKey.HEARTBEAT: Versions(3, 4),
     ApiKey.LEAVE_GROUP: Versions(3, 5),
     ApiKey.SYNC_GROUP: Versions(3, 5),

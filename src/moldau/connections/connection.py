@@ -299,8 +299,11 @@ class Connection(asyncio.BufferedProtocol):
         return (self._refusal is not None or self._is_ending) and not self._waiting
 
     def may_be_closed(self, now: float, idle_s: float) -> bool:
-        """Whether the client has been silent for too long: between requests, or in the middle of one."""
-        if self._slots or self._waiting or self._sender is None or not self._sender.is_empty:
+        """Whether the client has been silent for too long: between requests, in the middle of one, or since it
+        hung up while a request waits. (Who joins a group says itself for how many days it would wait.)"""
+        if self._waiting or self._sender is None or not self._sender.is_empty:
+            return False
+        if self._slots and not self._is_ending:
             return False
         if not self._frames.is_between_frames and not self._is_paused:
             idle_s = min(idle_s, STALLED_AFTER_S)

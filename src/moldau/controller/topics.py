@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from moldau.controller.ids import Randomness, new_id
-from moldau.controller.names import METADATA_TOPIC, collision_key, validate_topic_name
+from moldau.controller.names import METADATA_TOPIC, collision_key, is_internal, validate_topic_name
 from moldau.controller.placement import Replicas, check_manual, in_sync_at_first, place
 from moldau.controller.requests import MorePartitions, NewTopic, TopicCreated, TopicRef, TopicResult
 from moldau.controller.state import ControllerState, bounded
@@ -223,6 +223,10 @@ def _more_partitions(image: ClusterImage, change: MorePartitions, random: Random
     topic = image.topics.get(change.topic)
     if topic is None:
         raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
+    if is_internal(topic.name):
+        raise InvalidPartitionsError(
+            f"Groups find their partition of {topic.name} by the number of partitions: it cannot be changed."
+        )
     have = len(topic.partitions)
     if change.count == have:
         raise InvalidPartitionsError(f"Topic already has {have} partition(s).")

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from moldau.errors import (
-    CoordinatorNotAvailableError,
     FencedInstanceIdError,
     GroupMaxSizeReachedError,
     IllegalGenerationError,
@@ -26,9 +25,9 @@ from moldau.groups.rebalance import Rebalance
 from moldau.groups.requests import (
     DONE,
     UNKNOWN_MEMBER,
-    Answer,
     GroupDecision,
     GroupDescription,
+    GroupLimits,
     GroupState,
     JoinRequest,
     LeaveReply,
@@ -52,17 +51,24 @@ PENDING_MEMBERS_MAX = 10_000
 """Ids given out to members that have yet to come back with them; when there are more, the oldest are forgotten."""
 
 
+def check_session_timeout(session_timeout_ms: int, limits: GroupLimits) -> None:
+    least, most = limits.session_timeout_ms_min, limits.session_timeout_ms_max
+    if not least <= session_timeout_ms <= most:
+        raise InvalidSessionTimeoutError(
+            f"a session timeout of {session_timeout_ms} ms is not between {least} and {most}"
+        )
+
+
 class ClassicGroup(Rebalance):
     # Requests
 
     def join(self, now: Now, request: JoinRequest, ticket: Ticket) -> GroupDecision:
-        self._check_session_timeout(request.session_timeout_ms)
+        check_session_timeout(request.session_timeout_ms, self._limits)
         step = Step(now)
         if not self._has_room_for(self._known_as(request)):
             step.answer(ticket, GroupMaxSizeReachedError(f"the group has {self._limits.size_max} members"))
             self._turn_away(step, request.member_id)
             return step.decision()
-        self._check_alive()
         self._check_protocols(request)
         if request.member_id == UNKNOWN_MEMBER:
             self._join_anew(step, request, ticket)
@@ -74,7 +80,6 @@ class ClassicGroup(Rebalance):
         return step.decision()
 
     def sync(self, now: Now, request: SyncRequest, ticket: Ticket) -> GroupDecision:
-        self._check_alive()
         member = self._known_member(request.member_id, request.instance_id)
         self._check_generation(request.generation)
         self._check_protocol_chosen(request)
@@ -94,7 +99,6 @@ class ClassicGroup(Rebalance):
         return step.decision()
 
     def heartbeat(self, now: Now, claim: MemberClaim, ticket: Ticket) -> GroupDecision:
-        self._check_alive()
         member = self._known_member(claim.member_id, claim.instance_id)
         self._check_generation(claim.generation)
         step = Step(now)
@@ -106,7 +110,6 @@ class ClassicGroup(Rebalance):
         return step.decision()
 
     def leave(self, now: Now, members: Sequence[LeavingMember], ticket: Ticket) -> GroupDecision:
-        self._check_alive()
         step = Step(now)
         size_before = len(self._roster)
         left = tuple(
@@ -121,7 +124,6 @@ class ClassicGroup(Rebalance):
 
     def check_commit(self, now: Now, claim: MemberClaim) -> None:
         """Whether these may commit offsets; for a member it is a sign of life."""
-        self._check_alive()
         if claim.generation < 0 and self.is_empty:
             return
         if claim.generation < 0 and claim.member_id == UNKNOWN_MEMBER and claim.instance_id is None:
@@ -133,17 +135,6 @@ class ClassicGroup(Rebalance):
         self._restart_session(Step(now), member)
 
     # What requests are checked for
-
-    def _check_alive(self) -> None:
-        if self.state is GroupState.DEAD:
-            raise CoordinatorNotAvailableError(f"group {self.group_id!r} is being deleted")
-
-    def _check_session_timeout(self, session_timeout_ms: int) -> None:
-        least, most = self._limits.session_timeout_ms_min, self._limits.session_timeout_ms_max
-        if not least <= session_timeout_ms <= most:
-            raise InvalidSessionTimeoutError(
-                f"a session timeout of {session_timeout_ms} ms is not between {least} and {most}"
-            )
 
     def _check_protocols(self, request: JoinRequest) -> None:
         if self.is_empty:
@@ -331,11 +322,6 @@ class ClassicGroup(Rebalance):
 
     # The end of it
 
-    def can_be_deleted(self) -> bool:
-        return self.is_empty
-
-    def die(self) -> list[Answer]:
-        """The group is deleted: nobody can do anything with this one any more."""
+    def die(self) -> None:
+        """Its tombstone is in the log: whoever comes now begins another group of the same name."""
         self.state = GroupState.DEAD
-        error = CoordinatorNotAvailableError(f"group {self.group_id!r} is being deleted")
-        return [Answer(ticket, error) for ticket in self.unload()]

@@ -82,16 +82,14 @@ class GroupCoordinator:
         self._ending: list[Shard] = []
         """Shards that are over, and may still be writing what they had begun."""
         self._to_load: dict[int, Shard] = {}
-        self._forgotten: dict[Shard, dict[str, UUID]] = {}
-        """Topics that were deleted while a shard was being loaded."""
         self._loader: asyncio.Task[None] | None = None
-        self._expiry: asyncio.TimerHandle | None = None
+        self._next_upkeep: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._past_bugs = 0
 
     # Following the metadata
 
-    async def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
+    def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
         """Takes up the groups of partitions that this node leads now, and lets go of the others."""
         self._image = image
         if self._is_closed:
@@ -108,7 +106,8 @@ class GroupCoordinator:
             topic.name: topic.topic_id for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC
         }
         if deleted:
-            self._forget(deleted)
+            for shard in self._shards.values():
+                shard.forget(deleted)
 
     def _follow(self, image: PartitionImage) -> None:
         shard = self._shards.get(image.index)
@@ -121,13 +120,14 @@ class GroupCoordinator:
             # Another may have led it in between and written to it: what is loaded is not to be trusted.
             self._let_go(image.index)
         if partition is not None and partition.is_leader:
-            self._take_up(image.index, partition)
+            self._take_up(image.index, partition, {} if shard is None else shard.deleted_topics)
 
-    def _take_up(self, index: int, partition: Partition) -> None:
+    def _take_up(self, index: int, partition: Partition, deleted_topics: Mapping[str, UUID]) -> None:
         settings = self._settings.static
         shard = Shard(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
+        shard.forget(deleted_topics)
         self._shards[index] = shard
-        if shard.is_empty and not self._ending:
+        if shard.is_empty and not any(each.partition is partition for each in self._ending):
             shard.serve(GroupsState(self._limits), partition.log.end_offset)
             return
         self._to_load[index] = shard
@@ -136,7 +136,6 @@ class GroupCoordinator:
     def _let_go(self, index: int) -> None:
         shard = self._shards.pop(index)
         self._to_load.pop(index, None)
-        self._forgotten.pop(shard, None)
         shard.unload(_not_coordinator())
         self._ending.append(shard)
         self._wake_loader()
@@ -153,17 +152,12 @@ class GroupCoordinator:
                 # What it had begun to write belongs to what the next one has to read.
                 await self._end_one()
             if self._to_load:
-                await self._load(self._to_load.pop(next(iter(self._to_load))))
+                shard = self._to_load.pop(next(iter(self._to_load)))
+                await shard.load(GroupsState(self._limits), self._settings.static.offsets_load_buffer_size)
                 count += 1
         self._loader = None
         if count:
             log.info("groups are loaded", partitions=count, took_ms=self._clock.monotonic_ms() - began_ms)
-
-    async def _load(self, shard: Shard) -> None:
-        await shard.load(GroupsState(self._limits), self._settings.static.offsets_load_buffer_size)
-        topics = self._forgotten.pop(shard, None)
-        if topics:
-            shard.repeat(lambda state, now: state.forget_topics(now, topics))
 
     async def _end_one(self) -> None:
         shard = self._ending[0]
@@ -171,36 +165,29 @@ class GroupCoordinator:
         self._ending.remove(shard)
         self._past_bugs += shard.bugs
 
-    def _forget(self, topics: Mapping[str, UUID]) -> None:
-        for shard in self._shards.values():
-            if shard.is_loading:
-                self._forgotten.setdefault(shard, {}).update(topics)
-            else:
-                shard.repeat(lambda state, now: state.forget_topics(now, topics))
-
     # Beginning and ending
 
     def start(self) -> None:
-        """Begins to look, round after round, for offsets that have expired."""
+        """Begins its upkeep, round after round."""
         interval_s = self._settings.static.offsets_retention_check_interval_ms / 1000
-        self._expiry = asyncio.get_running_loop().call_later(interval_s, self._expire)
+        self._next_upkeep = asyncio.get_running_loop().call_later(interval_s, self._upkeep)
 
-    def _expire(self) -> None:
+    def _upkeep(self) -> None:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         for partition in topic.partitions if topic is not None else ():
             # Its log may have been opened since, if it was for want of room or descriptors that it was not.
             if partition.index not in self._shards:
                 self._follow(partition)
         for shard in self._shards.values():
-            shard.repeat(lambda state, now: state.expire(now))
+            shard.upkeep()
         self.start()
 
     def stop(self) -> None:
         """From now on this node coordinates nothing; who waits is told so, and need not be waited for."""
         self._is_closed = True
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        if self._next_upkeep is not None:
+            self._next_upkeep.cancel()
+            self._next_upkeep = None
         for index in list(self._shards):
             self._let_go(index)
 
@@ -264,9 +251,13 @@ class GroupCoordinator:
         )
 
     async def heartbeat(self, claim: MemberClaim) -> None:
-        await self._ask_member(
-            claim.group_id, Done, lambda state, now, ticket: state.heartbeat(now, claim, ticket)
-        )
+        try:
+            await self._ask_member(
+                claim.group_id, Done, lambda state, now, ticket: state.heartbeat(now, claim, ticket)
+            )
+        except CoordinatorLoadInProgressError:
+            # As Kafka has it: who is heard while the groups are being read need not look for another coordinator.
+            return
 
     async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveReply:
         return await self._ask_member(

@@ -13,7 +13,7 @@ from moldau.records.build import build_batch
 from moldau.records.record import Record, iterate
 from moldau.world.clock import Clock
 
-RECORDS_PER_TURN = 500
+RECORDS_PER_TURN = 200
 """Records that are applied before other work of the node gets its turn."""
 
 

@@ -393,14 +393,5 @@ class Rebalance:
             self._prepare(step)
         return step.decision()
 
-    def unload(self) -> tuple[Ticket, ...]:
-        """Everybody who waits for an answer that will not come from here."""
-        tickets = (*self._joining.values(), *self._syncing.values())
-        self._joining.clear()
-        self._syncing.clear()
-        self._sessions = Deadlines()
-        self._join_deadline_ms = self._sync_deadline_ms = None
-        return tickets
-
     def _note_subscriptions(self) -> None:
         self._subscriptions = tuple(member.metadata(self.protocol_name) for member in self._roster)

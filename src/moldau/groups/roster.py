@@ -4,6 +4,7 @@ protocols that all of them can speak.
 
 from collections.abc import Iterable, Iterator
 
+from moldau.groups.java_hash import java_hash
 from moldau.groups.member import Member
 from moldau.groups.requests import JoinRequest, Protocol
 
@@ -96,8 +97,5 @@ class Roster:
 def _place_in_java(name: str) -> int:
     """Kafka takes the first of those with equally many votes in the order of a Java hash map, and so do we: a group
     that moves from there finds the same protocol. (A map of up to twelve protocols has sixteen places.)"""
-    code = 0
-    raw = name.encode("utf-16-be", "surrogatepass")
-    for at in range(0, len(raw), 2):
-        code = (31 * code + (raw[at] << 8 | raw[at + 1])) & 0xFFFFFFFF
+    code = java_hash(name) & 0xFFFFFFFF
     return (code ^ code >> 16) & 15

@@ -6,7 +6,8 @@ the state's deadlines: one timer, whatever the number of groups. When it is over
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
 
 from moldau.decisions.runtime import DecisionRuntime
 from moldau.errors import (
@@ -76,9 +77,11 @@ class Shard:
         self.leader_epoch = partition.leader_epoch
         self.bugs = 0
         """Decisions of timers that ended in an exception nobody planned for."""
+        self.is_loading = True
+        self.deleted_topics: dict[str, UUID] = {}
+        """Topics that are no more, and whose offsets may not all be forgotten yet."""
         self._clock = clock
         self._commit_timeout_ms = commit_timeout_ms
-        self.is_loading = True
         self._runtime: DecisionRuntime[GroupsState, GroupRecord] = DecisionRuntime(
             OffsetsLog(partition, clock), refuse_with=self._refusal
         )
@@ -123,6 +126,7 @@ class Shard:
         self._listening = self.partition.progress.add(self._progressed)
         self.run(lambda state, now: state.loaded(now))
         self._progressed()
+        self._forget_deleted()
 
     def unload(self, error: MoldauError) -> None:
         """It is over: whoever waits gets the error, and whoever comes later has come to the wrong node."""
@@ -145,7 +149,8 @@ class Shard:
         """Unloads; returns when nothing of it is being written any more."""
         error = self._is_over()
         self.unload(error)
-        await self._runtime.close(error)
+        # A bug that ends the runtime is told to who asked; nobody else may stumble over it.
+        await asyncio.gather(self._runtime.close(error), return_exceptions=True)
 
     def _load_failed(self, error: Exception) -> None:
         self.unload(self._is_over())
@@ -197,6 +202,30 @@ class Shard:
         if self._state is not None:
             flight = self._flight(None, then=lambda: self.repeat(decide))
             self._begin(flight, lambda state: decide(state, self._now()))
+
+    def forget(self, topics: Mapping[str, UUID]) -> None:
+        """Topics, with their ids, are deleted: their offsets go as soon as there is a state and a log that takes it."""
+        self.deleted_topics.update(topics)
+        self._forget_deleted()
+
+    def upkeep(self) -> None:
+        """What is due from time to time: offsets that have expired, and what could not be forgotten before."""
+        self.repeat(lambda state, now: state.expire(now))
+        self._forget_deleted()
+
+    def _forget_deleted(self) -> None:
+        topics = dict(self.deleted_topics)
+
+        def forget(state: GroupsState, now: Now) -> GroupDecision:
+            decision = state.forget_topics(now, topics)
+            if not decision.records:
+                for name, topic_id in topics.items():
+                    if self.deleted_topics.get(name) == topic_id:
+                        del self.deleted_topics[name]
+            return decision
+
+        if topics:
+            self.repeat(forget)
 
     def _flight(
         self, ticket: Ticket | None, *, is_commit: bool = False, then: Callable[[], None] | None = None

@@ -17,7 +17,7 @@ from moldau.errors import (
     NonEmptyGroupError,
     UnknownMemberError,
 )
-from moldau.groups.classic import ClassicGroup
+from moldau.groups.classic import ClassicGroup, check_session_timeout
 from moldau.groups.deadlines import Deadlines
 from moldau.groups.offsets import Offsets, is_expired, to_records
 from moldau.groups.records import CommittedOffset, GroupChanged, GroupRecord, OffsetChanged
@@ -109,16 +109,13 @@ class GroupsState:
             answers += decision.reply
         return Decision(records, answers)
 
-    def tickets(self) -> tuple[Ticket, ...]:
-        """All requests that wait, when the groups are given up by this node; nothing may be decided afterwards."""
-        return tuple(ticket for group in self._groups.values() for ticket in group.unload())
-
     # Membership
 
     def join(self, now: Now, request: JoinRequest, ticket: Ticket) -> GroupDecision:
         group = self._groups.get(request.group_id)
         if group is None:
             if request.member_id != UNKNOWN_MEMBER:
+                check_session_timeout(request.session_timeout_ms, self._limits)
                 raise UnknownMemberError(f"no group {request.group_id!r}")
             group = self._found_or_made(request.group_id)
         return self._settled(group, lambda group: group.join(now, request, ticket))

@@ -1,11 +1,11 @@
 """The topic that groups live in: how they are spread over its partitions, and how it comes to be."""
 
 import asyncio
-import struct
 
 from moldau.controller.driver import Controller
 from moldau.controller.requests import NewTopic
 from moldau.errors import CoordinatorNotAvailableError, MoldauError, TopicExistsError
+from moldau.groups.java_hash import java_hash
 from moldau.metadata.image import TopicImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.observe.logging import get_logger
@@ -23,14 +23,6 @@ def partition_for(group_id: str, partitions: int) -> int:
     """The partition that holds a group. As Kafka has it, so that its logs can be taken over."""
     code = java_hash(group_id)
     return 0 if code == _INT_MIN else abs(code) % partitions
-
-
-def java_hash(text: str) -> int:
-    """String.hashCode of Java, which counts UTF-16 units."""
-    code = 0
-    for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
-        code = 31 * code + unit & 0xFFFFFFFF
-    return code - 2**32 if code >= 2**31 else code
 
 
 def offsets_topic(settings: BrokerSettings) -> NewTopic:

@@ -80,11 +80,22 @@ def _topic(
 ) -> dict[str, Any]:
     if name is None:
         return _refused(topic, error_code(UnknownTopicIdError("there is no topic with this id")))
+    topic_id = topic.get("topic_id")
     return {
         "name": name,
-        "topic_id": topic.get("topic_id"),
-        "partitions": [_partition(index, offsets[name, index]) for index in topic.partition_indexes],
+        "topic_id": topic_id,
+        "partitions": [
+            _partition(index, _unless_of_another(offsets[name, index], topic_id))
+            for index in topic.partition_indexes
+        ],
     }
+
+
+def _unless_of_another(committed: CommittedOffset | None, topic_id: UUID | None) -> CommittedOffset | None:
+    """Who names a topic by its id is not given what was committed to a former topic of the same name."""
+    if committed is None or topic_id is None or committed.topic_id in (None, topic_id):
+        return committed
+    return None
 
 
 def _all(

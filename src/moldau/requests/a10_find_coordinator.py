@@ -48,7 +48,7 @@ async def _find(kind: int, key: str, listener: str, broker: Broker) -> dict[str,
         }
     return {
         "error_code": 0,
-        "error_message": None,
+        "error_message": "",
         "node_id": node_id,
         "host": endpoint.host,
         "port": endpoint.port,

@@ -94,8 +94,8 @@ class ConfluentMember(Member):
         for message in self._consumer.consume(500, timeout=POLL_MS / 1000):
             error = message.error()
             if error is None:
-                place = (message.topic(), message.partition(), message.offset())
-                records.append(Record(*place, message.value()))
+                place: Any = (message.topic(), message.partition(), message.offset(), message.value())
+                records.append(Record(*place))
             elif error.code() == KafkaError._FATAL:
                 raise _refused(error)
             elif error.code() not in INFORMATION:

@@ -244,16 +244,14 @@ def partitions_of(topic: str, count: int) -> frozenset[Partition]:
     return frozenset((topic, partition) for partition in range(count))
 
 
-def share(members: Iterable[Member], partitions: Iterable[Partition], evenly: bool = True) -> None:
-    """Waits until the members own these partitions, each one of them once, and where asked as evenly as can be."""
+def share(members: Iterable[Member], partitions: Iterable[Partition]) -> None:
+    """Waits until the members own these partitions, each one of them once, and as evenly as can be."""
     members, wanted = list(members), sorted(partitions)
 
     def settled() -> bool:
         owned = [member.assignment for member in members]
         sizes = [len(each) for each in owned]
-        return sorted(p for each in owned for p in each) == wanted and (
-            not evenly or max(sizes) - min(sizes) <= 1
-        )
+        return sorted(p for each in owned for p in each) == wanted and max(sizes) - min(sizes) <= 1
 
     eventually(
         settled,

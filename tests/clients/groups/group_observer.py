@@ -52,12 +52,6 @@ class Observer:
         ]
         return Seen(found["group_state"], found["protocol_data"], tuple(members))
 
-    def state(self, group: str) -> str:
-        return self.describe(group).state
-
-    def wait_for_state(self, group: str, state: str) -> None:
-        eventually(lambda: self.state(group) == state, lambda: f"{self.describe(group)}, not {state}")
-
     def generation(self, group: str) -> int:
         """Found with heartbeats: the broker says of every generation whether it is the present one."""
         seen = self.describe(group)

@@ -35,6 +35,9 @@ ASSIGNORS = {
     "cooperative-sticky": CooperativeStickyAssignor,
 }
 
+JOIN_POLL_MS = 1000
+"""kafka-python joins again when its join outlasted a poll: one more rebalance, which short polls would bring about."""
+
 
 def _refused(error: BrokerResponseError) -> Refused:
     return Refused(error.errno, error)
@@ -83,13 +86,16 @@ class KafkaPythonMember(Member):
             self._consumer.subscribe(pattern=options.pattern, listener=_Listener(self))
         else:
             self._consumer.subscribe(list(options.topics), listener=_Listener(self))
+            # kafka-python joins before it knows the topics: as leader it would assign nothing, and rebalance again.
+            for topic in options.topics:
+                self._consumer.partitions_for_topic(topic)
 
     def _poll(self) -> list[Record]:
         try:
-            batches = self._consumer.poll(POLL_MS)
+            batches = self._consumer.poll(POLL_MS if self._is_settled() else JOIN_POLL_MS)
         except BrokerResponseError as error:
             raise _refused(error) from error
-        if self._consumer.group_metadata().state is MemberState.REBALANCING:
+        if self.options.pattern and not self._is_settled():
             # kafka-python forgets a join that outlasts the poll it began in, if new metadata was the reason for it.
             self._consumer._coordinator.request_rejoin()
         return [
@@ -97,6 +103,10 @@ class KafkaPythonMember(Member):
             for batch in batches.values()
             for record in batch
         ]
+
+    def _is_settled(self) -> bool:
+        by_hand = bool(self.options.partitions)
+        return by_hand or self._consumer.group_metadata().state is MemberState.STABLE
 
     def _assigned(self) -> Iterable[Partition]:
         return _plain(self._consumer.assignment())

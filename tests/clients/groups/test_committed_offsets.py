@@ -121,14 +121,6 @@ def test_a_rebalance_commits_where_the_consumer_commits_by_itself(
 # Over a restart of the broker
 
 
-def interrupt(served: Served, how: str) -> None:
-    if how == "killed":
-        served.kill()
-    else:
-        served.stop()
-    served.start()
-
-
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_members_go_on_when_their_broker_is_restarted(
     restartable: Served, library: Library, how: str
@@ -142,7 +134,11 @@ def test_members_go_on_when_their_broker_is_restarted(
         receive(members, send(bootstrap, everything, 5, "before"))
         for member in members:
             member.commit()
-        interrupt(restartable, how)
+        if how == "killed":
+            restartable.kill()
+        else:
+            restartable.stop()
+        restartable.start()
         receive(members, send(bootstrap, everything, 5, "after"))
         share(members, everything)
         for member in members:
@@ -150,9 +146,8 @@ def test_members_go_on_when_their_broker_is_restarted(
         assert [members[0].committed(each) for each in sorted(everything)] == [10, 10, 10, 10]
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_new_consumer_resumes_at_what_was_committed_before_a_restart(
-    restartable: Served, library: Library, how: str
+    restartable: Served, library: Library
 ) -> None:
     bootstrap = restartable.bootstrap
     topic = Topics(bootstrap).create()
@@ -162,7 +157,8 @@ def test_a_new_consumer_resumes_at_what_was_committed_before_a_restart(
         receive([first], values)
         first.commit({(topic, 0): Committed(6, "kept")})
         first.close()
-        interrupt(restartable, how)
+        restartable.kill()
+        restartable.start()
         second = group.member(topic)
         receive([second], values[6:])
         assert [record.offset for record in second.received] == [6, 7, 8, 9]

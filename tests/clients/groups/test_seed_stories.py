@@ -129,6 +129,7 @@ def test_automatic_partition_assignment(
     library = group.library if assignor in group.library.assignors else kafka_python
     members = [group.member(topic, library=library, assignor=assignor) for _ in range(2)]
     share(members, partitions_of(topic, 4))
+    group.settle(observer)
     assert observer.describe(group.id).protocol == assignor
     receive(members, send(bootstrap, partitions_of(topic, 4), 3))
 

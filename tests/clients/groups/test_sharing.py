@@ -35,7 +35,7 @@ def test_two_consumers_share_a_topic(
             member.assignment
         )
         member.commit()
-    assert observer.state(group.id) == "Stable"
+    group.settle(observer)
 
     second.close()
     share([first], everything)
@@ -68,6 +68,7 @@ def test_more_consumers_than_partitions_leave_one_idle_until_it_is_needed(
 ) -> None:
     topic = topics.create(1)
     first, second = group.member(topic), group.member(topic)
+    share([first, second], [(topic, 0)])
     group.settle(observer)
     busy, idle = (first, second) if first.assignment else (second, first)
     receive([busy], send(bootstrap, [(topic, 0)], 3, "one"))
@@ -91,8 +92,7 @@ def test_libraries_share_one_group(
     members += [group.member(topic, library=library) for library in (kafka_python, aiokafka)]
     share(members, everything)
     receive(members, send(bootstrap, everything, 3))
-    seen = observer.describe(group.id)
-    assert {each.assignment for each in seen.members} == {member.assignment for member in members}
+    group.settle(observer)
 
 
 # Assignors
@@ -122,12 +122,14 @@ def test_the_assignor_that_members_name_assigns(
     offers(group.library, assignor)
     names = sorted([topics.create(3), topics.create(3)])
     members = [group.member(*names, assignor=assignor) for _ in range(2)]
-    share(members, partitions_of(names[0], 3) | partitions_of(names[1], 3), evenly=assignor != "range")
-    eventually(lambda: all(member.assignment for member in members), "one consumer has everything")
     wanted = {
         frozenset((names[topic], partition) for topic, partition in each) for each in (of_one, of_other)
     }
-    assert {member.assignment for member in members} == wanted
+    eventually(
+        lambda: {member.assignment for member in members} == wanted,
+        lambda: f"assigned otherwise: {[sorted(member.assignment) for member in members]}",
+    )
+    group.settle(observer)
     assert observer.describe(group.id).protocol == assignor
 
 
@@ -142,6 +144,7 @@ def test_every_assignor_shares_evenly_with_a_third_that_joins_and_leaves(
     share(members, everything)
     third = group.member(topic, assignor=assignor)
     share([*members, third], everything)
+    group.settle(observer)
     assert observer.describe(group.id).protocol == assignor
     receive([*members, third], send(bootstrap, everything, 2))
     third.close()

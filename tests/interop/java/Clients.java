@@ -1,0 +1,82 @@
+package moldau.interop;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.BufferedReader;
+import java.io.FileDescriptor;
+import java.io.FileInputStream;
+import java.io.FileOutputStream;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+
+/**
+ * Kafka's Java clients and tools in one process, told what to do by lines of JSON on standard input. Every command
+ * is answered by one line on standard output with the command's id; what consumers see in between is told in lines
+ * of its own.
+ */
+public final class Clients {
+    private static final ObjectMapper JSON = new ObjectMapper();
+
+    private final Events events;
+    private final ToolRunner tools = new ToolRunner();
+    private final Administration administration = new Administration();
+    private final Map<String, GroupConsumer> consumers = new ConcurrentHashMap<>();
+
+    private Clients(Events events) {
+        this.events = events;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        PrintStream told = new PrintStream(new FileOutputStream(FileDescriptor.out), false, StandardCharsets.UTF_8);
+        Clients clients = new Clients(new Events(told));
+        BufferedReader commands = new BufferedReader(
+            new InputStreamReader(new FileInputStream(FileDescriptor.in), StandardCharsets.UTF_8));
+        // A command may wait long (a tool, a close in the middle of a rebalance): the others do not wait for it.
+        ExecutorService threads = Executors.newCachedThreadPool(runnable -> {
+            Thread thread = new Thread(runnable);
+            thread.setDaemon(true);
+            return thread;
+        });
+        String line;
+        while ((line = commands.readLine()) != null) {
+            JsonNode command = JSON.readTree(line);
+            threads.execute(() -> clients.answer(command));
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private void answer(JsonNode command) {
+        long id = command.get("id").asLong();
+        try {
+            events.answer(id, perform(command));
+        } catch (Throwable problem) {
+            Throwable cause = problem instanceof ExecutionException && problem.getCause() != null
+                ? problem.getCause() : problem;
+            events.refusal(id, cause);
+        }
+    }
+
+    private Object perform(JsonNode command) throws Exception {
+        switch (command.get("do").asText()) {
+            case "tool":
+                return tools.run(command);
+            case "produce":
+                return Production.produce(command);
+            case "admin":
+                return administration.perform(command);
+            case "open":
+                GroupConsumer opened = new GroupConsumer(command, events);
+                consumers.put(opened.name(), opened);
+                opened.start();
+                return null;
+            default:
+                return consumers.get(command.get("consumer").asText()).perform(command);
+        }
+    }
+}

@@ -1,0 +1,326 @@
+"""Kafka's Java clients and tools in one JVM for a whole test run, driven over its standard input and output.
+
+The Java side is in `java/`. It answers commands and tells what its consumers see; here both are Python values."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from apache_kafka import ApacheKafka, KafkaFailed, KafkaUnavailable
+
+SOURCES = Path(__file__).parent / "java"
+MAIN = "moldau.interop.Clients"
+WAIT_S = 30.0
+JVM = ("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+
+Event = dict[str, Any]
+Offsets = dict[str, tuple[int, str]]
+
+
+class JavaError(Exception):
+    """What a Java client threw: its exception's name and message."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+
+
+def compile_sources(into: Path) -> Path:
+    if shutil.which("javac") is None:
+        raise KafkaUnavailable("javac is not installed: Java's compiler is needed besides its runtime")
+    into.mkdir(parents=True)
+    sources = [str(source) for source in sorted(SOURCES.glob("*.java"))]
+    command = ["javac", "-nowarn", "-d", str(into), "-cp", ApacheKafka.classpath(), *sources]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise KafkaFailed(f"javac failed:\n{done.stdout}{done.stderr}")
+    return into
+
+
+class JavaClients:
+    """The JVM. What it prints besides answers and events is kept in `work_dir/java.log`."""
+
+    def __init__(self, work_dir: Path) -> None:
+        classes = compile_sources(work_dir / "classes")
+        self.log_path = work_dir / "java.log"
+        classpath = f"{classes}:{ApacheKafka.classpath()}"
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*JVM, LOG_LEVEL, "-cp", classpath, MAIN],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                bufsize=1,
+            )
+        self._changed = threading.Condition()
+        self._answers: dict[int, Event] = {}
+        self._consumers: dict[str, Consumer] = {}
+        self._last_id = 0
+        self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def stop(self) -> None:
+        """Closing its input ends the JVM."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, command: str, *, timeout_s: float = 60, **parameters: Any) -> Any:
+        """Has a command performed; what Java threw is raised as JavaError."""
+        return self._answer(
+            self._begin(command, parameters), f"no answer to {command} {parameters}", timeout_s
+        )
+
+    def _begin(self, command: str, parameters: dict[str, Any]) -> int:
+        with self._changed:
+            self._last_id += 1
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"id": self._last_id, "do": command, **parameters}) + "\n")
+            self._process.stdin.flush()
+            return self._last_id
+
+    def _answer(self, number: int, otherwise: str, timeout_s: float) -> Any:
+        self.wait_until(lambda: number in self._answers, otherwise, timeout_s)
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise JavaError(answer["error"], answer["message"])
+        return answer["result"]
+
+    def wait_until(
+        self, is_so: Callable[[], bool], otherwise: str | Callable[[], str], timeout_s: float = WAIT_S
+    ) -> None:
+        """Returns when something that Java told has made it so."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended or is_so(), timeout_s) or not is_so():
+                reason = "the JVM has ended" if self._ended else "timed out"
+                raise AssertionError(f"{reason}: {otherwise if isinstance(otherwise, str) else otherwise()}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            with self._changed:
+                if "id" in told:
+                    self._answers[told["id"]] = told
+                else:
+                    self._consumers[told["consumer"]].see(told)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def tool(
+        self, main_class: str, arguments: Sequence[str], stdin: str | None = None, timeout_s: float = 120
+    ) -> str:
+        """What one of Kafka's command-line tools printed; raises KafkaFailed where it did not exit with 0."""
+        done = self.ask(
+            "tool", main=main_class, arguments=list(arguments), stdin=stdin or "", timeout_s=timeout_s
+        )
+        if done["code"] != 0:
+            raise KafkaFailed(f"{main_class} exited with {done['code']}:\n{done['out']}{done['err']}")
+        printed: str = done["out"]
+        return printed
+
+    def produce(
+        self, bootstrap: str, topic: str, records: Iterable[Event], **settings: object
+    ) -> list[Event]:
+        """Where each record went; a record is a dict of key, value, headers, partition and timestamp."""
+        found: list[Event] = self.ask(
+            "produce",
+            topic=topic,
+            records=list(records),
+            settings={"bootstrap.servers": bootstrap, **dotted(settings)},
+        )
+        return found
+
+    def admin(self, bootstrap: str, method: str, **parameters: Any) -> Any:
+        return self.ask("admin", bootstrap=bootstrap, method=method, **parameters)
+
+    def consumer(
+        self,
+        bootstrap: str,
+        name: str,
+        *topics: str,
+        pattern: str | None = None,
+        partitions: Sequence[str] | None = None,
+        **settings: object,
+    ) -> Consumer:
+        """A consumer that polls from now on, of the classic protocol unless told otherwise."""
+        with self._changed:
+            assert name not in self._consumers or self._consumers[name].is_closed, f"{name} is still open"
+            consumer = self._consumers[name] = Consumer(self, name)
+        base = {
+            "bootstrap.servers": bootstrap,
+            "group.protocol": "classic",
+            "auto.offset.reset": "earliest",
+            "heartbeat.interval.ms": "200",
+            "reconnect.backoff.max.ms": "200",
+        }
+        where: dict[str, Any] = {"topics": list(topics)}
+        if pattern is not None:
+            where = {"pattern": pattern}
+        if partitions is not None:
+            where = {"partitions": list(partitions)}
+        self.ask("open", consumer=name, settings={**base, **dotted(settings)}, **where)
+        return consumer
+
+    def close_consumers(self) -> None:
+        """All at once: each takes a while."""
+        names = [name for name, consumer in self._consumers.items() if not consumer.is_closed]
+        for name in names:
+            self._begin("go", {"consumer": name})
+        for name, number in [(name, self._begin("close", {"consumer": name})) for name in names]:
+            self._answer(number, f"{name} did not close", 60)
+        self._consumers.clear()
+
+
+class Consumer:
+    """One Java consumer: what it has told, and what it can be asked."""
+
+    def __init__(self, java: JavaClients, name: str) -> None:
+        self.java = java
+        self.name = name
+        self.events: list[Event] = []
+        self.owned: set[str] = set()
+        """The partitions it has by its callbacks."""
+        self.generation = -1
+        self.is_closed = False
+
+    def see(self, event: Event) -> None:
+        self.events.append(event)
+        match event["event"]:
+            case "assigned":
+                self.owned |= set(event["partitions"])
+                self.generation = event["generation"]
+            case "revoked" | "lost":
+                self.owned -= set(event["partitions"])
+            case "closed":
+                self.is_closed = True
+
+    def told(self, event: str, since: int = 0) -> list[Event]:
+        return [each for each in self.events[since:] if each["event"] == event]
+
+    @property
+    def values(self) -> list[str]:
+        return [each["value"] for each in self.told("record")]
+
+    @property
+    def member(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.java.ask("member", consumer=self.name)
+        return found
+
+    def wait_for(self, event: str, since: int = 0, timeout_s: float = WAIT_S) -> Event:
+        """The first such event, told already or yet to come."""
+        self.java.wait_until(
+            lambda: bool(self.told(event, since)),
+            lambda: f"{self.name} told no {event!r}: {self.events[since:][-10:]}",
+            timeout_s,
+        )
+        return self.told(event, since)[0]
+
+    def wait_for_records(self, count: int) -> list[str]:
+        self.java.wait_until(
+            lambda: len(self.told("record")) >= count,
+            lambda: f"{self.name} has {len(self.told('record'))} of {count} records: {self.events[-5:]}",
+        )
+        return self.values
+
+    def wait_for_error(self) -> str:
+        """The name of the exception that ended it."""
+        name: str = self.wait_for("error")["error"]
+        return name
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Commits these offsets, or without them where the consumer is."""
+        what: dict[str, Any] = {} if offsets is None else {"offsets": offsets}
+        self.java.ask("commit", consumer=self.name, **what)
+
+    def committed(self, *partitions: str) -> dict[str, list[Any] | None]:
+        found: dict[str, list[Any] | None] = self.java.ask(
+            "committed", consumer=self.name, partitions=partitions
+        )
+        return found
+
+    def position(self, partition: str) -> int:
+        found: int = self.java.ask("position", consumer=self.name, partition=partition)
+        return found
+
+    def seek(self, partition: str, offset: int) -> None:
+        self.java.ask("seek", consumer=self.name, partition=partition, offset=offset)
+
+    def beginning(self, *partitions: str) -> dict[str, int]:
+        found: dict[str, int] = self.java.ask("beginning", consumer=self.name, partitions=partitions)
+        return found
+
+    def end(self, *partitions: str) -> dict[str, int]:
+        found: dict[str, int] = self.java.ask("end", consumer=self.name, partitions=partitions)
+        return found
+
+    def times(self, times: dict[str, int]) -> dict[str, list[int] | None]:
+        found: dict[str, list[int] | None] = self.java.ask("times", consumer=self.name, times=times)
+        return found
+
+    def rebalance(self) -> None:
+        self.java.ask("rebalance", consumer=self.name)
+
+    def stall(self) -> None:
+        """It polls no more until `go`; its heartbeats go on."""
+        self.java.ask("stall", consumer=self.name)
+
+    def go(self) -> None:
+        self.java.ask("go", consumer=self.name)
+
+    def close(self, *, stay: bool = False) -> None:
+        """Closes it; with `stay` it tells its group nothing, as if its process had died."""
+        self.java.ask("close", consumer=self.name, stay=stay)
+        self.wait_for("closed")
+
+
+def dotted(settings: dict[str, object]) -> dict[str, str]:
+    """Settings as Java names and writes them: `max_poll_records=1` is max.poll.records=1."""
+    return {
+        name.replace("_", "."): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in settings.items()
+    }
+
+
+def partitions_of(topic: str, count: int) -> set[str]:
+    return {f"{topic}:{number}" for number in range(count)}
+
+
+def wait_until_shared(consumers: Sequence[Consumer], partitions: set[str], timeout_s: float = WAIT_S) -> None:
+    """Waits until these consumers have these partitions in one generation: all of them, and none twice."""
+
+    def is_shared() -> bool:
+        owned = [partition for consumer in consumers for partition in consumer.owned]
+        is_one_generation = len({consumer.generation for consumer in consumers}) == 1
+        return is_one_generation and sorted(owned) == sorted(partitions) and all(c.owned for c in consumers)
+
+    consumers[0].java.wait_until(
+        is_shared,
+        lambda: (
+            f"not shared: { {c.name: (c.generation, sorted(c.owned), c.events[-3:]) for c in consumers} }"
+        ),
+        timeout_s,
+    )
+
+
+def wait_a_moment_for(is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """For what no event tells: asks again and again until it is so."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so in {timeout_s} s: {what}"
+        time.sleep(0.05)

@@ -1,0 +1,108 @@
+"""The stories that the pure machine tells of groups are told by Moldau and by Apache Kafka in the same words, over the
+wire and in real time.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from apache_kafka import ApacheKafka, available
+from broker_under_test import Broker
+
+from support.classic_group import Stage
+from support.group_wire import WireStage
+from support.served import Served
+from transcripts.group_storyteller import GroupStoryteller
+
+pytestmark = pytest.mark.slow
+"""Told in real time, with every timeout in full: five minutes for both brokers."""
+
+STORIES = sorted((Path(__file__).parents[1] / "transcripts").glob("group_*.txt"))
+
+LATE_S = 0.3
+"""Brokers look at their clocks a little later than the story does."""
+
+
+SETTINGS = {
+    "offsets.topic.num.partitions": "1",
+    "auto.create.topics.enable": "true",
+    "group.initial.rebalance.delay.ms": "3000",
+}
+
+
+@pytest.fixture(scope="module", params=["moldau", "kafka"])
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    data_dir = tmp_path_factory.mktemp(request.param) / "data"
+    if request.param == "moldau":
+        flags = [part for name, value in SETTINGS.items() for part in (f"--{name.replace('.', '-')}", value)]
+        started: Broker = Served(data_dir, *flags)
+    else:
+        reason = available()
+        if reason is not None:
+            pytest.skip(f"Apache Kafka is not there: {reason}")
+        started = ApacheKafka(data_dir, SETTINGS, heap="512m")
+    with started:
+        yield started
+
+
+class WireStoryteller(GroupStoryteller):
+    """Sees what members see: no log, and no state but through their answers."""
+
+    def __init__(self, stage: WireStage, restart: Callable[[], None]) -> None:
+        super().__init__(cast(Stage, _Adapted(stage, restart)))
+        self._wire = stage
+
+    def _let_pass(self, delay_ms: int) -> None:
+        self._wire.wait(delay_ms / 1_000 + LATE_S)
+        self._tell_what_happened()
+
+    def _tell_state(self) -> None:
+        pass
+
+
+class _Adapted:
+    def __init__(self, stage: WireStage, restart: Callable[[], None]) -> None:
+        self._stage = stage
+        self.crash = restart
+        self.now_ms = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+def seen_by_members(lines: list[str]) -> list[str]:
+    """Without what only the coordinator sees, and without an order that nobody promises."""
+    seen = []
+    for line in lines:
+        if line.split()[0] not in ("group", "log"):
+            head, sees, members = line.partition("; sees ")
+            first, semicolon, rest = members.partition(";")
+            seen.append(head + sees + ", ".join(sorted(first.split(", "))) + semicolon + rest)
+    return sorted(seen)
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+def test_brokers_tell_the_same_story(path: Path, broker: Broker) -> None:
+    stage = WireStage(broker.bootstrap, path.stem)
+    stage.prepare()
+
+    def restart() -> None:
+        stage.close()
+        broker.stop()
+        broker.start()
+        stage.prepare()
+
+    storyteller = WireStoryteller(stage, restart)
+    for command, expected in commands(path.read_text()):
+        told = asyncio.run(storyteller.do(command))
+        assert seen_by_members(told) == seen_by_members(expected), command
+    stage.close()
+
+
+def commands(transcript: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command with what is told under it."""
+    for part in transcript.split("> ")[1:]:
+        command, *lines = part.splitlines()
+        yield command, [line[2:] for line in lines if line.startswith("  ")]

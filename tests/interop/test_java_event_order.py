@@ -1,0 +1,270 @@
+"""What Java's consumer does and in which order: it finds its coordinator, joins, gets its assignment, keeps its
+heartbeat; and at a rebalance commits and gives back before it joins again. Requests and answers are written down on
+their way."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from broker_under_test import broker
+from java_clients import Consumer, JavaClients, partitions_of, wait_until_shared
+from recorder import Passed, Recorder
+
+from support.topics import Topics, unique
+
+MEMBER_ID_REQUIRED = 79
+REBALANCE_IN_PROGRESS = 27
+COORDINATION = ("FindCoordinator", "JoinGroup", "SyncGroup")
+
+
+@pytest.fixture(scope="module")
+def recorder(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    """All that clients of its broker send goes through it: the broker advertises its address."""
+    found = Recorder()
+    with broker(tmp_path_factory.mktemp("recorded") / "data", advertised_port=found.port) as started:
+        found.broker_port = started.port
+        # The first group of a cluster has its coordinator made: it asks more than once, and what is told here is
+        # the story of all others.
+        earlier = jvm.consumer(
+            found.bootstrap, "earlier", Topics(found.bootstrap).create(), group_id="earlier"
+        )
+        earlier.wait_for("assigned")
+        earlier.close()
+        yield found
+        found.close()
+
+
+def consumer(
+    java: JavaClients, recorder: Recorder, group: str, name: str, topic: str, **more: object
+) -> Consumer:
+    """Names are unique because they are the client ids by which the recorder knows them."""
+    return java.consumer(recorder.bootstrap, f"{name}-{group}", topic, group_id=group, **more)
+
+
+def in_order(recorder: Recorder, of: Consumer, since_ns: int = 0) -> list[str]:
+    """What passed and what the consumer told, one after the other: "→" to the broker, "←" from it."""
+    passed = [
+        (each.at_ns, f"{'←' if each.is_answer else '→'} {each.name}")
+        for each in recorder.of(of.name)
+        if each.name in (*COORDINATION, "OffsetCommit", "LeaveGroup")
+    ]
+    told = [
+        (each["at_ns"], each["event"])
+        for each in of.events
+        if each["event"] in ("assigned", "revoked", "lost")
+    ]
+    return [what for at_ns, what in sorted(passed + told) if at_ns >= since_ns]
+
+
+def of_kind(recorder: Recorder, of: Consumer, name: str, *, is_answer: bool) -> list[Passed]:
+    return [each for each in recorder.of(of.name) if each.name == name and each.is_answer == is_answer]
+
+
+def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_keeps_its_heartbeat(
+    java: JavaClients, recorder: Recorder
+) -> None:
+    topic, group = Topics(recorder.bootstrap).create(partitions=3), unique()
+    first = consumer(java, recorder, group, "first", topic)
+    wait_until_shared([first], partitions_of(topic, 3))
+    recorder.wait_for_answer(first.name, "Heartbeat")
+    order = in_order(recorder, first)
+    assert order == [
+        "→ FindCoordinator",
+        "← FindCoordinator",
+        "→ JoinGroup",
+        "← JoinGroup",
+        "→ JoinGroup",
+        "← JoinGroup",
+        "→ SyncGroup",
+        "← SyncGroup",
+        "assigned",
+    ]
+    (lookup,) = of_kind(recorder, first, "FindCoordinator", is_answer=True)
+    (found,) = lookup.content["coordinators"]
+    assert (found["error_code"], found["node_id"], found["port"]) == (0, 1, recorder.port)
+    asked, asked_again = of_kind(recorder, first, "JoinGroup", is_answer=False)
+    told, told_again = of_kind(recorder, first, "JoinGroup", is_answer=True)
+    assert asked.content["member_id"] == ""
+    assert asked.content["protocol_type"] == "consumer"
+    assert [each["name"] for each in asked.content["protocols"]] == ["range", "cooperative-sticky"]
+    assert told.error == MEMBER_ID_REQUIRED
+    assert told.content["member_id"].startswith(first.name + "-")
+    assert asked_again.content["member_id"] == told.content["member_id"]
+    assert told_again.error == 0
+    assert told_again.content["generation_id"] == 1
+    assert told_again.content["leader"] == told_again.content["member_id"] == asked_again.content["member_id"]
+    assert told_again.content["protocol_name"] == "range"
+    (member,) = told_again.content["members"]
+    assert member["member_id"] == asked_again.content["member_id"]
+    (sync,) = of_kind(recorder, first, "SyncGroup", is_answer=False)
+    assert [each["member_id"] for each in sync.content["assignments"]] == [member["member_id"]]
+    (synced,) = of_kind(recorder, first, "SyncGroup", is_answer=True)
+    assert synced.content["assignment"] == sync.content["assignments"][0]["assignment"]
+    heartbeats = of_kind(recorder, first, "Heartbeat", is_answer=False)
+    assert heartbeats[0].at_ns > synced.at_ns
+    assert {(each.content["generation_id"], each.content["member_id"]) for each in heartbeats} == {
+        (1, member["member_id"])
+    }
+    assert all(each.error == 0 for each in of_kind(recorder, first, "Heartbeat", is_answer=True))
+
+
+def test_at_a_rebalance_a_consumer_commits_then_gives_back_then_joins_and_gets_its_share_after_the_sync(
+    java: JavaClients, recorder: Recorder
+) -> None:
+    topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
+    java.produce(recorder.bootstrap, topic, [{"value": str(n), "partition": n % 4} for n in range(20)])
+    # It would not commit by itself for an hour: what is committed is committed because of the rebalance.
+    settings = {"auto_commit_interval_ms": 3_600_000, "heartbeat_interval_ms": 200}
+    first = consumer(java, recorder, group, "first", topic, **settings)
+    first.wait_for_records(20)
+    wait_until_shared([first], partitions_of(topic, 4))
+    before_ns = time.monotonic_ns()
+    second = consumer(java, recorder, group, "second", topic, **settings)
+    wait_until_shared([first, second], partitions_of(topic, 4))
+
+    assert in_order(recorder, first, before_ns) == [
+        "→ OffsetCommit",
+        "← OffsetCommit",
+        "revoked",
+        "→ JoinGroup",
+        "← JoinGroup",
+        "→ SyncGroup",
+        "← SyncGroup",
+        "assigned",
+    ]
+    beaten = [each for each in of_kind(recorder, first, "Heartbeat", is_answer=True) if each.error]
+    assert {each.error for each in beaten} == {REBALANCE_IN_PROGRESS}
+    revoked = first.told("revoked")[0]
+    assert beaten[0].at_ns < revoked["at_ns"]
+    assert set(revoked["partitions"]) == partitions_of(topic, 4)
+    (commit,) = of_kind(recorder, first, "OffsetCommit", is_answer=False)
+    assert (commit.content["generation_id_or_member_epoch"], commit.content["group_id"]) == (1, group)
+    joined = of_kind(recorder, first, "JoinGroup", is_answer=False)[-1]
+    assert joined.content["member_id"] == commit.content["member_id"]
+
+    assert "revoked" not in in_order(recorder, second)
+    answers = [of_kind(recorder, each, "JoinGroup", is_answer=True)[-1] for each in (first, second)]
+    assert {each.content["generation_id"] for each in answers} == {2}
+    (leader,) = {each.content["leader"] for each in answers}
+    assert [bool(each.content["members"]) for each in answers] == [
+        each.content["member_id"] == leader for each in answers
+    ]
+    for each, answer in zip((first, second), answers, strict=True):
+        sync = of_kind(recorder, each, "SyncGroup", is_answer=False)[-1]
+        assert bool(sync.content["assignments"]) == (answer.content["member_id"] == leader)
+        assert sync.content["generation_id"] == 2
+
+
+def test_a_cooperative_rebalance_commits_keeps_what_stays_and_joins_again_to_hand_over_the_rest(
+    java: JavaClients, recorder: Recorder
+) -> None:
+    topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
+    settings = {
+        "partition_assignment_strategy": "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+    }
+    first = consumer(java, recorder, group, "first", topic, **settings)
+    wait_until_shared([first], partitions_of(topic, 4))
+    before_ns = time.monotonic_ns()
+    second = consumer(java, recorder, group, "second", topic, **settings)
+    wait_until_shared([first, second], partitions_of(topic, 4))
+    order = [what for what in in_order(recorder, first, before_ns) if "OffsetCommit" not in what]
+    round_trips = ["→ JoinGroup", "← JoinGroup", "→ SyncGroup", "← SyncGroup"]
+    assert order == [*round_trips, "revoked", "assigned", *round_trips, "assigned"]
+    assert len(first.told("revoked")[0]["partitions"]) == 2
+
+
+def test_a_consumer_that_closes_commits_gives_back_and_leaves(java: JavaClients, recorder: Recorder) -> None:
+    topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()
+    java.produce(recorder.bootstrap, topic, [{"value": "x"}])
+    only = consumer(java, recorder, group, "only", topic, auto_commit_interval_ms=3_600_000)
+    only.wait_for_records(1)
+    before_ns = time.monotonic_ns()
+    only.close()
+    assert in_order(recorder, only, before_ns)[:4] == [
+        "→ OffsetCommit",
+        "← OffsetCommit",
+        "revoked",
+        "→ LeaveGroup",
+    ]
+    left = recorder.wait_for_answer(only.name, "LeaveGroup")
+    assert left.error == 0
+    assert [each["error_code"] for each in left.content["members"]] == [0]
+
+
+def test_a_consumer_that_polls_too_late_leaves_and_comes_back_as_a_new_member(
+    java: JavaClients, recorder: Recorder
+) -> None:
+    topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()
+    slow = consumer(java, recorder, group, "slow", topic, max_poll_interval_ms=1000, enable_auto_commit=False)
+    wait_until_shared([slow], partitions_of(topic, 2))
+    before_ns = time.monotonic_ns()
+    slow.stall()
+    left = recorder.wait_for_answer(slow.name, "LeaveGroup", before_ns)
+    assert [each["error_code"] for each in left.content["members"]] == [0]
+    slow.go()
+    slow.wait_for("lost")
+    wait_until_shared([slow], partitions_of(topic, 2))
+    assert in_order(recorder, slow, before_ns) == [
+        "→ LeaveGroup",
+        "← LeaveGroup",
+        "lost",
+        "→ JoinGroup",
+        "← JoinGroup",
+        "→ JoinGroup",
+        "← JoinGroup",
+        "→ SyncGroup",
+        "← SyncGroup",
+        "assigned",
+    ]
+    first, *_, again, last = of_kind(recorder, slow, "JoinGroup", is_answer=False)
+    assert (first.content["member_id"], again.content["member_id"]) == ("", "")
+    (member,) = left.content["members"]
+    assert last.content["member_id"] != member["member_id"]
+
+
+def test_a_static_member_leaves_nothing_behind_it_and_needs_no_second_join(
+    java: JavaClients, recorder: Recorder
+) -> None:
+    topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
+
+    def join(name: str) -> Consumer:
+        return consumer(java, recorder, group, name, topic, group_instance_id=f"{name}-{group}")
+
+    stays, restarts = join("stays"), join("restarts")
+    wait_until_shared([stays, restarts], partitions_of(topic, 4))
+    before_ns = time.monotonic_ns()
+    restarts.close()
+    closed_ns = time.monotonic_ns()
+    assert "→ LeaveGroup" not in in_order(recorder, restarts, before_ns)
+    restarts = join("restarts")
+    wait_until_shared([stays, restarts], partitions_of(topic, 4))
+    assert in_order(recorder, restarts, closed_ns) == [
+        "→ FindCoordinator",
+        "← FindCoordinator",
+        "→ JoinGroup",
+        "← JoinGroup",
+        "→ SyncGroup",
+        "← SyncGroup",
+        "assigned",
+    ]
+    joined = of_kind(recorder, restarts, "JoinGroup", is_answer=True)[-1]
+    assert joined.error == 0
+    assert joined.content["generation_id"] == stays.generation
+    recorder.wait_for_answer(stays.name, "Heartbeat", time.monotonic_ns())
+    assert in_order(recorder, stays, before_ns) == []
+
+
+def test_a_consumer_whose_connection_breaks_finds_its_coordinator_again_and_stays_a_member(
+    java: JavaClients, recorder: Recorder
+) -> None:
+    topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()
+    settings = {"metadata_recovery_strategy": "none", "enable_auto_commit": False}
+    only = consumer(java, recorder, group, "only", topic, **settings)
+    wait_until_shared([only], partitions_of(topic, 2))
+    cut_ns = time.monotonic_ns()
+    recorder.cut()
+    recorder.wait_for_answer(only.name, "FindCoordinator", cut_ns)
+    beaten = recorder.wait_for_answer(only.name, "Heartbeat", time.monotonic_ns())
+    assert beaten.error == 0
+    assert set(in_order(recorder, only, cut_ns)) == {"→ FindCoordinator", "← FindCoordinator"}
+    assert only.member["generation"] == 1

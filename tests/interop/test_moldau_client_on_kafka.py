@@ -1,0 +1,18 @@
+"""Moldau's own client against Apache Kafka: all that `tests/clients/test_moldau_client.py` says it does."""
+
+from collections.abc import Iterator
+
+import pytest
+from apache_kafka import ApacheKafka, available
+
+# Its tests are collected here as well, with the broker below.
+from clients.test_moldau_client import *  # noqa: F403
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"Apache Kafka is not there: {reason}")
+    with ApacheKafka(tmp_path_factory.mktemp("kafka") / "data", heap="512m") as kafka:
+        yield kafka.bootstrap

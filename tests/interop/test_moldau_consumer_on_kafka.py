@@ -1,0 +1,32 @@
+"""Moldau's own consumer against Apache Kafka, with the behaviours it shows against Moldau; and beside Java's consumers,
+what its assignors make of the same members."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from apache_kafka import ApacheKafka, available
+
+from support.consuming import BEHAVIOURS, Scene, resumes_over_a_restart
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"Apache Kafka is not there: {reason}")
+    with ApacheKafka(tmp_path_factory.mktemp("kafka"), heap="512m") as started:
+        yield started
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_a_consumer_of_ours_on_kafka(kafka: ApacheKafka, behaviour: str) -> None:
+    asyncio.run(BEHAVIOURS[behaviour](Scene(kafka.bootstrap)))
+
+
+def test_it_resumes_over_a_restart_of_kafka(kafka: ApacheKafka) -> None:
+    def restart() -> None:
+        kafka.stop()
+        kafka.start()
+
+    asyncio.run(resumes_over_a_restart(Scene(kafka.bootstrap), restart))
