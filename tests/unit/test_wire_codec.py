@@ -1,5 +1,6 @@
 """Messages survive the way to bytes and back in every version, and bytes from strangers do no harm."""
 
+import traceback
 import uuid
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 from moldau.requests import REGISTRY
 from moldau.wire import schema
 from moldau.wire.codec import (
+    COPIED_BYTES_MAX,
     ELEMENTS_MAX,
     TAGS_MAX,
     DecodeError,
     Message,
     decoder,
     encoder,
+    source_of,
     write_unsigned_varint,
 )
 from moldau.wire.frames import AnswerFrame, read_header, skip_tags
@@ -123,8 +126,95 @@ def test_text_that_is_none_is_read_as_a_name_nobody_has() -> None:
     assert request.client_software_name == "\ufffd"
 
 
+def test_elements_in_tagged_fields_are_counted_like_all_others() -> None:
+    features = bytearray()
+    write_unsigned_varint(features, ELEMENTS_MAX + 2)
+    features += bytes(ELEMENTS_MAX * 8)
+    body = bytearray(b"\x00\x00\x01\x00\x00\x00\x00\x01\x00")
+    write_unsigned_varint(body, len(features))
+    with pytest.raises(DecodeError, match="more than"):
+        decoder(18, 3, "response")(memoryview(body + features))
+
+
+def test_a_tagged_field_that_is_not_as_long_as_it_says_is_refused() -> None:
+    epoch = b"\x00\x00\x00\x00\x00\x00\x00\x07"
+    for size in (7, 9):
+        body = b"\x00\x00\x01\x00\x00\x00\x00" + bytes([1, 1, size]) + epoch + b"\x00"
+        with pytest.raises(DecodeError, match="not as long"):
+            decoder(18, 3, "response")(memoryview(body))
+    body = b"\x00\x00\x01\x00\x00\x00\x00" + bytes([1, 1, 8]) + epoch
+    assert decoder(18, 3, "response")(memoryview(body)).finalized_features_epoch == 7
+
+
+def test_lengths_that_do_not_end_or_are_too_long_for_a_text_are_refused() -> None:
+    with pytest.raises(DecodeError, match="does not end"):
+        decoder(18, 3, "request")(memoryview(b"\x80" * 20))
+    text = bytearray()
+    write_unsigned_varint(text, 40_000)
+    with pytest.raises(DecodeError, match="a text of 39999 bytes"):
+        decoder(18, 3, "request")(memoryview(text + bytes(40_000)))
+
+
+def test_a_message_too_large_to_be_copied_is_read_all_the_same() -> None:
+    tree = sample(message_type(11, 9, "request"))
+    tree["protocols"][0]["metadata"] = bytes(COPIED_BYTES_MAX)
+    out = bytearray()
+    encoder(11, 9, "request")(out, tree)
+    assert plain(decoder(11, 9, "request")(memoryview(out))) == tree
+
+
+def test_messages_do_not_share_what_stands_for_absent_tags() -> None:
+    decode = decoder(18, 3, "response")
+    body = memoryview(b"\x00\x00\x01\x00\x00\x00\x00\x00")
+    decode(body).supported_features.append("mine")
+    assert decode(body).supported_features == []
+
+
+def test_fields_a_version_lacks_are_asked_for_with_get() -> None:
+    request = decoder(18, 3, "request")(memoryview(b"\x02a\x021\x00"))
+    assert request.get("client_software_name") == "a"
+    assert request.get("rack_id") is None
+    assert request.get("rack_id", "r") == "r"
+    assert not hasattr(request, "rack_id")
+
+
+def test_messages_are_equal_by_their_fields_and_say_what_they_are() -> None:
+    body = memoryview(b"\x02a\x021\x00")
+    request = decoder(18, 3, "request")(body)
+    assert request == decoder(18, 3, "request")(body)
+    assert request == Message(client_software_name="a", client_software_version="1")
+    assert request != Message(client_software_name="b", client_software_version="1")
+    assert repr(request) == "ApiVersionsRequest(client_software_name='a', client_software_version='1')"
+
+
+def test_no_field_has_a_name_that_messages_use_themselves() -> None:
+    def names(entity: type) -> set[str]:
+        fields = fields_of(entity)
+        return {field.name for field in fields}.union(*(names(each.entity) for each in fields if each.entity))
+
+    taken = set(dir(Message))
+    for key, version, kind in EVERY_MESSAGE:
+        assert not names(message_type(key, version, kind)) & taken
+
+
+def test_the_source_of_a_message_takes_neighbours_in_one_go() -> None:
+    source = source_of(message_type(8, 9, "request"))
+    compile(source, "<shown>", "exec")
+    assert "item_2.partition_index, item_2.committed_offset, item_2.committed_leader_epoch, size = " in source
+    assert 'out += pack_iqi(tree_2["partition_index"], tree_2["committed_offset"], ' in source
+
+
+def test_the_traceback_of_a_tree_that_is_wrong_shows_the_line_it_went_wrong_in() -> None:
+    try:
+        encoder(3, 12, "response")(bytearray(), {"throttle_time": "soon", "brokers": [], "topics": []})
+    except Exception:
+        assert 'out += pack_i(tree["throttle_time"])' in traceback.format_exc()
+    else:
+        pytest.fail("a text was written as a number")
+
+
 def test_a_field_without_value_or_default_is_a_bug_not_a_zero() -> None:
-    with pytest.raises(KeyError, match="topics"):
+    with pytest.raises(KeyError, match="MetadataResponse needs a value for topics"):
         encoder(3, 12, "response")(bytearray(), {"throttle_time": 0, "brokers": []})
 
 

@@ -20,12 +20,15 @@ from moldau.client.errors import (
     check,
 )
 from moldau.client.versions import VERSIONS, Versions, choose
+from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, uses_flexible_headers
 from moldau.wire.frames import skip_tags
 
 FRAME_BYTES_MAX = 128 * 1024 * 1024
 """The largest answer that is accepted. Whoever announces more does not speak Kafka."""
+
+_log = get_logger("client.connection")
 
 _SIZE = struct.Struct(">i")
 _CODE = struct.Struct(">h")
@@ -190,18 +193,24 @@ class Connection:
             return
         correlation_id = _SIZE.unpack_from(frame)[0]
         if not self._waiting or self._waiting[0].correlation_id != correlation_id:
-            self._fail(f"it sent an answer to request {correlation_id}, which was not due")
+            self._give_up_on(f"it sent an answer to request {correlation_id}, which was not due")
             return
         waiting = self._waiting[0]
         try:
             answer = _read_answer(frame, waiting.api, waiting.version)
         except DecodeError as error:
-            self._fail(f"its answer to {waiting.api.name} version {waiting.version} cannot be read: {error}")
+            text = f"its answer to {waiting.api.name} version {waiting.version} cannot be read: {error}"
+            self._give_up_on(text)
             return
         self._waiting.popleft()
         waiting.timer.cancel()
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
+
+    def _give_up_on(self, reason: str) -> None:
+        """The other side does not keep to the protocol, which no retry mends: somebody should know."""
+        _log.error("the broker does not keep to the protocol", broker=str(self), why=reason)
+        self._fail(reason)
 
     def _fail(self, reason: str) -> None:
         """Ends the connection; whoever waits for an answer hears of it."""
@@ -288,7 +297,7 @@ class _Frames(asyncio.BufferedProtocol):
         while end - position >= _SIZE.size:
             size = _SIZE.unpack_from(view, position)[0]
             if not _SIZE.size <= size <= self._frame_bytes_max:
-                self._connection._fail(
+                self._connection._give_up_on(
                     f"it sent a frame of {size} bytes; {self._frame_bytes_max} is the limit"
                 )
                 return

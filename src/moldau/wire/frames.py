@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from moldau.wire.codec import Cursor, DecodeError, read_tags
+from moldau.wire.codec import DecodeError, read_tags
 
 _HEADER = struct.Struct(">hhih")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
@@ -40,9 +40,7 @@ def skip_tags(frame: memoryview, position: int) -> int:
     """Where the tagged fields that begin at `position` end."""
     if position < len(frame) and frame[position] == 0:
         return position + 1
-    cursor = Cursor(frame, position)
-    read_tags(cursor, _NO_TAGS, {})
-    return cursor.position
+    return read_tags(frame, frame, position, 0, _NO_TAGS, {})[0]
 
 
 class Stored(Protocol):

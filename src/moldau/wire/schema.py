@@ -10,6 +10,7 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from moldau.wire.kio import EntityType, api_key_map, load_payload_module, schema_name_map
@@ -37,10 +38,10 @@ _ENTITY_TYPES: dict[Kind, Any] = {"request": EntityType.request, "response": Ent
 _ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": False, "uuid": None}
 
 
-def fields_of(entity: type) -> list[Field]:
-    """The fields of one entity in the order of the wire."""
-    hints = typing.get_type_hints(entity)
-    return [_field(field, hints[field.name]) for field in dataclasses.fields(entity)]
+@cache
+def fields_of(entity: type) -> tuple[Field, ...]:
+    """The fields of one entity in the order of the wire. Its annotations must be types, not texts, as kio's are."""
+    return tuple(_field(field, field.type) for field in dataclasses.fields(entity))
 
 
 def _field(field: "dataclasses.Field[Any]", hint: Any) -> Field:

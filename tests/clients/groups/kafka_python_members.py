@@ -35,7 +35,7 @@ ASSIGNORS = {
     "cooperative-sticky": CooperativeStickyAssignor,
 }
 
-JOIN_POLL_MS = 1000
+JOIN_POLL_MS = 300
 """kafka-python joins again when its join outlasted a poll: one more rebalance, which short polls would bring about."""
 
 
