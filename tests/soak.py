@@ -33,12 +33,35 @@ class Proof:
 SIMULATION = ("-m", "moldau.testing.simulation")
 FIRST_SEED = "1000"
 
+GROUP_SAFEGUARDS = {
+    "generation-check": "members of another generation are believed",
+    "member-fencing": "a commit is believed whoever sends it",
+    "reply-before-durable": "answers leave before their records are safe",
+    "tombstones": "what was deleted is not marked as deleted",
+    "offsets-fsync": "syncs of the offsets topic do nothing",
+}
+
 ALL = [
     Proof(
         "simulation",
         "500 seeds, each with crashes, torn writes and disk faults: nothing acknowledged is lost, nothing is "
         "there twice or out of order.",
-        (*SIMULATION, "--seeds", "500", "--start", FIRST_SEED),
+        (*SIMULATION, "--scenario", "one-node", "--seeds", "500", "--start", FIRST_SEED),
+    ),
+    Proof(
+        "groups",
+        "500 seeds of consumer groups under the same faults: no committed offset is lost or moved back, no partition "
+        "is owned twice in a generation, every group settles when the faults end.",
+        (*SIMULATION, "--scenario", "groups", "--seeds", "500", "--start", FIRST_SEED),
+    ),
+    *(
+        Proof(
+            f"ablation-{safeguard}",
+            f"Groups without a safeguard ({what}): the checker catches it.",
+            (*SIMULATION, "--seeds", "50", "--start", FIRST_SEED, "--ablation", safeguard),
+            must_fail=True,
+        )
+        for safeguard, what in GROUP_SAFEGUARDS.items()
     ),
     Proof(
         "ablation-fsync",
@@ -49,7 +72,12 @@ ALL = [
     Proof(
         "replay",
         "One seed, 100 runs: one trace hash.",
-        (*SIMULATION, "--replay", FIRST_SEED, "--times", "100"),
+        (*SIMULATION, "--scenario", "one-node", "--replay", FIRST_SEED, "--times", "100"),
+    ),
+    Proof(
+        "replay-groups",
+        "One seed of groups, 100 runs: one trace hash.",
+        (*SIMULATION, "--scenario", "groups", "--replay", FIRST_SEED, "--times", "100"),
     ),
     Proof(
         "kill-nine",
@@ -63,6 +91,12 @@ ALL = [
         "Power cuts at every step of a scripted life of a log, with appends, rolls, truncation, deletion and "
         "compaction: nothing that was promised is lost.",
         ("-m", "pytest", "tests/unit/test_log_faults.py", "-k", "power_cuts"),
+    ),
+    Proof(
+        "group-stories",
+        "What the pure machine tells of groups (tests/transcripts) is what Moldau and Apache Kafka 4.3 do over "
+        "the wire, in real time and with every timeout in full.",
+        ("-m", "pytest", "tests/interop/test_group_stories.py"),
     ),
     Proof(
         "fuzz",

@@ -19,7 +19,6 @@ from moldau.node.node import Node
 from moldau.settings.sources import build
 from moldau.world.system import system_world
 
-
 DEFAULTS = {
     "listen": "127.0.0.1:0",
     "store": "memory",

@@ -3,10 +3,16 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from moldau.testing.simulation.scenario_one_node import ABLATIONS, Outcome, run_seed
+from moldau.testing.simulation.outcome import Outcome
+from moldau.testing.simulation.scenario import Scenario
+from moldau.testing.simulation.scenario_groups import Groups
+from moldau.testing.simulation.scenario_one_node import OneNode
 
+SCENARIOS: Mapping[str, type[Scenario]] = {each.NAME: each for each in (OneNode, Groups)}
+ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]
 LOG_LINES_SHOWN = 30
 VIOLATIONS_SHOWN = 20
 
@@ -16,7 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument(
-        "--ablation", choices=sorted(ABLATIONS), help="switch a safeguard off: the run must then fail"
+        "--scenario", choices=SCENARIOS, help="play this one only; all are played for each seed otherwise"
+    )
+    parser.add_argument(
+        "--ablation",
+        choices=ABLATIONS,
+        help="switch a safeguard off, in the scenario that has it: the run must then fail",
     )
     parser.add_argument(
         "--replay", type=int, metavar="SEED", help="play one seed and show all there is to see"
@@ -26,42 +37,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--times", type=int, default=1, help="replay it this often: all runs must be the same"
     )
     options = parser.parse_args(arguments)
+    scenarios = [
+        scenario
+        for name, scenario in SCENARIOS.items()
+        if options.scenario in (None, name)
+        and (not options.ablation or options.ablation in scenario.ablations())
+    ]
+    if not scenarios:
+        parser.error(f"the scenario {options.scenario} has no ablation {options.ablation}")
     if options.replay is not None:
-        return _replay(options.replay, options.ablation, options.times)
-    return _play(range(options.start, options.start + options.seeds), options.ablation, options.keep_going)
+        return max([_replay(each, options.replay, options.ablation, options.times) for each in scenarios])
+    seeds = range(options.start, options.start + options.seeds)
+    return _play(scenarios, seeds, options.ablation, options.keep_going)
 
 
-def _play(seeds: range, ablation: str | None, keep_going: bool) -> int:
+def _play(scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | None, keep_going: bool) -> int:
     began = time.monotonic()
-    acknowledged = crashes = 0
+    counts: Counter[str] = Counter()
     failed: list[int] = []
-    for count, seed in enumerate(seeds, 1):
-        outcome = run_seed(seed, ablation)
-        acknowledged += outcome.acknowledged
-        crashes += outcome.crashes
-        if outcome.violations:
+    played = 0
+    for seed in seeds:
+        outcomes = [scenario(seed, ablation).run() for scenario in scenarios]
+        played += 1
+        for outcome in outcomes:
+            counts += outcome.counts
+            if outcome.violations:
+                _show_failure(outcome, ablation)
+        _progress(f"{played}/{len(seeds)} seeds, {_told(counts)}", played == len(seeds))
+        if any(outcome.violations for outcome in outcomes):
             failed.append(seed)
-            _show_failure(outcome, ablation)
             if not keep_going:
                 break
-        _progress(
-            f"{count}/{len(seeds)} seeds, {crashes} crashes, {acknowledged} records acknowledged",
-            count == len(seeds),
-        )
-    done = f"{count} seeds in {time.monotonic() - began:.0f} s, {crashes} crashes"
-    _say(f"{done}, {acknowledged} records acknowledged; {len(failed)} seeds failed")
+    took = time.monotonic() - began
+    _say(f"{played} seeds in {took:.0f} s, {_told(counts)}; {len(failed)} seeds failed")
     return 1 if failed else 0
 
 
-def _replay(seed: int, ablation: str | None, times: int) -> int:
-    outcome = run_seed(seed, ablation)
+def _replay(scenario: type[Scenario], seed: int, ablation: str | None, times: int) -> int:
+    outcome = scenario(seed, ablation).run()
     for line in outcome.log:
         _say(line)
-    _say(f"seed {seed}, {outcome.profile}: trace {outcome.trace_hash}, {outcome.virtual_ms} virtual ms")
-    _say(f"{outcome.crashes} crashes, {outcome.acknowledged} records acknowledged, {outcome.polled} read")
+    _say(
+        f"{scenario.NAME}, seed {seed}, {outcome.profile}: trace {outcome.trace_hash}, {outcome.virtual_ms} virtual ms"
+    )
+    _say(_told(outcome.counts))
     for violation in outcome.violations:
         _say(f"violation: {violation}")
-    others = sum(run_seed(seed, ablation).trace_hash != outcome.trace_hash for _ in range(times - 1))
+    others = sum(scenario(seed, ablation).run().trace_hash != outcome.trace_hash for _ in range(times - 1))
     if times > 1:
         _say(f"{times} runs, {others} of them unlike the first")
     return 1 if outcome.violations or others else 0
@@ -69,7 +91,7 @@ def _replay(seed: int, ablation: str | None, times: int) -> int:
 
 def _show_failure(outcome: Outcome, ablation: str | None) -> None:
     switch = f" --ablation {ablation}" if ablation else ""
-    _say(f"\nseed {outcome.seed} ({outcome.profile}) failed:")
+    _say(f"\n{outcome.scenario}, seed {outcome.seed} ({outcome.profile}) failed:")
     for violation in outcome.violations[:VIOLATIONS_SHOWN]:
         _say(f"  {violation}")
     if len(outcome.violations) > VIOLATIONS_SHOWN:
@@ -77,7 +99,12 @@ def _show_failure(outcome: Outcome, ablation: str | None) -> None:
     _say("the node's last log lines:")
     for line in outcome.log[-LOG_LINES_SHOWN:]:
         _say(f"  {line}")
-    _say(f"replay it with: python -m moldau.testing.simulation{switch} --replay {outcome.seed}")
+    replay = f"--scenario {outcome.scenario}{switch} --replay {outcome.seed}"
+    _say(f"replay it with: python -m moldau.testing.simulation {replay}")
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
 def _progress(text: str, is_last: bool) -> None:

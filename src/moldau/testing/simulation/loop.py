@@ -10,6 +10,7 @@ import contextvars
 import functools
 import gc
 import heapq
+import inspect
 import math
 import random
 import sys
@@ -395,8 +396,12 @@ class SimulatedLoop(EscapesForbidden):
 
 
 def _close_quietly(coroutine: Any) -> None:
-    """Closes a coroutine that may resist: one that awaits in its finally block is closed again there."""
+    """Closes a coroutine from the inside out. It may resist: one that awaits in its finally block is closed again
+    there."""
     for _ in range(CLOSE_ATTEMPTS_MAX):
+        awaited = getattr(coroutine, "cr_await", None)
+        if inspect.iscoroutine(awaited):
+            _close_quietly(awaited)
         try:
             coroutine.close()
         except RuntimeError as error:

@@ -8,12 +8,14 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from moldau.client.errors import KafkaError
 from moldau.records import compression
 from moldau.records.batch import NO_SEQUENCE
 from moldau.records.build import build_batch
 from moldau.records.record import Record
-from moldau.testing.simulation.client import EARLIEST, BrokerError, Client, Fetched
+from moldau.testing.simulation.client import EARLIEST, READ_BYTES, Client, Fetched
 from moldau.testing.simulation.history import History, Partition, Poll, Refusal, Send, TopicChange
+from moldau.wire.codec import Message
 from moldau.wire.kio import ErrorCode
 
 Connect = Callable[[str], Awaitable[Client]]
@@ -24,7 +26,6 @@ TIMESTAMP_MS = 1_767_139_200_000
 """A day before simulated clocks begin, so that no jump of theirs makes records come from the future."""
 NO_PRODUCER = -1, -1
 VALUE_BYTES_MAX = 3000
-READ_BYTES = 200_000
 COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compression.LZ4, compression.ZSTD)
 
 
@@ -48,7 +49,7 @@ class Worker:
         while not self._stopping:
             try:
                 await self._work(await self._connection())
-            except (OSError, BrokerError):
+            except KafkaError:
                 self._disconnect()
                 await asyncio.sleep(self._random.uniform(0.001, 0.3))
         self._disconnect()
@@ -150,21 +151,19 @@ class IdempotentProducer(Worker):
         if self._producer is None:
             self._producer = await client.init_producer()
             self._history.producer_ids.append(self._producer[0])
-        answers: deque[asyncio.Future[bytes]] = deque()
+        answers: deque[asyncio.Future[Message]] = deque()
         for _, batch in self._window:
             answers.append(self._send(client, batch))
         while not self._stopping:
             while len(self._window) < IN_FLIGHT_MAX and (not self._window or self._random.random() < 0.7):
                 self._make_batch()
                 answers.append(self._send(client, self._window[-1][1]))
-            answer = Client.read_produce(await client.take(answers.popleft()))[self._partition]
+            answer = Client.read_produce(await answers.popleft())[self._partition]
             self._take(ErrorCode(answer.error_code), answer.base_offset)
             await self._pause()
 
-    def _send(self, client: Client, batch: bytes) -> "asyncio.Future[bytes]":
-        future = client.send_produce({self._partition: batch}, -1)
-        assert future is not None
-        return future
+    def _send(self, client: Client, batch: bytes) -> "asyncio.Future[Message]":
+        return client.send_produce({self._partition: batch}, -1)
 
     def _make_batch(self) -> None:
         assert self._producer is not None
@@ -186,7 +185,7 @@ class IdempotentProducer(Worker):
             # All before this batch was acknowledged: the broker has forgotten what it promised to keep.
             self._history.refusals.append(Refusal(self.name, self._partition, f"refused: {code.name}"))
             self._stopping = True
-        raise BrokerError(code)
+        raise KafkaError(code)
 
 
 class Consumer(Worker):
@@ -212,7 +211,7 @@ class Consumer(Worker):
                 min_bytes=self._random.choice((0, 1, 10_000)),
                 max_bytes=READ_BYTES if self.hurries else self._random.choice((1, 1000, 100_000, 10_000_000)),
             )
-        except BrokerError as error:
+        except KafkaError as error:
             if error.code == ErrorCode.offset_out_of_range:
                 self._history.refusals.append(
                     Refusal(self.name, self.partition, f"refused: {error.code.name}")
@@ -257,16 +256,3 @@ class Admin(Worker):
         change.is_acknowledged = True
         self.made += 1
         await asyncio.sleep(self._random.uniform(0, 1))
-
-
-async def read_all(client: Client, partition: Partition, *, until: int) -> list[tuple[int, bytes]]:
-    """Everything from the beginning up to an offset; raises BrokerError or OSError."""
-    position = await client.list_offset(partition, EARLIEST)
-    found: list[tuple[int, bytes]] = []
-    while position < until:
-        fetched = await client.fetch(partition, position, max_bytes=READ_BYTES)
-        found.extend((record.offset, record.value or b"") for record in fetched.records)
-        if not fetched.records:
-            raise AssertionError(f"nothing at {position} of {partition}, where {until} is the end")
-        position = found[-1][0] + 1
-    return found

@@ -1,0 +1,71 @@
+"""The register check says exactly what trying every order of the operations says."""
+
+import itertools
+import math
+import random
+
+from moldau.testing.simulation.register import Interval, Value, contradictions
+
+HISTORIES = 3000
+OPERATIONS_MAX = 6
+
+
+def has_an_order(values: list[Value]) -> bool:
+    """Whether some order keeps what was over before what began later, and each read after its own write."""
+    operations = [
+        (number, is_write, when)
+        for number, value in enumerate(values)
+        for is_write, when in [(True, value.write), *((False, read) for read in value.reads)]
+    ]
+    return any(_explains(order) for order in itertools.permutations(operations))
+
+
+def _explains(order: tuple[tuple[int, bool, Interval], ...]) -> bool:
+    held = None
+    latest_begin = -math.inf
+    for number, is_write, when in order:
+        if when.ended < latest_begin:
+            return False
+        latest_begin = max(latest_begin, when.begun)
+        if is_write:
+            held = number
+        elif held != number:
+            return False
+    return True
+
+
+def random_history(draw: random.Random) -> list[Value]:
+    times = draw.sample(range(100), 2 * OPERATIONS_MAX)
+
+    def interval(not_before: float = -1) -> Interval:
+        begun, ended = sorted((times.pop(), times.pop()))
+        # Nobody reads what is not written yet; such an answer is caught before.
+        return Interval(begun, max(ended, not_before))
+
+    values: list[Value] = []
+    left = OPERATIONS_MAX
+    while left > 0:
+        write = interval()
+        reads = [interval(write.begun + 0.5) for _ in range(min(left - 1, draw.choice((0, 1, 2))))]
+        left -= 1 + len(reads)
+        if reads and draw.random() < 0.3:
+            write = write._replace(ended=math.inf)
+        values.append(Value(str(len(values)), write, reads))
+    return values
+
+
+def test_it_agrees_with_every_order_tried() -> None:
+    draw = random.Random(1)
+    verdicts = set()
+    for _ in range(HISTORIES):
+        values = random_history(draw)
+        can_be = has_an_order(values)
+        assert (not list(contradictions(values))) == can_be, values
+        verdicts.add(can_be)
+    assert verdicts == {True, False}
+
+
+def test_a_write_whose_outcome_nobody_saw_contradicts_nothing() -> None:
+    lasting = Value("a", Interval(1, 2), [Interval(8, 9)])
+    assert list(contradictions([lasting, Value("b", Interval(4, math.inf), [])])) == []
+    assert list(contradictions([lasting, Value("b", Interval(4, 5), [])]))
