@@ -34,10 +34,11 @@ from support.members import (
 )
 from support.served import Served
 from support.topics import Topics, unique
-from support.wire import Wire, batch, produce, topic_id
+from support.wire import DELETE_RECORDS, Wire, batch, produce, topic_id
 
 UNKNOWN_TOPIC, METADATA_TOO_LARGE, ILLEGAL_GENERATION, INCONSISTENT_PROTOCOL = 3, 12, 22, 23
 INVALID_GROUP_ID, UNKNOWN_MEMBER, INVALID_SESSION_TIMEOUT, REBALANCING = 24, 25, 26, 27
+INVALID_TOPIC, MESSAGE_TOO_LARGE = 17, 10
 INVALID_REQUEST, NON_EMPTY_GROUP, GROUP_NOT_FOUND, FENCED_INSTANCE = 42, 68, 69, 82
 SUBSCRIBED, UNKNOWN_TOPIC_ID = 86, 100
 TEXT_BYTES_MAX = 32_767
@@ -278,8 +279,7 @@ def test_a_member_that_joins_and_never_syncs_is_given_up(bootstrap: str, group: 
         keen.ask_to_join()
         assert keen.joined()["error_code"] == MEMBER_ID_REQUIRED
         keen.ask_to_join()
-        while lazy.heartbeat() == 0:
-            pass
+        lazy.until_told_to_rebalance()
         assert lazy.join()["leader"] == lazy.member_id
         assert keen.joined()["error_code"] == 0
         assert keen.sync()["error_code"] == REBALANCING
@@ -319,10 +319,39 @@ def test_members_that_hang_up_while_they_wait_to_join_harm_nobody(bootstrap: str
             wire.send(
                 JOIN_GROUP, 3, join_tree(member.group_id, rebalance_timeout=1_000, session_timeout=6_000)
             )
-    while member.heartbeat() == 0:
-        pass
+    member.until_told_to_rebalance()
     assert member.join()["error_code"] == 0
     assert member.sync(member.member_id)["assignment"] == member.member_id.encode()
+
+
+def test_names_as_long_as_can_be_are_no_trouble(bootstrap: str, group: str, only_moldau: None) -> None:
+    """Apache Kafka gives ids longer than it can send, and answers with an error of its own."""
+    longest = "n" * TEXT_BYTES_MAX
+    for version in (3, 5, 9):
+        with Member(bootstrap, unique(group), client_id=longest) as member:
+            assert member.join(version)["error_code"] == 0
+            assert member.sync(member.member_id)["error_code"] == 0
+            assert len(member.member_id) < 1000
+    with Member(bootstrap, group, group_instance_id=longest) as static:
+        static.alone()
+        named = {"group_instance_id": longest}
+        assert static.heartbeat(**named) == 0
+        answer = static.wire.ask(JOIN_GROUP, 9, join_tree(group, **named))
+        assert (answer["error_code"], answer["member_id"] != static.member_id) == (0, True)
+
+
+def test_a_member_that_no_record_could_hold_is_refused_before_anybody_waits_for_it(
+    wire: Wire, member: Member, only_moldau: None
+) -> None:
+    """Apache Kafka takes it in, and fails everybody when the leader syncs."""
+    large = [{"name": "range", "metadata": bytes(600_000)}, {"name": "other", "metadata": bytes(600_000)}]
+    answer = wire.ask(JOIN_GROUP, 3, join_tree(member.group_id, protocols=large))
+    assert (answer["error_code"], answer["member_id"]) == (MESSAGE_TOO_LARGE, "")
+    assert member.heartbeat() == 0, "nobody rebalances for it"
+    tree = sync_tree(member.group_id, member.member_id, member.generation)
+    tree["assignments"] = [{"member_id": each, "assignment": bytes(600_000)} for each in ("one", "another")]
+    assert wire.ask(SYNC_GROUP, 5, tree)["error_code"] == MESSAGE_TOO_LARGE
+    assert member.heartbeat() == 0
 
 
 # Offsets
@@ -388,7 +417,24 @@ def test_offsets_of_a_topic_that_members_read_are_not_deleted(bootstrap: str, gr
 
 
 def test_nobody_writes_to_the_topic_of_groups_but_the_coordinator(wire: Wire, group: str) -> None:
-    assert produce(wire, OFFSETS_TOPIC, batch([b"value"], key=b"key")) == (17, -1)
+    assert produce(wire, OFFSETS_TOPIC, batch([b"value"], key=b"key")) == (INVALID_TOPIC, -1)
+    deleted = [{"name": OFFSETS_TOPIC, "partitions": [{"partition_index": 0, "offset": -1}]}]
+    answer = wire.ask(DELETE_RECORDS, 2, {"topics": deleted, "timeout": 5_000})
+    assert codes_of(answer) == [INVALID_TOPIC]
+
+
+def test_what_is_named_many_times_is_answered_once(
+    wire: Wire, group: str, topic: str, only_moldau: None
+) -> None:
+    assert commit(wire, group, topic, (0, 5), (1, 6), metadata="m" * 4_000) == [0, 0]
+    everything = {"group_id": group, "topics": None}
+    answer = wire.ask(OFFSET_FETCH, 8, {"groups": [everything] * 1_000, "require_stable": True})
+    assert [(each["group_id"], len(each["topics"])) for each in answer["groups"]] == [(group, 1)]
+    some = [{"name": topic, "partition_indexes": [0, 0, 0]}, {"name": topic, "partition_indexes": [1, 0]}]
+    for version in range(1, 8):
+        answer = wire.ask(OFFSET_FETCH, version, {"group_id": group, "topics": some * 100})
+        (found,) = answer["topics"]
+        assert [each["committed_offset"] for each in found["partitions"]] == [5, 6]
 
 
 # Groups

@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,14 @@ import cramjam
 import psutil
 import pytest
 
+from support.members import (
+    DESCRIBE_GROUPS,
+    JOIN_GROUP,
+    OFFSET_FETCH,
+    commit,
+    find_coordinator,
+    join_tree,
+)
 from support.served import Served
 from support.topics import Topics
 from support.wire import (
@@ -19,6 +28,7 @@ from support.wire import (
     Closed,
     Wire,
     batch,
+    encode,
     fetch_tree,
     produce,
     produce_tree,
@@ -164,3 +174,68 @@ def test_clients_that_never_read_stay_within_bounds(watched: Watched) -> None:
         with Wire(watched.bootstrap) as other:
             assert produce(other, topic, batch([record(0, b"x")]))[0] == 0
         assert watched.peak_growth() < 300 * MEGABYTE
+
+
+# Groups
+
+
+def with_ballast(frame: bytes, size: int) -> bytes:
+    """The same request with a field that nobody knows."""
+    assert frame.endswith(b"\x00"), "no tagged fields of its own"
+    return frame[:-1] + b"\x01" + unsigned_varint(999) + unsigned_varint(size) + bytes(size)
+
+
+def unsigned_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def test_members_that_wait_for_others_keep_what_they_say_and_not_its_frame(tmp_path: Path) -> None:
+    patient = ("--group-initial-rebalance-delay-ms", "600000", "--offsets-topic-num-partitions", "1")
+    with Served(tmp_path / "data", *patient) as served, contextlib.ExitStack() as stack:
+        with Wire(served.bootstrap) as wire:
+            find_coordinator(wire, "g")
+        watched = Watched(served)
+        for number in range(10):
+            wire = stack.enter_context(Wire(served.bootstrap))
+            tree = join_tree("g", group_instance_id=f"i{number}", protocols=protocols(200_000))
+            wire.send_frame(with_ballast(encode(JOIN_GROUP, 9, tree, number), 30 * MEGABYTE))
+        deadline = time.monotonic() + 30
+        while members_of(served, "g") < 10:
+            assert time.monotonic() < deadline, "they have not all joined"
+        assert watched.grown() < GROWTH_MAX
+
+
+def members_of(served: Served, group_id: str) -> int:
+    with Wire(served.bootstrap) as wire:
+        (group,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [group_id]})["groups"]
+        return len(group["members"])
+
+
+def test_members_too_large_to_be_written_are_not_kept(watched: Watched) -> None:
+    with Wire(watched.bootstrap) as wire:
+        find_coordinator(wire, "g")
+        for _ in range(6):
+            answer = wire.ask(JOIN_GROUP, 3, join_tree("g", protocols=protocols(50 * MEGABYTE)))
+            assert answer["error_code"] == 10
+    # The last one may still be on its way out.
+    assert watched.grown() < 50 * MEGABYTE + GROWTH_MAX
+
+
+def test_a_group_that_is_named_many_times_is_not_answered_many_times(watched: Watched) -> None:
+    topic = Topics(watched.bootstrap).create(partitions=100)
+    with Wire(watched.bootstrap) as wire:
+        find_coordinator(wire, "g")
+        offsets = [(index, index) for index in range(100)]
+        assert set(commit(wire, "g", topic, *offsets, metadata="m" * 4096)) == {0}
+        everything = {"group_id": "g", "topics": None}
+        wire.send(OFFSET_FETCH, 8, {"groups": [everything] * 1_000, "require_stable": False})
+        assert len(wire.receive_frame()) < MEGABYTE
+    assert watched.peak_growth() < GROWTH_MAX
+
+
+def protocols(size: int) -> list[dict[str, object]]:
+    return [{"name": "range", "metadata": bytes(size)}]

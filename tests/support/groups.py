@@ -29,6 +29,7 @@ from moldau.groups.requests import (
     Reply,
     SyncReply,
     SyncRequest,
+    TopicKey,
     TopicPartition,
 )
 from moldau.groups.state import GroupsState
@@ -100,8 +101,15 @@ class Groups:
 
     def expire(self) -> list[GroupRecord]:
         written: list[GroupRecord] = []
-        while records := self.run(self.state.expire(self.now)):
-            written += records
+        while (decision := self.state.expire(self.now)) is not None:
+            written += self.run(decision)
+        return written
+
+    def forget(self, *topics: TopicKey) -> list[Sequence[GroupRecord]]:
+        """What each decision writes when these topics are deleted."""
+        written = []
+        while (decision := self.state.forget_topics(self.now, topics)) is not None:
+            written.append(self.run(decision))
         return written
 
     def restarted(self) -> "Groups":
@@ -164,11 +172,15 @@ class Groups:
         return claim
 
     def leave(self, claim: MemberClaim) -> None:
+        assert self.try_to_leave(claim) is None
+
+    def try_to_leave(self, claim: MemberClaim) -> MoldauError | None:
         leaving = [LeavingMember(claim.member_id, claim.instance_id)]
         reply = self.answer(
             LeaveReply, lambda ticket: self.state.leave(self.now, claim.group_id, leaving, ticket)
         )
-        assert [each.error for each in reply.members] == [None]
+        (left,) = reply.members
+        return left.error
 
     def commit(self, claim: MemberClaim, *offsets: OffsetToCommit) -> CommitReply:
         request = CommitRequest(claim=claim, offsets=offsets or (offset("orders", 0, 7),))
@@ -180,7 +192,7 @@ class Groups:
         return dict(
             self.answer(
                 OffsetsReply,
-                lambda ticket: self.state.fetch_offsets(self.now, group_id, partitions, None, ticket),
+                lambda ticket: self.state.fetch_offsets(self.now, group_id, partitions, ticket),
             ).offsets
         )
 

@@ -9,7 +9,7 @@ from support.wire import Wire
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT = 8, 9, 10, 11, 12
 LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_GROUPS, OFFSET_DELETE = 13, 14, 15, 16, 42, 47
 
-NOT_COORDINATOR, MEMBER_ID_REQUIRED = 16, 79
+NOT_COORDINATOR, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 16, 27, 79
 PATIENCE_S = 30
 NOT_YET = (14, 15, NOT_COORDINATOR)
 """The coordinator is being found, made or loaded."""
@@ -104,8 +104,8 @@ def committed(wire: Wire, group_id: str) -> dict[tuple[str, int], int]:
 class Member:
     """One member on a connection of its own."""
 
-    def __init__(self, bootstrap: str, group_id: str, **join: Any) -> None:
-        self.wire = Wire(bootstrap)
+    def __init__(self, bootstrap: str, group_id: str, *, client_id: str = "raw", **join: Any) -> None:
+        self.wire = Wire(bootstrap, client_id=client_id)
         self.group_id = group_id
         self.member_id = ""
         self.generation = -1
@@ -150,6 +150,13 @@ class Member:
         }
         code: int = self.wire.ask(HEARTBEAT, 4, tree)["error_code"]
         return code
+
+    def until_told_to_rebalance(self) -> None:
+        """Heartbeats until the group rebalances."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (code := self.heartbeat()) == 0:
+            assert time.monotonic() < deadline, "nothing has made the group rebalance"
+        assert code == REBALANCE_IN_PROGRESS
 
     def commit(self, topic: str, *offsets: tuple[int, int], **more: Any) -> list[int]:
         who = {"member_id": self.member_id, "generation_id_or_member_epoch": self.generation}

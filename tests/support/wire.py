@@ -132,9 +132,10 @@ class Closed(Exception):
 class Wire:
     """One connection to a broker."""
 
-    def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S, *, client_id: str = "raw") -> None:
         host, port = bootstrap.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        self.client_id = client_id
         self.correlation_id = 100
 
     def send_raw(self, data: bytes) -> None:
@@ -145,7 +146,7 @@ class Wire:
 
     def send(self, api_key: int, version: int, tree: dict[str, Any]) -> int:
         self.correlation_id += 1
-        self.send_frame(encode(api_key, version, tree, self.correlation_id))
+        self.send_frame(encode(api_key, version, tree, self.correlation_id, self.client_id))
         return self.correlation_id
 
     def receive_frame(self) -> bytes:

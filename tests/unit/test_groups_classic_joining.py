@@ -10,7 +10,6 @@ from moldau.errors import (
     RebalanceInProgressError,
     UnknownMemberError,
 )
-from moldau.groups import classic
 from moldau.groups.requests import GroupLimits, GroupState
 from support.classic_group import WAITS, Stage, speaking
 
@@ -110,15 +109,6 @@ def test_older_clients_are_members_at_once() -> None:
     ticket = stage.join(asks_for_id=False, fresh_id="a")
     stage.wait(3_000)
     assert stage.joined(ticket).member_id == "a"
-
-
-def test_a_flood_of_ids_that_are_never_used_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classic, "PENDING_MEMBERS_MAX", 3)
-    stage = Stage()
-    for member_id in "abcde":
-        stage.join(asks_for_id=True, fresh_id=member_id)
-    assert stage.refused(stage.join("b")) is UnknownMemberError
-    assert stage.answer(stage.join("c")) is WAITS
 
 
 # How many

@@ -11,6 +11,7 @@ from moldau.errors import (
 from moldau.groups.classic import ClassicGroup
 from moldau.groups.records import GroupChanged
 from moldau.groups.requests import DONE, UNKNOWN_MEMBER, GroupLimits, GroupState, LeaveReply, LeavingMember
+from moldau.groups.roster import Roster
 from support.classic_group import WAITS, Stage, speaking
 
 EMPTY, PREPARING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE
@@ -107,6 +108,14 @@ def test_a_restart_with_another_subscription_moves_nothing_either() -> None:
     stage.stable(ONE, TWO)
     changed = speaking("range", metadata=b"other")
     assert stage.joined(stage.join(instance="two", protocols=changed)).generation == 1
+
+
+def test_a_restart_with_the_same_protocols_needs_no_election(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.stable(ONE, TWO)
+    monkeypatch.setattr(Roster, "elected_protocol", lambda _: pytest.fail("each member is asked again"))
+    assert stage.joined(stage.join(instance="two", fresh_id="again")).member_id == "again"
+    assert stage.group.state is STABLE
 
 
 def test_a_restart_before_the_sync_starts_anew() -> None:

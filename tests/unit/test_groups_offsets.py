@@ -56,9 +56,26 @@ def test_offsets_of_a_topic_are_not_those_of_another_with_the_same_name() -> Non
     offsets.apply(OffsetChanged("newer", "t", 0, committed(topic_id=SECOND_ID)))
     offsets.apply(OffsetChanged("old", "t", 3, committed()))
     offsets.apply(OffsetChanged("known", "u", 0, committed(topic_id=FIRST_ID)))
-    assert list(offsets.of_topic("t", FIRST_ID)) == [("known", 0), ("old", 3)]
-    assert list(offsets.of_topic("t", None)) == [("known", 0), ("newer", 0), ("old", 3)]
-    assert list(offsets.of_topic("nobody's", FIRST_ID)) == []
+    assert list(offsets.of_topic(("t", FIRST_ID))) == [("known", 0)]
+    assert list(offsets.of_topic(("t", SECOND_ID))) == [("newer", 0)]
+    assert list(offsets.of_topic(("t", None))) == [("old", 3)]
+    assert list(offsets.topics()) == [("t", FIRST_ID), ("t", SECOND_ID), ("t", None), ("u", FIRST_ID)]
+
+
+def test_a_topic_is_known_by_the_newest_commits_and_no_longer_than_there_are_any() -> None:
+    offsets = Offsets()
+    for partition in (0, 1):
+        offsets.apply(OffsetChanged("g", "t", partition, committed(topic_id=FIRST_ID)))
+    offsets.apply(OffsetChanged("g", "t", 0, committed(2, topic_id=FIRST_ID)))
+    offsets.apply(OffsetChanged("g", "t", 0, committed(3, topic_id=SECOND_ID)))
+    assert list(offsets.of_topic(("t", FIRST_ID))) == [("g", 1)]
+    assert list(offsets.of_topic(("t", SECOND_ID))) == [("g", 0)]
+    offsets.apply(OffsetChanged("g", "t", 1, None))
+    offsets.apply(OffsetChanged("g", "t", 1, None))
+    assert list(offsets.topics()) == [("t", SECOND_ID)]
+    offsets.apply(OffsetChanged("g", "t", 0, None))
+    assert list(offsets.topics()) == []
+    assert list(offsets.of_topic(("nobody's", FIRST_ID))) == []
 
 
 def test_a_commit_is_written_with_the_time_it_was_made_at() -> None:

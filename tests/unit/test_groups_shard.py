@@ -10,6 +10,7 @@ import pytest
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
+    GroupIdNotFoundError,
     InvalidCommitOffsetSizeError,
     MoldauError,
     NotCoordinatorError,
@@ -23,12 +24,14 @@ from moldau.groups.requests import (
     UNKNOWN_MEMBER,
     CommitReply,
     CommitRequest,
+    GroupDecision,
     GroupDescription,
     GroupLimits,
     GroupState,
     JoinReply,
     JoinRequest,
     MemberClaim,
+    Now,
     OffsetsReply,
     OffsetToCommit,
     Protocol,
@@ -53,6 +56,7 @@ NAME = LogName("__consumer_offsets", 7)
 TOPIC_ID = UUID(int=7)
 LIMITS = GroupLimits(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
 LONG_MS = 600_000
+PATIENCE_S = 20
 
 
 class GatedLog(MemoryLog):
@@ -63,6 +67,8 @@ class GatedLog(MemoryLog):
         self.synced = asyncio.Event()
         self.synced.set()
         self.append_error: Exception | None = None
+        self.read_error: Exception | None = None
+        self.sync_errors: list[Exception] = []
         self.offline: str | None = None
         self.reads = 0
 
@@ -77,10 +83,14 @@ class GatedLog(MemoryLog):
 
     async def make_durable(self) -> None:
         await self.synced.wait()
+        if self.sync_errors:
+            raise self.sync_errors.pop()
         await super().make_durable()
 
     async def read(self, *arguments: Any, **more: Any) -> Any:
         self.reads += 1
+        if self.read_error is not None:
+            raise self.read_error
         return await super().read(*arguments, **more)
 
 
@@ -97,20 +107,23 @@ class Stage:
         self.shard = Shard(partition, SystemClock(), commit_timeout_ms=commit_timeout_ms)
         self.ids = 0
 
-    def commit(self, *offsets: int, group_id: str = "g", metadata: str = "") -> "asyncio.Future[Reply]":
+    def commit(
+        self, *offsets: int, group_id: str = "g", metadata: str = "", topic_id: UUID | None = None
+    ) -> "asyncio.Future[Reply]":
         """Offset by partition, of a consumer in no group."""
         claim = MemberClaim(
             group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER, instance_id=None
         )
         made = [
-            OffsetToCommit("orders", p, offset, -1, metadata, NO_EXPIRY) for p, offset in enumerate(offsets)
+            OffsetToCommit("orders", p, offset, -1, metadata, NO_EXPIRY, topic_id)
+            for p, offset in enumerate(offsets)
         ]
         request = CommitRequest(claim=claim, offsets=tuple(made))
         return self.shard.ask(lambda state, now, ticket: state.commit(now, request, ticket), is_commit=True)
 
     async def offsets(self, group_id: str = "g") -> list[int]:
         reply = await self.shard.ask(
-            lambda state, now, ticket: state.fetch_offsets(now, group_id, None, None, ticket)
+            lambda state, now, ticket: state.fetch_offsets(now, group_id, None, ticket)
         )
         assert isinstance(reply, OffsetsReply)
         return [each.offset for each in reply.offsets.values() if each is not None]
@@ -175,7 +188,7 @@ def on_stage(
         await partition.take_role(image())
         stage = Stage(log, partition, commit_timeout_ms)
         stage.shard.serve(GroupsState(LIMITS), 0)
-        result = await scene(stage)
+        result = await asyncio.wait_for(scene(stage), PATIENCE_S)
         log.synced.set()
         await stage.shard.close()
         await partition.close()
@@ -283,6 +296,34 @@ def test_who_waits_too_long_for_a_sync_is_told_to_try_again() -> None:
         assert await stage.offsets() == [6]
 
     on_stage(scene, commit_timeout_ms=20)
+
+
+def test_a_request_that_was_given_up_before_it_was_decided_comes_to_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        async with stage.partition._lock:
+            committing, joining = stage.commit(5, group_id="another"), stage.join()
+            for late in (committing, joining):
+                with pytest.raises(CoordinatorNotAvailableError):
+                    await late
+        await turns()
+        assert await stage.offsets("another") == [5], "what was decided is written"
+        with pytest.raises(GroupIdNotFoundError):
+            await stage.describe()
+
+    on_stage(scene, commit_timeout_ms=20)
+
+
+def test_after_a_sync_that_failed_for_the_moment_the_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.partitions.partition.SYNC_AGAIN_S_MIN", 0.001)
+
+    async def scene(stage: Stage) -> None:
+        joined = await stage.join()
+        assert isinstance(joined, JoinReply)
+        stage.log.sync_errors = [StorageError("no descriptors")] * 3
+        await stage.sync(joined)
+        assert (await stage.describe()).state is GroupState.STABLE
+
+    on_stage(scene)
 
 
 def test_a_caller_that_has_gone_leaves_nothing_behind() -> None:
@@ -467,6 +508,37 @@ def test_a_log_that_cannot_be_read_is_not_served(damage: Callable[[Stage], None]
     assert "moldau log verify" in caplog.text
 
 
+def test_a_log_that_cannot_be_read_for_the_moment_is_loaded_when_it_can(caplog: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.commit(5)
+        stage.log.read_error = StorageError("no descriptors")
+        again = await stage.reopened()
+        assert again.shard.is_loading
+        with pytest.raises(CoordinatorLoadInProgressError):
+            again.commit(6)
+        stage.log.read_error = None
+        await again.shard.load(GroupsState(LIMITS), 1 << 20)
+        assert await again.offsets() == [5]
+        await again.shard.close()
+
+    on_stage(scene)
+    assert "cannot be loaded yet" in caplog.text
+    assert "backup" not in caplog.text
+
+
+def test_a_log_that_is_offline_is_not_waited_for(caplog: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.commit(5)
+        stage.log.read_error = StorageError("EIO")
+        stage.log.offline = "EIO"
+        again = await stage.reopened()
+        assert not again.shard.is_loading
+        assert not again.shard.is_serving
+
+    on_stage(scene)
+    assert "backup" in caplog.text
+
+
 def test_a_new_leader_epoch_ends_the_loading_of_the_old_one(caplog: Any) -> None:
     async def scene(stage: Stage) -> None:
         for number in range(3):
@@ -548,7 +620,7 @@ def test_tombstones_that_do_not_fit_one_batch_come_in_several() -> None:
         for start in range(0, 100, 10):
             await asyncio.gather(*(stage.commit(*range(9), group_id=f"g{start + n}") for n in range(10)))
         written = len(stage.log._batches)
-        stage.shard.forget({"orders": TOPIC_ID})
+        stage.shard.forget([("orders", None)])
         await turns(200)
         assert not stage.shard.deleted_topics
         assert await stage.offsets("g42") == []
@@ -569,7 +641,7 @@ def test_what_could_not_be_forgotten_is_tried_again() -> None:
     async def scene(stage: Stage) -> None:
         await stage.commit(5)
         stage.log.append_error = StorageError("disk full")
-        stage.shard.forget({"orders": TOPIC_ID})
+        stage.shard.forget([("orders", None)])
         await turns()
         assert await stage.offsets() == [5]
         stage.log.append_error = None
@@ -577,5 +649,48 @@ def test_what_could_not_be_forgotten_is_tried_again() -> None:
         await turns()
         assert await stage.offsets() == []
         assert not stage.shard.deleted_topics
+
+    on_stage(scene)
+
+
+def test_two_topics_of_one_name_that_are_no_more_are_both_forgotten() -> None:
+    async def scene(stage: Stage) -> None:
+        first, second, third = (UUID(int=number) for number in (1, 2, 3))
+        for group_id, topic_id in (("a", first), ("b", second), ("c", third)):
+            await stage.commit(5, group_id=group_id, topic_id=topic_id)
+        stage.log.append_error = StorageError("disk full")
+        stage.shard.forget([("orders", first)])
+        stage.shard.forget([("orders", second)])
+        await turns()
+        stage.log.append_error = None
+        stage.shard.upkeep()
+        await turns()
+        assert [await stage.offsets(group_id) for group_id in "abc"] == [[], [], [5]]
+        assert not stage.shard.deleted_topics
+
+    on_stage(scene)
+
+
+def test_upkeep_comes_to_all_groups_in_steps_between_which_requests_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moldau.groups.state.OFFSETS_PER_LOOK", 4)
+
+    async def scene(stage: Stage) -> None:
+        for number in range(100):
+            await stage.commit(number, group_id=f"group-{number}")
+        looks = 0
+
+        def counted(state: GroupsState, now: Now) -> GroupDecision | None:
+            nonlocal looks
+            looks += 1
+            return state.expire(now)
+
+        stage.shard.repeat(counted)
+        assert await stage.offsets("group-7") == [7]
+        assert looks < 5
+        while stage.shard._flights:
+            await asyncio.sleep(0)
+        assert looks == 51
 
     on_stage(scene)

@@ -19,18 +19,20 @@ from moldau.errors import (
     RebalanceInProgressError,
     UnknownMemberError,
 )
+from moldau.groups.classic import ClassicGroup
 from moldau.groups.formats import encode
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupChanged, OffsetChanged
 from moldau.groups.requests import (
     CommitReply,
     CommitRequest,
     GroupState,
+    JoinReply,
     LeaveReply,
     LeavingMember,
     MemberClaim,
     OffsetToCommit,
 )
-from moldau.groups.state import TOMBSTONES_BYTES_MAX
+from moldau.groups.state import GIVEN_IDS_BYTES_MAX, TOMBSTONES_BYTES_MAX
 from support.groups import RETENTION_MS, SESSION_MS, TOPIC_ID, Groups, claims, nobody, offset, synced
 
 
@@ -367,8 +369,8 @@ def test_expiry_goes_in_portions_that_fit_into_a_batch_and_the_group_goes_last(g
     groups.commit(nobody("other"))
     groups.pass_time(RETENTION_MS)
     portions = []
-    while records := groups.run(groups.state.expire(groups.now)):
-        portions.append(records)
+    while (decision := groups.state.expire(groups.now)) is not None:
+        portions.append(groups.run(decision))
     assert len(portions) > 2
     for portion in portions:
         sizes = [len(key) + len(value or b"") + 20 for key, value in map(encode, portion)]
@@ -384,6 +386,7 @@ def test_a_portion_that_could_not_be_written_is_tried_again_and_holds_up_no_othe
     groups.commit(nobody("second"))
     groups.pass_time(RETENTION_MS)
     lost = groups.state.expire(groups.now)
+    assert lost is not None
     assert {record.group_id for record in lost.records} == {"first"}
     groups.expire()
     assert groups.listed() == []
@@ -409,26 +412,56 @@ def test_offsets_of_deleted_topics_are_forgotten_in_all_groups(groups: Groups) -
     claim = groups.member("live")
     groups.commit(claim, offset("orders", 0, 7))
     groups.commit(nobody("solo"), offset("orders", 3, 8), offset("other", 0, 9))
-    records = groups.run(groups.state.forget_topics(groups.now, {"orders": TOPIC_ID}))
-    assert records == [OffsetChanged("live", "orders", 0, None), OffsetChanged("solo", "orders", 3, None)]
+    assert groups.forget(("orders", TOPIC_ID)) == [
+        [OffsetChanged("live", "orders", 0, None), OffsetChanged("solo", "orders", 3, None)]
+    ]
     assert groups.committed("live") == {}
     assert groups.committed("solo") == {("other", 0): 9}
-    assert groups.run(groups.state.forget_topics(groups.now, {"orders": TOPIC_ID})) == []
+    assert groups.forget(("orders", TOPIC_ID)) == []
 
 
 def test_a_topic_made_anew_keeps_its_offsets_when_the_old_one_is_forgotten(groups: Groups) -> None:
     groups.commit(nobody(), offset("orders", 0, 7))
-    assert groups.run(groups.state.forget_topics(groups.now, {"orders": UUID(int=99)})) == []
-    assert groups.run(groups.state.forget_topics(groups.now, {"orders": None})) != []
+    assert groups.forget(("orders", UUID(int=99)), ("orders", None)) == []
+    assert groups.forget(("orders", TOPIC_ID)) != []
 
 
 def test_deleted_topics_are_forgotten_in_portions_too(groups: Groups) -> None:
     groups.commit(nobody(), *[offset("orders", partition, 1) for partition in range(2_000)])
-    portions = 0
-    while groups.run(groups.state.forget_topics(groups.now, {"orders": TOPIC_ID})):
-        portions += 1
-    assert portions > 1
+    portions = groups.forget(("orders", TOPIC_ID))
+    assert len(portions) > 1
+    assert sum(map(len, portions)) == 2_000
     assert groups.committed() == {}
+
+
+def test_one_decision_looks_at_some_groups_only_and_the_round_comes_to_all(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moldau.groups.state.OFFSETS_PER_LOOK", 10)
+    for number in range(30):
+        groups.commit(nobody(f"fresh-{number}"), offset("orders", 0, 1), offset("orders", 1, 1))
+    groups.commit(nobody("old"), offset("orders", 0, 1, expire_at_ms=groups.now.wall_ms + 1))
+    groups.pass_time(2)
+    for _ in range(2):
+        decisions = 0
+        while (decision := groups.state.expire(groups.now)) is not None:
+            groups.run(decision)
+            decisions += 1
+        assert decisions >= 8
+        assert "old" not in groups.listed()
+        assert len(groups.listed()) == 30
+
+
+def test_the_subscriptions_of_a_large_group_are_not_read_while_nothing_expires(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = groups.member(topics=["other"])
+    groups.commit(claim)
+    monkeypatch.setattr(ClassicGroup, "subscribed_topics", lambda _: pytest.fail("nobody needs to know"))
+    assert groups.expire() == []
+    monkeypatch.undo()
+    groups.now_ms += RETENTION_MS
+    assert groups.expire() == [OffsetChanged("g", "orders", 0, None)]
 
 
 # Groups that are not there
@@ -479,18 +512,51 @@ def test_who_leaves_before_joining_with_the_id_it_got_leaves_no_group_behind(gro
     assert groups.listed() == []
 
 
-def test_of_too_many_groups_that_nobody_is_in_yet_the_oldest_are_forgotten(
+def room_for_ids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.groups.state._GIVEN_ID_REST_BYTES", 1_000)
+    monkeypatch.setattr("moldau.groups.state.GIVEN_IDS_BYTES_MAX", count * 1_000 + 500)
+
+
+def test_of_too_many_ids_that_nobody_comes_back_with_the_oldest_are_forgotten_in_all_groups(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moldau.groups.state.EXPECTED_GROUPS_MAX", 3)
+    room_for_ids(3, monkeypatch)
     groups.join("committed", requires_known_member_id=True)
     groups.commit(nobody("committed"))
     groups.join("joined", requires_known_member_id=True)
     groups.join("joined", instance_id="i")
-    for name in "abcde":
-        groups.join(name, requires_known_member_id=True)
-    assert groups.listed() == ["committed", "joined", "c", "d", "e"]
-    assert len(groups.state._deadlines) == 5
+    ids: list[str] = []
+    for name in "abcdde":
+        sent_away = groups.answers[groups.join(name, requires_known_member_id=True)]
+        assert isinstance(sent_away, MemberIdRequiredError)
+        ids.append(sent_away.member_id)
+    assert groups.listed() == ["committed", "joined", "d", "e"]
+    assert len(groups.state._deadlines) == 3, "of the members, and of who is to come"
+    assert len(groups.state._given_ids) == 3
+    assert isinstance(groups.answers[groups.join("c", member_id=ids[2])], UnknownMemberError)
+    back = groups.join("d", member_id=ids[3])
+    assert back not in groups.answers, "it is in, and waits"
+
+
+def test_the_room_for_ids_is_counted_in_bytes(groups: Groups) -> None:
+    for number in range(300):
+        groups.join(f"{number:03}" + "x" * 32_000, requires_known_member_id=True)
+    assert sum(map(len, groups.listed())) <= GIVEN_IDS_BYTES_MAX
+    assert len(groups.listed()) > 100
+
+
+def test_a_group_goes_on_without_an_id_that_was_forgotten(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room_for_ids(1, monkeypatch)
+    claim = groups.member()
+    groups.join(requires_known_member_id=True)
+    waiting = groups.join(member_id=claim.member_id)
+    groups.pass_time(0)
+    assert waiting not in groups.answers, "the one to come is waited for"
+    groups.join("another", requires_known_member_id=True)
+    groups.pass_time(0)
+    assert isinstance(groups.answers[waiting], JoinReply)
 
 
 def test_a_refused_join_does_not_harm_a_group_that_has_offsets(groups: Groups) -> None:
@@ -507,7 +573,7 @@ def test_thousands_of_joins_and_leaves_leave_nothing_behind(groups: Groups) -> N
     assert groups.state.next_deadline_ms is None
     assert len(groups.state._deadlines._heap) < 100
     assert not groups.state._recorded
-    assert not groups.state._expected
+    assert not groups.state._given_ids
 
 
 # Looking at groups

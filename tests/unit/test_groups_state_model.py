@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from moldau.errors import MoldauError
+from moldau.errors import MoldauError, UnknownMemberError
 from moldau.groups.requests import MemberClaim, TopicPartition
 from support.groups import RETENTION_MS, SESSION_MS, TOPIC_ID, Groups, nobody, offset
 
@@ -50,10 +50,10 @@ class OffsetsModel(RuleBasedStateMachine):
     def leave(self, name: str) -> None:
         claim = self.members.pop(name, None)
         if claim is not None:
-            try:
-                self.groups.leave(claim)
-            except AssertionError:
-                assert name not in self.groups.listed(["Stable"]), "only who is no member cannot leave"
+            is_member = name in self.groups.listed(["Stable"])
+            error = self.groups.try_to_leave(claim)
+            assert (error is None) is is_member, "who is a member can leave, and nobody else"
+            assert is_member or isinstance(error, UnknownMemberError)
 
     @rule(name=names)
     def delete_group(self, name: str) -> None:
@@ -74,7 +74,7 @@ class OffsetsModel(RuleBasedStateMachine):
 
     @rule(topic=topics)
     def delete_topic(self, topic: str) -> None:
-        self.groups.run(self.groups.state.forget_topics(self.groups.now, {topic: TOPIC_ID}))
+        self.groups.forget((topic, TOPIC_ID), (topic, None))
         for committed in self.offsets.values():
             for place in [place for place in committed if place[0] == topic]:
                 del committed[place]

@@ -28,6 +28,7 @@ from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
 
 NAME = LogName("orders", 0)
+PATIENCE_S = 20
 
 
 def image(leader: int = 1, epoch: int = 3) -> PartitionImage:
@@ -39,7 +40,7 @@ def batch(count: int = 1, **more: Any) -> Batch:
 
 
 def with_partition(test: "Coroutine[Any, Any, None]") -> None:
-    asyncio.run(test)
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
 async def opened(settings: TopicSettings | None = None) -> Partition:
@@ -144,6 +145,50 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
             await partition.append([batch()])
         with pytest.raises(StorageError):
             await partition.read(0, 100)
+
+    with_partition(main())
+
+
+def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moldau.partitions.partition.SYNC_AGAIN_S_MIN", 0.001)
+
+    async def main() -> None:
+        partition = await opened()
+        held = Held(partition.log)
+        held.error, held.is_for_good = StorageError("no descriptors"), False
+        await partition.append([batch()])
+        held.release.set()
+        while held.syncs < 4:
+            await asyncio.sleep(0.001)
+        assert partition.high_watermark == 0
+        assert partition.failure is None
+        held.error = None
+        committing = partition.committing(1)
+        while committing is not None:
+            # A sync that was under way may have failed once more.
+            await asyncio.gather(committing, return_exceptions=True)
+            committing = partition.committing(1)
+        assert partition.high_watermark == 1
+
+    with_partition(main())
+
+
+def test_a_partition_that_is_closed_syncs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.partitions.partition.SYNC_AGAIN_S_MIN", 0.001)
+
+    async def main() -> None:
+        partition = await opened()
+        held = Held(partition.log)
+        held.error, held.is_for_good = StorageError("no descriptors"), False
+        held.release.set()
+        await partition.append([batch()])
+        await partition.close()
+        assert partition._sync_again is None
+        syncs = held.syncs
+        await asyncio.sleep(0.01)
+        assert held.syncs == syncs
 
     with_partition(main())
 

@@ -1,9 +1,10 @@
 """The requests of groups in every version: what the coordinator is asked, and what clients are told."""
 
+import asyncio
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -39,8 +40,15 @@ from moldau.groups.requests import (
     TopicPartition,
 )
 from moldau.metadata.image import NO_LEADER, PartitionImage
+from moldau.requests import REGISTRY
+from moldau.requests.a10_find_coordinator import find_coordinator
+from moldau.requests.broker import Broker
+from moldau.requests.dispatch import Dispatcher
+from moldau.requests.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
-from support.admin import AdminBroker, image_of, topic_id, versions_of
+from support.admin import LISTENER, AdminBroker, image_of, topic_id, versions_of
+from support.members import join_tree, sync_tree
+from support.wire import encode
 
 WALL_MS = 1_700_000_000_000
 ALL_OF_A_GROUP = 3400
@@ -84,10 +92,8 @@ class ScriptedGroups:
             {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
         )
 
-    async def fetch_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None, claim: MemberClaim | None
-    ) -> Any:
-        self._answer(group_id, partitions, claim)
+    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> Any:
+        self._answer(group_id, partitions)
         known: dict[TopicPartition, CommittedOffset] = self.reply or {}
         return OffsetsReply(known if partitions is None else {each: known.get(each) for each in partitions})
 
@@ -172,6 +178,22 @@ def test_many_keys_are_answered_one_by_one(broker: GroupBroker) -> None:
     assert [each.key for each in answer.coordinators] == ["a", "b"]
 
 
+def test_very_many_keys_give_others_their_turn(broker: GroupBroker) -> None:
+    async def scene() -> int:
+        turns = 0
+        session = Session(ClientConnection("127.0.0.1:5000", LISTENER), 4, "tests")
+        request = SimpleNamespace(key_type=0, coordinator_keys=[f"g{number}" for number in range(5_000)])
+        request.get = lambda name, default=None: getattr(request, name, default)
+        finding = asyncio.ensure_future(find_coordinator(request, session, cast(Broker, broker)))
+        while not finding.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len((await finding)["coordinators"]) == 5_000
+        return turns
+
+    assert asyncio.run(scene()) >= 10
+
+
 def test_transactional_producers_are_sent_away_for_good(broker: GroupBroker) -> None:
     for version in range(1, 7):
         assert find(broker, version, "t", kind=1) == [(53, -1, "", -1)]
@@ -225,6 +247,48 @@ def test_a_static_member_is_named_by_its_instance_and_needs_no_second_attempt(br
         assert request.fresh_member_id.startswith("rack-7-")
         assert not request.requires_known_member_id
     assert len({request.fresh_member_id for request in broker.groups.asked}) == 5
+
+
+def test_a_name_as_long_as_can_be_leaves_room_for_the_rest_of_the_id(broker: GroupBroker) -> None:
+    broker.groups.error = UnknownMemberError("who?")
+    join(broker, 9, member_id="", group_instance_id="x" * 32_767)
+    (request,) = broker.groups.asked
+    assert request.instance_id == "x" * 32_767
+    assert request.fresh_member_id.startswith("x" * 255 + "-")
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "tree"),
+    [
+        (ApiKey.JOIN_GROUP, 9, join_tree("g", "me")),
+        (
+            ApiKey.SYNC_GROUP,
+            5,
+            sync_tree("g", "me", 1, assignments=[{"member_id": "me", "assignment": b"a"}]),
+        ),
+    ],
+)
+def test_who_waits_for_others_does_not_keep_the_frame_of_its_request(
+    broker: GroupBroker, api_key: ApiKey, version: int, tree: dict[str, Any]
+) -> None:
+    async def scene() -> None:
+        others_come: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def waits(request: Any) -> Any:
+            return await others_come
+
+        broker.groups.join = broker.groups.sync = waits  # type: ignore[method-assign]
+        frame = bytearray(encode(api_key, version, tree, 7))
+        dispatcher = Dispatcher(cast(Broker, broker), REGISTRY)
+        answering = asyncio.ensure_future(
+            dispatcher.answer(ClientConnection("127.0.0.1:5000", LISTENER), memoryview(frame), lambda: None)
+        )
+        await asyncio.sleep(0)
+        frame.clear()  # Python refuses where somebody still looks at the bytes.
+        others_come.set_exception(RebalanceInProgressError("once more"))
+        assert await answering is not None
+
+    asyncio.run(scene())
 
 
 @every_version(ApiKey.JOIN_GROUP)
@@ -480,13 +544,24 @@ def test_some_offsets_of_a_group(broker: GroupBroker, version: int) -> None:
     epoch = 3 if version >= 5 else -1
     assert offsets_of(orders) == [(1, 6, -1, "", 0), (0, 5, epoch, "note", 0), (9, -1, -1, "", 0)]
     assert offsets_of(missing) == [(0, -1, -1, "", 100 if version >= 10 else 0)]
-    ((group_id, partitions, claim),) = broker.groups.asked
+    ((group_id, partitions),) = broker.groups.asked
     assert group_id == "g"
     assert ("orders", 9) in partitions
     assert (("missing", 0) in partitions) is (version < 10)
-    assert claim == (
-        MemberClaim(group_id="g", generation=7, member_id="me", instance_id=None) if version >= 9 else None
-    )
+
+
+@every_version(ApiKey.OFFSET_FETCH)
+def test_a_topic_or_partition_that_is_named_twice_is_answered_once(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = KNOWN
+    asked = [
+        {"name": "orders", "topic_id": topic_id(0), "partition_indexes": indexes}
+        for indexes in ([1, 1], [0, 1])
+    ]
+    (orders,) = fetch(broker, version, asked * 50).topics
+    assert [each[:2] for each in offsets_of(orders)] == [(1, 6), (0, 5)]
+    broker.groups.error = NotCoordinatorError("elsewhere")
+    if version < 2:
+        assert len(fetch(broker, version, asked * 50).topics) == 1
 
 
 @every_version(ApiKey.OFFSET_FETCH)
@@ -527,6 +602,14 @@ def test_many_groups_are_answered_one_by_one(broker: GroupBroker) -> None:
     groups = [{"group_id": each, "topics": None} for each in ("a", "b")]
     answer = broker.ask(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
     assert [(each.group_id, len(each.topics)) for each in answer.groups] == [("a", 2), ("b", 2)]
+
+
+def test_a_group_that_is_named_twice_is_answered_once(broker: GroupBroker) -> None:
+    broker.groups.reply = KNOWN
+    groups = [{"group_id": each, "topics": None} for each in ("a", "b", "a", "a")]
+    answer = broker.ask(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
+    assert [each.group_id for each in answer.groups] == ["a", "b"]
+    assert len(broker.groups.asked) == 2
 
 
 # Looking at groups

@@ -196,14 +196,17 @@ class Connection(asyncio.BufferedProtocol):
         buffer = frame.obj if len(frame) >= LARGE_FROM else None
 
         def release() -> None:
+            # Whoever waits for days after this must not keep the frame for so long.
+            nonlocal buffer
             charge, slot.charge = slot.charge, 0
             self._budget.give_back(charge)
+            released, buffer = buffer, None
+            if isinstance(released, bytearray):
+                self._buffers.give_back(released)
 
         def done(parts: Sequence[Part] | None, error: BaseException | None) -> None:
             self._tasks.pop(slot, None)
             release()
-            if isinstance(buffer, bytearray):
-                self._buffers.give_back(buffer)
             self._ended(slot, parts, error)
 
         answering = self._answer(frame, release)

@@ -47,9 +47,6 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1_000
 """A member that has never finished a join cannot send heartbeats. It may have given up and joined under another id,
 so it is not waited for longer than this."""
 
-PENDING_MEMBERS_MAX = 10_000
-"""Ids given out to members that have yet to come back with them; when there are more, the oldest are forgotten."""
-
 
 def check_session_timeout(session_timeout_ms: int, limits: GroupLimits) -> None:
     least, most = limits.session_timeout_ms_min, limits.session_timeout_ms_max
@@ -184,7 +181,7 @@ class ClassicGroup(Rebalance):
 
     def _has_room_for(self, member_id: str) -> bool:
         match self.state:
-            case GroupState.EMPTY | GroupState.DEAD:
+            case GroupState.EMPTY:
                 return True
             case GroupState.PREPARING_REBALANCE:
                 # Those who have joined are counted, not those who are known: so a group that has become too
@@ -210,8 +207,6 @@ class ClassicGroup(Rebalance):
             self._add(step, member_id, request, ticket)
 
     def _expect(self, step: Step, member_id: str, session_timeout_ms: int) -> None:
-        while len(self._pending) >= PENDING_MEMBERS_MAX:
-            self._forget_pending(next(iter(self._pending)))
         self._pending[member_id] = None
         self._sessions.set(member_id, step.after_ms(session_timeout_ms))
 
@@ -267,6 +262,12 @@ class ClassicGroup(Rebalance):
             self._remove(step, member_id)
         self._complete_if_all_joined(step)
 
+    def give_up_pending(self, now: Now, member_id: str) -> None:
+        """If this id was given out, and nobody has come back with it, nobody is waited for."""
+        self._forget_pending(member_id)
+        if self._may_complete_join:
+            self._join_deadline_ms = now.monotonic_ms
+
     # Leaving
 
     def _let_go(self, step: Step, leaving: LeavingMember) -> MoldauError | None:
@@ -319,9 +320,3 @@ class ClassicGroup(Rebalance):
 
     def listed(self) -> ListedGroup:
         return ListedGroup(self.group_id, self.protocol_type or "", self.state, "classic")
-
-    # The end of it
-
-    def die(self) -> None:
-        """Its tombstone is in the log: whoever comes now begins another group of the same name."""
-        self.state = GroupState.DEAD

@@ -5,12 +5,16 @@ by the hash of its id.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
-from uuid import UUID
 
 from moldau.controller.driver import Controller
-from moldau.errors import CoordinatorLoadInProgressError, InvalidGroupIdError, NotCoordinatorError
+from moldau.errors import (
+    CoordinatorLoadInProgressError,
+    InvalidGroupIdError,
+    NotCoordinatorError,
+    RecordTooLargeError,
+)
 from moldau.groups.requests import (
     CommitReply,
     CommitRequest,
@@ -28,6 +32,7 @@ from moldau.groups.requests import (
     OffsetsReply,
     SyncReply,
     SyncRequest,
+    TopicKey,
     TopicPartition,
 )
 from moldau.groups.shard import Shard, Step
@@ -44,8 +49,8 @@ from moldau.world.clock import Clock
 
 log = get_logger(__name__)
 
-GROUP_ID_BYTES_MAX = 32_767
-"""What the key of a record can hold."""
+LOAD_AGAIN_S = 5.0
+"""When groups that could not be loaded are tried again."""
 
 T = TypeVar("T")
 
@@ -56,7 +61,7 @@ def limits_of(settings: BrokerSettings) -> GroupLimits:
         session_timeout_ms_max=settings.group_max_session_timeout_ms,
         initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
         size_max=settings.group_max_size,
-        offset_metadata_bytes_max=settings.offset_metadata_max_bytes,
+        offset_metadata_length_max=settings.offset_metadata_max_bytes,
         offsets_retention_ms=settings.offsets_retention_minutes * 60_000,
     )
 
@@ -82,6 +87,9 @@ class GroupCoordinator:
         self._ending: list[Shard] = []
         """Shards that are over, and may still be writing what they had begun."""
         self._to_load: dict[int, Shard] = {}
+        self._to_load_later: dict[int, Shard] = {}
+        """Those that could not be loaded, for a reason that may pass."""
+        self._next_load: asyncio.TimerHandle | None = None
         self._loader: asyncio.Task[None] | None = None
         self._next_upkeep: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -102,9 +110,10 @@ class GroupCoordinator:
             partition = image.partition(name, index)
             if name == OFFSETS_TOPIC and partition is not None:
                 self._follow(partition)
-        deleted = {
-            topic.name: topic.topic_id for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC
-        }
+        deleted: list[TopicKey] = []
+        for topic in delta.topics_deleted:
+            if topic.name != OFFSETS_TOPIC:
+                deleted += (topic.name, topic.topic_id), (topic.name, None)
         if deleted:
             for shard in self._shards.values():
                 shard.forget(deleted)
@@ -120,9 +129,9 @@ class GroupCoordinator:
             # Another may have led it in between and written to it: what is loaded is not to be trusted.
             self._let_go(image.index)
         if partition is not None and partition.is_leader:
-            self._take_up(image.index, partition, {} if shard is None else shard.deleted_topics)
+            self._take_up(image.index, partition, () if shard is None else shard.deleted_topics)
 
-    def _take_up(self, index: int, partition: Partition, deleted_topics: Mapping[str, UUID]) -> None:
+    def _take_up(self, index: int, partition: Partition, deleted_topics: Iterable[TopicKey]) -> None:
         settings = self._settings.static
         shard = Shard(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
         shard.forget(deleted_topics)
@@ -136,6 +145,7 @@ class GroupCoordinator:
     def _let_go(self, index: int) -> None:
         shard = self._shards.pop(index)
         self._to_load.pop(index, None)
+        self._to_load_later.pop(index, None)
         shard.unload(_not_coordinator())
         self._ending.append(shard)
         self._wake_loader()
@@ -147,17 +157,37 @@ class GroupCoordinator:
     async def _load_all(self) -> None:
         """One shard after the other, and each gives way to other work: a node that loads must also serve."""
         began_ms, count = self._clock.monotonic_ms(), 0
-        while self._to_load or self._ending:
-            while self._ending:
-                # What it had begun to write belongs to what the next one has to read.
-                await self._end_one()
-            if self._to_load:
-                shard = self._to_load.pop(next(iter(self._to_load)))
-                await shard.load(GroupsState(self._limits), self._settings.static.offsets_load_buffer_size)
-                count += 1
-        self._loader = None
+        try:
+            while self._to_load or self._ending:
+                while self._ending:
+                    # What it had begun to write belongs to what the next one has to read.
+                    await self._end_one()
+                if self._to_load:
+                    index = next(iter(self._to_load))
+                    shard = self._to_load.pop(index)
+                    await self._load(index, shard)
+                    count += shard.is_serving
+        finally:
+            self._loader = None
         if count:
             log.info("groups are loaded", partitions=count, took_ms=self._clock.monotonic_ms() - began_ms)
+
+    async def _load(self, index: int, shard: Shard) -> None:
+        await shard.load(GroupsState(self._limits), self._settings.static.offsets_load_buffer_size)
+        if shard.is_serving:
+            # No leader of this partition went by a newer image than this one, in which it is led here.
+            shard.forget_former(self._image.topics)
+        elif shard.is_loading:
+            self._to_load_later[index] = shard
+            if self._next_load is None:
+                loop = asyncio.get_running_loop()
+                self._next_load = loop.call_later(LOAD_AGAIN_S, self._load_again)
+
+    def _load_again(self) -> None:
+        self._next_load = None
+        self._to_load.update(self._to_load_later)
+        self._to_load_later.clear()
+        self._wake_loader()
 
     async def _end_one(self) -> None:
         shard = self._ending[0]
@@ -188,6 +218,9 @@ class GroupCoordinator:
         if self._next_upkeep is not None:
             self._next_upkeep.cancel()
             self._next_upkeep = None
+        if self._next_load is not None:
+            self._next_load.cancel()
+            self._next_load = None
         for index in list(self._shards):
             self._let_go(index)
 
@@ -226,28 +259,40 @@ class GroupCoordinator:
         return shard
 
     async def _ask(self, group_id: str, kind: type[T], step: Step, *, is_commit: bool = False) -> T:
-        if len(group_id) > GROUP_ID_BYTES_MAX // 3 and len(group_id.encode()) > GROUP_ID_BYTES_MAX:
-            raise InvalidGroupIdError(f"a group id has at most {GROUP_ID_BYTES_MAX} bytes")
         reply = await self._shard(group_id).ask(step, is_commit=is_commit)
         assert isinstance(reply, kind), f"asked for {kind.__name__}, answered {type(reply).__name__}"
         return reply
 
-    async def _ask_member(self, group_id: str, kind: type[T], step: Step) -> T:
+    async def _ask_member(self, group_id: str, kind: type[T], step: Step, *, size: int = 0) -> T:
         """Offsets can be kept without a group's name, but nobody can be a member of it."""
         if not group_id:
             raise InvalidGroupIdError("a group needs a name")
+        bytes_max = self._shard(group_id).record_bytes_max
+        if size > bytes_max:
+            # It could never be written, so it is not kept until the group comes to that. Kafka learns it only at
+            # the leader's sync, and then fails all members with UNKNOWN_SERVER_ERROR; here the one whose fault
+            # it is hears MESSAGE_TOO_LARGE, on which clients give up, and which its operator understands.
+            raise RecordTooLargeError(f"{size} bytes of a member; a group's record has at most {bytes_max}")
         return await self._ask(group_id, kind, step)
 
     # Membership
 
     async def join(self, request: JoinRequest) -> JoinReply:
+        if request.reason:
+            log.debug("member joins", group=request.group_id, member=request.member_id, why=request.reason)
         return await self._ask_member(
-            request.group_id, JoinReply, lambda state, now, ticket: state.join(now, request, ticket)
+            request.group_id,
+            JoinReply,
+            lambda state, now, ticket: state.join(now, request, ticket),
+            size=request.size,
         )
 
     async def sync(self, request: SyncRequest) -> SyncReply:
         return await self._ask_member(
-            request.group_id, SyncReply, lambda state, now, ticket: state.sync(now, request, ticket)
+            request.group_id,
+            SyncReply,
+            lambda state, now, ticket: state.sync(now, request, ticket),
+            size=request.size,
         )
 
     async def heartbeat(self, claim: MemberClaim) -> None:
@@ -260,6 +305,9 @@ class GroupCoordinator:
             return
 
     async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveReply:
+        for each in members:
+            if each.reason:
+                log.debug("member leaves", group=group_id, member=each.member_id, why=each.reason)
         return await self._ask_member(
             group_id, LeaveReply, lambda state, now, ticket: state.leave(now, group_id, members, ticket)
         )
@@ -274,13 +322,11 @@ class GroupCoordinator:
             is_commit=True,
         )
 
-    async def fetch_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None, claim: MemberClaim | None = None
-    ) -> OffsetsReply:
+    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> OffsetsReply:
         return await self._ask(
             group_id,
             OffsetsReply,
-            lambda state, now, ticket: state.fetch_offsets(now, group_id, partitions, claim, ticket),
+            lambda state, now, ticket: state.fetch_offsets(now, group_id, partitions, ticket),
         )
 
     async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> DeleteOffsetsReply:
@@ -312,8 +358,12 @@ class GroupCoordinator:
             if shard.is_serving
         ]
         listed: list[ListedGroup] = []
-        for each in asked:
-            reply = await each
+        for reply in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(reply, NotCoordinatorError):
+                # Given up since it was asked: whoever has these groups now lists them.
+                continue
+            if isinstance(reply, BaseException):
+                raise reply
             assert isinstance(reply, ListReply)
             listed += reply.groups
         return listed

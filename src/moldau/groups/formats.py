@@ -8,6 +8,7 @@ does not know.
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import field, make_dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from moldau.groups.records import (
     MemberMetadata,
     OffsetChanged,
 )
-from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder
+from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder, write_unsigned_varint
 
 OFFSET_KEY_VERSION = 1
 OFFSET_KEY_VERSIONS = (0, 1)
@@ -35,6 +36,10 @@ GROUP_VALUE_VERSION = 3
 _VERSION_MAX = 4
 _FLEXIBLE_VERSION_MIN = 4
 _VERSION = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+_OFFSET_START = struct.Struct(">hqi")
+"""Version, offset and leader epoch."""
 
 
 class _Field(NamedTuple):
@@ -113,9 +118,7 @@ _read_offset_key = entity_decoder(_OFFSET_KEY_ENTITY)
 _read_group_key = entity_decoder(_GROUP_KEY_ENTITY)
 _read_offset_value = [entity_decoder(entity) for entity in _OFFSET_VALUES]
 _read_group_value = [entity_decoder(entity) for entity in _GROUP_VALUES]
-_write_offset_key = entity_encoder(_OFFSET_KEY_ENTITY)
 _write_group_key = entity_encoder(_GROUP_KEY_ENTITY)
-_write_offset_value = entity_encoder(_OFFSET_VALUES[OFFSET_VALUE_VERSION])
 _write_expiring_offset_value = entity_encoder(_OFFSET_VALUES[EXPIRING_OFFSET_VALUE_VERSION])
 _write_group_value = entity_encoder(_GROUP_VALUES[GROUP_VALUE_VERSION])
 
@@ -131,23 +134,47 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
     if isinstance(record, GroupChanged):
         key = _encoded(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
         return key, None if record.metadata is None else _group_value(record.metadata)
-    tree = {"group": record.group_id, "topic": record.topic, "partition": record.partition}
-    key = _encoded(OFFSET_KEY_VERSION, _write_offset_key, tree)
-    return key, None if record.committed is None else _offset_value(record.committed)
+    try:
+        key = _offset_key(record.group_id, record.topic) + _INT32.pack(record.partition)
+        return key, None if record.committed is None else _offset_value(record.committed)
+    except struct.error as error:
+        raise _does_not_fit(error) from None
+
+
+# Commits are what this topic is full of, so their records are packed by hand; tests hold them against Kafka's bytes.
+
+
+@lru_cache(maxsize=4096)
+def _offset_key(group_id: str, topic: str) -> bytes:
+    """All of an offset's key but the partition: consumers commit the same ones over and over."""
+    out = bytearray(_VERSION.pack(OFFSET_KEY_VERSION))
+    for text in (group_id.encode(), topic.encode()):
+        out += _VERSION.pack(len(text)) + text
+    return bytes(out)
 
 
 def _offset_value(committed: CommittedOffset) -> bytes:
-    tree = {
-        "offset": committed.offset,
-        "leader_epoch": committed.leader_epoch,
-        "metadata": committed.metadata,
-        "commit_timestamp": committed.commit_timestamp_ms,
-        "expire_timestamp": committed.expire_timestamp_ms,
-        "topic_id": committed.topic_id,
-    }
     if committed.expire_timestamp_ms != NO_EXPIRY:
+        tree = {
+            "offset": committed.offset,
+            "metadata": committed.metadata,
+            "commit_timestamp": committed.commit_timestamp_ms,
+            "expire_timestamp": committed.expire_timestamp_ms,
+        }
         return _encoded(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, tree)
-    return _encoded(OFFSET_VALUE_VERSION, _write_offset_value, tree)
+    out = bytearray(_OFFSET_START.pack(OFFSET_VALUE_VERSION, committed.offset, committed.leader_epoch))
+    metadata = committed.metadata.encode()
+    write_unsigned_varint(out, len(metadata) + 1)
+    out += metadata
+    out += _INT64.pack(committed.commit_timestamp_ms)
+    out += _topic_id_tag(committed.topic_id)
+    return bytes(out)
+
+
+@lru_cache(maxsize=4096)
+def _topic_id_tag(topic_id: UUID | None) -> bytes:
+    """The tagged fields of an offset: none, or one with tag 0 and 16 bytes."""
+    return b"\0" if topic_id is None else b"\x01\0\x10" + topic_id.bytes
 
 
 def _group_value(group: GroupMetadata) -> bytes:
@@ -180,8 +207,12 @@ def _encoded(version: int, write: _Write, tree: dict[str, Any]) -> bytes:
     try:
         write(out, tree)
     except struct.error as error:
-        raise InvalidRequestError(f"a value does not fit into a record of groups: {error}") from None
+        raise _does_not_fit(error) from None
     return bytes(out)
+
+
+def _does_not_fit(error: struct.error) -> InvalidRequestError:
+    return InvalidRequestError(f"a value does not fit into a record of groups: {error}")
 
 
 # Reading

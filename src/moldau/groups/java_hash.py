@@ -1,8 +1,10 @@
 """String.hashCode of Java, by which Kafka spreads groups over partitions and breaks ties in votes."""
 
 import struct
+from functools import lru_cache
 
 
+@lru_cache(maxsize=4096)
 def java_hash(text: str) -> int:
     """A signed number of 32 bits. Java counts UTF-16 units."""
     code = 0

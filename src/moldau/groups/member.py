@@ -37,16 +37,13 @@ class Member:
     @classmethod
     def restored(cls, metadata: MemberMetadata, protocol_name: str | None) -> Self:
         """From the log, which remembers only the protocol that was chosen."""
-        rebalance_timeout_ms = metadata.rebalance_timeout_ms
         return cls(
             member_id=metadata.member_id,
             instance_id=metadata.instance_id,
             client_id=metadata.client_id,
             client_host=metadata.client_host,
             session_timeout_ms=metadata.session_timeout_ms,
-            rebalance_timeout_ms=metadata.session_timeout_ms
-            if rebalance_timeout_ms < 0
-            else rebalance_timeout_ms,
+            rebalance_timeout_ms=metadata.rebalance_timeout_ms,
             protocols=(Protocol(protocol_name or "", metadata.subscription),),
             assignment=metadata.assignment,
         )

@@ -3,11 +3,10 @@ writes, and when an offset has had its time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from uuid import UUID
 
 from moldau.errors import MoldauError, OffsetMetadataTooLargeError
 from moldau.groups.records import NO_EXPIRY, NO_LEADER_EPOCH, CommittedOffset, OffsetChanged
-from moldau.groups.requests import OffsetToCommit, TopicPartition
+from moldau.groups.requests import OffsetToCommit, TopicKey, TopicPartition
 
 _NO_TOPICS: Mapping[str, Mapping[int, CommittedOffset]] = {}
 
@@ -17,13 +16,19 @@ class Offsets:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self._readers: dict[TopicKey, dict[str, int]] = {}
+        """For each topic the groups with offsets of it, and how many each has."""
 
     def apply(self, record: OffsetChanged) -> None:
+        before = self.get(record.group_id, record.topic, record.partition)
         if record.committed is None:
             self._remove(record)
         else:
             topics = self._groups.setdefault(record.group_id, {})
             topics.setdefault(record.topic, {})[record.partition] = record.committed
+        if before is None or record.committed is None or before.topic_id != record.committed.topic_id:
+            self._count(record, before, -1)
+            self._count(record, record.committed, 1)
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         return self._topics(group_id).get(topic, {}).get(partition)
@@ -36,12 +41,15 @@ class Offsets:
             for partition, committed in partitions.items():
                 yield (topic, partition), committed
 
-    def of_topic(self, topic: str, topic_id: UUID | None) -> Iterator[tuple[str, int]]:
-        """The groups and partitions with offsets of this topic; those of another topic of the same name are not
-        among them, where that can be told."""
-        for group_id, topics in self._groups.items():
-            for partition, committed in topics.get(topic, {}).items():
-                if topic_id is None or committed.topic_id in (None, topic_id):
+    def topics(self) -> Iterable[TopicKey]:
+        return self._readers.keys()
+
+    def of_topic(self, key: TopicKey) -> Iterator[tuple[str, int]]:
+        """The groups and partitions with offsets of this topic, and not of another with the same name."""
+        topic, topic_id = key
+        for group_id in self._readers.get(key, ()):
+            for partition, committed in self._groups[group_id][topic].items():
+                if committed.topic_id == topic_id:
                     yield group_id, partition
 
     def _topics(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
@@ -56,6 +64,17 @@ class Offsets:
             del topics[record.topic]
         if not topics:
             del self._groups[record.group_id]
+
+    def _count(self, record: OffsetChanged, committed: CommittedOffset | None, by: int) -> None:
+        if committed is None:
+            return
+        key = record.topic, committed.topic_id
+        groups = self._readers.setdefault(key, {})
+        groups[record.group_id] = groups.get(record.group_id, 0) + by
+        if not groups[record.group_id]:
+            del groups[record.group_id]
+        if not groups:
+            del self._readers[key]
 
 
 def to_records(

@@ -136,9 +136,13 @@ class Rebalance:
             self._initial_join.grew = True
 
     def _complete_if_all_joined(self, step: Step) -> None:
-        is_preparing = self.state is GroupState.PREPARING_REBALANCE
-        if is_preparing and self._initial_join is None and self._have_all_joined:
+        if self._may_complete_join:
             self._complete_join(step)
+
+    @property
+    def _may_complete_join(self) -> bool:
+        is_preparing = self.state is GroupState.PREPARING_REBALANCE
+        return is_preparing and self._initial_join is None and self._have_all_joined
 
     def _join_time_is_up(self, step: Step) -> None:
         initial = self._initial_join
@@ -237,6 +241,9 @@ class Rebalance:
         """Whether the group can stay as it is: what was assigned to the one goes to the other."""
         if self.state is not GroupState.STABLE:
             return False
+        if list(successor.protocol_names) == list(former.protocol_names):
+            # The same votes elect the same protocol.
+            return True
         others = [member for member in self._roster if member is not former]
         return Roster([*others, successor]).elected_protocol() == self.protocol_name
 

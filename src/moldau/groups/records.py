@@ -43,7 +43,8 @@ class CommittedOffset:
     expire_timestamp_ms: int = NO_EXPIRY
     """Set only by clients of OffsetCommit 2 to 4, which gave a retention time of their own."""
     topic_id: UUID | None = None
-    """Which topic of that name was meant, where it was known: a topic made anew does not inherit offsets."""
+    """Which topic of that name was meant, where it was known. Offsets of a topic that is no more are forgotten when it
+    is deleted, or when the groups are next loaded: a topic made anew does not inherit them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ Ticket = int
 
 TopicPartition = tuple[str, int]
 
+TopicKey = tuple[str, UUID | None]
+"""A topic of this name and id. The id None stands for offsets that do not say which topic of the name was meant."""
+
 
 class Now(NamedTuple):
     monotonic_ms: int
@@ -61,7 +64,8 @@ class GroupLimits:
     session_timeout_ms_max: int = 1_800_000
     initial_rebalance_delay_ms: int = 3_000
     size_max: int = 2**31 - 1
-    offset_metadata_bytes_max: int = 4_096
+    offset_metadata_length_max: int = 4_096
+    """In UTF-16 units, as Kafka counts, though its setting speaks of bytes."""
     offsets_retention_ms: int = 7 * 24 * 3_600_000
 
 
@@ -92,6 +96,12 @@ class JoinRequest:
     """From version 9 on a leader can be told that the assignment stands as it is."""
     reason: str = ""
 
+    @property
+    def size(self) -> int:
+        """No more than the bytes that the group keeps of it."""
+        texts = len(self.client_id) + len(self.instance_id or "")
+        return texts + sum(len(each.name) + len(each.metadata) for each in self.protocols)
+
 
 class JoinedMember(NamedTuple):
     member_id: str
@@ -121,6 +131,11 @@ class SyncRequest:
     protocol_name: str | None
     """None where the version does not say, and then nothing is checked against it."""
     assignments: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """No more than the bytes of what it asks to be written."""
+        return sum(map(len, self.assignments.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ the state's deadlines: one timer, whatever the number of groups. When it is over
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from uuid import UUID
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from moldau.decisions.runtime import DecisionRuntime
 from moldau.errors import (
@@ -26,8 +25,9 @@ from moldau.errors import (
 )
 from moldau.groups.loading import OffsetsLog, load
 from moldau.groups.records import GroupRecord
-from moldau.groups.requests import Answer, GroupDecision, Now, Reply, Ticket
+from moldau.groups.requests import NOTHING_DECIDED, Answer, GroupDecision, Now, Reply, Ticket, TopicKey
 from moldau.groups.state import GroupsState
+from moldau.metadata.image import TopicImage
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.world.clock import Clock
@@ -35,7 +35,8 @@ from moldau.world.clock import Clock
 log = get_logger(__name__)
 
 Step = Callable[[GroupsState, Now, Ticket], GroupDecision]
-Round = Callable[[GroupsState, Now], GroupDecision]
+Round = Callable[[GroupsState, Now], GroupDecision | None]
+"""None: there is nothing more to decide."""
 
 REST_MS = 1_000
 """How long timers rest after their decision could not be written, so that a full disk is not asked all the time."""
@@ -44,7 +45,7 @@ REST_MS = 1_000
 class _Flight:
     """A decision on its way: asked for, decided, written, committed."""
 
-    __slots__ = ("deadline_ms", "decision", "is_commit", "is_over", "then", "ticket")
+    __slots__ = ("deadline_ms", "decision", "is_commit", "is_given_up", "is_over", "then", "ticket")
 
     def __init__(
         self,
@@ -61,6 +62,8 @@ class _Flight:
         self.then = then
         """What follows when its records are committed."""
         self.decision: GroupDecision | None = None
+        self.is_given_up = False
+        """Who asked was told that it came to nothing, so nothing is to come of it."""
         self.is_over = False
 
     @property
@@ -78,7 +81,7 @@ class Shard:
         self.bugs = 0
         """Decisions of timers that ended in an exception nobody planned for."""
         self.is_loading = True
-        self.deleted_topics: dict[str, UUID] = {}
+        self.deleted_topics: dict[TopicKey, None] = {}
         """Topics that are no more, and whose offsets may not all be forgotten yet."""
         self._clock = clock
         self._commit_timeout_ms = commit_timeout_ms
@@ -107,8 +110,14 @@ class Shard:
         """Whether there is nothing to load."""
         return self.partition.log.start_offset == self.partition.log.end_offset
 
+    @property
+    def record_bytes_max(self) -> int:
+        """What one record can have at most."""
+        return self.partition.log.settings.max_message_bytes
+
     async def load(self, state: GroupsState, bytes_per_read: int) -> None:
-        """Reads the log, and begins to serve; where that fails, the groups of this shard alone are not served."""
+        """Reads the log, and begins to serve; where that fails, the groups of this shard alone are not served. If it
+        is still loading afterwards, what failed may pass, and it is to be loaded again."""
         try:
             end_offset = await load(self.partition, state, bytes_per_read)
         except Exception as error:
@@ -153,6 +162,10 @@ class Shard:
         await asyncio.gather(self._runtime.close(error), return_exceptions=True)
 
     def _load_failed(self, error: Exception) -> None:
+        is_offline = self.partition.failure is not None or self.partition.log.failure is not None
+        if isinstance(error, StorageError) and not is_offline:
+            log.warning("groups cannot be loaded yet", partition=str(self.partition.name), why=str(error))
+            return
         self.unload(self._is_over())
         if not isinstance(error, NotLeaderError | FencedLeaderEpochError):
             self._report(
@@ -198,15 +211,26 @@ class Shard:
             self._begin(self._flight(None), lambda state: decide(state, self._now()))
 
     def repeat(self, decide: Round) -> None:
-        """As `run`, again and again until there is nothing more to write."""
+        """As `run`, again and again until there is nothing more to decide."""
         if self._state is not None:
             flight = self._flight(None, then=lambda: self.repeat(decide))
             self._begin(flight, lambda state: decide(state, self._now()))
 
-    def forget(self, topics: Mapping[str, UUID]) -> None:
-        """Topics, with their ids, are deleted: their offsets go as soon as there is a state and a log that takes it."""
-        self.deleted_topics.update(topics)
+    def forget(self, topics: Iterable[TopicKey]) -> None:
+        """Topics are deleted: their offsets go as soon as there is a state and a log that takes it."""
+        self.deleted_topics.update(dict.fromkeys(topics))
         self._forget_deleted()
+
+    def forget_former(self, topics: Mapping[str, TopicImage]) -> None:
+        """Only these topics are there: others were deleted, and a crash may have come before that was written here."""
+        if self._state is not None:
+            self.forget(
+                [
+                    (name, topic_id)
+                    for name, topic_id in self._state.topics()
+                    if topic_id is not None and (name not in topics or topics[name].topic_id != topic_id)
+                ]
+            )
 
     def upkeep(self) -> None:
         """What is due from time to time: offsets that have expired, and what could not be forgotten before."""
@@ -214,14 +238,13 @@ class Shard:
         self._forget_deleted()
 
     def _forget_deleted(self) -> None:
-        topics = dict(self.deleted_topics)
+        topics = tuple(self.deleted_topics)
 
-        def forget(state: GroupsState, now: Now) -> GroupDecision:
+        def forget(state: GroupsState, now: Now) -> GroupDecision | None:
             decision = state.forget_topics(now, topics)
-            if not decision.records:
-                for name, topic_id in topics.items():
-                    if self.deleted_topics.get(name) == topic_id:
-                        del self.deleted_topics[name]
+            if decision is None:
+                for each in topics:
+                    self.deleted_topics.pop(each, None)
             return decision
 
         if topics:
@@ -233,11 +256,15 @@ class Shard:
         deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
         return _Flight(ticket, deadline_ms, is_commit=is_commit, then=then)
 
-    def _begin(self, flight: _Flight, decide: Callable[[GroupsState], GroupDecision]) -> None:
+    def _begin(self, flight: _Flight, decide: Callable[[GroupsState], GroupDecision | None]) -> None:
         def decide_now(state: GroupsState) -> GroupDecision:
-            flight.decision = decide(state)
+            decision = None if flight.is_given_up else decide(state)
+            if decision is None:
+                flight.then = None
+                decision = NOTHING_DECIDED
+            flight.decision = decision
             self._arm()
-            return flight.decision
+            return decision
 
         self._flights.append(flight)
         self._runtime.start(decide_now).add_done_callback(lambda landed: self._landed(flight, landed))
@@ -253,7 +280,7 @@ class Shard:
         elif flight.decision is not None:
             for ticket, reply in flight.decision.reply:
                 self._answer(ticket, reply)
-            if flight.then is not None and flight.decision.records:
+            if flight.then is not None:
                 flight.then()
         if self._state is not None:
             self._arm()
@@ -325,6 +352,7 @@ class Shard:
         now_ms = self._clock.monotonic_ms()
         while self._flights and self._flights[0].deadline_ms <= now_ms:
             late = self._flights.popleft()
+            late.is_given_up = late.ticket is not None and late.decision is None
             for ticket in late.tickets:
                 self._answer(
                     ticket, CoordinatorNotAvailableError("the change is not safe in time: try again")

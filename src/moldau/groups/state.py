@@ -5,14 +5,15 @@ committed, read, deleted and expired. Offsets, and groups as the log knows them,
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import TypeVar
-from uuid import UUID
 
 from moldau.decisions import Decision
 from moldau.errors import (
     GroupIdNotFoundError,
     GroupSubscribedToTopicError,
+    MemberIdRequiredError,
     MoldauError,
     NonEmptyGroupError,
     UnknownMemberError,
@@ -42,6 +43,7 @@ from moldau.groups.requests import (
     Reply,
     SyncRequest,
     Ticket,
+    TopicKey,
     TopicPartition,
 )
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE
@@ -51,9 +53,14 @@ TOMBSTONES_BYTES_MAX = 256 * 1024
 _TOMBSTONE_REST_BYTES = 300
 """A topic's name at its longest, and what a record has around its key."""
 
-EXPECTED_GROUPS_MAX = 10_000
-"""Groups in which nobody is yet but those who were given an id; when there are more, the oldest are forgotten, and
-who comes back to one of them has to begin anew."""
+OFFSETS_PER_LOOK = 1_000
+"""Offsets that one decision looks at for what has expired, and as many groups: requests come in between."""
+
+GIVEN_IDS_BYTES_MAX = 4 * 1024 * 1024
+"""Ids given out to members that have yet to come back with them, in whatever group; when they are more, the oldest are
+forgotten, and who comes back with one of those has to begin anew."""
+_GIVEN_ID_REST_BYTES = 500
+"""What is kept of an id besides its own text and that of its group."""
 
 T = TypeVar("T")
 
@@ -67,10 +74,11 @@ class GroupsState:
         """Groups whose newest group record in the log is not a tombstone."""
         self._offsets = Offsets()
         self._deadlines = Deadlines()
-        self._expected: dict[str, None] = {}
-        """Groups that the log does not know, whose only members-to-be have yet to come back with their ids."""
-        self._to_look_at: deque[str] = deque()
-        """Groups that the present round of expiry has not come to yet."""
+        self._given_ids: deque[tuple[str, str]] = deque()
+        """Groups and the member ids that were given out in them, oldest first. Some may have been used since."""
+        self._given_ids_bytes = 0
+        self._to_look_at: deque[str] | None = None
+        """Groups that the present round of expiry has not come to yet; None between rounds."""
 
     # What is durable
 
@@ -85,7 +93,6 @@ class GroupsState:
         if record.committed is not None:
             # A commit without membership makes a group of its own: empty, and without a protocol type.
             self._found_or_made(record.group_id)
-            self._expected.pop(record.group_id, None)
         self._offsets.apply(record)
 
     def _apply_group(self, record: GroupChanged) -> None:
@@ -94,7 +101,6 @@ class GroupsState:
             self._give_up(record.group_id)
             return
         self._recorded.add(record.group_id)
-        self._expected.pop(record.group_id, None)
         group = self._found_or_made(record.group_id)
         group.apply(record.metadata)
         self._deadlines.set(record.group_id, group.next_deadline_ms)
@@ -118,7 +124,11 @@ class GroupsState:
                 check_session_timeout(request.session_timeout_ms, self._limits)
                 raise UnknownMemberError(f"no group {request.group_id!r}")
             group = self._found_or_made(request.group_id)
-        return self._settled(group, lambda group: group.join(now, request, ticket))
+        try:
+            return self._settled(group, lambda group: group.join(now, request, ticket))
+        except MemberIdRequiredError as sent_away:
+            self._given_id(now, request.group_id, sent_away.member_id)
+            raise
 
     def sync(self, now: Now, request: SyncRequest, ticket: Ticket) -> GroupDecision:
         group = self._group_of_member(request.group_id)
@@ -168,7 +178,7 @@ class GroupsState:
         elif claim.generation >= 0:
             raise GroupIdNotFoundError(f"no group {claim.group_id!r}")
         records, errors = to_records(
-            claim.group_id, request.offsets, now.wall_ms, self._limits.offset_metadata_bytes_max
+            claim.group_id, request.offsets, now.wall_ms, self._limits.offset_metadata_length_max
         )
         return Decision(records, [Answer(ticket, CommitReply(errors))])
 
@@ -177,7 +187,6 @@ class GroupsState:
         now: Now,
         group_id: str,
         partitions: Sequence[TopicPartition] | None,
-        claim: MemberClaim | None,
         ticket: Ticket,
     ) -> GroupDecision:
         """All of a group's offsets where no partitions are named. In a classic group anybody may ask, and a
@@ -220,35 +229,44 @@ class GroupsState:
         partitions = [partition for partition, _ in self._offsets.of_group(group_id)]
         return Decision(self.tombstones(group_id, partitions, whole_group=True), [Answer(ticket, DONE)])
 
-    def forget_topics(self, now: Now, topics: Mapping[str, UUID | None]) -> GroupDecision:
-        """Topics, by name, with their ids where they are known, are no more. What does not fit into one decision
-        is left for the next call with the same topics: it is done when there are no records."""
+    def topics(self) -> Iterable[TopicKey]:
+        """Topics that there are offsets of."""
+        return self._offsets.topics()
+
+    def forget_topics(self, now: Now, topics: Iterable[TopicKey]) -> GroupDecision | None:
+        """Topics are no more. What does not fit into one decision is left for the next call with the same topics;
+        None: nothing is left of them."""
         records: list[GroupRecord] = []
         room = TOMBSTONES_BYTES_MAX
-        for topic, topic_id in topics.items():
-            for group_id, partition in self._offsets.of_topic(topic, topic_id):
-                records += self.tombstones(group_id, [(topic, partition)])
+        for key in topics:
+            for group_id, partition in self._offsets.of_topic(key):
+                records += self.tombstones(group_id, [(key[0], partition)])
                 room -= _tombstone_bytes(group_id)
                 if room <= 0:
                     return Decision(records, ())
-        return Decision(records, ())
+        return Decision(records, ()) if records else None
 
-    def expire(self, now: Now) -> GroupDecision:
-        """Forgets offsets that have had their time, and empty groups that have none left. What does not fit into
-        one decision is left for the next call, which goes on where this one ends: it is done when there are no
-        records."""
-        if not self._to_look_at:
-            self._to_look_at.extend(self._groups)
+    def expire(self, now: Now) -> GroupDecision | None:
+        """Forgets offsets that have had their time, and empty groups that have none left. A decision looks at some
+        of the groups, and the next one goes on where it ends; None: it has seen all of them, and would begin
+        anew."""
+        if self._to_look_at is None:
+            self._to_look_at = deque(self._groups)
+        elif not self._to_look_at:
+            self._to_look_at = None
+            return None
         records: list[GroupRecord] = []
         room = TOMBSTONES_BYTES_MAX
-        while self._to_look_at and room > 0:
+        looks = OFFSETS_PER_LOOK
+        while self._to_look_at and room > 0 and looks > 0:
             group = self._groups.get(self._to_look_at.popleft())
             if group is None:
                 continue
             size = _tombstone_bytes(group.group_id)
             count_max = max(1, room // size)
-            expired, none_is_left = self._expired(group, now, count_max)
-            is_over = none_is_left and group.is_empty and group.next_deadline_ms is None
+            expired, left = self._expired(group, now, count_max)
+            looks -= 1 + len(expired) + left
+            is_over = not left and group.is_empty and group.next_deadline_ms is None
             records += self.tombstones(group.group_id, expired, whole_group=is_over)
             if len(expired) == count_max and not is_over:
                 self._to_look_at.appendleft(group.group_id)
@@ -256,22 +274,23 @@ class GroupsState:
             room -= size * (len(expired) + is_over)
         return Decision(records, ())
 
-    def _expired(self, group: ClassicGroup, now: Now, count_max: int) -> tuple[list[TopicPartition], bool]:
-        """The offsets of a group that may go, up to so many, and whether none is left then."""
+    def _expired(self, group: ClassicGroup, now: Now, count_max: int) -> tuple[list[TopicPartition], int]:
+        """The offsets of a group that may go, up to so many, and how many are left then."""
         is_subscribed = _subscription_test(group)
         expired: list[TopicPartition] = []
-        none_is_left = True
+        left = 0
         for (topic, partition), committed in self._offsets.of_group(group.group_id):
-            since_ms = None if is_subscribed(topic) else _retention_start(group, committed)
+            since_ms = _retention_start(group, committed)
             if (
                 since_ms is not None
                 and is_expired(committed, since_ms, now.wall_ms, self._limits.offsets_retention_ms)
                 and len(expired) < count_max
+                and not is_subscribed(topic)
             ):
                 expired.append((topic, partition))
             else:
-                none_is_left = False
-        return expired, none_is_left
+                left += 1
+        return expired, left
 
     def tombstones(
         self, group_id: str, partitions: Iterable[TopicPartition], *, whole_group: bool = False
@@ -331,24 +350,25 @@ class GroupsState:
             return decide(group)
         finally:
             self._deadlines.set(group.group_id, group.next_deadline_ms)
-            if not group.is_empty or self._is_in_log(group.group_id):
-                self._expected.pop(group.group_id, None)
-            elif group.next_deadline_ms is None:
+            is_known = not group.is_empty or self._is_in_log(group.group_id)
+            if not is_known and group.next_deadline_ms is None:
                 self._give_up(group.group_id)
-            else:
-                self._expect(group.group_id)
 
     def _is_in_log(self, group_id: str) -> bool:
         return group_id in self._recorded or self._offsets.has_any(group_id)
 
-    def _expect(self, group_id: str) -> None:
-        self._expected[group_id] = None
-        if len(self._expected) > EXPECTED_GROUPS_MAX:
-            self._give_up(next(iter(self._expected)))
+    def _given_id(self, now: Now, group_id: str, member_id: str) -> None:
+        self._given_ids.append((group_id, member_id))
+        self._given_ids_bytes += _given_id_bytes(group_id, member_id)
+        while self._given_ids_bytes > GIVEN_IDS_BYTES_MAX:
+            group_id, oldest = self._given_ids.popleft()
+            self._given_ids_bytes -= _given_id_bytes(group_id, oldest)
+            group = self._groups.get(group_id)
+            if group is not None:
+                self._settled(group, partial(ClassicGroup.give_up_pending, now=now, member_id=oldest))
 
     def _give_up(self, group_id: str) -> None:
         self._groups.pop(group_id, None)
-        self._expected.pop(group_id, None)
         self._deadlines.set(group_id, None)
 
 
@@ -360,8 +380,14 @@ def _subscription_test(group: ClassicGroup) -> Callable[[str], bool]:
     """Whether members of the group are subscribed to a topic; taken for granted where it cannot be known."""
     if group.is_empty or group.protocol_type != PROTOCOL_TYPE:
         return lambda topic: False
-    topics = group.subscribed_topics()
-    return lambda topic: topics is None or topic in topics
+
+    # Only where somebody asks: to read the subscriptions of a large group takes its time.
+    @cache
+    def topics() -> frozenset[str] | None:
+        subscribed = group.subscribed_topics()
+        return None if subscribed is None else frozenset(subscribed)
+
+    return lambda topic: (known := topics()) is None or topic in known
 
 
 def _retention_start(group: ClassicGroup, committed: CommittedOffset) -> int | None:
@@ -375,6 +401,10 @@ def _retention_start(group: ClassicGroup, committed: CommittedOffset) -> int | N
     if group.protocol_type == PROTOCOL_TYPE and group.state is GroupState.STABLE:
         return committed.commit_timestamp_ms
     return None
+
+
+def _given_id_bytes(group_id: str, member_id: str) -> int:
+    return len(group_id) + len(member_id) + _GIVEN_ID_REST_BYTES
 
 
 def _tombstone_bytes(group_id: str) -> int:

@@ -25,6 +25,9 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
+SYNC_AGAIN_S_MIN, SYNC_AGAIN_S_MAX = 0.1, 5.0
+"""How long a sync that failed for the moment is put off: twice as long after each failure, up to the second."""
+
 
 class Appended(NamedTuple):
     base_offset: int
@@ -64,6 +67,8 @@ class Partition:
         self._sync: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
         self._syncing = False
+        self._sync_again: asyncio.TimerHandle | None = None
+        self._sync_again_s = SYNC_AGAIN_S_MIN
 
     # The role
 
@@ -190,12 +195,14 @@ class Partition:
         log_ = self.log
         if self._syncing or log_.durable_offset >= log_.end_offset or log_.settings.write_caching:
             return
+        self._stop_waiting_to_sync()
         self._syncing = True
         self._sync = start_now(self._sync_until_durable(), self._sync_ended)
 
     async def _sync_until_durable(self) -> None:
         while self.log.durable_offset < self.log.end_offset:
             await self.log.make_durable()
+            self._sync_again_s = SYNC_AGAIN_S_MIN
             self._note_durable()
             self._start_settling()
 
@@ -208,10 +215,24 @@ class Partition:
             # Whatever went wrong, nobody may wait for a sync that will not come.
             known = error if isinstance(error, StorageError) else StorageError(f"syncing failed: {error!r}")
             if known is error and self.log.failure is None:
-                # It may pass, and the next append tries again; but who waits now gets no promise.
+                # It may pass, and is tried again; but who waits now gets no promise.
                 self._refuse_waiting(known)
+                self._sync_later(known)
             else:
                 self.fail(known)
+
+    def _sync_later(self, error: StorageError) -> None:
+        """What is appended is not left as it is until somebody appends again: others may wait for it."""
+        if self._closed or self._syncing:
+            return
+        delay_s, self._sync_again_s = self._sync_again_s, min(2 * self._sync_again_s, SYNC_AGAIN_S_MAX)
+        log.warning("records are not synced yet", partition=str(self.name), why=str(error), again_s=delay_s)
+        self._sync_again = asyncio.get_running_loop().call_later(delay_s, self._start_sync)
+
+    def _stop_waiting_to_sync(self) -> None:
+        if self._sync_again is not None:
+            self._sync_again.cancel()
+            self._sync_again = None
 
     def _start_settling(self) -> None:
         """Beside the syncs, so that nobody who waits for records waits for indexes."""
@@ -313,6 +334,7 @@ class Partition:
     async def close(self) -> None:
         """Lets go: who waits is told that this node no longer leads the partition."""
         self._closed = True
+        self._stop_waiting_to_sync()
         self._leader = None
         self._refuse_waiting(NotLeaderError(f"{self.name} is closing on this node"))
         async with self._lock:

@@ -4,6 +4,7 @@ from moldau.errors import CorruptRecordError
 from moldau.world.disk import Buffer
 
 _LONG_BYTES_MAX = 10
+_ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
@@ -21,7 +22,9 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 def write_varint(value: int) -> bytes:
     zigzag = (value << 1) ^ (value >> 63)
     if zigzag < 0x80:
-        return zigzag.to_bytes(1, "big")
+        return _ONE_BYTE[zigzag]
+    if zigzag < 0x4000:
+        return bytes((zigzag & 0x7F | 0x80, zigzag >> 7))
     output = bytearray()
     while zigzag >= 0x80:
         output.append(zigzag & 0x7F | 0x80)

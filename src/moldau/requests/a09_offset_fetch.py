@@ -8,14 +8,14 @@ offsets, 5 brought the leader epoch, 6 the flexible encoding, 7 stable offsets (
 about to change: all are), 8 many groups in one request, 9 the member that asks, 10 topic ids in place of names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from moldau.errors import MoldauError, UnknownTopicIdError
 from moldau.groups.records import NO_LEADER_EPOCH, CommittedOffset
-from moldau.groups.requests import MemberClaim, TopicPartition
+from moldau.groups.requests import TopicPartition
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code
 from moldau.requests.registry import handles
@@ -31,23 +31,42 @@ NO_OFFSET = -1
 async def offset_fetch(request: Any, session: Session, broker: Broker) -> Any:
     version = session.api_version
     if version >= MANY_GROUPS_VERSION:
-        groups = [await _group(group, version, broker) for group in request.groups]
+        # Each once, or a small request could ask for a huge answer.
+        distinct = {group.group_id: group for group in request.groups}
+        groups = [await _group(group, version, broker) for group in distinct.values()]
         return {"throttle_time": 0, "groups": groups}
     answer = await _group(request, version, broker)
     if version < 2 and answer["error_code"]:
-        answer["topics"] = [_refused(topic, answer["error_code"]) for topic in request.topics]
+        answer["topics"] = [_refused(topic, answer["error_code"]) for topic in _distinct(request.topics)]
     return {"throttle_time": 0, **answer}
 
 
+class _Asked(NamedTuple):
+    """A topic, by its name or its id, and which of its partitions the caller wants to know of."""
+
+    name: str | None
+    topic_id: UUID | None
+    indexes: dict[int, None]
+
+
+def _distinct(topics: Sequence[Any]) -> list[_Asked]:
+    """Each topic and each partition of it once, however often it is named."""
+    distinct: dict[tuple[str | None, UUID | None], _Asked] = {}
+    for topic in topics:
+        key = topic.get("name"), topic.get("topic_id")
+        asked = distinct.setdefault(key, _Asked(*key, {}))
+        asked.indexes.update(dict.fromkeys(topic.partition_indexes))
+    return list(distinct.values())
+
+
 async def _group(group: Any, version: int, broker: Broker) -> dict[str, Any]:
-    asked = None if group.topics is None else [(topic, _name(topic, broker)) for topic in group.topics]
+    asked = None
     wanted = None
-    if asked is not None:
-        wanted = [
-            (name, index) for topic, name in asked if name is not None for index in topic.partition_indexes
-        ]
+    if group.topics is not None:
+        asked = [(topic, _name(topic, broker)) for topic in _distinct(group.topics)]
+        wanted = [(name, index) for topic, name in asked if name is not None for index in topic.indexes]
     try:
-        reply = await broker.groups.fetch_offsets(group.group_id, wanted, _claim(group))
+        reply = await broker.groups.fetch_offsets(group.group_id, wanted)
     except MoldauError as error:
         return {"group_id": group.group_id, "error_code": error_code(error), "topics": []}
     if asked is None:
@@ -57,36 +76,24 @@ async def _group(group: Any, version: int, broker: Broker) -> dict[str, Any]:
     return {"group_id": group.group_id, "error_code": 0, "topics": topics}
 
 
-def _claim(group: Any) -> MemberClaim | None:
-    member_id = group.get("member_id")
-    if member_id is None:
-        return None
-    return MemberClaim(
-        group_id=group.group_id, generation=group.member_epoch, member_id=member_id, instance_id=None
-    )
-
-
-def _name(topic: Any, broker: Broker) -> str | None:
+def _name(topic: _Asked, broker: Broker) -> str | None:
     """None where there is no topic with the id that was given."""
-    name: str | None = topic.get("name")
-    topic_id: UUID | None = topic.get("topic_id")
-    if name is None and topic_id is not None:
-        return broker.metadata.image.topic_names.get(topic_id)
-    return name
+    if topic.name is None and topic.topic_id is not None:
+        return broker.metadata.image.topic_names.get(topic.topic_id)
+    return topic.name
 
 
 def _topic(
-    topic: Any, name: str | None, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    topic: _Asked, name: str | None, offsets: Mapping[TopicPartition, CommittedOffset | None]
 ) -> dict[str, Any]:
     if name is None:
         return _refused(topic, error_code(UnknownTopicIdError("there is no topic with this id")))
-    topic_id = topic.get("topic_id")
     return {
         "name": name,
-        "topic_id": topic_id,
+        "topic_id": topic.topic_id,
         "partitions": [
-            _partition(index, _unless_of_another(offsets[name, index], topic_id))
-            for index in topic.partition_indexes
+            _partition(index, _unless_of_another(offsets[name, index], topic.topic_id))
+            for index in topic.indexes
         ],
     }
 
@@ -123,9 +130,9 @@ def _partition(index: int, committed: CommittedOffset | None, code: int = 0) -> 
     }
 
 
-def _refused(topic: Any, code: int) -> dict[str, Any]:
+def _refused(topic: _Asked, code: int) -> dict[str, Any]:
     return {
-        "name": topic.get("name"),
-        "topic_id": topic.get("topic_id"),
-        "partitions": [_partition(index, None, code) for index in topic.partition_indexes],
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "partitions": [_partition(index, None, code) for index in topic.indexes],
     }

@@ -5,6 +5,7 @@ Transactional producers are refused for good, so that they do not wait: nobody l
 Versions: 1 brought the kind of key, 3 the flexible encoding, 4 many keys in one request, 6 share groups.
 """
 
+import asyncio
 from typing import Any
 
 from moldau.errors import (
@@ -23,6 +24,9 @@ from moldau.wire.api_keys import ApiKey
 
 GROUP, TRANSACTION = 0, 1
 
+KEYS_PER_TURN = 500
+"""Keys that are looked up before other requests get their turn."""
+
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6))
 async def find_coordinator(request: Any, session: Session, broker: Broker) -> Any:
@@ -30,8 +34,12 @@ async def find_coordinator(request: Any, session: Session, broker: Broker) -> An
     keys = request.get("coordinator_keys")
     if keys is None:
         return {"throttle_time": 0, **await _find(kind, request.key, listener, broker)}
+    found = []
     # Each once, or a small request could ask for a huge answer.
-    found = [{"key": key, **await _find(kind, key, listener, broker)} for key in dict.fromkeys(keys)]
+    for key in dict.fromkeys(keys):
+        found.append({"key": key, **await _find(kind, key, listener, broker)})
+        if len(found) % KEYS_PER_TURN == 0:
+            await asyncio.sleep(0)
     return {"throttle_time": 0, "coordinators": found}
 
 

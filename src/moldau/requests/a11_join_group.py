@@ -22,23 +22,31 @@ MEMBER_ID_REQUIRED_VERSION = 4
 NULL_PROTOCOL_VERSION = 7
 SKIP_ASSIGNMENT_VERSION = 9
 
+NAME_LENGTH_MAX = 255
+"""Characters of a member's own name that the id it is given begins with."""
+
 
 @handles(ApiKey.JOIN_GROUP, versions=(0, 9))
 async def join_group(request: Any, session: Session, broker: Broker) -> Any:
+    asked = _asked(request, session, broker)
+    # The answer may be a long time in coming, and the request would keep its frame for so long.
+    del request
     try:
-        reply = await broker.groups.join(_asked(request, session, broker))
+        reply = await broker.groups.join(asked)
     except MoldauError as error:
-        return _refusal(request, session.api_version, error)
+        return _refusal(asked.member_id, session.api_version, error)
     return _answer(reply)
 
 
 def _asked(request: Any, session: Session, broker: Broker) -> JoinRequest:
     version, client_id = session.api_version, session.client_id or ""
     instance_id: str | None = request.get("group_instance_id")
+    # A name as long as can be would leave no room for the rest of the id.
+    name = (client_id if instance_id is None else instance_id)[:NAME_LENGTH_MAX]
     return JoinRequest(
         group_id=request.group_id,
         member_id=request.member_id,
-        fresh_member_id=f"{client_id if instance_id is None else instance_id}-{new_id(broker.world.random)}",
+        fresh_member_id=f"{name}-{new_id(broker.world.random)}",
         instance_id=instance_id,
         client_id=client_id,
         client_host=session.client_host,
@@ -70,7 +78,7 @@ def _answer(reply: JoinReply) -> dict[str, Any]:
     }
 
 
-def _refusal(request: Any, version: int, error: MoldauError) -> dict[str, Any]:
+def _refusal(member_id: str, version: int, error: MoldauError) -> dict[str, Any]:
     return {
         "throttle_time": 0,
         "error_code": error_code(error),
@@ -79,6 +87,6 @@ def _refusal(request: Any, version: int, error: MoldauError) -> dict[str, Any]:
         "protocol_name": None if version >= NULL_PROTOCOL_VERSION else "",
         "leader": "",
         "skip_assignment": False,
-        "member_id": error.member_id if isinstance(error, MemberIdRequiredError) else request.member_id,
+        "member_id": error.member_id if isinstance(error, MemberIdRequiredError) else member_id,
         "members": [],
     }

@@ -20,7 +20,10 @@ PROTOCOL_VERSION = 5
 @handles(ApiKey.SYNC_GROUP, versions=(0, 5))
 async def sync_group(request: Any, session: Session, broker: Broker) -> Any:
     try:
-        reply = await broker.groups.sync(_asked(request, session.api_version))
+        asked = _asked(request, session.api_version)
+        # The answer waits for the leader, and the request would keep its frame for so long.
+        del request
+        reply = await broker.groups.sync(asked)
     except MoldauError as error:
         return {
             "throttle_time": 0,

@@ -57,7 +57,10 @@ class Dispatcher:
             release()
         try:
             session = Session(connection, header.version, header.client_id)
-            tree = await route.handler(request, session, self._broker)
+            handling = route.handler(request, session, self._broker)
+            # Its bytes are views of the frame: a request that waits for long keeps what it needs, no more.
+            del request
+            tree = await handling
             if tree is NO_ANSWER:
                 return None
             out = AnswerFrame(header.correlation_id, flexible=route.is_answer_flexible)
