@@ -71,6 +71,26 @@ def sequences(*taken: ProducerBatch) -> list[tuple[int, int]]:
     return [(Batch(each.data).producer_epoch, Batch(each.data).base_sequence) for each in taken]
 
 
+def test_a_batch_that_cannot_be_built_stays_until_it_is_dropped_and_leaves_no_gap() -> None:
+    to = accumulator()
+    known(to)
+    broken = Record(value=b"x", headers=(("\ud800", b""),))
+    to.append(ORDERS, broken, record_size(broken), "broken", 0)
+    to.seal()
+    batches(to, "next")
+    for _ in range(2):
+        with pytest.raises(UnicodeEncodeError):
+            to.take(ORDERS)
+    assert not to.is_done(to.seal())
+    error = KafkaError(ErrorCode.invalid_record)
+    assert [(each.batch.tickets, each.error) for each in to.drop(ORDERS, error)] == [(["broken"], error)]
+    (following,) = take_all(to)
+    assert sequences(following) == [(0, 1)]
+    to.acknowledge(following, 1)
+    assert to.is_empty
+    assert to.has_room(10_000)
+
+
 # Batching
 
 

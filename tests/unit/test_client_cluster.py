@@ -7,12 +7,24 @@ from typing import Any
 
 import pytest
 
+from moldau.client.admin import Admin
 from moldau.client.cluster import Cluster, parse_bootstrap
-from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
+from moldau.client.connection import Connection
+from moldau.client.errors import (
+    ClientClosedError,
+    ConnectionLostError,
+    ErrorCode,
+    KafkaError,
+    RequestTimedOutError,
+)
+from moldau.client.log_offsets import EARLIEST, list_offsets
+from moldau.client.metadata import Metadata
 from moldau.client.record import TopicPartition
 from moldau.client.retries import Backoff
 from moldau.testing import Broker
+from moldau.testing.simulation.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
 from support.scripted_broker import NODE, Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
 
 ORDERS = TopicPartition("orders", 0)
@@ -98,7 +110,139 @@ def test_a_broker_that_never_answers_is_an_error_in_time() -> None:
     asyncio.run(main())
 
 
+class Silence:
+    """A connection over which nothing is ever answered."""
+
+    is_open = True
+    in_flight = 0
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address = (host, port)
+
+    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int) -> Message:
+        await asyncio.sleep(timeout_ms / 1000)
+        self.is_open = False
+        raise RequestTimedOutError("silence")
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Talk(Silence):
+    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int) -> Message:
+        broker = Message(node_id=NODE, host=self.address[0], port=self.address[1], rack=None)
+        return Message(error_code=0, brokers=[broker], cluster_id="c", controller_id=NODE, topics=[])
+
+
+def start_in_virtual_time(monkeypatch: pytest.MonkeyPatch, servers: str) -> tuple[float, bool]:
+    """How many seconds a cluster with a timeout of 30 takes to start, and whether it does. Servers called `deaf` take
+    no connection, those called `silent` take one and say nothing."""
+
+    async def connect(host: str, port: int, *, client_id: str, timeout_ms: int) -> Silence:
+        if host.startswith("deaf"):
+            await asyncio.sleep(timeout_ms / 1000)
+            raise RequestTimedOutError(host)
+        return (Silence if host.startswith("silent") else Talk)(host, port)
+
+    monkeypatch.setattr(Connection, "open", connect)
+
+    async def start() -> tuple[float, bool]:
+        cluster = Cluster(servers, request_timeout_ms=30_000)
+        try:
+            await cluster.start()
+        except RequestTimedOutError:
+            pass
+        took_s = asyncio.get_running_loop().time()
+        await cluster.close()
+        return took_s, bool(cluster.brokers)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(start())
+
+
+@pytest.mark.parametrize("servers", ["deaf1,deaf2,deaf3", "silent1,silent2,silent3", "deaf1,silent2"])
+def test_many_servers_that_hang_take_no_longer_than_one(
+    monkeypatch: pytest.MonkeyPatch, servers: str
+) -> None:
+    took_s, has_started = start_in_virtual_time(monkeypatch, servers)
+    assert not has_started
+    assert took_s < 30.1
+
+
+@pytest.mark.parametrize("servers", ["deaf1,well", "silent1,well", "deaf1,silent2,well"])
+def test_a_server_that_hangs_leaves_time_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, servers: str
+) -> None:
+    took_s, has_started = start_in_virtual_time(monkeypatch, servers)
+    assert has_started
+    # Nor is it waited for a second time.
+    assert took_s < 17
+
+
+def test_connecting_counts_against_the_time_of_a_call() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.API_VERSIONS] = lambda _: Hang
+        async with asyncio.timeout(PATIENCE_MS / 1000):
+            with pytest.raises(RequestTimedOutError):
+                await cluster.call(NODE, ApiKey.LIST_GROUPS, {}, timeout_ms=20, lane="another")
+
+    with_cluster(test)
+
+
 # Metadata
+
+
+def test_a_callback_that_fails_keeps_nobody_else_from_the_news() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        changes = [asyncio.Event(), asyncio.Event()]
+        cluster.on_update(fail)
+        cluster.on_update(lambda: next(each for each in changes if not each.is_set()).set())
+        cluster.track(["orders"])
+        for count, changed in enumerate(changes, 3):
+            broker.topics["orders"] = count
+            cluster.refresh_soon()
+            await asyncio.wait_for(changed.wait(), PATIENCE_MS / 1000)
+
+    with_cluster(test)
+
+
+def test_an_error_that_this_client_does_not_know_is_one_of_the_topic() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        told = broker.scripts[ApiKey.METADATA]
+
+        def unknown(asked: Asked) -> Answer:
+            tree = told(asked)
+            assert isinstance(tree, dict)
+            tree["topics"][0]["error_code"] = 9_999
+            return tree
+
+        broker.scripts[ApiKey.METADATA] = unknown
+        await cluster.refresh(["orders"])
+        assert cluster.topic_errors == {"orders": ErrorCode.unknown_server_error}
+
+    with_cluster(test)
+
+
+def test_whatever_goes_wrong_metadata_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        apply, failures = Metadata.apply, [ZeroDivisionError(), ZeroDivisionError()]
+
+        def sometimes(metadata: Metadata, answer: Message, *, all_topics: bool) -> bool:
+            if failures:
+                raise failures.pop()
+            return apply(metadata, answer, all_topics=all_topics)
+
+        monkeypatch.setattr(Metadata, "apply", sometimes)
+        changed = asyncio.Event()
+        cluster.on_update(changed.set)
+        cluster.track(["orders"])
+        cluster.refresh_soon()
+        await asyncio.wait_for(changed.wait(), PATIENCE_MS / 1000)
+
+    with_cluster(test)
 
 
 def test_tracked_topics_are_in_the_metadata_and_others_are_not() -> None:
@@ -340,8 +484,24 @@ def test_an_unknown_node_cannot_be_called() -> None:
 def test_a_closed_cluster_makes_no_connections() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         await cluster.close()
-        with pytest.raises(ConnectionLostError, match="closed"):
+        with pytest.raises(ClientClosedError):
             await cluster.connection(NODE)
+
+    with_cluster(test)
+
+
+def test_calls_on_a_closed_client_are_not_tried_again() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.close()
+        async with asyncio.timeout(PATIENCE_MS / 1000):
+            for call in (
+                Admin(cluster).list_topics(),
+                cluster.leader_of(ORDERS),
+                cluster.coordinator_of("g"),
+                list_offsets(cluster, {ORDERS: 0}),
+            ):
+                with pytest.raises(ClientClosedError):
+                    await call
 
     with_cluster(test)
 
@@ -360,7 +520,7 @@ def test_closing_tells_whoever_waits_for_a_connection_or_metadata() -> None:
         await cluster.close()
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         assert isinstance(outcomes[0], asyncio.CancelledError)
-        assert all(isinstance(each, ConnectionLostError) for each in outcomes[1:]), outcomes
+        assert all(isinstance(each, ClientClosedError) for each in outcomes[1:]), outcomes
 
     with_cluster(test)
 
@@ -375,6 +535,41 @@ def test_a_cluster_leaves_no_task_behind() -> None:
             assert not [name for name in names if name.startswith("moldau ")]
 
     asyncio.run(main())
+
+
+# Offsets of logs
+
+
+def test_answers_that_do_not_fit_the_question_about_offsets() -> None:
+    def offsets(*partitions: int) -> Tree:
+        told = [
+            {
+                "partition_index": each,
+                "error_code": 0,
+                "offset": each + 10,
+                "timestamp": -1,
+                "leader_epoch": 0,
+            }
+            for each in partitions
+        ]
+        return {"throttle_time": 0, "topics": [{"name": "orders", "partitions": told}]}
+
+    answers = iter([offsets(), offsets(1, 5), offsets(0)])
+    other = TopicPartition("orders", 1)
+
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        found = await list_offsets(cluster, {ORDERS: EARLIEST, other: EARLIEST})
+        assert {each: at.offset for each, at in found.items()} == {ORDERS: 10, other: 11}
+
+    with_cluster(test, {ApiKey.LIST_OFFSETS: lambda _: next(answers)})
+
+
+def test_a_partition_that_no_answer_mentions_is_an_error_in_the_end() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        with pytest.raises(KafkaError, match="an answer without orders-0"):
+            await list_offsets(cluster, {ORDERS: EARLIEST}, timeout_ms=30)
+
+    with_cluster(test, {ApiKey.LIST_OFFSETS: lambda _: {"throttle_time": 0, "topics": []}})
 
 
 def test_waits_grow_to_a_limit_and_vary() -> None:

@@ -2,187 +2,28 @@
 `tests/support/consuming.py`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from moldau.client.cluster import Cluster
 from moldau.client.consumer import Consumer
-from moldau.client.consumer_errors import CommitFailedError, IllegalStateError, RebalanceInProgressError
-from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
-from moldau.client.metadata import PartitionInfo, TopicInfo
+from moldau.client.consumer_errors import (
+    CommitFailedError,
+    NoOffsetForPartitionError,
+    RebalanceInProgressError,
+)
+from moldau.client.errors import (
+    ClientClosedError,
+    ConnectionLostError,
+    ErrorCode,
+    IllegalStateError,
+    KafkaError,
+    RequestTimedOutError,
+)
 from moldau.client.record import TopicPartition
-from moldau.records.build import build_batch
-from moldau.records.record import Record
-from moldau.testing.simulation.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
-from moldau.wire.consumer_protocol import Assignment, encode_assignment
-
-HERE = TopicPartition("t", 0)
-Answer = Callable[[Mapping[str, Any]], Any]
-
-
-def message(value: Any) -> Any:
-    if isinstance(value, dict):
-        return Message(**{name: message(each) for name, each in value.items()})
-    return [message(each) for each in value] if isinstance(value, list) else value
-
-
-class ScriptedCluster(Cluster):
-    """One node that leads the topic `t` and coordinates every group. A test replaces the answers it is about; all
-    requests but fetches are in `sent`."""
-
-    def __init__(self) -> None:
-        super().__init__("nowhere:1")
-        partitions = (PartitionInfo(0, 1, 0, (1,), (1,)),)
-        self._known = {"t": TopicInfo("t", None, partitions)}
-        self.sent: list[ApiKey] = []
-        self.lanes: dict[ApiKey, str] = {}
-        self.log: list[bytes] = []
-        self.committed: dict[int, int] = {}
-        self.finds = 0
-        self.fetches = 0
-        self.generation = 0
-        self.answers: dict[ApiKey, Answer] = {
-            ApiKey.JOIN_GROUP: self._join,
-            ApiKey.SYNC_GROUP: lambda _: {
-                "error_code": 0,
-                "assignment": encode_assignment(Assignment((("t", 0),))),
-            },
-            ApiKey.HEARTBEAT: lambda _: {"error_code": 0},
-            ApiKey.LEAVE_GROUP: lambda _: {"error_code": 0, "members": []},
-            ApiKey.OFFSET_COMMIT: self._commit,
-            ApiKey.OFFSET_FETCH: self._committed,
-            ApiKey.LIST_OFFSETS: lambda tree: {
-                "topics": [
-                    {
-                        "name": "t",
-                        "partitions": [
-                            {
-                                "partition_index": 0,
-                                "error_code": 0,
-                                "offset": 0
-                                if tree["topics"][0]["partitions"][0]["timestamp"] == -2
-                                else len(self.log),
-                                "timestamp": -1,
-                                "leader_epoch": 0,
-                            }
-                        ],
-                    }
-                ]
-            },
-        }
-
-    async def start(self) -> None:
-        pass
-
-    @property
-    def topics(self) -> Mapping[str, TopicInfo]:
-        return self._known
-
-    def partition_info(self, partition: TopicPartition) -> PartitionInfo | None:
-        topic = self._known.get(partition.topic)
-        return None if topic is None else topic.partition(partition.partition)
-
-    def known_leader_of(self, partition: TopicPartition) -> int:
-        found = self.partition_info(partition)
-        return -1 if found is None else found.leader
-
-    async def refresh(self, topics: Iterable[str] | None = None, **_: bool) -> None:
-        await asyncio.sleep(0)
-
-    async def _find_coordinator(self, key: str, kind: int) -> int:
-        self.finds += 1
-        return 1
-
-    async def call(
-        self,
-        node_id: int | None,
-        api: ApiKey,
-        tree: Mapping[str, Any],
-        *,
-        timeout_ms: int | None = None,
-        version_max: int | None = None,
-        lane: str = "",
-    ) -> Message:
-        await asyncio.sleep(0.001)
-        self.lanes[api] = lane
-        if api == ApiKey.FETCH:
-            self.fetches += 1
-            return message(await self._fetch(tree))
-        self.sent.append(api)
-        answer = self.answers[api](tree)
-        if asyncio.iscoroutine(answer):
-            answer = await answer
-        if isinstance(answer, Exception):
-            raise answer
-        return message(answer)
-
-    async def _fetch(self, tree: Mapping[str, Any]) -> Any:
-        offset = tree["topics"][0]["partitions"][0]["fetch_offset"]
-        code = ErrorCode.offset_out_of_range if offset > len(self.log) else ErrorCode.none
-        if offset == len(self.log):
-            await asyncio.sleep(tree["max_wait"] / 1000)
-        records = [Record(value=value) for value in self.log[offset:]]
-        batch = build_batch(records, base_offset=offset) if records else b""
-        partition = {
-            "partition_index": 0,
-            "error_code": code.value,
-            "high_watermark": len(self.log),
-            "last_stable_offset": len(self.log),
-            "log_start_offset": 0,
-            "aborted_transactions": None,
-            "records": memoryview(batch),
-        }
-        return {"error_code": 0, "responses": [{"topic": "t", "partitions": [partition]}]}
-
-    def _join(self, tree: Mapping[str, Any]) -> Any:
-        self.generation += 1
-        return {
-            "error_code": 0,
-            "generation_id": self.generation,
-            "protocol_name": "range",
-            "leader": "somebody else",
-            "member_id": "m1",
-            "members": [],
-        }
-
-    def _commit(self, tree: Mapping[str, Any]) -> Any:
-        for each in tree["topics"][0]["partitions"]:
-            self.committed[each["partition_index"]] = each["committed_offset"]
-        return self.commit_answer(ErrorCode.none)
-
-    def commit_answer(self, code: ErrorCode) -> Any:
-        return {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "error_code": code.value}]}]}
-
-    def _committed(self, tree: Mapping[str, Any]) -> Any:
-        partition = {
-            "partition_index": 0,
-            "committed_offset": self.committed.get(0, -1),
-            "committed_leader_epoch": -1,
-            "metadata": "",
-            "error_code": 0,
-        }
-        group = {"group_id": "g", "error_code": 0, "topics": [{"name": "t", "partitions": [partition]}]}
-        return {"groups": [group]}
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(scenario())  # type: ignore[arg-type]
-
-
-def in_group(cluster: Cluster, **settings: Any) -> Consumer:
-    return Consumer(cluster=cluster, group_id="g", **{"auto_offset_reset": "earliest", **settings})
-
-
-async def subscribed(consumer: Consumer) -> None:
-    """For a log without records: this would swallow them."""
-    consumer.subscribe(["t"])
-    while not consumer.assignment:
-        await consumer.poll(100)
+from support.scripted_cluster import HERE, Answer, ScriptedCluster, in_group, run, subscribed
 
 
 def test_a_record_is_committed_when_the_next_is_asked_for() -> None:
@@ -436,73 +277,128 @@ def test_a_poll_that_is_cancelled_can_be_repeated() -> None:
     run(scenario)
 
 
-def test_closing_does_not_wait_for_ever() -> None:
+def test_a_leader_that_is_away_is_asked_less_and_less_often() -> None:
     cluster = ScriptedCluster()
-    cluster.log = [b"a"]
-
-    async def never(_: Mapping[str, Any]) -> None:
-        await asyncio.Event().wait()
+    cluster.is_away = True
 
     async def scenario() -> None:
-        consumer = in_group(cluster)
-        await consumer.start()
-        consumer.subscribe(["t"])
-        await anext(consumer)
-        cluster.answers[ApiKey.OFFSET_COMMIT] = never
-        began = asyncio.get_running_loop().time()
-        await consumer.close(timeout_ms=5_000)
-        assert asyncio.get_running_loop().time() - began < 6
-        assert len(asyncio.all_tasks()) == 1
+        async with Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
+            consumer.assign([HERE])
+            await consumer.poll(60_000)
+            assert 40 < cluster.fetches < 100
+            cluster.is_away, cluster.log = False, [b"a"]
+            assert (await anext(consumer)).value == b"a"
 
     run(scenario)
 
 
-def test_a_callback_that_fails_does_not_keep_the_consumer_from_leaving() -> None:
-    cluster = ScriptedCluster()
-
-    def failing(_: list[TopicPartition]) -> None:
-        raise ZeroDivisionError
+def test_positions_that_cannot_be_looked_up_are_asked_for_less_and_less_often() -> None:
+    cluster = ScriptedCluster(request_timeout_ms=50)
+    cluster.answers[ApiKey.LIST_OFFSETS] = lambda _: ConnectionLostError("away")
 
     async def scenario() -> None:
-        consumer = in_group(cluster)
-        await consumer.start()
-        consumer.subscribe(["t"], on_revoked=failing)
-        while not consumer.assignment:
-            await consumer.poll(100)
-        with pytest.raises(ZeroDivisionError):
+        async with Consumer(cluster=cluster) as consumer:
+            consumer.assign([HERE])
+            await consumer.poll(60_000)
+            assert 40 < len(cluster.sent) < 100
+
+    run(scenario)
+
+
+def test_a_log_that_was_cut_is_read_on_from_there() -> None:
+    cluster = ScriptedCluster()
+    cluster.log = [b"a", b"b", b"c"]
+
+    async def scenario() -> None:
+        async with Consumer(cluster=cluster, auto_offset_reset="latest") as consumer:
+            consumer.assign([HERE])
+            consumer.seek(HERE, 0)
+            assert [record.value for record in await consumer.poll()] == [b"a", b"b", b"c"]
+            cluster.log, cluster.cut_at = [b"a", b"x", b"y", b"z"], 1
+            records = await consumer.poll(10_000)
+            assert [(record.offset, record.value) for record in records[:1]] == [(1, b"x")]
+
+    run(scenario)
+
+
+def test_who_does_not_want_to_guess_hears_of_a_log_that_was_cut() -> None:
+    cluster = ScriptedCluster()
+    cluster.log = [b"a", b"b", b"c"]
+
+    async def scenario() -> None:
+        async with Consumer(cluster=cluster, auto_offset_reset="none") as consumer:
+            consumer.assign([HERE])
+            consumer.seek(HERE, 0)
+            await consumer.poll()
+            cluster.cut_at = 1
+            for _ in range(2):
+                with pytest.raises(NoOffsetForPartitionError, match="cut at offset 1"):
+                    await consumer.poll(10_000)
+            cluster.cut_at = None
+            consumer.seek(HERE, 2)
+            assert [record.value for record in await consumer.poll()] == [b"c"]
+
+    run(scenario)
+
+
+def test_a_position_is_not_looked_for_for_ever() -> None:
+    cluster = ScriptedCluster()
+    cluster.answers[ApiKey.LIST_OFFSETS] = lambda _: ConnectionLostError("away")
+
+    async def scenario() -> None:
+        async with Consumer(cluster=cluster) as consumer:
+            consumer.assign([HERE])
+            for settings, limit_s in (({}, 30), ({"timeout_ms": 5_000}, 5)):
+                began = asyncio.get_running_loop().time()
+                with pytest.raises(RequestTimedOutError, match="t-0"):
+                    await consumer.position(HERE, **settings)
+                assert asyncio.get_running_loop().time() - began == pytest.approx(limit_s, abs=0.1)
+            looking = asyncio.create_task(consumer.position(HERE))
+            await asyncio.sleep(1)
             await consumer.close()
-        assert cluster.sent[-1] == ApiKey.LEAVE_GROUP
-        assert len(asyncio.all_tasks()) == 1
+            with pytest.raises(ClientClosedError):
+                await looking
 
     run(scenario)
 
 
-def test_a_callback_cannot_close_its_consumer() -> None:
+def test_a_callback_cannot_poll() -> None:
     cluster = ScriptedCluster()
 
+    async def polling(_: list[TopicPartition]) -> None:
+        await consumer.poll()
+
+    consumer = in_group(cluster)
+
     async def scenario() -> None:
-        async with in_group(cluster) as consumer:
-            consumer.subscribe(["t"], on_assigned=lambda _: consumer.close())
-            with pytest.raises(IllegalStateError, match="callback"):
+        async with consumer:
+            consumer.subscribe(["t"], on_assigned=polling)
+            with pytest.raises(IllegalStateError, match="callback cannot poll"):
                 await consumer.poll(10_000)
 
     run(scenario)
 
 
-def test_nothing_is_left_running_behind_a_consumer() -> None:
+def test_a_consumer_takes_the_settings_of_its_cluster() -> None:
+    consumer = Consumer("localhost:9092", client_id="c", request_timeout_ms=7, metadata_max_age_ms=8)
+    cluster = consumer.cluster
+    assert (cluster.client_id, cluster.request_timeout_ms, cluster.metadata_max_age_ms) == ("c", 7, 8)
+    with pytest.raises(TypeError, match="request_timeout_ms"):
+        Consumer(cluster=cluster, request_timeout_ms=7)
+    with pytest.raises(TypeError, match="gruop_id"):
+        Consumer("localhost:9092", gruop_id="g")
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", 5])
+def test_topics_that_cannot_be_are_refused(name: Any) -> None:
     cluster = ScriptedCluster()
 
     async def scenario() -> None:
         async with in_group(cluster) as consumer:
-            await subscribed(consumer)
-            await asyncio.sleep(1)
-        sent = list(cluster.sent)
-        assert len(asyncio.all_tasks()) == 1
-        await asyncio.sleep(100)
-        assert cluster.sent == sent
-        assert sent[-1] == ApiKey.LEAVE_GROUP
-        assert cluster._callbacks == []
-        assert cluster._tracked == {}
+            with pytest.raises(ValueError, match="by its name"):
+                consumer.subscribe(["t", name])
+            with pytest.raises(ValueError, match="not a partition"):
+                consumer.assign([TopicPartition(name, 0)])
 
     run(scenario)
 

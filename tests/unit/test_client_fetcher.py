@@ -8,7 +8,7 @@ import pytest
 
 from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode
-from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched, read_contents
+from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched, LogCutError, read_contents
 from moldau.client.fetcher import Fetcher
 from moldau.client.record import TopicPartition, records_of
 from moldau.records.build import build_batch
@@ -227,9 +227,10 @@ def test_a_log_that_was_cut_below_the_position_is_told() -> None:
         fetcher.assign({ORDERS: 0})
         assert values(await take(fetcher)) == ["a", "b"]
         fetched = await take(fetcher)
-        assert fetched.error is not None
+        assert isinstance(fetched.error, LogCutError)
         assert fetched.error.code is ErrorCode.offset_out_of_range
         assert "was cut at 1" in str(fetched.error)
+        assert (fetched.error.offset, fetched.error.leader_epoch) == (1, 3)
         assert broker.asked[-1].request.topics[0].partitions[0].last_fetched_epoch == 4
 
     diverging = {"diverging_epoch": {"epoch": 3, "end_offset": 1}}
@@ -265,6 +266,32 @@ def test_no_more_is_asked_for_than_there_is_room() -> None:
         in_turn([gives(batch(0, "a"))]),
         max_bytes=8_000,
         buffered_bytes_max=5_000,
+        partition_max_bytes=1_000,
+    )
+
+
+def test_what_lies_ready_of_a_paused_partition_does_not_starve_the_others() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0, OTHER: 0})
+        while fetcher.high_watermark(ORDERS) < 0:
+            await asyncio.sleep(0)
+        fetcher.pause([ORDERS])
+        fetched = await take(fetcher)
+        assert fetched.partition == OTHER
+        assert broker.asked[-1].request.max_bytes == 1_000
+        fetcher.resume([ORDERS])
+        assert values(await take(fetcher)) == ["a" * 2_000]
+
+    with_fetcher(
+        test,
+        in_turn(
+            [
+                gives(batch(0, "a" * 2_000)),
+                lambda asked: answer(asked, {1: {"records": batch(0, "b")}}),
+            ]
+        ),
+        max_bytes=2_000,
+        buffered_bytes_max=2_000,
         partition_max_bytes=1_000,
     )
 

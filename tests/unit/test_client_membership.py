@@ -5,8 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moldau.client.assignors import assignor_named
+from moldau.client.assignors import Member, assignor_named
 from moldau.client.errors import ErrorCode
+from moldau.client.leading import share_out
 from moldau.client.member_events import (
     Assign,
     Closed,
@@ -38,6 +39,7 @@ from moldau.client.member_events import (
 )
 from moldau.client.member_terms import JoinedMember, MemberSettings, MemberState
 from moldau.client.membership import JOIN_LAPSE_MS, Membership
+from moldau.client.notes import NO_NOTE, Note, decode_note, encode_note
 from moldau.wire.consumer_protocol import (
     Assignment,
     Partition,
@@ -146,6 +148,66 @@ def test_the_leader_shares_out_what_the_metadata_shows() -> None:
         "m1": (("orders", 0),),
         "m2": (("orders", 1), ("payments", 0)),
     }
+
+
+def came_back(share: bytes, *, leads: bool = False) -> Membership:
+    """A static member after a restart, with the assignment that it finds."""
+    who = member("cooperative-sticky", instance_id="static")
+    who.step(0, Subscribed(("orders",)))
+    who.step(0, Poll())
+    who.step(0, CoordinatorFound(1))
+    [join] = who.step(0, Poll())
+    assert isinstance(join, SendJoin)
+    subscription = encode_subscription(Subscription(("orders",)))
+    others = (JoinedMember("m1", "static", subscription),) if leads else ()
+    leader = "m1" if leads else "other"
+    answer = JoinAnswered(
+        join.attempt, ErrorCode.none, 2, "m1", leader, "cooperative-sticky", others, skip_assignment=leads
+    )
+    who.step(0, answer)
+    who.step(0, MetadataFetched(join.attempt, {"orders": 2}))
+    who.step(0, SyncAnswered(join.attempt, assignment=share))
+    assert who.step(0, Poll()) == [Assign(ORDERS[:1], ORDERS[:1])]
+    return who
+
+
+def joins_again(who: Membership) -> bool:
+    return any(isinstance(effect, SendJoin) for _ in range(3) for effect in who.step(0, Poll()))
+
+
+def test_who_takes_a_static_member_s_place_hands_over_what_that_one_had_to() -> None:
+    """Otherwise what it was to give up would belong to nobody for as long as the group is at rest."""
+    owner = Subscription(("orders",), None, ORDERS, 1)
+    members = [Member("m1", owner, "static"), Member("m2", Subscription(("orders",)))]
+    shares = dict(share_out(assignor_named("cooperative-sticky"), {"orders": 2}, members, "m2"))
+    assert decode_assignment(shares["m1"]).partitions == ORDERS[:1]
+    assert decode_assignment(shares["m2"]) == Assignment(())
+    assert joins_again(came_back(shares["m1"]))
+    assert not joins_again(came_back(assignment(*ORDERS[:1])))
+
+
+def test_a_leader_that_comes_back_sees_what_has_grown_meanwhile() -> None:
+    members = [Member("m1", Subscription(("orders",), None, ORDERS[:1], 1), "static")]
+    shares = dict(share_out(assignor_named("cooperative-sticky"), {"orders": 1}, members, "m1"))
+    assert joins_again(came_back(shares["m1"], leads=True))
+    same = encode_assignment(Assignment(ORDERS[:1], encode_note(Note(False, {"orders": 2}))))
+    assert not joins_again(came_back(same, leads=True))
+
+
+def test_members_that_are_not_static_leave_no_note() -> None:
+    members = [
+        Member("m1", Subscription(("orders",), None, ORDERS, 1)),
+        Member("m2", Subscription(("orders",)), "static"),
+    ]
+    for _, data in share_out(assignor_named("cooperative-sticky"), {"orders": 2}, members, "m1"):
+        assert decode_assignment(data).user_data is None
+
+
+@pytest.mark.parametrize(
+    "data", [None, b"", b"\x00\x01", b"[]", b"3", b'{"partition_counts":[1]}', b'{"a":1}']
+)
+def test_what_others_put_beside_an_assignment_is_no_note(data: bytes | None) -> None:
+    assert decode_note(data) == NO_NOTE
 
 
 def test_a_leader_without_metadata_joins_again() -> None:

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from moldau.client.consumer_errors import IllegalStateError, NoOffsetForPartitionError
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.consumer_errors import NoOffsetForPartitionError
+from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
 from moldau.client.fetched import Fetched
 from moldau.client.positions import OffsetAndMetadata, Positions, Reset
 from moldau.client.record import ConsumerRecord, TopicPartition

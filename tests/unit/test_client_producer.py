@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
 from moldau.client.producer import Producer
 from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
 
@@ -229,7 +231,7 @@ def test_aborting_tells_whoever_waits() -> None:
         await producer.abort()
         assert all(isinstance(each.exception(), KafkaError) for each in sent)
         await flushing
-        with pytest.raises(RuntimeError, match="not open"):
+        with pytest.raises(IllegalStateError, match="not open"):
             await producer.send("orders", b"x")
 
     with_producer(test, {ApiKey.PRODUCE: lambda _: Hang}, batch_size=500)
@@ -252,6 +254,8 @@ def test_closing_delivers_first() -> None:
         {"value": b"", "key": 5},
         {"value": b"", "headers": [(b"bytes", b"")]},
         {"value": b"", "headers": [("text", "text")]},
+        {"value": b"", "headers": [("\ud800", b"")]},
+        {"value": b"", "timestamp_ms": 1.5},
         {"value": b"", "timestamp_ms": -1},
         {"value": b"", "timestamp_ms": 2**63},
     ],
@@ -263,6 +267,137 @@ def test_records_that_cannot_be_are_refused_where_they_are_sent(record: dict[str
         await (await producer.send("orders", b"good"))
 
     with_producer(test, {ApiKey.PRODUCE: answer})
+
+
+@pytest.mark.parametrize("topic", ["", "\ud800", b"orders", None])
+def test_topics_that_cannot_be_are_refused(topic: Any) -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        with pytest.raises(ValueError, match="not a topic's name"):
+            await producer.send(topic, b"x")
+
+    with_producer(test, {})
+
+
+def test_a_batch_that_cannot_be_built_fails_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(records: list[Record], **settings: Any) -> bytes:
+        if any(each.value == b"bad" for each in records):
+            raise ZeroDivisionError
+        return build_batch(records, **settings)
+
+    monkeypatch.setattr("moldau.client.accumulator.build_batch", build)
+
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        await (await producer.send("orders", b"good"))
+        bad = await producer.send("orders", b"bad")
+        await producer.flush()
+        with pytest.raises(KafkaError, match="ZeroDivisionError"):
+            await bad
+        await (await producer.send("orders", b"good"))
+        assert [each.base_sequence for each in batches(broker)] == [0, 1]
+
+    with_producer(test, {ApiKey.PRODUCE: answer})
+
+
+def test_a_request_that_cannot_be_encoded_fails_its_batches() -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        producer._cluster.request_timeout_ms = 2**40
+        bad = await producer.send("orders", b"x")
+        with pytest.raises(KafkaError, match="INVALID_RECORD"):
+            await bad
+        await producer.flush()
+
+    with_producer(test, {ApiKey.PRODUCE: answer})
+
+
+def test_closing_that_is_cancelled_tells_whoever_waits_and_leaves_nothing() -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        sent = await producer.send("orders", b"x")
+        closing = asyncio.create_task(producer.close())
+        while not broker.count(ApiKey.PRODUCE):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert isinstance(sent.exception(), KafkaError)
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        assert not [name for name in names if name.startswith("moldau ")]
+
+    with_producer(test, {ApiKey.PRODUCE: lambda _: Hang})
+
+
+def test_closing_does_not_wait_longer_than_it_is_told() -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        sent = await producer.send("orders", b"x")
+        await producer.close(timeout_ms=50)
+        assert isinstance(sent.exception(), KafkaError)
+
+    with_producer(test, {ApiKey.PRODUCE: lambda _: Hang})
+
+
+def test_closing_twice_at_once_delivers_all_the_same() -> None:
+    release = asyncio.Event()
+
+    async def slowly(asked: Asked) -> Answer:
+        await release.wait()
+        return answer(asked)
+
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        sent = await producer.send("orders", b"x")
+        closing = [asyncio.create_task(producer.close()) for _ in range(2)]
+        while not broker.count(ApiKey.PRODUCE):
+            await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(*closing)
+        assert sent.result().offset == 0
+
+    with_producer(test, {ApiKey.PRODUCE: slowly})
+
+
+def test_whoever_is_tired_of_waiting_for_answers_does_not_take_them_from_others() -> None:
+    release = asyncio.Event()
+
+    async def slowly(asked: Asked) -> Answer:
+        await release.wait()
+        return answer(asked)
+
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        sent = await producer.send("orders", b"x")
+        while not broker.count(ApiKey.PRODUCE):
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(producer._sender.answers())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        release.set()
+        assert (await sent).offset == 0
+
+    with_producer(test, {ApiKey.PRODUCE: slowly})
+
+
+def test_what_comes_after_a_refused_producer_id_does_not_wait_for_the_delivery_timeout() -> None:
+    refusal = {"throttle_time": 0, "error_code": 31, "producer_id": -1, "producer_epoch": -1}
+
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        sending = asyncio.create_task(producer.send("late", b"y"))
+        await asyncio.sleep(0)
+        with pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"):
+            await (await producer.send("orders", b"x"))
+        broker.topics["late"] = 1
+        late = await sending
+        with pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"):
+            await late
+
+    with_producer(test, {ApiKey.INIT_PRODUCER_ID: lambda _: refusal})
+
+
+def test_misuse_is_told() -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        with pytest.raises(IllegalStateError, match="started once"):
+            await producer.start()
+        with pytest.raises(TypeError, match="linger"):
+            Producer(producer._cluster, linger=5)
+
+    with_producer(test, {})
 
 
 def test_without_acknowledgements_the_socket_holds_the_producer_back() -> None:

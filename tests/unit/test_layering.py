@@ -61,6 +61,8 @@ PURE = [
     "moldau.client.record",
     "moldau.client.undelivered",
     "moldau.client.versions",
+    "moldau.client.notes",
+    "moldau.client.waits",
     "moldau.partitions.state",
     "moldau.groups.records",
     "moldau.groups.requests",

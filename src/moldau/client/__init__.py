@@ -14,11 +14,17 @@ if TYPE_CHECKING:
     from moldau.client.consumer import Consumer
     from moldau.client.consumer_errors import (
         CommitFailedError,
-        IllegalStateError,
         NoOffsetForPartitionError,
         RebalanceInProgressError,
     )
-    from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
+    from moldau.client.errors import (
+        ClientClosedError,
+        ConnectionLostError,
+        ErrorCode,
+        IllegalStateError,
+        KafkaError,
+        RequestTimedOutError,
+    )
     from moldau.client.fetcher import Fetcher
     from moldau.client.positions import OffsetAndMetadata
     from moldau.client.producer import Producer, RecordMetadata
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "ClientClosedError",
     "Cluster",
     "CommitFailedError",
     "ConnectionLostError",
@@ -46,6 +53,7 @@ __all__ = [
 
 _HOMES = {
     "Admin": "admin",
+    "ClientClosedError": "errors",
     "Cluster": "cluster",
     "CommitFailedError": "consumer_errors",
     "ConnectionLostError": "errors",
@@ -53,7 +61,7 @@ _HOMES = {
     "ConsumerRecord": "record",
     "ErrorCode": "errors",
     "Fetcher": "fetcher",
-    "IllegalStateError": "consumer_errors",
+    "IllegalStateError": "errors",
     "KafkaError": "errors",
     "NoOffsetForPartitionError": "consumer_errors",
     "OffsetAndMetadata": "positions",

@@ -245,26 +245,37 @@ class Accumulator:
         return self._queues[partition].waiting[0].size
 
     def take(self, partition: TopicPartition) -> ProducerBatch:
-        """The next batch of a partition that is ready, now under way, with its bytes in `data`."""
+        """The next batch of a partition that is ready, now under way, with its bytes in `data`.
+
+        Whatever building it raises leaves everything as it was; then `drop` it.
+        """
         queue = self._queues[partition]
-        batch = queue.waiting.pop(0)
-        identity = queue.identity
-        assert identity is not None, "a partition without a producer id is never ready"
-        if self._idempotent and batch.base_sequence == NO_SEQUENCE:
-            batch.identity, batch.base_sequence = identity, queue.next_sequence
-            queue.next_sequence = (queue.next_sequence + len(batch.records)) % SEQUENCE_LIMIT
+        batch = queue.waiting[0]
+        assert queue.identity is not None, "a partition without a producer id is never ready"
+        writer, sequence = batch.identity or Identity(), batch.base_sequence
+        is_new_in_sequence = self._idempotent and sequence == NO_SEQUENCE
+        if is_new_in_sequence:
+            writer, sequence = queue.identity, queue.next_sequence
         if not batch.data:
-            writer = batch.identity or Identity()
             batch.data = build_batch(
                 batch.records,
                 compression=self._compression,
                 producer_id=writer.producer_id,
                 producer_epoch=writer.epoch,
-                base_sequence=batch.base_sequence,
+                base_sequence=sequence,
             )
+        if is_new_in_sequence:
+            batch.identity, batch.base_sequence = writer, sequence
+            queue.next_sequence = (sequence + len(batch.records)) % SEQUENCE_LIMIT
         batch.attempts += 1
-        queue.in_flight.append(batch)
+        queue.in_flight.append(queue.waiting.pop(0))
         return batch
+
+    def drop(self, partition: TopicPartition, error: KafkaError) -> list[Outcome]:
+        """Gives up the next batch of a partition: it cannot be sent at all."""
+        queue = self._queues[partition]
+        batch = queue.waiting.pop(0)
+        return [self._give_up(queue, batch, error), *self._settle(queue)]
 
     # Outcomes
 

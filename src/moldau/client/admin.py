@@ -26,7 +26,8 @@ from moldau.client.admin_groups import (
     GroupMember,
     MemberToRemove,
 )
-from moldau.client.admin_topics import EARLIEST, LATEST, MAX_TIMESTAMP, CreatedTopic, NewTopic, TopicAdmin
+from moldau.client.admin_topics import CreatedTopic, NewTopic, TopicAdmin
+from moldau.client.log_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
 
 __all__ = [
     "EARLIEST",

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from moldau.client.cluster import Cluster
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.cluster import Cluster, own_or_shared
+from moldau.client.errors import COORDINATOR_GONE, ErrorCode, KafkaError
 from moldau.client.retries import Retry
 
 K = TypeVar("K", bound=Hashable)
@@ -22,13 +22,6 @@ _TOLD_AT_ONCE = (
 )
 """Retriable for those who wait for a thing to appear; for an administrator they are the answer."""
 
-_COORDINATOR_MOVED = (
-    ErrorCode.not_coordinator,
-    ErrorCode.coordinator_not_available,
-    ErrorCode.network_exception,
-    ErrorCode.request_timed_out,
-)
-
 
 class AdminBase:
     def __init__(
@@ -36,8 +29,7 @@ class AdminBase:
     ) -> None:
         """`cluster` is bootstrap servers (with `cluster_settings` as `Cluster` has them), or one that is shared
         and started. Whatever is retriable is tried again for `timeout_ms`."""
-        self._owns_cluster = not isinstance(cluster, Cluster)
-        self._cluster = cluster if isinstance(cluster, Cluster) else Cluster(cluster, **cluster_settings)
+        self._cluster, self._owns_cluster = own_or_shared(cluster, cluster_settings)
         self._timeout_ms = timeout_ms
 
     async def start(self) -> None:
@@ -137,7 +129,7 @@ class AdminBase:
                     results[group] = error
             results |= await self._by_node(coordinators, ask, retry)
             for group, result in results.items():
-                if isinstance(result, KafkaError) and result.code in _COORDINATOR_MOVED:
+                if isinstance(result, KafkaError) and result.code in COORDINATOR_GONE:
                     self._cluster.forget_coordinator(group)
             return results
 
@@ -151,7 +143,7 @@ class AdminBase:
                 node = await self._cluster.coordinator_of(group, timeout_ms=retry.left_ms)
                 return await ask(node, self._limit_ms(retry))
             except KafkaError as error:
-                if error.code in _COORDINATOR_MOVED:
+                if error.code in COORDINATOR_GONE:
                     self._cluster.forget_coordinator(group)
                 raise
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moldau.client.admin_base import AdminBase, Results, error_of, only
 from moldau.client.errors import ErrorCode, KafkaError, check
+from moldau.client.group_offsets import GroupOffsets, outcomes_in
 from moldau.client.positions import OffsetAndMetadata
 from moldau.client.record import TopicPartition, by_topic
 from moldau.client.retries import Retry
@@ -125,59 +126,18 @@ class GroupAdmin(AdminBase):
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """What a group has committed, for all partitions or for these. Those without a commit are left out."""
-        topics = None if partitions is None else by_topic(list(partitions))
-        named = (
-            None
-            if topics is None
-            else [{"name": name, "partition_indexes": each} for name, each in topics.items()]
-        )
-        tree = {"groups": [{"group_id": group, "topics": named}], "require_stable": False}
-
-        async def ask(node: int, timeout_ms: int) -> dict[TopicPartition, OffsetAndMetadata]:
-            answer = await self._cluster.call(node, ApiKey.OFFSET_FETCH, tree, timeout_ms=timeout_ms)
-            (found,) = answer.groups
-            check(found.error_code, f"the offsets of the group {group!r}")
-            offsets = {}
-            for topic in found.topics:
-                for each in topic.partitions:
-                    partition = TopicPartition(topic.name, each.partition_index)
-                    check(each.error_code, f"the offset of {partition}")
-                    if each.committed_offset >= 0:
-                        offsets[partition] = OffsetAndMetadata(
-                            each.committed_offset, each.metadata or "", each.committed_leader_epoch
-                        )
-            return offsets
-
-        return await self._one_group(group, ask)
+        offsets = GroupOffsets(self._cluster, group)
+        return await offsets.committed(partitions, require_stable=False, timeout_ms=self._timeout_ms)
 
     async def alter_group_offsets(
         self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
     ) -> Results[TopicPartition, None]:
         """Sets what a group has committed. Brokers refuse it while the group has members (UNKNOWN_MEMBER_ID)."""
-        topics: dict[str, list[dict[str, Any]]] = {}
-        for partition, given in offsets.items():
-            each = OffsetAndMetadata(given) if isinstance(given, int) else given
-            topics.setdefault(partition.topic, []).append(
-                {
-                    "partition_index": partition.partition,
-                    "committed_offset": each.offset,
-                    "committed_leader_epoch": each.leader_epoch,
-                    "committed_metadata": each.metadata,
-                }
-            )
-        tree = {
-            "group_id": group,
-            "generation_id_or_member_epoch": -1,
-            "member_id": "",
-            "group_instance_id": None,
-            "topics": [{"name": name, "partitions": each} for name, each in topics.items()],
+        wanted = {
+            partition: OffsetAndMetadata(given) if isinstance(given, int) else given
+            for partition, given in offsets.items()
         }
-
-        async def ask(node: int, timeout_ms: int) -> Results[TopicPartition, None]:
-            answer = await self._cluster.call(node, ApiKey.OFFSET_COMMIT, tree, timeout_ms=timeout_ms)
-            return _by_partition(answer, group)
-
-        return await self._one_group(group, ask)
+        return await GroupOffsets(self._cluster, group).commit_each(wanted, timeout_ms=self._timeout_ms)
 
     async def delete_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition]
@@ -192,7 +152,7 @@ class GroupAdmin(AdminBase):
             tree = {"group_id": group, "topics": topics}
             answer = await self._cluster.call(node, ApiKey.OFFSET_DELETE, tree, timeout_ms=timeout_ms)
             check(answer.error_code, f"the group {group!r}")
-            return _by_partition(answer, group)
+            return outcomes_in(answer)
 
         return await self._one_group(group, ask)
 
@@ -224,26 +184,6 @@ class GroupAdmin(AdminBase):
             }
 
         return await self._one_group(group, ask)
-
-
-def _by_partition(answer: Message, group: str) -> Results[TopicPartition, None]:
-    """What became of each partition. An error of the group as a whole is one of each, and is raised."""
-    results: Results[TopicPartition, None] = {}
-    for topic in answer.topics:
-        for each in topic.partitions:
-            partition = TopicPartition(topic.name, each.partition_index)
-            result = error_of(each.error_code, f"{partition} of the group {group!r}")
-            if result is not None and result.is_retriable and result.code in _OF_THE_COORDINATOR:
-                raise result
-            results[partition] = result
-    return results
-
-
-_OF_THE_COORDINATOR = (
-    ErrorCode.coordinator_load_in_progress,
-    ErrorCode.coordinator_not_available,
-    ErrorCode.not_coordinator,
-)
 
 
 def _described(group: Message, node: int) -> GroupDescription | KafkaError:

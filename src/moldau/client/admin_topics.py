@@ -13,9 +13,6 @@ from moldau.client.record import TopicPartition
 from moldau.client.retries import Retry
 from moldau.wire.api_keys import ApiKey
 
-EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
-"""What `list_offsets` takes in the place of a time."""
-
 BY_DEFAULT = -1
 """A partition count or replication factor that the broker chooses."""
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from moldau.client.connection import Connection
-from moldau.client.errors import ErrorCode, KafkaError, check
+from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError, check
 from moldau.client.metadata import NO_LEADER, BrokerInfo, Metadata, PartitionInfo, TopicInfo
 from moldau.client.nodes import Address, Nodes, shared
 from moldau.client.record import TopicPartition
@@ -87,7 +87,7 @@ class Cluster:
         retry = self.retry()
         while True:
             try:
-                await self.refresh()
+                await self.refresh(timeout_ms=retry.left_ms)
                 break
             except KafkaError as error:
                 await retry.after(error)
@@ -143,19 +143,22 @@ class Cluster:
 
         Raises ConnectionLostError and RequestTimedOutError (both retriable), and UnsupportedVersionError.
         """
-        connection = await self.connection(node_id, lane)
-        timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
+        limit = self.retry(timeout_ms)
+        connection = await self.connection(node_id, lane, timeout_ms=limit.left_ms)
         try:
-            return await connection.call(api, tree, timeout_ms=timeout_ms, version_max=version_max)
+            return await connection.call(api, tree, timeout_ms=limit.left_ms, version_max=version_max)
         except KafkaError:
             if not connection.is_open:
                 self.note_failure(connection)
             raise
 
-    async def connection(self, node_id: int | None, lane: str = "") -> Connection:
+    async def connection(
+        self, node_id: int | None, lane: str = "", *, timeout_ms: int | None = None
+    ) -> Connection:
         """For callers that pipeline: an open connection to a node, or to the least busy one."""
+        timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
         try:
-            return await self._nodes.connection(node_id, lane)
+            return await self._nodes.connection(node_id, lane, timeout_ms)
         except KafkaError:
             self.refresh_soon()
             raise
@@ -232,12 +235,17 @@ class Cluster:
         self._is_stale.set()
 
     async def refresh(
-        self, topics: Iterable[str] | None = None, *, all_topics: bool = False, create: bool = False
+        self,
+        topics: Iterable[str] | None = None,
+        *,
+        all_topics: bool = False,
+        create: bool = False,
+        timeout_ms: int | None = None,
     ) -> None:
         """Fetches metadata now, of the tracked topics and these; one under way that covers them is joined.
 
         With `create` a broker that creates topics by itself may do so with the given ones. Raises KafkaError
-        when no broker answers.
+        when no broker answers, in `timeout_ms` if that is shorter than request_timeout_ms.
         """
         wanted: tuple[str, ...] | None
         if create:
@@ -246,6 +254,13 @@ class Cluster:
             wanted = None
         else:
             wanted = tuple(dict.fromkeys((*self._tracked, *(topics or ()))))
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await self._refresh(wanted, create)
+        except TimeoutError:
+            raise RequestTimedOutError(f"no broker told of its metadata within {timeout_ms} ms") from None
+
+    async def _refresh(self, wanted: tuple[str, ...] | None, create: bool) -> None:
         while (under_way := self._refreshing) is not None:
             if under_way.covers(wanted, create):
                 await shared(under_way.task)
@@ -265,7 +280,7 @@ class Cluster:
         retry = self.retry(timeout_ms)
         while missing := [name for name in names if name not in self.topics]:
             try:
-                await self.refresh(missing, create=create)
+                await self.refresh(missing, create=create, timeout_ms=retry.left_ms)
                 self._check_known(missing)
             except KafkaError as error:
                 await retry.after(error)
@@ -275,7 +290,7 @@ class Cluster:
         retry = self.retry(timeout_ms)
         while (leader := self.known_leader_of(partition)) == NO_LEADER:
             try:
-                await self.refresh([partition.topic])
+                await self.refresh([partition.topic], timeout_ms=retry.left_ms)
                 self._check_known([partition.topic])
                 found = self.partition_info(partition)
                 if found is None:
@@ -309,6 +324,10 @@ class Cluster:
             except KafkaError as error:
                 _log.debug("metadata could not be fetched", error=error)
                 self._is_stale.set()
+            except Exception:
+                # A bug: without fresh metadata all else would slowly come to rest.
+                _log.exception("metadata could not be fetched")
+                self._is_stale.set()
             # However often it is found to be stale, brokers are not asked more often than this.
             await asyncio.sleep(backoff.next_ms() / 1000)
 
@@ -330,16 +349,22 @@ class Cluster:
         self._nodes.use(self._metadata.brokers)
         if changed:
             for callback in list(self._callbacks):
-                callback()
+                try:
+                    callback()
+                except Exception:
+                    _log.exception("somebody could not take in new metadata")
 
     async def _any_answer(self, tree: Mapping[str, Any]) -> Message:
-        """The first answer with metadata; each broker is asked once at most."""
+        """The first answer with metadata, in request_timeout_ms; each broker is asked once at most."""
+        limit = self.retry()
         attempts = self._nodes.count
         while True:
+            connection = await self._nodes.connection(None, "", limit.left_ms)
+            # One that hangs leaves the others their share of the time.
+            timeout_ms = max(1, limit.left_ms // max(1, attempts))
             attempts -= 1
-            connection = await self._nodes.connection(None, "")
             try:
-                answer = await connection.call(ApiKey.METADATA, tree, timeout_ms=self.request_timeout_ms)
+                answer = await connection.call(ApiKey.METADATA, tree, timeout_ms=timeout_ms)
                 check(answer.get("error_code", 0))
                 if not answer.brokers:
                     raise KafkaError(ErrorCode.leader_not_available, "the broker knows of no brokers yet")
@@ -357,7 +382,8 @@ class Cluster:
         retry = self.retry(timeout_ms)
         while (kind, key) not in self._coordinators:
             try:
-                self._coordinators[kind, key] = await self._find_coordinator(key, kind)
+                limit_ms = min(retry.left_ms, self.request_timeout_ms)
+                self._coordinators[kind, key] = await self._find_coordinator(key, kind, limit_ms)
             except KafkaError as error:
                 await retry.after(error)
         return self._coordinators[kind, key]
@@ -366,18 +392,28 @@ class Cluster:
         """It has moved or cannot be reached: the next `coordinator_of` asks again."""
         self._coordinators.pop((kind, key), None)
 
-    async def _find_coordinator(self, key: str, kind: int) -> int:
-        answer = await self.call(None, ApiKey.FIND_COORDINATOR, {"key_type": kind, "coordinator_keys": [key]})
+    async def _find_coordinator(self, key: str, kind: int, timeout_ms: int) -> int:
+        tree = {"key_type": kind, "coordinator_keys": [key]}
+        answer = await self.call(None, ApiKey.FIND_COORDINATOR, tree, timeout_ms=timeout_ms)
         found = answer.coordinators[0]
         check(found.error_code, found.error_message or f"the coordinator of {key!r}")
         node_id = int(found.node_id)
         if node_id not in self.brokers:
-            await self.refresh()
+            await self.refresh(timeout_ms=timeout_ms)
             if node_id not in self.brokers:
                 raise KafkaError(
                     ErrorCode.coordinator_not_available, f"node {node_id}, which coordinates {key!r}, is away"
                 )
         return node_id
+
+
+def own_or_shared(given: str | Sequence[str] | Cluster, settings: Mapping[str, Any]) -> tuple[Cluster, bool]:
+    """The cluster that a client stands on, and whether the client has made it, with these settings, and owns it."""
+    if not isinstance(given, Cluster):
+        return Cluster(given, **settings), True
+    if settings:
+        raise TypeError(f"a cluster that is shared has settings of its own: {', '.join(settings)}")
+    return given, False
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Address]:

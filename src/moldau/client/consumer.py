@@ -7,7 +7,8 @@
 
 Heartbeats and fetches go on in the background; everything that takes partitions from the user or gives them some
 happens inside `poll` (or `async for`, which polls). So poll often: who does not for `max_poll_interval_ms` leaves the
-group.
+group. And never block the event loop, which sends the heartbeats: who sends none for `session_timeout_ms` is taken for
+dead. What computes for long belongs in a thread.
 """
 
 import asyncio
@@ -15,12 +16,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from moldau.client.assignors import assignor_named
-from moldau.client.cluster import Cluster
+from moldau.client.closing import Closing
+from moldau.client.cluster import Cluster, own_or_shared
 from moldau.client.commits import Commits
-from moldau.client.consumer_errors import IllegalStateError
+from moldau.client.errors import IllegalStateError
 from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched
 from moldau.client.group_member import GroupMember
 from moldau.client.group_offsets import GroupOffsets
@@ -30,16 +32,13 @@ from moldau.client.member_terms import GroupMetadata, MemberSettings
 from moldau.client.positions import RESETS, Mode, OffsetAndMetadata, Positions, Reset, to_commit
 from moldau.client.reading import Reading
 from moldau.client.rebalances import Listener, RebalanceCallback, Rebalances
-from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.client.record import ConsumerRecord, TopicPartition, is_topic_name
 from moldau.client.wanted_topics import WantedTopics
-from moldau.observe.logging import get_logger
 
 _ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
 _ITERATION_POLL_MS = 60_000
 _ITERATION_REST_S = 0.005
 """How long an iteration hands out records that are there before it looks after the group and lets others run."""
-
-_log = get_logger("client.consumer")
 
 T = TypeVar("T")
 
@@ -76,14 +75,16 @@ class Consumer:
         fetch_max_bytes: int = 50 * 1024 * 1024,
         max_partition_fetch_bytes: int = 1024 * 1024,
         exclude_internal_topics: bool = True,
-        client_id: str = "moldau",
+        **cluster_settings: Any,
     ) -> None:
-        """Either `bootstrap` (`host:port`, several with commas or as a list) or a started `cluster` to share.
+        """Either `bootstrap` (`host:port`, several with commas or as a list; with `cluster_settings` as `Cluster` has
+        them) or a started `cluster` to share.
 
         Where all `assignors` are cooperative, partitions that stay are kept through a rebalance; otherwise all are
         given up before it. Without a group there is nothing to commit to, and partitions are assigned by hand.
         """
-        if (bootstrap is None) == (cluster is None):
+        given = cluster if bootstrap is None else bootstrap
+        if given is None or (bootstrap is not None and cluster is not None):
             raise ValueError("a consumer needs either bootstrap servers or a cluster")
         if group_id == "":
             raise ValueError("the group id is empty; to read without a group, leave it out")
@@ -97,14 +98,7 @@ class Consumer:
             )
         if max_poll_records < 1:
             raise ValueError(f"max_poll_records is at least 1, not {max_poll_records}")
-        if not 0 < heartbeat_interval_ms < session_timeout_ms:
-            raise ValueError(
-                "heartbeat_interval_ms is above 0 and below session_timeout_ms, so that one may be lost"
-            )
-        if not assignors:
-            raise ValueError("a consumer needs at least one assignor")
-        self._owns_cluster = cluster is None
-        self.cluster = Cluster(bootstrap or (), client_id=client_id) if cluster is None else cluster
+        self.cluster, self._owns_cluster = own_or_shared(given, cluster_settings)
         self._max_poll_records = max_poll_records
         self._isolation_level = _ISOLATION_LEVELS[isolation_level]
         self._settings = MemberSettings(
@@ -144,6 +138,7 @@ class Consumer:
         self._nobody_polls.set()
         self._iterates_until = 0.0
         self._life = _Life.NEW
+        self._closing: Closing | None = None
 
     def _member_with(self, offsets: GroupOffsets, interval_ms: int | None) -> "_Group":
         member = GroupMember(self.cluster, self._settings, self._news.set)
@@ -162,44 +157,45 @@ class Consumer:
 
     async def close(self, *, commit: bool = True, timeout_ms: int = 30_000) -> None:
         """Commits what was consumed if the consumer commits by itself, gives its partitions back and leaves the group,
-        so that others need not wait for its session to end; a static member stays, to be back in time."""
-        if self._life in (_Life.CLOSING, _Life.CLOSED):
-            return
-        if self._polling is not None and self._polling is asyncio.current_task():
+        so that others need not wait for its session to end; a static member stays, to be back in time.
+
+        When the time is over, or this is cancelled, what is not done is left undone, but nothing is left running."""
+        if self._is_in_callback():
             raise IllegalStateError("a rebalance callback cannot close its consumer")
-        was_started = self._life is _Life.STARTED
-        self._life = _Life.CLOSING
-        self._iterates_until = 0.0
-        self._news.set()
-        await self._nobody_polls.wait()
+        if self._closing is None:
+            self._life = _Life.CLOSING
+            self._iterates_until = 0.0
+            self._news.set()
+            self._closing = Closing(lambda closing: self._close(closing, commit), timeout_ms)
+        elif self._closing.task.done():
+            # What went wrong was told to the one who closed it.
+            return
+        await self._closing.wait()
+
+    async def _close(self, closing: Closing, commit: bool) -> None:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                if was_started:
-                    await self._say_goodbye(commit)
-        except TimeoutError:
-            _log.warning("the consumer closes without having left its group", group=self._settings.group_id)
+            await closing.in_time("partitions to be given back", self._hand_back(commit))
         finally:
+            if self._group is not None:
+                # Whatever a callback raises, the others in the group should not have to wait.
+                self._group.member.step(Closed())
+                await closing.in_time("the group to be left", self._group.member.has_left())
             self._life = _Life.CLOSED
             await self._stop()
 
-    async def _say_goodbye(self, commit: bool) -> None:
+    async def _hand_back(self, commit: bool) -> None:
+        await self._nobody_polls.wait()
         if self._group is None:
             return
-        try:
-            if self._positions.is_group_managed:
-                self._group.member.step(HandBack(commit))
-                await self._group.rebalances.finish()
-            elif commit and self._settings.auto_commit:
-                await self._group.commits.commit_consumed()
-        finally:
-            # Whatever a callback raises, the others in the group should not have to wait.
-            self._group.member.step(Closed())
-            await self._group.member.has_left()
+        if self._positions.is_group_managed:
+            self._group.member.step(HandBack(commit))
+            await self._group.rebalances.finish()
+        elif commit and self._settings.auto_commit:
+            await self._group.commits.commit_consumed()
 
     async def _stop(self) -> None:
         await self._topics.close()
         if self._group is not None:
-            self._group.member.step(Closed())
             await self._group.member.close()
             await self._group.commits.close()
         await self._reading.close()
@@ -219,6 +215,11 @@ class Consumer:
     ) -> None:
         # What an error kept from being worked on is not committed: it will be read again.
         await self.close(commit=kind is None)
+
+    def _is_in_callback(self) -> bool:
+        task = asyncio.current_task()
+        closing = None if self._closing is None else self._closing.task
+        return task is not None and task in (self._polling, closing)
 
     def _check_open(self) -> None:
         if self._life is _Life.CLOSED:
@@ -263,7 +264,7 @@ class Consumer:
             self._topics.subscribe_pattern(re.compile(pattern))
         else:
             names = list(topics or ())
-            if not names or not all(isinstance(name, str) and name for name in names):
+            if not names or not all(map(is_topic_name, names)):
                 raise ValueError("subscribe to at least one topic, each by its name")
             self._topics.subscribe(names)
         group.rebalances.listener = listener
@@ -278,7 +279,7 @@ class Consumer:
         self._check_open()
         wanted = [TopicPartition(*each) for each in partitions]
         for each in wanted:
-            if not each.topic or each.partition < 0:
+            if not is_topic_name(each.topic) or each.partition < 0:
                 raise ValueError(f"{each!r} is not a partition")
         self._positions.assign_manually(())
         self._reading.assign(wanted)
@@ -357,11 +358,15 @@ class Consumer:
     async def _poll(self, timeout_ms: int, take: Callable[[], list[T]]) -> list[T]:
         self._check_pollable()
         if self._polling is not None:
+            if self._is_in_callback():
+                raise IllegalStateError("a rebalance callback cannot poll: a poll has called it")
             raise IllegalStateError("another task is polling this consumer")
         if self._positions.mode is Mode.NOTHING:
             raise IllegalStateError("there is nothing to read: subscribe or assign first")
         self._polling = asyncio.current_task()
         self._nobody_polls.clear()
+        # What is cancelled in here may be the commit of all that was handed out.
+        self._iterates_until = 0.0
         try:
             deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
             while not (taken := await self._poll_once(take)):
@@ -378,6 +383,7 @@ class Consumer:
         self._news.clear()
         if self._group is not None and self._positions.is_group_managed:
             await self._group.rebalances.go_on()
+            self._check_pollable()
         if self._group is not None:
             self._group.commits.commit_when_due()
         self._reading.look_up()
@@ -403,10 +409,12 @@ class Consumer:
 
     # Positions and offsets
 
-    async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record to hand out, looked up if it is not known."""
+    async def position(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
+        """The offset of the next record to hand out. If it is not known it is looked up, within the cluster's
+        request_timeout_ms unless something else is said; then raises KafkaError."""
         self._check_open()
-        return await self._reading.position(TopicPartition(*partition))
+        limit_ms = self.cluster.request_timeout_ms if timeout_ms is None else timeout_ms
+        return await self._reading.position(TopicPartition(*partition), limit_ms)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Goes on from this offset; the next poll returns nothing of what came before."""

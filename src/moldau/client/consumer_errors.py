@@ -27,7 +27,3 @@ class NoOffsetForPartitionError(KafkaError):
             "offset",
         )
         self.partitions = partitions
-
-
-class IllegalStateError(Exception):
-    """A call that does not fit what the consumer is doing."""

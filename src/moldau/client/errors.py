@@ -3,13 +3,25 @@
 from moldau.wire.kio import ErrorCode
 
 __all__ = [
+    "COORDINATOR_GONE",
+    "ClientClosedError",
     "ConnectionLostError",
     "ErrorCode",
+    "IllegalStateError",
     "KafkaError",
     "RequestTimedOutError",
     "UnsupportedVersionError",
     "check",
+    "code_of",
 ]
+
+COORDINATOR_GONE = (
+    ErrorCode.coordinator_not_available,
+    ErrorCode.not_coordinator,
+    ErrorCode.network_exception,
+    ErrorCode.request_timed_out,
+)
+"""After these somebody else may be the coordinator: it is asked for again."""
 
 
 class KafkaError(Exception):
@@ -39,6 +51,17 @@ class ConnectionLostError(KafkaError):
         super().__init__(ErrorCode.network_exception, message)
 
 
+class ClientClosedError(ConnectionLostError):
+    """The client itself was closed, so no other attempt can help."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
+
+    @property
+    def is_retriable(self) -> bool:
+        return False
+
+
 class RequestTimedOutError(KafkaError):
     """No answer came in time: whether the broker saw the request is not known."""
 
@@ -51,6 +74,15 @@ class UnsupportedVersionError(KafkaError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.unsupported_version, message)
+
+
+class IllegalStateError(RuntimeError):
+    """A call that does not fit what the client is doing."""
+
+
+def code_of(number: int) -> ErrorCode:
+    """A code that this client does not know, of a newer broker, is one that it cannot handle."""
+    return KafkaError(number).code
 
 
 def check(code: int, message: str | None = None) -> None:

@@ -14,6 +14,20 @@ from moldau.wire.codec import Message
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 
+class LogCutError(KafkaError):
+    """What was read last is not in the log any more: the log was cut, and has gone on differently."""
+
+    def __init__(self, partition: TopicPartition, position: int, end_offset: int, leader_epoch: int) -> None:
+        super().__init__(
+            ErrorCode.offset_out_of_range,
+            f"the log of {partition} was cut at {end_offset}, before {position}",
+        )
+        self.offset = min(end_offset, position)
+        """Up to here all is as it was when it was read."""
+        self.leader_epoch = leader_epoch
+        """Of the record before that."""
+
+
 class Fetched(NamedTuple):
     """News of one partition. With an error the partition is not fetched from any more until somebody seeks."""
 

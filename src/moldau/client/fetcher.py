@@ -1,7 +1,8 @@
 """Reads partitions ahead of its user: raw batches from many leaders at once, one long poll at each.
 
 A leader is asked again as soon as what it sent was taken, so the next batches are on their way while the last ones are
-worked on, and no more than a limit lies ready. Where reading starts and what is done about an offset that is gone
+worked on. No more than a limit lies ready, but for what partitions that were paused or leaders that would starve bring
+beyond it. Where reading starts and what is done about an offset that is gone
 is the caller's to decide.
 
     fetcher = Fetcher(cluster)
@@ -11,21 +12,27 @@ is the caller's to decide.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched, read_contents
+from moldau.client.fetched import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    Fetched,
+    LogCutError,
+    read_contents,
+)
 from moldau.client.metadata import NO_LEADER
 from moldau.client.record import TopicPartition
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
-__all__ = ["READ_COMMITTED", "READ_UNCOMMITTED", "Fetched", "Fetcher"]
+__all__ = ["READ_COMMITTED", "READ_UNCOMMITTED", "Fetched", "Fetcher", "LogCutError"]
 
 LANE = "fetch"
 """Fetches wait at the broker: nothing else may stand behind them."""
@@ -44,6 +51,8 @@ class _Reading:
     is_paused: bool = False
     is_stopped: bool = False
     """An error was told, and only a seek goes on from there."""
+    failures: int = 0
+    """In a row."""
     not_before: float = 0.0
     """Loop time of the next attempt after a failed one."""
     ready: Fetched | None = None
@@ -76,6 +85,7 @@ class Fetcher:
         self._buffered_bytes_max = buffered_bytes_max
         self._isolation_level = isolation_level
         self._lane = lane
+        self._backoff = cluster.backoff()
         self._partitions: dict[TopicPartition, _Reading] = {}
         """In the order they are asked for; those that brought something go to the end, so that none starves."""
         self._fetching: dict[int, asyncio.Task[None]] = {}
@@ -243,9 +253,8 @@ class Fetcher:
 
     def _start_fetch(self, leader: int, readings: Mapping[TopicPartition, _Reading]) -> None:
         room = self._buffered_bytes_max - self._promised_bytes - self._buffered_bytes()
-        bytes_max = min(self._max_bytes, room)
-        if bytes_max < min(self._partition_max_bytes, self._max_bytes):
-            return
+        # Whatever fills the room may stay for long, as paused partitions do: these must not wait for it.
+        bytes_max = min(self._max_bytes, max(room, self._partition_max_bytes))
         self._promised_bytes += bytes_max
         self._fetching[leader] = asyncio.get_running_loop().create_task(
             self._fetch(leader, readings, bytes_max), name=f"fetches from node {leader}"
@@ -266,8 +275,7 @@ class Fetcher:
             self._read_answer(answer, readings)
         except KafkaError as error:
             _log.debug("a fetch failed", node=leader, error=error)
-            for partition, reading in readings.items():
-                self._failed(partition, reading, error)
+            self._failed(readings, error)
         finally:
             del self._fetching[leader]
             self._promised_bytes -= bytes_max
@@ -298,6 +306,7 @@ class Fetcher:
     def _read_answer(self, answer: Message, readings: Mapping[TopicPartition, _Reading]) -> None:
         if answer.error_code != ErrorCode.none:
             raise KafkaError(answer.error_code, "the fetch as a whole")
+        failed: list[_Reading] = []
         for topic in answer.responses:
             for each in topic.partitions:
                 partition = TopicPartition(topic.topic, each.partition_index)
@@ -305,19 +314,24 @@ class Fetcher:
                 # After a seek, or if it is not read any more, this is an answer to a question of before.
                 if reading is None or self._partitions.get(partition) is not reading:
                     continue
-                if each.error_code != ErrorCode.none:
-                    self._learn_leader(partition, each)
-                    self._failed(partition, reading, KafkaError(each.error_code, f"{partition}"))
-                else:
+                if each.error_code == ErrorCode.none:
                     self._succeeded(partition, reading, each)
+                    continue
+                self._learn_leader(partition, each)
+                error = KafkaError(each.error_code, f"{partition}")
+                if error.is_retriable:
+                    failed.append(reading)
+                else:
+                    self._stop(partition, reading, error)
+        self._try_later(failed)
 
     def _succeeded(self, partition: TopicPartition, reading: _Reading, answer: Message) -> None:
         diverging = answer.get("diverging_epoch")
         if diverging is not None and diverging.end_offset >= 0:
-            message = f"the log of {partition} was cut at {diverging.end_offset}, before {reading.position}"
-            self._stop(partition, reading, KafkaError(ErrorCode.offset_out_of_range, message))
+            cut = LogCutError(partition, reading.position, diverging.end_offset, diverging.epoch)
+            self._stop(partition, reading, cut)
             return
-        reading.not_before = 0.0
+        reading.failures, reading.not_before = 0, 0.0
         reading.high_watermark = answer.high_watermark
         reading.log_start_offset = answer.log_start_offset
         contents = read_contents(partition, answer, reading.position, self._isolation_level)
@@ -338,11 +352,21 @@ class Fetcher:
         self._partitions[partition] = self._partitions.pop(partition)
         self._news.set()
 
-    def _failed(self, partition: TopicPartition, reading: _Reading, error: KafkaError) -> None:
-        if not error.is_retriable:
-            self._stop(partition, reading, error)
+    def _failed(self, readings: Mapping[TopicPartition, _Reading], error: KafkaError) -> None:
+        if error.is_retriable:
+            self._try_later(readings.values())
+        else:
+            for partition, reading in readings.items():
+                self._stop(partition, reading, error)
+
+    def _try_later(self, readings: Collection[_Reading]) -> None:
+        """All at the same time, so that one request asks for them again."""
+        if not readings:
             return
-        reading.not_before = asyncio.get_running_loop().time() + self._cluster.backoff().next_ms() / 1000
+        failures = max(each.failures for each in readings) + 1
+        not_before = asyncio.get_running_loop().time() + self._backoff.after_ms(failures) / 1000
+        for reading in readings:
+            reading.failures, reading.not_before = failures, not_before
         self._cluster.refresh_soon()
 
     def _stop(self, partition: TopicPartition, reading: _Reading, error: KafkaError) -> None:

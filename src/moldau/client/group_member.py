@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from moldau.client.cluster import Cluster
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import ErrorCode, KafkaError, code_of
 from moldau.client.member_events import (
     CoordinatorFound,
     CoordinatorNotFound,
@@ -81,6 +81,7 @@ class GroupMember:
 
     async def close(self) -> None:
         """After `Closed` was stepped: whatever is still on its way is given up."""
+        self.work.clear()
         self._forget_updates()
         self._wind_timer()
         self._watch(())
@@ -170,7 +171,7 @@ class GroupMember:
         self._answered(
             JoinAnswered(
                 join.attempt,
-                _code(answer.error_code),
+                code_of(answer.error_code),
                 answer.generation_id,
                 answer.member_id,
                 answer.leader,
@@ -208,7 +209,7 @@ class GroupMember:
         except KafkaError as error:
             self._answered(SyncAnswered(sync.attempt, error.code, message=error.message))
         else:
-            self._answered(SyncAnswered(sync.attempt, _code(answer.error_code), bytes(answer.assignment)))
+            self._answered(SyncAnswered(sync.attempt, code_of(answer.error_code), bytes(answer.assignment)))
 
     async def _heartbeat(self, beat: SendHeartbeat) -> None:
         tree = {
@@ -228,7 +229,7 @@ class GroupMember:
         except KafkaError as error:
             self._answered(HeartbeatAnswered(beat.beat, error.code))
         else:
-            self._answered(HeartbeatAnswered(beat.beat, _code(answer.error_code)))
+            self._answered(HeartbeatAnswered(beat.beat, code_of(answer.error_code)))
 
     async def _leave(self, leave: SendLeave) -> None:
         """Best effort: a coordinator that does not hear it ends the session when no heartbeats come. Not over the
@@ -260,8 +261,3 @@ class GroupMember:
 
 def _name(effect: type[Effect]) -> str:
     return f"group member: {effect.__name__}"
-
-
-def _code(number: int) -> ErrorCode:
-    """A code that this client does not know is one that it cannot handle."""
-    return KafkaError(number).code

@@ -2,22 +2,23 @@
 whose name it commits."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from moldau.client.cluster import Cluster
-from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.member_terms import Generation
+from moldau.client.errors import COORDINATOR_GONE, ErrorCode, KafkaError, check
+from moldau.client.member_terms import NO_GENERATION, Generation
 from moldau.client.positions import OffsetAndMetadata
 from moldau.client.record import TopicPartition, by_topic
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
-_COORDINATOR_GONE = (
-    ErrorCode.coordinator_not_available,
-    ErrorCode.not_coordinator,
-    ErrorCode.network_exception,
-    ErrorCode.request_timed_out,
-)
+_GONE = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
+"""Retriable for those who wait for a topic to come. What was read of one is committed before it goes or never."""
+
+T = TypeVar("T")
+
+Outcomes = dict[TopicPartition, KafkaError | None]
+"""What became of each partition: nothing, where all went well."""
 
 
 class GroupOffsets:
@@ -33,8 +34,20 @@ class GroupOffsets:
         *,
         timeout_ms: int | None = None,
     ) -> None:
-        """Committed at the coordinator when this returns; raises KafkaError with the coordinator's code. What can be
-        repeated is, until the time is over."""
+        """Committed at the coordinator when this returns; raises KafkaError with the coordinator's code, be it for one
+        partition only: the others are committed all the same. What can be repeated is, until the time is over."""
+        outcomes = await self.commit_each(offsets, generation, timeout_ms=timeout_ms)
+        for error in outcomes.values():
+            if error is not None:
+                raise error
+
+    async def commit_each(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        generation: Generation = NO_GENERATION,
+        *,
+        timeout_ms: int | None = None,
+    ) -> Outcomes:
         topics: dict[str, list[dict[str, Any]]] = {}
         for partition, each in offsets.items():
             topics.setdefault(partition.topic, []).append(
@@ -52,59 +65,67 @@ class GroupOffsets:
             "group_instance_id": self._instance_id if generation.is_member else None,
             "topics": [{"name": name, "partitions": each} for name, each in topics.items()],
         }
-        await self._until_answered(ApiKey.OFFSET_COMMIT, tree, _check_commit, timeout_ms)
+        return await self._until_answered(ApiKey.OFFSET_COMMIT, tree, outcomes_in, timeout_ms)
 
     async def committed(
-        self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        require_stable: bool = True,
+        timeout_ms: int | None = None,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Those of the partitions for which there is something. Offsets of a transaction that is not over are waited
-        for."""
-        topics = [
-            {"name": name, "partition_indexes": indexes}
-            for name, indexes in by_topic(list(partitions)).items()
-        ]
-        tree = {"groups": [{"group_id": self._group_id, "topics": topics}], "require_stable": True}
-        answer = await self._until_answered(ApiKey.OFFSET_FETCH, tree, _check_committed, timeout_ms)
-        return {
-            TopicPartition(topic.name, each.partition_index): OffsetAndMetadata(
-                each.committed_offset, each.metadata or "", each.committed_leader_epoch
-            )
-            for topic in answer.groups[0].topics
-            for each in topic.partitions
-            if each.committed_offset >= 0
-        }
+        """Those of the partitions, or of all, for which there is something. Offsets of a transaction that is not over
+        are waited for, unless what was before it is enough."""
+        named = None if partitions is None else by_topic(list(partitions))
+        topics = (
+            None
+            if named is None
+            else [{"name": name, "partition_indexes": indexes} for name, indexes in named.items()]
+        )
+        tree = {"groups": [{"group_id": self._group_id, "topics": topics}], "require_stable": require_stable}
+        return await self._until_answered(ApiKey.OFFSET_FETCH, tree, _committed_in, timeout_ms)
 
     async def _until_answered(
-        self, api: ApiKey, tree: Mapping[str, Any], check: Callable[[Message], None], timeout_ms: int | None
-    ) -> Message:
+        self, api: ApiKey, tree: Mapping[str, Any], read: Callable[[Message], T], timeout_ms: int | None
+    ) -> T:
+        """What `read` makes of an answer; one that it raises something retriable for is asked for again."""
         retry = self._cluster.retry(timeout_ms)
         while True:
             try:
                 coordinator = await self._cluster.coordinator_of(self._group_id, timeout_ms=retry.left_ms)
                 limit_ms = min(retry.left_ms, self._cluster.request_timeout_ms)
-                answer = await self._cluster.call(coordinator, api, tree, timeout_ms=limit_ms)
-                check(answer)
-                return answer
+                return read(await self._cluster.call(coordinator, api, tree, timeout_ms=limit_ms))
             except KafkaError as error:
-                if error.code in _COORDINATOR_GONE:
+                if error.code in COORDINATOR_GONE:
                     self._cluster.forget_coordinator(self._group_id)
                 await retry.after(error)
 
 
-def _check_commit(answer: Message) -> None:
+def outcomes_in(answer: Message) -> Outcomes:
+    """As an answer to a commit or a deletion tells them; raises what another attempt may help."""
+    outcomes: Outcomes = {}
     for topic in answer.topics:
         for each in topic.partitions:
+            partition = TopicPartition(topic.name, each.partition_index)
+            outcomes[partition] = None
             if each.error_code != ErrorCode.none:
-                partition = TopicPartition(topic.name, each.partition_index)
-                raise KafkaError(each.error_code, f"the offset of {partition} was not committed")
+                error = KafkaError(each.error_code, f"the committed offset of {partition} was not changed")
+                if error.is_retriable and error.code not in _GONE:
+                    raise error
+                outcomes[partition] = error
+    return outcomes
 
 
-def _check_committed(answer: Message) -> None:
-    group = answer.groups[0]
-    if group.error_code != ErrorCode.none:
-        raise KafkaError(group.error_code, f"the offsets of the group {group.group_id!r} were not read")
+def _committed_in(answer: Message) -> dict[TopicPartition, OffsetAndMetadata]:
+    (group,) = answer.groups
+    check(group.error_code, f"the offsets of the group {group.group_id!r} were not read")
+    found = {}
     for topic in group.topics:
         for each in topic.partitions:
-            if each.error_code != ErrorCode.none:
-                partition = TopicPartition(topic.name, each.partition_index)
-                raise KafkaError(each.error_code, f"the committed offset of {partition} was not read")
+            partition = TopicPartition(topic.name, each.partition_index)
+            check(each.error_code, f"the committed offset of {partition} was not read")
+            if each.committed_offset >= 0:
+                found[partition] = OffsetAndMetadata(
+                    each.committed_offset, each.metadata or "", each.committed_leader_epoch
+                )
+    return found

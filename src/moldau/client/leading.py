@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from moldau.client.assignors import Assignor, Member
 from moldau.client.member_terms import JoinedMember
+from moldau.client.notes import NO_NOTE, Note, encode_note
 from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Assignment, Subscription, decode_subscription, encode_assignment
 
@@ -18,12 +19,19 @@ def topics_of(members: Sequence[Member]) -> tuple[str, ...]:
 
 
 def share_out(
-    assignor: Assignor, partition_counts: Mapping[str, int], members: Sequence[Member]
+    assignor: Assignor, partition_counts: Mapping[str, int], members: Sequence[Member], leader_id: str
 ) -> tuple[tuple[str, bytes], ...]:
     """Each member's id with its assignment, as the sync carries it."""
     assignments = assignor.assign(partition_counts, members)
+    notes = {each.member_id: NO_NOTE for each in members}
+    for member in members:
+        if member.instance_id is not None:
+            kept = set(assignments[member.member_id])
+            hands_over = assignor.is_cooperative and not set(member.subscription.owned_partitions) <= kept
+            is_leader = member.member_id == leader_id
+            notes[member.member_id] = Note(hands_over, dict(partition_counts) if is_leader else None)
     return tuple(
-        (member_id, encode_assignment(Assignment(tuple(partitions))))
+        (member_id, encode_assignment(Assignment(tuple(partitions), encode_note(notes[member_id]))))
         for member_id, partitions in sorted(assignments.items())
     )
 

@@ -10,7 +10,8 @@ from moldau.client.record import TopicPartition
 from moldau.client.retries import Retry
 from moldau.wire.api_keys import ApiKey
 
-EARLIEST, LATEST = -2, -1
+EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
+"""What `list_offsets` takes in the place of a time."""
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -27,8 +28,8 @@ async def list_offsets(
     isolation_level: int = 0,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """For each partition the offset of its time, which may be EARLIEST or LATEST. Those are left out that have no
-    record at or after theirs. Raises KafkaError when some partition cannot be asked in time."""
+    """For each partition the offset of its time, which may be EARLIEST, LATEST or MAX_TIMESTAMP. Those are left out
+    that have no record at or after theirs. Raises KafkaError when some partition cannot be asked in time."""
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     left = dict(times)
     retry = cluster.retry(timeout_ms)
@@ -92,11 +93,17 @@ async def _ask(
     answer = await cluster.call(leader, ApiKey.LIST_OFFSETS, tree, timeout_ms=timeout_ms)
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     failure: KafkaError | None = None
-    for topic in answer.topics:
-        for each in topic.partitions:
-            partition = TopicPartition(topic.name, each.partition_index)
-            if each.error_code == ErrorCode.none:
-                found[partition] = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
-            else:
-                failure = KafkaError(each.error_code, f"{partition} was asked for an offset")
+    told = {
+        TopicPartition(topic.name, each.partition_index): each
+        for topic in answer.topics
+        for each in topic.partitions
+    }
+    for partition in times:
+        each = told.get(partition)
+        if each is None:
+            failure = KafkaError(ErrorCode.network_exception, f"an answer without {partition}")
+        elif each.error_code != ErrorCode.none:
+            failure = KafkaError(each.error_code, f"{partition} was asked for an offset")
+        else:
+            found[partition] = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
     return found, failure

@@ -1,5 +1,7 @@
 """The clocks of a group member, wound with the times that its steps are given."""
 
+from moldau.client.waits import wait_ms
+
 
 class Heartbeats:
     """When the next heartbeat is due, until when the coordinator must have answered one, and until when the user
@@ -84,6 +86,5 @@ class Attempts:
 
     def failed(self, now_ms: int) -> None:
         """The first time the next try may come at once: most often the group has only moved on."""
-        wait_ms = self._backoff_ms << self._failures - 1 if self._failures else 0
-        self._failures = min(self._failures + 1, 16)
-        self.next_at_ms = now_ms + min(wait_ms, self._backoff_max_ms)
+        before, self._failures = self._failures, self._failures + 1
+        self.next_at_ms = now_ms + (wait_ms(before, self._backoff_ms, self._backoff_max_ms) if before else 0)

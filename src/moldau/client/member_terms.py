@@ -34,6 +34,14 @@ class MemberSettings:
     retry_backoff_max_ms: int = 1_000
     auto_commit: bool = True
 
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_interval_ms < self.session_timeout_ms:
+            raise ValueError(
+                "heartbeat_interval_ms is above 0 and below session_timeout_ms, so that one may be lost"
+            )
+        if not self.assignors:
+            raise ValueError("a consumer needs at least one assignor")
+
 
 class Generation(NamedTuple):
     """Which member of which generation a request speaks for."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moldau.client.assignors import NOTHING, Assignor, Member, Remembered
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import COORDINATOR_GONE, ErrorCode, KafkaError
 from moldau.client.leading import read_members, share_out, topics_of
 from moldau.client.member_clocks import Attempts, Heartbeats
 from moldau.client.member_events import (
@@ -43,18 +43,13 @@ from moldau.client.member_events import (
     Warn,
 )
 from moldau.client.member_terms import NO_GENERATION, Generation, MemberSettings, MemberState
+from moldau.client.notes import NO_NOTE, decode_note
 from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Partition, Subscription, decode_assignment, encode_subscription
 
 JOIN_LAPSE_MS = 5_000
 """How much longer than the rebalance timeout a join waits: its answer has to travel, too."""
 
-_COORDINATOR_GONE = (
-    ErrorCode.coordinator_not_available,
-    ErrorCode.not_coordinator,
-    ErrorCode.network_exception,
-    ErrorCode.request_timed_out,
-)
 _MEMBERSHIP_GONE = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
 
 
@@ -90,6 +85,8 @@ class Membership:
         self._members: Sequence[Member] = ()
         self._skip_assignment = False
         self._offered: tuple[Partition, ...] = ()
+        self._note = NO_NOTE
+        """What came with the offer."""
         self._watched: dict[str, int] | None = None
         """The leader's: the group's topics, with the partition counts it assigned by."""
         self._counted: dict[str, int] | None = None
@@ -285,7 +282,8 @@ class Membership:
             return self._assignment_failed(
                 now_ms, f"the coordinator chose the assignor {self.generation.protocol!r}, which is not ours"
             )
-        return self._sync(share_out(chosen[0], self._watched, self._members))
+        shares = share_out(chosen[0], self._watched, self._members, self.generation.member_id)
+        return self._sync(shares)
 
     def _assignment_failed(self, now_ms: int, message: str) -> list[Effect]:
         self._failure = KafkaError(ErrorCode.inconsistent_group_protocol, message)
@@ -305,13 +303,17 @@ class Membership:
         if answer.code != ErrorCode.none:
             return self._join_failed(now_ms, answer.code, answer.message, "sync")
         try:
-            partitions = tuple(sorted(decode_assignment(answer.assignment).partitions))
+            assignment = decode_assignment(answer.assignment)
         except DecodeError as error:
             return self._assignment_failed(now_ms, f"the assignment cannot be read: {error}")
-        if any(topic not in (self._topics or ()) for topic, _ in partitions):
+        if any(topic not in (self._topics or ()) for topic, _ in assignment.partitions):
             return self._join_again(now_ms, "the assignment has topics that are not subscribed to")
         self.state = MemberState.JOINED
-        self._offered = partitions
+        self._offered = tuple(sorted(assignment.partitions))
+        self._note = decode_note(assignment.user_data)
+        if self.is_leader and self._note.partition_counts is not None:
+            # One that came back did not share out the partitions itself.
+            self._watched = dict(self._note.partition_counts)
         self._joins.succeeded()
         return []
 
@@ -319,7 +321,7 @@ class Membership:
         self.state = MemberState.STABLE
         self._is_prepared = False
         added, revoked = _without(self._offered, self.owned), _without(self.owned, self._offered)
-        if revoked:
+        if revoked or self._note.hands_over:
             self._rejoin_reason = "partitions were given up for others to have"
         self.owned = self._offered
         self._remembered = Remembered(self.owned, self.generation.generation_id)
@@ -334,7 +336,7 @@ class Membership:
             self._reset(f"the {what} was refused: {code.name}", code == ErrorCode.illegal_generation)
             self._joins.failed(now_ms)
             return []
-        if code in _COORDINATOR_GONE:
+        if code in COORDINATOR_GONE:
             self.coordinator = None
             return self._join_again(now_ms, f"the coordinator was lost in the {what}")
         if not code.retriable and code != ErrorCode.rebalance_in_progress:
@@ -460,7 +462,7 @@ class Membership:
         if code in _MEMBERSHIP_GONE:
             self._reset(f"a {what} was refused: {code.name}", code == ErrorCode.illegal_generation)
             return [Warn(f"the group has gone on without this consumer: {code.name} in answer to a {what}")]
-        if code in _COORDINATOR_GONE:
+        if code in COORDINATOR_GONE:
             self.coordinator = None
             return self._find(now_ms)
         if not code.retriable:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
 
-from moldau.client.errors import ErrorCode
+from moldau.client.errors import ErrorCode, code_of
 from moldau.client.record import TopicPartition
 from moldau.wire.codec import Message
 
@@ -93,7 +93,7 @@ class Metadata:
         name = topic.name
         if topic.error_code not in (ErrorCode.none, ErrorCode.leader_not_available):
             self.topics.pop(name, None)
-            self.topic_errors[name] = ErrorCode(topic.error_code)
+            self.topic_errors[name] = code_of(topic.error_code)
             return
         if not topic.partitions:
             # It is being created: there is nothing yet that could be written to.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from moldau.client.connection import Connection
-from moldau.client.errors import ConnectionLostError, KafkaError
+from moldau.client.errors import ClientClosedError, ConnectionLostError, KafkaError, RequestTimedOutError
 from moldau.client.metadata import BrokerInfo
 
 T = TypeVar("T")
@@ -54,17 +54,22 @@ class Nodes:
     def count(self) -> int:
         return len(self._addresses())
 
-    async def connection(self, node_id: int | None, lane: str) -> Connection:
+    async def connection(self, node_id: int | None, lane: str, timeout_ms: int) -> Connection:
         """An open connection to a node, or to the best one; raises ConnectionLostError or RequestTimedOutError."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         if node_id is not None:
             broker = self._brokers.get(node_id)
             if broker is None:
                 raise ConnectionLostError(f"node {node_id} is not among the brokers of the cluster")
-            return await self._connect((broker.host, broker.port), lane)
+            return await self._connect((broker.host, broker.port), lane, deadline)
         failure: KafkaError | None = None
-        for address in self._best_first(lane):
+        addresses = self._best_first(lane)
+        for number, address in enumerate(addresses):
+            now = asyncio.get_running_loop().time()
+            # One that hangs has its share of the time and no more.
+            until = now + (deadline - now) / (len(addresses) - number)
             try:
-                return await self._connect(address, lane)
+                return await self._connect(address, lane, until)
             except KafkaError as error:
                 failure = error
         raise failure or ConnectionLostError("no broker is known")
@@ -97,9 +102,9 @@ class Nodes:
         connection = self._connections.get((address, lane))
         return connection if connection is not None and connection.is_open else None
 
-    async def _connect(self, address: Address, lane: str) -> Connection:
+    async def _connect(self, address: Address, lane: str, deadline: float) -> Connection:
         if self._is_closed:
-            raise ConnectionLostError("the client is closed")
+            raise ClientClosedError
         connection = self._open_connection(address, lane)
         if connection is not None:
             return connection
@@ -111,7 +116,13 @@ class Nodes:
             )
             self._opening[key] = opening
             opening.add_done_callback(lambda task: self._opened(key, task))
-        return await shared(opening)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await shared(opening)
+        except TimeoutError:
+            # It is still being opened, for whoever comes later; until then others are asked first.
+            self._failed_at[address] = asyncio.get_running_loop().time()
+            raise RequestTimedOutError(f"no connection to {address[0]}:{address[1]} in time") from None
 
     async def _open(self, key: _Key) -> Connection:
         (host, port), _ = key
@@ -135,11 +146,11 @@ class Nodes:
 
 async def shared(task: "asyncio.Task[T]") -> T:
     """What a task gives that several may wait for: cancelling one of them does not end it. When the client is closed,
-    which does, they hear of a lost connection."""
+    which does, they hear of that."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         waiting = asyncio.current_task()
         if task.cancelled() and waiting is not None and not waiting.cancelling():
-            raise ConnectionLostError("the client is closed") from None
+            raise ClientClosedError from None
         raise

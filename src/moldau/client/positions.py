@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from moldau.client.consumer_errors import IllegalStateError, NoOffsetForPartitionError
+from moldau.client.consumer_errors import NoOffsetForPartitionError
+from moldau.client.errors import IllegalStateError
 from moldau.client.record import TopicPartition
 
 
@@ -174,6 +175,13 @@ class Positions:
             position = self._places[partition].offset
             raise NoOffsetForPartitionError([partition], f"the log has no offset {position}")
         self.seek_by(partition, self._reset)
+
+    def cut(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
+        """The log has gone on differently from this offset on: so it is read from there, whatever the policy for
+        those who do not know where; raises where the policy is not to guess."""
+        if self._reset is Reset.NONE:
+            raise NoOffsetForPartitionError([partition], f"the log was cut at offset {offset}")
+        self.seek(partition, offset, leader_epoch)
 
     # Looking positions up
 

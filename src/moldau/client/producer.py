@@ -15,17 +15,26 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from moldau.client.accumulator import Accumulator, Outcome, record_size
-from moldau.client.cluster import Cluster
-from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
+from moldau.client.cluster import Cluster, own_or_shared
+from moldau.client.errors import (
+    ConnectionLostError,
+    ErrorCode,
+    IllegalStateError,
+    KafkaError,
+    RequestTimedOutError,
+)
 from moldau.client.metadata import NO_LEADER
 from moldau.client.partitioner import StickyPartitions, partition_of_key
-from moldau.client.record import TopicPartition
+from moldau.client.record import TopicPartition, is_topic_name
 from moldau.client.sender import Sender
+from moldau.observe.logging import get_logger
 from moldau.records.batch import HEADER_SIZE
 from moldau.records.compression import NUMBERS
 from moldau.records.record import TIMESTAMP_MAX, Header, Record
 
 ACKS_ALL = -1
+
+_log = get_logger("client.producer")
 
 
 class RecordMetadata(NamedTuple):
@@ -64,8 +73,7 @@ class Producer:
             raise ValueError("an idempotent producer needs acks=-1 and 1 to 5 requests in flight")
         if compression not in NUMBERS:
             raise ValueError(f"compression is one of {', '.join(NUMBERS)}, not {compression!r}")
-        self._owns_cluster = not isinstance(cluster, Cluster)
-        self._cluster = cluster if isinstance(cluster, Cluster) else Cluster(cluster, **cluster_settings)
+        self._cluster, self._owns_cluster = own_or_shared(cluster, cluster_settings)
         self._max_request_size = max_request_size
         self._max_block_ms = max_block_ms
         self._accumulator = Accumulator(
@@ -98,31 +106,39 @@ class Producer:
 
     async def start(self) -> None:
         if self._is_open or self._has_ended:
-            raise RuntimeError("a producer is started once")
+            raise IllegalStateError("a producer is started once")
         if self._owns_cluster:
             await self._cluster.start()
         self._is_open = True
         self._sender.start()
 
-    async def close(self) -> None:
-        """Delivers what was sent, as long as delivery may take, and ends."""
-        if self._is_open:
-            self._is_open = False
-            self._give_room()
-            await self.flush()
-        await self.abort()
+    async def close(self, *, timeout_ms: int | None = None) -> None:
+        """Delivers what was sent, as long as delivery may take or for this time, and ends. What has no outcome by then,
+        or when this is cancelled, fails as in `abort`."""
+        self._is_open = False
+        self._give_room()
+        try:
+            if not self._has_ended:
+                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    await self.flush()
+        except TimeoutError:
+            _log.warning("the producer closes before everything is delivered", timeout_ms=timeout_ms)
+        finally:
+            await self.abort()
 
     async def abort(self) -> None:
         """Ends at once. Records that have no outcome yet fail: whether they were written is not known."""
         self._is_open = False
         self._has_ended = True
-        await self._sender.stop()
-        if self._owns_cluster:
-            await self._cluster.close()
-            await self._sender.answers()
-        self._conclude([])
-        self._cluster.untrack(self._topics)
-        self._topics.clear()
+        try:
+            await self._sender.stop()
+        finally:
+            if self._owns_cluster:
+                await self._cluster.close()
+                await self._sender.answers()
+            self._conclude([])
+            self._cluster.untrack(self._topics)
+            self._topics.clear()
 
     async def __aenter__(self) -> Self:
         try:
@@ -158,6 +174,8 @@ class Producer:
         Without a partition the key decides; records without a key stay together for a batch.
         """
         self._check_open()
+        if not is_topic_name(topic):
+            raise ValueError(f"{topic!r} is not a topic's name")
         timestamp = self._cluster.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         record = _checked(Record(timestamp=timestamp, key=key, value=value, headers=tuple(headers)))
         size = record_size(record)
@@ -200,7 +218,7 @@ class Producer:
         if self._sender.failure is not None:
             raise KafkaError(self._sender.failure.code, self._sender.failure.message)
         if not self._is_open:
-            raise RuntimeError(
+            raise IllegalStateError(
                 "the producer is not open: start it before use, and use it before it is closed"
             )
 
@@ -293,6 +311,12 @@ def _checked(record: Record) -> Record:
         name, content = header
         if not isinstance(name, str) or not (content is None or isinstance(content, bytes)):
             raise TypeError(f"a header is a str with bytes or None, not {header!r}")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the name of a header is UTF-8, which has no {name!r}") from None
+    if not isinstance(record.timestamp, int):
+        raise TypeError(f"a timestamp is a whole number, not {record.timestamp!r}")
     if not 0 <= record.timestamp <= TIMESTAMP_MAX:
         raise ValueError(f"a timestamp is milliseconds since 1970, not {record.timestamp}")
     return record

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moldau.client.cluster import Cluster
-from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.fetched import Fetched
+from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
+from moldau.client.fetched import Fetched, LogCutError
 from moldau.client.fetcher import Fetcher
 from moldau.client.group_offsets import GroupOffsets
 from moldau.client.log_offsets import list_offsets
+from moldau.client.nodes import shared
 from moldau.client.positions import Mode, Positions, Reset
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.client.undelivered import PartitionError, Undelivered
@@ -37,6 +38,7 @@ class Reading:
         self._isolation_level = isolation_level
         self._fetcher = Fetcher(cluster, isolation_level=isolation_level, news=news, **fetch_settings)
         self._undelivered = Undelivered()
+        self._backoff = cluster.backoff()
         self._looking_up: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
 
@@ -119,13 +121,17 @@ class Reading:
             self._undelivered.add(self._fetcher.take())
 
     def _start_anew_or_raise(self, broken: PartitionError) -> None:
-        partition = broken.partition
-        if broken.error.code != ErrorCode.offset_out_of_range:
+        partition, error = broken.partition, broken.error
+        if error.code != ErrorCode.offset_out_of_range:
             self._fetcher.remove([partition])
-            raise broken.error
-        _log.info("the position is not in the log", partition=str(partition), error=broken.error)
-        self._positions.out_of_range(partition)
+            raise error
+        _log.info("the position is not in the log", partition=str(partition), error=error)
+        if isinstance(error, LogCutError):
+            self._positions.cut(partition, error.offset, error.leader_epoch)
+        else:
+            self._positions.out_of_range(partition)
         self._forget([partition])
+        self._align()
         self.look_up()
 
     # Looking up
@@ -140,23 +146,28 @@ class Reading:
                 self._look_up(), name="consumer looks up positions"
             )
 
-    async def position(self, partition: TopicPartition) -> int:
-        while (offset := self._positions.position(partition)) is None:
-            self.look_up()
-            if self._looking_up is not None:
-                await asyncio.shield(self._looking_up)
-        return offset
+    async def position(self, partition: TopicPartition, timeout_ms: int) -> int:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while (offset := self._positions.position(partition)) is None:
+                    self.look_up()
+                    if self._looking_up is not None:
+                        await shared(self._looking_up)
+                return offset
+        except TimeoutError:
+            raise RequestTimedOutError(f"no position of {partition} was found in {timeout_ms} ms") from None
 
     async def _look_up(self) -> None:
         try:
             await self._look_up_committed()
             await self._look_up_resets()
+            self._backoff.reset()
         except KafkaError as error:
             if self._is_worth_telling(error):
                 self._failure = error
             else:
                 _log.info("positions could not be looked up and will be again", error=error)
-                await asyncio.sleep(self._cluster.backoff().next_ms() / 1000)
+                await asyncio.sleep(self._backoff.next_ms() / 1000)
         finally:
             self._looking_up = None
             self._news.set()

@@ -37,13 +37,19 @@ class Rebalances:
 
     async def finish(self) -> None:
         """Does what has been put aside."""
-        while self._member.work:
-            await self._perform(self._member.work.popleft())
+        work = self._member.work
+        while work:
+            effect = work[0]
+            if not isinstance(effect, CommitNow):
+                await self._perform(work.popleft())
+                continue
+            # It stays until it is done: a poll that is cancelled meanwhile leaves it to the next one.
+            await self._commits.commit_consumed()
+            if work and work[0] is effect:
+                work.popleft()
 
     async def _perform(self, effect: Effect) -> None:
         match effect:
-            case CommitNow():
-                await self._commits.commit_consumed()
             case Revoke(partitions):
                 await self._take_away(partitions, self.listener.on_revoked)
             case Lose(partitions):

@@ -44,6 +44,17 @@ def records_of(
             )
 
 
+def is_topic_name(name: object) -> bool:
+    """Whether it can be in a request at all; which names are allowed is the brokers' affair."""
+    if not isinstance(name, str) or not name:
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
     """The partition numbers of each topic, as requests group them."""
     topics: dict[str, list[int]] = {}

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 from moldau.client.errors import KafkaError
+from moldau.client.waits import wait_ms
 
 _JITTER = 0.2
 """Clients that failed together should not come back together."""
@@ -24,9 +25,8 @@ class Backoff:
 
     def after_ms(self, failures: int) -> int:
         """The wait after so many failures, for those who count themselves."""
-        # The exponent is bounded, for the number would otherwise grow with every failure of a long outage.
-        wait_ms = min(self._first_ms << min(failures - 1, 16), self._max_ms)
-        return round(wait_ms * self._random.uniform(1 - _JITTER, 1 + _JITTER))
+        middle_ms = wait_ms(failures, self._first_ms, self._max_ms)
+        return round(middle_ms * self._random.uniform(1 - _JITTER, 1 + _JITTER))
 
     def reset(self) -> None:
         self._failures = 0

@@ -69,7 +69,8 @@ class Sender:
 
     async def answers(self) -> None:
         """Waits until no answer is outstanding."""
-        waiting = [answer for answers in self._in_flight.values() for answer in answers]
+        # Shielded: whoever is tired of waiting must not take the answers from the batches.
+        waiting = [asyncio.shield(answer) for answers in self._in_flight.values() for answer in answers]
         await asyncio.gather(*waiting, return_exceptions=True)
 
     def wake(self) -> None:
@@ -85,7 +86,9 @@ class Sender:
             self._wake.clear()
             now_ms = self.now_ms()
             self._conclude(self._accumulator.expire(now_ms))
-            if self._accumulator.wants_identity and self._getting_identity is None and self.failure is None:
+            if self.failure is not None:
+                self._conclude(self._accumulator.abandon(self.failure))
+            elif self._accumulator.wants_identity and self._getting_identity is None:
                 self._getting_identity = asyncio.get_running_loop().create_task(
                     self._get_identity(), name=f"{self._cluster.client_id} gets a producer id"
                 )
@@ -150,7 +153,11 @@ class Sender:
             size += self._accumulator.next_size(partition)
             if batches and size > self._max_request_size:
                 break
-            batches.append(self._accumulator.take(partition))
+            try:
+                batches.append(self._accumulator.take(partition))
+            except Exception as error:
+                _log.exception("a batch cannot be built", partition=str(partition))
+                self._conclude(self._accumulator.drop(partition, _unsendable(error)))
         return batches
 
     def _send(self, node: int, connection: Connection, batches: list[ProducerBatch]) -> None:
@@ -174,14 +181,21 @@ class Sender:
                 return
             answer = connection.send(ApiKey.PRODUCE, tree, timeout_ms=timeout_ms)
         except KafkaError as error:
-            for batch in batches:
-                if error.is_retriable:
-                    self._accumulator.put_back(batch, error)
-                else:
-                    self._fail(batch, error)
+            self._did_not_leave(batches, error)
             raise
+        except Exception as error:
+            unsendable = _unsendable(error)
+            self._did_not_leave(batches, unsendable)
+            raise unsendable from error
         self._in_flight.setdefault(node, []).append(answer)
         answer.add_done_callback(lambda future: self._answered(node, connection, batches, future))
+
+    def _did_not_leave(self, batches: list[ProducerBatch], error: KafkaError) -> None:
+        for batch in batches:
+            if error.is_retriable:
+                self._accumulator.put_back(batch, error)
+            else:
+                self._fail(batch, error)
 
     def _answered(
         self,
@@ -240,12 +254,15 @@ class Sender:
             except KafkaError as error:
                 if not error.is_retriable:
                     self.failure = error
-                    self._conclude(self._accumulator.abandon(error))
                     break
                 _log.debug("no producer id yet", error=error)
                 await asyncio.sleep(backoff.next_ms() / 1000)
         self._getting_identity = None
         self._wake.set()
+
+
+def _unsendable(error: Exception) -> KafkaError:
+    return KafkaError(ErrorCode.invalid_record, f"it cannot be sent: {error!r}")
 
 
 def _message(told: Message) -> str:
