@@ -7,7 +7,7 @@ joins) has a lane, that is a connection, of its own.
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moldau.client.connection import Connection
 from moldau.client.errors import ClientClosedError, ConnectionLostError, KafkaError, RequestTimedOutError
@@ -115,7 +115,7 @@ class Nodes:
                 self._open(key), name=f"{self._client_id} connects to {address[0]}:{address[1]}"
             )
             self._opening[key] = opening
-            opening.add_done_callback(lambda task: self._opened(key, task))
+            opening.add_done_callback(lambda task: self._opening.pop(key, None))
         try:
             async with asyncio.timeout_at(deadline):
                 return await shared(opening)
@@ -137,16 +137,11 @@ class Nodes:
         self._connections[key] = connection
         return connection
 
-    def _opened(self, key: _Key, task: "asyncio.Task[Connection]") -> None:
-        self._opening.pop(key, None)
-        if not task.cancelled():
-            # Whoever waited has heard of a failure; if nobody waits any more, nobody needs to.
-            task.exception()
-
 
 async def shared(task: "asyncio.Task[T]") -> T:
     """What a task gives that several may wait for: cancelling one of them does not end it. When the client is closed,
     which does, they hear of that."""
+    task.add_done_callback(_heard)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -154,3 +149,9 @@ async def shared(task: "asyncio.Task[T]") -> T:
         if task.cancelled() and waiting is not None and not waiting.cancelling():
             raise ClientClosedError from None
         raise
+
+
+def _heard(task: "asyncio.Task[Any]") -> None:
+    """Whoever waited has heard of a failure; if nobody waits any more, nobody needs to."""
+    if not task.cancelled():
+        task.exception()
