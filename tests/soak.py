@@ -16,8 +16,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 PROOFS = PROJECT / "docs" / "proof"
-SHOWN_LINES = 3
-TELLING = re.compile(r"\d (passed|failed|seeds|runs)\b|violation|lost write|trace [0-9a-f]")
+TELLING = re.compile(r"^\d+ (passed|failed|seeds|runs)\b| failed:$|trace [0-9a-f]")
 
 
 @dataclass(frozen=True)
@@ -131,9 +130,7 @@ def play(proof: Proof) -> bool:
     )
     seconds = time.monotonic() - began
     held = (run.returncode != 0) == proof.must_fail
-    shown = [line for line in run.stdout.replace("\r", "\n").splitlines() if TELLING.search(line)][
-        -SHOWN_LINES:
-    ]
+    shown = telling(run.stdout.replace("\r", "\n").splitlines())
     print(
         f"{proof.name}: {'holds' if held else 'DOES NOT HOLD'} after {seconds:.0f} s",
         *shown,
@@ -144,6 +141,16 @@ def play(proof: Proof) -> bool:
         print(run.stdout[-4000:], run.stderr[-4000:], flush=True)
     write_down(proof, held, seconds, shown)
     return held
+
+
+def telling(lines: list[str]) -> list[str]:
+    """What came out in the end, and of what failed the name and the first thing that was wrong."""
+    told = [
+        line
+        for before, line in zip(["", *lines], lines, strict=False)
+        if TELLING.search(line) or before.endswith(" failed:")
+    ]
+    return told if len(told) <= 3 else [*told[:2], told[-1]]
 
 
 def write_down(proof: Proof, held: bool, seconds: float, shown: list[str]) -> None:
