@@ -1,12 +1,15 @@
 """`moldau topic`, `group`, `produce` and `consume` against a broker, as somebody types them."""
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from moldau.cli.commands import app
+from moldau.cli import asking
+from moldau.cli.commands import GROUPED, app
 from moldau.testing import Broker
 
 Moldau = Callable[..., Result]
@@ -23,6 +26,7 @@ def moldau(broker: Broker) -> Moldau:
     def run(*arguments: str, typed: str | bytes = b"", fails: bool = False) -> Result:
         environment = {"MOLDAU_BOOTSTRAP": broker.bootstrap}
         result = CliRunner().invoke(app, list(arguments), input=typed, env=environment)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
         assert (result.exit_code != 0) == fails, result.output
         return result
 
@@ -118,5 +122,116 @@ def test_what_cannot_be_done_is_told_with_what_to_do_next(
     assert told in moldau(*arguments, fails=True).output.replace("\n", " ")
 
 
-def test_no_broker_is_told_with_how_to_start_one(moldau: Moldau) -> None:
-    assert "moldau serve" in moldau("topic", "list", "--bootstrap", "127.0.0.1:1", fails=True).output
+@pytest.mark.parametrize("command", [["topic", "list"], ["produce", "x"], ["consume", "x"]])
+def test_no_broker_is_waited_for_and_told_with_how_to_start_one(
+    moldau: Moldau, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr(asking, "SILENT_S", 0.01)
+    monkeypatch.setattr(asking, "REACHED_WITHIN_MS", 300)
+    told = moldau(*command, "--bootstrap", "127.0.0.1:1", fails=True).stderr.splitlines()
+    assert told[0] == "waiting for 127.0.0.1:1 ..."
+    assert "moldau serve" in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["topic", "list", "-b", "nonsense:abc"], "host:port, not 'nonsense:abc'"),
+        (["produce", "x", "-b", ","], "as host:port"),
+        (["topic", "list", "-b", "\udcff:1"], "not text in UTF-8"),
+        (["consume", "x", "--group", ""], "cannot be empty"),
+        (["consume", ""], "cannot be empty"),
+        (["produce", ""], "cannot be empty"),
+        (["topic", "create", "x", ""], "cannot be empty"),
+        (["topic", "delete", "", "--yes"], "cannot be empty"),
+        (["group", "describe", ""], "cannot be empty"),
+        (["group", "delete", "g", "--topic", "", "--yes"], "cannot be empty"),
+        (["consume", "\udcff"], "not text in UTF-8"),
+        (["produce", "\udcff"], "not text in UTF-8"),
+        (["topic", "create", "\udcff"], "not text in UTF-8"),
+        (["topic", "create", "x", "--config", "a=\udcff"], "not text in UTF-8"),
+        (["topic", "alter", "x", "--unset", "\udcff"], "not text in UTF-8"),
+        (["group", "list", "--state", "\udcff"], "not text in UTF-8"),
+        (["group", "reset", "g", "--topic", "\udcff", "--to-latest"], "not text in UTF-8"),
+        (["topic", "create", "x" * 40_000], "too many"),
+        (["topic", "create", "x", "--partitions", str(2**31)], "not below"),
+        (["topic", "create", "x", "--replicas", str(2**15)], "not below"),
+        (["group", "reset", "g", "--topic", "x", "--to-time", "1969-12-31"], "before 1970"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_anybody_is_asked(
+    moldau: Moldau, arguments: list[str], told: str
+) -> None:
+    result = moldau(*arguments, fails=True)
+    assert result.exit_code == 2
+    assert told in result.output.replace("\n", " ")
+
+
+def test_a_key_separator_may_be_any_bytes(moldau: Moldau, topic: str) -> None:
+    moldau("produce", topic, "--key-separator", os.fsdecode(b"\xff"), typed=b"key\xffvalue\n")
+    (shown,) = values(moldau("consume", topic, "--exit", "--json"))
+    assert (json.loads(shown)["key"], json.loads(shown)["value"]) == ("key", "value")
+
+
+def test_a_topic_that_does_not_exist_is_not_waited_for_without_a_group(moldau: Moldau) -> None:
+    for arguments in (["nosuch"], ["nosuch", "--exit", "--group", "g"], ["no such", "--group", "g"]):
+        assert "'no" in moldau("consume", *arguments, fails=True).stderr
+    assert "moldau topic list" in moldau("consume", "nosuch", fails=True).stderr
+
+
+def test_what_is_deleted_of_several_groups_is_told_for_each(moldau: Moldau, topic: str) -> None:
+    moldau("produce", topic, "--partition", "0", typed="1\n")
+    for group in ("here", "there"):
+        moldau("consume", topic, "--group", group, "--exit")
+    moldau("group", "delete", "there", "--topic", topic, "--yes")
+    deleted = moldau(
+        "group", "delete", "here", "there", "nobody", "-t", topic, "-t", "nosuch", "--yes", fails=True
+    )
+    assert f"here, {topic}-0: offset deleted" in deleted.stdout
+    assert "there" not in deleted.stdout
+    told = deleted.stderr.splitlines()
+    assert "here, nosuch: nothing is committed" in told
+    assert f"there, {topic}: nothing is committed" in told
+    assert any(line.startswith("nobody: GROUP_ID_NOT_FOUND") for line in told)
+
+
+def test_offsets_are_shifted_where_there_are_any(moldau: Moldau, topic: str) -> None:
+    shift = ["group", "reset", "shifted", "--topic", topic, "--shift-by", "-1", "--yes"]
+    assert "has committed nothing" in moldau(*shift, fails=True).stderr
+    moldau("produce", topic, "--partition", "0", typed="1\n2\n")
+    moldau("consume", topic, "--group", "shifted", "--exit")
+    moldau("topic", "alter", topic, "--partitions", "4")
+    shifted = moldau(*shift)
+    assert f"{topic}-3: nothing is committed" in shifted.stderr
+    assert f"{topic}-0: set" in shifted.stdout
+    assert "lag in all: 1" in moldau("group", "describe", "shifted").stdout
+    moldau("group", "delete", "shifted", "--topic", topic, "--yes")
+    assert "lag in all: -" in moldau("group", "describe", "shifted").stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["produce"],
+        ["consume"],
+        *(["topic", each] for each in GROUPED["topic"]),
+        *(["group", each] for each in GROUPED["group"]),
+    ],
+    ids=" ".join,
+)
+def test_help_says_something_of_every_argument_and_option(moldau: Moldau, command: list[str]) -> None:
+    shown = moldau(*command, "--help").stdout
+    assert "..." not in shown.partition("Usage:")[2].splitlines()[0].replace("}...", "")
+    parameters = [line for line in shown.splitlines() if re.match(r"│ +\*? *(--\w|TOPIC|GROUP)", line)]
+    assert parameters
+    for line in parameters:
+        assert re.search(r"(<\w+>|[A-Z]+|=VALUE|\]) {2,}[^\s│]", line), line
+
+
+def test_tables_in_a_pipe_have_no_folded_lines_and_no_spaces_at_their_ends(
+    moldau: Moldau, topic: str
+) -> None:
+    moldau("consume", topic, "--group", "a-group-of-readers-with-quite-a-long-name" * 3, "--exit")
+    shown = moldau("group", "list").stdout + moldau("topic", "describe", topic, "--all-settings").stdout
+    assert "a-group-of-readers-with-quite-a-long-name" * 3 in shown
+    assert not [line for line in shown.splitlines() if line != line.rstrip()]

@@ -1,107 +1,225 @@
-"""`moldau consume`: records of topics, to standard output as they come."""
+"""`moldau consume`: records of topics, to standard output as they come. A group commits what was written, no more."""
 
 import asyncio
 import base64
 import json
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from moldau.cli.asking import LOCAL, Bootstrap, run_or_fail
+from moldau.cli.asking import CommandError, reached, run_or_fail, say
+from moldau.cli.given import LOCAL, Bootstrap, Topics, name
+from moldau.cli.stopping import stopping
+from moldau.cli.streams import Output
 from moldau.client.consumer import Consumer
+from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import ConsumerRecord, TopicPartition
 
-POLL_MS = 500
+POLL_MS = 200
+TOPIC_WITHIN_MS = 500
+"""A topic that was created a moment ago may not be known to all brokers yet."""
+SHARED_OUT_WITHIN_S = 5.0
+"""Longer than brokers wait for the first members of a group; after that somebody is slow to join."""
+NOTHING_ASSIGNED_S = 3.0
+"""Who has no partition for so long has none because others have them all."""
+POSITIONS_WITHIN_S = 5.0
+LAST_WRITE_S = 2.0
+"""When it is time to stop: how long whoever reads the output has to take what is being written."""
 
 
 def consume(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    topics: Topics,
     bootstrap: Bootstrap = LOCAL,
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", help="Share the topics with this group, and commit how far it has come."
+            "--group",
+            "-g",
+            metavar="GROUP",
+            callback=name,
+            help="Share the topics with the other consumers of this group, go on where it was, and commit how "
+            "far it has come.",
         ),
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="From the first record, where nothing is committed.")
+        bool,
+        typer.Option(
+            "--from-beginning",
+            help="Begin with the first record, unless the group has committed. Otherwise only what comes from "
+            "now on is shown.",
+        ),
     ] = False,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after so many records.")
+        int | None,
+        typer.Option("--count", "-n", min=1, metavar="NUMBER", help="Stop after so many records."),
     ] = None,
-    exit_at_end: Annotated[bool, typer.Option("--exit", "-e", help="Stop at the end of the topics.")] = False,
+    exit_at_end: Annotated[
+        bool,
+        typer.Option("--exit", "-e", help="Begin as with --from-beginning, and stop at the end."),
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with key, headers and place.")
+        bool,
+        typer.Option(
+            "--json", help="One JSON object a line: topic, partition, offset, timestamp, key, value, headers."
+        ),
     ] = False,
 ) -> None:
     """Print the values of records, a line each, until Ctrl-C.
 
+    On Ctrl-C or SIGTERM a group's offsets are committed, and it is left; the exit code is then 130 or 143.
+
     moldau consume orders --from-beginning --exit
+
+    moldau consume orders --group billing --json
     """
     reset: Literal["earliest", "latest"] = "earliest" if from_beginning or exit_at_end else "latest"
 
-    async def run() -> None:
-        async with Consumer(bootstrap, group_id=group, auto_offset_reset=reset) as consumer:
-            if group is not None:
-                consumer.subscribe(topics)
-            else:
-                await consumer.cluster.wait_for_topics(topics)
-                consumer.assign(
-                    TopicPartition(topic, each.index)
-                    for topic in topics
-                    for each in consumer.cluster.topics[topic].partitions
-                )
-            await _print_records(consumer, count, exit_at_end, as_json)
+    async def run() -> int | None:
+        """Gives the number of the signal that ended it."""
+        async with reached(bootstrap) as cluster:
+            consumer = Consumer(cluster=cluster, group_id=group, auto_offset_reset=reset)
+            await consumer.start()
+            with stopping() as asked, Output(sys.stdout.buffer) as output:
+                printing = _Printing(consumer, output, asked, group, as_json)
+                try:
+                    await printing.begin(topics, may_wait=group is not None and not exit_at_end)
+                    await printing.go_on(count, exit_at_end)
+                except BrokenPipeError:
+                    # Whoever read our output has seen enough, as `head` does.
+                    return None
+                finally:
+                    await printing.end()
+            return asked.result() if asked.done() else None
 
-    try:
-        run_or_fail(run(), bootstrap)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as `head` does.
-        sys.stderr.close()
-        raise typer.Exit(0) from None
-
-
-async def _print_records(consumer: Consumer, count: int | None, exit_at_end: bool, as_json: bool) -> None:
-    left = count
-    while left is None or left > 0:
-        records = await consumer.poll(POLL_MS, max_records=left)
-        for record in records:
-            _print(record, as_json)
-        sys.stdout.buffer.flush()
-        if left is not None:
-            left -= len(records)
-        if exit_at_end and not records and await _is_at_end(consumer):
-            return
+    signal_number = run_or_fail(run(), bootstrap)
+    if signal_number is not None:
+        raise typer.Exit(128 + signal_number)
 
 
-async def _is_at_end(consumer: Consumer) -> bool:
-    partitions = consumer.assignment
-    if not partitions:
-        return False
-    ends = await consumer.end_offsets(partitions)
-    positions = await asyncio.gather(*(consumer.position(each) for each in partitions))
-    return all(position >= ends[each] for each, position in zip(partitions, positions, strict=True))
+class _Printing:
+    def __init__(
+        self,
+        consumer: Consumer,
+        output: Output,
+        asked: "asyncio.Future[int]",
+        group: str | None,
+        as_json: bool,
+    ) -> None:
+        self._consumer = consumer
+        self._output = output
+        self._asked = asked
+        """Done when it is time to stop."""
+        self._group = group
+        self._line = _json if as_json else _value
+        self._assigned_at: float | None = None
+        """When the group last said what this consumer has; never without a group."""
+        self._unassigned_for_long: asyncio.TimerHandle | None = None
+
+    async def begin(self, topics: list[str], *, may_wait: bool) -> None:
+        """Raises KafkaError where a topic does not exist, and nobody would wait until it does."""
+        cluster = self._consumer.cluster
+        try:
+            await cluster.wait_for_topics(topics, timeout_ms=TOPIC_WITHIN_MS)
+        except KafkaError as error:
+            if not may_wait or error.code != ErrorCode.unknown_topic_or_partition:
+                raise
+            missing = ", ".join(topic for topic in topics if topic not in cluster.topics)
+            say(f"waiting until {missing} exists ... (`moldau topic list` shows what there is)")
+        if self._group is not None:
+            self._unassigned_for_long = asyncio.get_running_loop().call_later(
+                SHARED_OUT_WITHIN_S,
+                say,
+                f"waiting for other consumers of the group {self._group} to join ...",
+            )
+            self._consumer.subscribe(topics, on_assigned=self._on_assigned)
+        else:
+            self._consumer.assign(
+                TopicPartition(topic, each.index)
+                for topic in topics
+                for each in cluster.topics[topic].partitions
+            )
+
+    def _on_assigned(self, _: list[TopicPartition]) -> None:
+        self._assigned_at = asyncio.get_running_loop().time()
+        self._stop_wondering()
+
+    def _stop_wondering(self) -> None:
+        if self._unassigned_for_long is not None:
+            self._unassigned_for_long.cancel()
+
+    async def go_on(self, count: int | None, exit_at_end: bool) -> None:
+        left = count
+        while left != 0 and not self._asked.done():
+            records = await self._consumer.poll(POLL_MS, max_records=left)
+            if records and not await self._write(records):
+                return
+            if left is not None:
+                left -= len(records)
+            if exit_at_end and not records and await self._is_at_end():
+                return
+
+    async def end(self) -> None:
+        """Commits what was written, and leaves the group."""
+        self._stop_wondering()
+        await self._consumer.close()
+
+    async def _write(self, records: list[ConsumerRecord]) -> bool:
+        """Raises OSError. False when it is time to stop and nobody takes them."""
+        written = self._output.write(b"".join([self._line(record) + b"\n" for record in records]))
+        is_written = False
+        try:
+            either: list[asyncio.Future[Any]] = [written, self._asked]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([written], timeout=LAST_WRITE_S)
+            if written.done():
+                written.result()
+                is_written = True
+        finally:
+            if not is_written:
+                # So that the next consumer of the group gets them.
+                for record in reversed(records):
+                    self._consumer.seek(TopicPartition(record.topic, record.partition), record.offset)
+        return is_written
+
+    async def _is_at_end(self) -> bool:
+        partitions = self._consumer.assignment
+        if not partitions:
+            self._check_share()
+            return False
+        ends = await self._consumer.end_offsets(partitions)
+        try:
+            # A partition may lose its topic while it is looked for; the next poll sees to that.
+            async with asyncio.timeout(POSITIONS_WITHIN_S):
+                positions = await asyncio.gather(*(self._consumer.position(each) for each in partitions))
+        except TimeoutError:
+            return False
+        return all(position >= ends[each] for each, position in zip(partitions, positions, strict=True))
+
+    def _check_share(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._assigned_at is not None and now > self._assigned_at + NOTHING_ASSIGNED_S:
+            raise CommandError(
+                f"There is nothing to read here: other consumers of the group {self._group} have all partitions. "
+                f"`moldau group describe {self._group}` shows them."
+            )
 
 
-def _print(record: ConsumerRecord, as_json: bool) -> None:
-    line = _json(record).encode() if as_json else record.value or b""
-    sys.stdout.buffer.write(line + b"\n")
+def _value(record: ConsumerRecord) -> bytes:
+    return record.value or b""
 
 
-def _json(record: ConsumerRecord) -> str:
-    return json.dumps(
-        {
-            "topic": record.topic,
-            "partition": record.partition,
-            "offset": record.offset,
-            "timestamp": record.timestamp,
-            "key": _text(record.key),
-            "value": _text(record.value),
-            "headers": [[name, _text(value)] for name, value in record.headers],
-        },
-        ensure_ascii=False,
-    )
+def _json(record: ConsumerRecord) -> bytes:
+    shown = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": _text(record.key),
+        "value": _text(record.value),
+        "headers": [[name, _text(value)] for name, value in record.headers],
+    }
+    return json.dumps(shown, ensure_ascii=False).encode()
 
 
 def _text(data: bytes | None) -> str | dict[str, str] | None:

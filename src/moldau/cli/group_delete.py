@@ -4,37 +4,62 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.asking import LOCAL, Bootstrap, ask, tell_each
+from moldau.cli.asking import CommandError, ask, tell_each
+from moldau.cli.given import LOCAL, Bootstrap, Groups, Yes, name
 from moldau.client.admin import Admin
-from moldau.client.admin_base import Results
-from moldau.client.record import TopicPartition
+from moldau.client.errors import KafkaError
+
+Told = dict[str, Exception | None]
 
 
 def group_delete(
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...")],
+    groups: Groups,
     bootstrap: Bootstrap = LOCAL,
-    topic: Annotated[
+    topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", "-t", help="Forget only what was committed for this topic; may be repeated."),
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            callback=name,
+            help="Forget only what was committed of this topic; may be repeated.",
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
-    """Delete groups without members, and the offsets they committed."""
-    what = f"the offsets of {', '.join(topic)} in" if topic else "the groups and all offsets of"
+    """Delete groups without members, and the offsets they committed.
+
+    moldau group delete billing --topic orders
+    """
+    what = f"the offsets of {', '.join(topics)} in" if topics else "the groups and all offsets of"
     if not yes:
         typer.confirm(f"Delete {what} {', '.join(groups)}?", abort=True)
-    if not topic:
+    if not topics:
         tell_each(ask(lambda admin: admin.delete_groups(groups), bootstrap), "deleted")
         return
-    topics = topic
 
-    async def question(admin: Admin) -> Results[TopicPartition, None]:
-        results: Results[TopicPartition, None] = {}
-        for group in groups:
-            committed = await admin.list_group_offsets(group)
-            forgotten = [each for each in committed if each.topic in topics]
-            if forgotten:
-                results.update(await admin.delete_group_offsets(group, forgotten))
-        return results
+    async def question(admin: Admin) -> Told:
+        told: Told = {}
+        for group in dict.fromkeys(groups):
+            try:
+                told |= await _forget(admin, group, topics)
+            except KafkaError as error:
+                told[group] = error
+        return told
 
     tell_each(ask(question, bootstrap), "offset deleted")
+
+
+async def _forget(admin: Admin, group: str, topics: list[str]) -> Told:
+    # A group that does not exist has committed nothing either, but who mistyped its name should hear of it.
+    await admin.describe_group(group)
+    committed = await admin.list_group_offsets(group)
+    told: Told = {}
+    for topic in dict.fromkeys(topics):
+        partitions = [each for each in committed if each.topic == topic]
+        if not partitions:
+            told[f"{group}, {topic}"] = CommandError("nothing is committed")
+            continue
+        results = await admin.delete_group_offsets(group, partitions)
+        told |= {f"{group}, {each}": result for each, result in results.items()}
+    return told

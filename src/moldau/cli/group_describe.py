@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.asking import LOCAL, Bootstrap, ask, output, show, table
+from moldau.cli.asking import ask, counted, output, show, table
+from moldau.cli.given import LOCAL, Bootstrap, Group
 from moldau.client.admin import LATEST, Admin, GroupDescription
 from moldau.client.log_offsets import OffsetAndTimestamp
 from moldau.client.positions import OffsetAndMetadata
@@ -16,10 +17,10 @@ Found = tuple[
 
 
 def group_describe(
-    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    group: Group,
     bootstrap: Bootstrap = LOCAL,
     members: Annotated[
-        bool, typer.Option("--members", help="The members instead of the partitions.")
+        bool, typer.Option("--members", help="Show the members, and which partitions each has.")
     ] = False,
 ) -> None:
     """Show how far a group has come in each partition, how much it lags, and who reads it.
@@ -39,7 +40,8 @@ def group_describe(
     described, committed, ends = ask(question, bootstrap)
     assignor = f", assignor {described.assignor}" if described.assignor else ""
     output.print(
-        f"{group}: {described.state}, {len(described.members)} members{assignor}, coordinator {described.coordinator}",
+        f"{group}: {described.state}, {counted(len(described.members), 'member')}{assignor}, "
+        f"coordinator {described.coordinator}",
         markup=False,
     )
     if members:
@@ -65,20 +67,20 @@ def _show_partitions(
 ) -> None:
     owners = {each: member for member in described.members for each in member.assignment}
     numbers = ("partition", "committed", "end", "lag")
-    rows = table("topic", *numbers, "member", "client", numbers=numbers)
-    total = 0
+    rows = table("topic", *numbers, "member", numbers=numbers, cut=("member",))
+    lags = []
     for partition in sorted({**committed, **owners}):
         offset = committed[partition].offset if partition in committed else None
         end = ends[partition].offset if partition in ends else None
         lag = None if offset is None or end is None else max(0, end - offset)
-        total += lag or 0
+        if lag is not None:
+            lags.append(lag)
         owner = owners.get(partition)
         rows.add_row(
             partition.topic,
             str(partition.partition),
             *("-" if each is None else str(each) for each in (offset, end, lag)),
             "-" if owner is None else owner.member_id,
-            "-" if owner is None else owner.client_id,
         )
     show(rows)
-    output.print(f"lag in all: {total}")
+    output.print(f"lag in all: {sum(lags) if lags else '-'}")

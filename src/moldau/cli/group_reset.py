@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.asking import LOCAL, Bootstrap, ask, output, partitions_of, show, table, tell_each
+from moldau.cli.asking import CommandError, ask, output, partitions_of, say, show, table, tell_each
+from moldau.cli.given import LOCAL, Bootstrap, Group, name
 from moldau.client.admin import EARLIEST, LATEST, Admin
 from moldau.client.record import TopicPartition
 
@@ -14,26 +15,52 @@ Plan = dict[TopicPartition, tuple[int | None, int]]
 
 
 def group_reset(
-    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    group: Group,
     topics: Annotated[
-        list[str], typer.Option("--topic", "-t", help="Of this topic, all partitions; may be repeated.")
+        list[str],
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            callback=name,
+            help="The topic whose partitions are set; may be repeated.",
+        ),
     ],
     bootstrap: Bootstrap = LOCAL,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The first record there is.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Only what comes from now on.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0)] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record there is.")] = False,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="To the end: only what comes from now on.")
+    ] = False,
+    to_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--to-offset",
+            min=0,
+            metavar="OFFSET",
+            help="To this offset in each partition, or the nearest that there is.",
+        ),
+    ] = None,
     to_time: Annotated[
         str | None,
-        typer.Option("--to-time", metavar="TIME", help="The first record since then: 2026-01-31T12:00, UTC."),
+        typer.Option(
+            "--to-time", metavar="TIME", help="To the first record since then: 2026-01-31T12:00, in UTC."
+        ),
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", help="From what is committed, +/- so many.")
+        int | None,
+        typer.Option(
+            "--shift-by",
+            metavar="NUMBER",
+            help="So many records on from what is committed; -10 goes back.",
+        ),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do it; otherwise only show what would be.")
+        bool, typer.Option("--yes", "-y", help="Do it; otherwise what would be done is shown.")
     ] = False,
 ) -> None:
     """Set what a group has committed, so that it reads again or leaves out. Its consumers must be stopped.
+
+    moldau group reset billing --topic orders --to-time 2026-01-31T12:00
 
     moldau group reset billing --topic orders --to-earliest --yes
     """
@@ -48,6 +75,13 @@ def group_reset(
         first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
         at_time = {} if time_ms is None else await admin.list_offsets(dict.fromkeys(partitions, time_ms))
+        if shift_by is not None:
+            without = [each for each in partitions if each not in committed]
+            partitions = [each for each in partitions if each in committed]
+            if not partitions:
+                raise CommandError(f"{group} has committed nothing of {', '.join(topics)} to shift from.")
+            for each in without:
+                say(f"{each}: nothing is committed, and it stays so")
         plan: Plan = {}
         for each in partitions:
             now = committed[each].offset if each in committed else None
@@ -57,9 +91,7 @@ def group_reset(
                 wanted = to_offset
             elif time_ms is not None and each in at_time:
                 wanted = at_time[each].offset
-            elif shift_by is not None:
-                if now is None:
-                    continue
+            elif shift_by is not None and now is not None:
                 wanted = now + shift_by
             else:
                 wanted = end[each].offset
@@ -89,4 +121,6 @@ def _milliseconds(text: str) -> int:
         ) from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
+    if time < datetime(1970, 1, 1, tzinfo=UTC):
+        raise typer.BadParameter(f"{text!r} is before 1970, when time began", param_hint="--to-time")
     return int(time.timestamp() * 1000)

@@ -9,5 +9,8 @@ def main() -> None:
 
         sys.exit(serve(sys.argv[2:]))
     from moldau.cli.commands import app
+    from moldau.observe.logging import configure
 
+    # What the client could not do is told to whoever runs it, with its reason.
+    configure(level="warning")
     app()

@@ -1,18 +1,17 @@
 """`moldau topic delete`: topics and everything in them."""
 
-from typing import Annotated
-
 import typer
 
-from moldau.cli.asking import LOCAL, Bootstrap, ask, tell_each
+from moldau.cli.asking import ask, tell_each
+from moldau.cli.given import LOCAL, Bootstrap, Topics, Yes
 
 
 def topic_delete(
-    names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    topics: Topics,
     bootstrap: Bootstrap = LOCAL,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete topics with all their records. There is no way back."""
     if not yes:
-        typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True)
-    tell_each(ask(lambda admin: admin.delete_topics(names), bootstrap), "deleted")
+        typer.confirm(f"Delete {', '.join(topics)} with all records?", abort=True)
+    tell_each(ask(lambda admin: admin.delete_topics(topics), bootstrap), "deleted")

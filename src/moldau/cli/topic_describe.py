@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.asking import LOCAL, Bootstrap, ask, output, partitions_of, show, table
+from moldau.cli.asking import ask, output, partitions_of, show, table
+from moldau.cli.given import LOCAL, Bootstrap, Topic
 from moldau.client.admin import EARLIEST, LATEST, Admin, ConfigEntry
 from moldau.client.log_offsets import OffsetAndTimestamp
 from moldau.client.metadata import TopicInfo
@@ -14,13 +15,16 @@ Offsets = dict[TopicPartition, OffsetAndTimestamp]
 
 
 def topic_describe(
-    name: Annotated[str, typer.Argument(metavar="TOPIC")],
+    name: Topic,
     bootstrap: Bootstrap = LOCAL,
     all_settings: Annotated[
-        bool, typer.Option("--all-settings", help="Those that are defaults too.")
+        bool, typer.Option("--all-settings", help="Also the settings that are as by default.")
     ] = False,
 ) -> None:
-    """Show the partitions of a topic, who has them, what is in them, and the settings it was given."""
+    """Show the partitions of a topic, who has them, what is in them, and the settings it was given.
+
+    The end offset is that of the next record to come.
+    """
 
     async def question(admin: Admin) -> tuple[TopicInfo, Offsets, Offsets, dict[str, ConfigEntry]]:
         topic = await admin.describe_topic(name)

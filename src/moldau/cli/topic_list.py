@@ -4,17 +4,21 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.asking import LOCAL, Bootstrap, ask, show, table
+from moldau.cli.asking import ask, say, show, table
+from moldau.cli.given import LOCAL, Bootstrap
 
 
 def topic_list(
     bootstrap: Bootstrap = LOCAL,
     internal: Annotated[
-        bool, typer.Option("--internal", help="Those that brokers keep for themselves too.")
+        bool, typer.Option("--internal", help="Also those that brokers keep for themselves.")
     ] = False,
 ) -> None:
     """List topics with their partitions and replicas."""
     topics = ask(lambda admin: admin.list_topics(internal=internal), bootstrap)
+    if not topics:
+        say("There are no topics yet: `moldau topic create NAME` makes one.")
+        return
     rows = table("topic", "partitions", "replicas", numbers=("partitions", "replicas"))
     for topic in topics:
         replicas = max((len(each.replicas) for each in topic.partitions), default=0)
