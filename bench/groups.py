@@ -17,6 +17,7 @@ AIM_COMMITS = 1.0
 AIM_COMMIT_LATENCY = 1.0
 COMMIT_CONNECTIONS = 20
 TOPIC_PARTITIONS = 10
+WARM_UP_ROUNDS = 6
 
 P50 = Metric("p50 ms", decimals(2))
 P99 = Metric("p99 ms", decimals(2))
@@ -35,8 +36,9 @@ def at_once(durability: Durability) -> Durability:
 
 
 def groups(bench: Bench, durability: Durability) -> list[Table]:
-    with bench.warm(at_once(durability)) as brokers:
+    with bench.running(at_once(durability)) as brokers:
         for broker in brokers:
+            bench.say(f"{broker.name} is up, {durability.name}; warming up groups")
             _warm_up(broker)
         return [
             _rebalances(bench, brokers, durability),
@@ -46,8 +48,8 @@ def groups(bench: Bench, durability: Durability) -> list[Table]:
 
 
 def _warm_up(broker: Broker) -> None:
-    """A JVM needs its group coordinator compiled as well."""
-    for _ in range(3):
+    """A JVM is at its best only once its coordinator is compiled."""
+    for _ in range(WARM_UP_ROUNDS):
         _rebalance_once(20, 20, broker)
         _commit_once(1000, 2.0, broker)
         _latency_once(1000, broker)

@@ -97,7 +97,9 @@ def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def page(tables: list[Table], bench: Bench, kafka_missing: str | None, took_s: float, command: str) -> str:
+def page(
+    tables: list[Table], bench: Bench, kafka_missing: str | None, took_s: float, command: str, notes: str
+) -> str:
     parts = [
         "# Moldau and Apache Kafka side by side",
         f"Written by `{command}`.",
@@ -105,8 +107,7 @@ def page(tables: list[Table], bench: Bench, kafka_missing: str | None, took_s: f
     ]
     parts += [render_disturbed(tables), render_summary(tables), METHOD.read_text(), "## Figures"]
     parts += [render_table(table, with_kafka=kafka_missing is None) for table in tables]
-    if NOTES.exists():
-        parts.append(NOTES.read_text())
+    parts.append(notes)
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -134,8 +135,10 @@ def main() -> None:
     began = time.monotonic()
     with console.status("measuring"):
         tables = measure(bench, set(options.only or NAMES))
-    text = page(tables, bench, missing, time.monotonic() - began, _command(options))
     whole = not (options.quick or options.only or options.without or options.durability)
+    # The notes speak of a whole run.
+    notes = NOTES.read_text() if whole else ""
+    text = page(tables, bench, missing, time.monotonic() - began, _command(options), notes)
     out = options.out or (RESULTS if whole else None)
     if out is None:
         print(text)
