@@ -54,6 +54,20 @@ def test_sequences_that_follow_are_new() -> None:
     assert (state.last_sequence, state.last_offset) == (5, 5)
 
 
+def test_a_producer_whose_first_batch_could_not_be_written_begins_with_that_one() -> None:
+    """Those behind it are on their way already; to take one of them would refuse the first for good."""
+    states = ProducerStates()
+    assert states.check(produced(0, 5)) is None
+    states.not_written(produced(0, 5))
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(5))
+    assert states.check(produced(5, epoch=1)) is None, "another epoch is another beginning"
+    assert states.check(produced(5, producer=8)) is None
+    assert states.check(produced(0, 5)) is None
+    states.update(produced(0, 5))
+    assert states.check(produced(5)) is None
+
+
 def test_each_of_the_last_five_batches_is_recognised() -> None:
     states = six_batches()
     for number in range(1, 6):

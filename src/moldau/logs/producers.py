@@ -20,6 +20,8 @@ from moldau.errors import (
 from moldau.records.batch import CONTROL_MASK, NO_SEQUENCE, NO_TIMESTAMP, SEQUENCE_LIMIT
 
 BATCHES_REMEMBERED = 5
+AWAITED_MAX = 10_000
+"""Producers whose first batch is awaited; when there are more, the oldest are forgotten."""
 NO_COORDINATOR_EPOCH = -1
 
 _SNAPSHOT_VERSION = 1
@@ -109,10 +111,13 @@ class ProducerState:
 class ProducerStates:
     """All producers that have written to a log and have not been idle for too long."""
 
-    __slots__ = ("_states",)
+    __slots__ = ("_awaited", "_states")
 
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
+        self._awaited: dict[int, tuple[int, int]] = {}
+        """Epoch and sequence with which producers have to begin whose first batch could not be written. Not in the
+        log: whoever begins anew after a restart sends that batch first."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -131,11 +136,19 @@ class ProducerStates:
 
         A producer of whom nothing is known may begin with any sequence, as in Kafka: this log's memory of it
         has expired, or the topic was deleted and created again under a running producer. Memory is never
-        lost otherwise; it is rebuilt from the log and its snapshots.
+        lost otherwise; it is rebuilt from the log and its snapshots. But one whose first batch was refused for
+        want of room begins with that one: those behind it, which are on their way already, come after it.
         """
         state = self._states.get(batch.producer_id)
         first = batch.base_sequence
-        if state is None or first < 0:
+        if first < 0:
+            return None
+        if state is None:
+            awaited = self._awaited.get(batch.producer_id)
+            if awaited is not None and awaited[0] == batch.producer_epoch and awaited[1] != first:
+                raise OutOfOrderSequenceError(
+                    f"producer {batch.producer_id} sent sequence {first}, and {awaited[1]} is not written yet"
+                )
             return None
         if batch.producer_epoch != state.epoch:
             if batch.producer_epoch < state.epoch:
@@ -165,6 +178,17 @@ class ProducerStates:
             f"producer {batch.producer_id} sent sequence {first} where {expected} comes next"
         )
 
+    def not_written(self, batch: Produced) -> None:
+        """Takes note of a batch that passed `check` and could not be appended."""
+        producer_id, epoch = batch.producer_id, batch.producer_epoch
+        if producer_id < 0 or producer_id in self._states:
+            return
+        known = self._awaited.get(producer_id)
+        if known is None or known[0] != epoch:
+            if len(self._awaited) >= AWAITED_MAX:
+                del self._awaited[next(iter(self._awaited))]
+            self._awaited[producer_id] = (epoch, batch.base_sequence)
+
     def update(self, batch: Produced) -> None:
         """Takes note of a batch that was appended, or is read again from the log."""
         producer_id = batch.producer_id
@@ -173,6 +197,7 @@ class ProducerStates:
         epoch = batch.producer_epoch
         state = self._states.get(producer_id)
         if state is None:
+            self._awaited.pop(producer_id, None)
             state = self._states[producer_id] = ProducerState(producer_id, epoch)
         elif state.epoch != epoch:
             state.epoch = epoch

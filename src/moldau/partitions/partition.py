@@ -157,7 +157,11 @@ class Partition:
                 batch.base_offset = offset
                 batch.leader_epoch = leader.leader_epoch
                 offset = batch.next_offset
-            await log_.append(batches)
+            try:
+                await log_.append(batches)
+            except StorageError:
+                log_.producers.not_written(first)
+                raise
         if self.log.settings.write_caching:
             self._note_durable()
         self._start_sync()
