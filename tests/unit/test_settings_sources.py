@@ -168,6 +168,7 @@ def test_a_mistake_in_a_flag_is_told_with_the_flag() -> None:
 def test_what_kubernetes_sets_for_a_service_called_moldau_is_not_ours() -> None:
     links = {
         "MOLDAU_SERVICE_HOST": "10.0.0.1",
+        "MOLDAU_BOOTSTRAP": "127.0.0.1:9092",
         "MOLDAU_SERVICE_PORT": "9092",
         "MOLDAU_SERVICE_PORT_KAFKA": "9092",
         "MOLDAU_PORT": "tcp://10.0.0.1:9092",

@@ -15,8 +15,9 @@ from moldau.settings.values import allowed, format_value, nearest, parse, parse_
 
 ENVIRONMENT_PREFIX = "MOLDAU_"
 CONFIG_VARIABLE = "MOLDAU_CONFIG"
-NOT_SETTINGS = re.compile(r"MOLDAU_(TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)")
-"""What steers tests, and what Kubernetes sets in every pod beside a service called moldau."""
+NOT_SETTINGS = re.compile(r"MOLDAU_(BOOTSTRAP|TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)")
+"""Where commands find their broker, what steers tests, and what Kubernetes sets in every pod beside a service that
+is called moldau."""
 
 
 class Written(NamedTuple):
