@@ -70,6 +70,9 @@ class Member:
             self.member_id = answer.member_id
             if answer.error_code == ErrorCode.coordinator_load_in_progress:
                 await asyncio.sleep(0.05)
+            elif answer.error_code == ErrorCode.unknown_member_id:
+                # It was not quick enough for a group that is just coming together, and begins anew as clients do.
+                self.member_id = ""
             elif answer.error_code != ErrorCode.member_id_required:
                 check(answer.error_code)
                 self.generation = answer.generation_id
