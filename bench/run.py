@@ -25,6 +25,7 @@ DURABILITIES = {"page-cache": PAGE_CACHE, "fsync": FSYNC}
 NAMES = ("start", "produce", "consume", "latency", "topics", "connections", "groups")
 METHOD = Path(__file__).with_name("METHOD.md")
 NOTES = Path(__file__).with_name("NOTES.md")
+NOTES_GROUPS = Path(__file__).with_name("NOTES_GROUPS.md")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
@@ -136,8 +137,8 @@ def main() -> None:
     with console.status("measuring"):
         tables = measure(bench, set(options.only or NAMES))
     whole = not (options.quick or options.only or options.without or options.durability)
-    # The notes speak of a whole run.
-    notes = NOTES.read_text() if whole else ""
+    # Notes speak of what was measured in full.
+    notes = NOTES.read_text() if whole else NOTES_GROUPS.read_text() if options.only == ["groups"] else ""
     text = page(tables, bench, missing, time.monotonic() - began, _command(options), notes)
     out = options.out or (RESULTS if whole else None)
     if out is None:
