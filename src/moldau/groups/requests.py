@@ -54,6 +54,7 @@ class GroupState(StrEnum):
     COMPLETING_REBALANCE = "CompletingRebalance"
     STABLE = "Stable"
     DEAD = "Dead"
+    """What DescribeGroups calls a group that is not there (any more): with its tombstone in the log it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
