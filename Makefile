@@ -20,8 +20,8 @@ START ?= 1
 
 # What its developers need besides.
 .venv/.development: .venv/.runtime
-	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install --quiet --group dev
+	@echo "Installing what tests and checks need, Spark among it ..."
+	@$(BIN)/python -m pip install --quiet --editable '.[spark]' --group dev
 	@touch $@
 
 setup: .venv/.development

@@ -15,7 +15,9 @@ LAYERS = [
     ["moldau.settings"],
     ["moldau.records"],
     ["moldau.logs"],
-    ["moldau.client"],
+    ["moldau.client", "moldau.columnar"],
+    ["moldau.spark"],
+    ["moldau.pipelines"],
     ["moldau.decisions", "moldau.quorum"],
     ["moldau.metadata"],
     ["moldau.controller"],
@@ -78,7 +80,15 @@ PURE = [
     "moldau.groups.deadlines",
 ]
 IMPURE = {"asyncio", "os", "random", "secrets", "selectors", "socket", "threading", "time"}
-WORLDLY = {"moldau.world", "moldau.testing", "moldau.cli", "moldau.connections", "moldau.eager"}
+WORLDLY = {
+    "moldau.world",
+    "moldau.testing",
+    "moldau.cli",
+    "moldau.connections",
+    "moldau.eager",
+    "moldau.spark",
+    "moldau.pipelines",
+}
 """Where the outside is let in: everybody else takes clock, randomness and disk from the world."""
 
 

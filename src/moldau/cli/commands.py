@@ -25,6 +25,22 @@ GROUPED = {
         "reset": "moldau.cli.group_reset:group_reset",
         "delete": "moldau.cli.group_delete:group_delete",
     },
+    "spark": {
+        "shell": "moldau.cli.spark_shell:spark_shell",
+        "submit": "moldau.cli.spark_submit:spark_submit",
+        "master": "moldau.cli.spark_master:spark_master",
+        "worker": "moldau.cli.spark_worker:spark_worker",
+    },
+    "pipeline": {
+        "new": "moldau.cli.pipeline_new:pipeline_new",
+        "check": "moldau.cli.pipeline_check:pipeline_check",
+        "run": "moldau.cli.pipeline_run:pipeline_run",
+        "list": "moldau.cli.pipeline_list:pipeline_list",
+        "status": "moldau.cli.pipeline_status:pipeline_status",
+        "stop": "moldau.cli.pipeline_stop:pipeline_stop",
+        "replay": "moldau.cli.pipeline_replay:pipeline_replay",
+        "redrive": "moldau.cli.pipeline_redrive:pipeline_redrive",
+    },
     "log": {
         "dump": "moldau.cli.log_dump:log_dump",
         "verify": "moldau.cli.log_verify:log_verify",
@@ -91,6 +107,12 @@ def consume(context: typer.Context) -> None:
     _load("consume", "moldau.cli.consume:consume").main(context.args, "moldau consume")
 
 
+@app.command("demo", context_settings=WHOLE_LINE)
+def demo(context: typer.Context) -> None:
+    """See it all at work: a node, orders that come in, and a pipeline on Spark."""
+    _load("demo", "moldau.cli.demo:demo").main(context.args, "moldau demo")
+
+
 def _add_group(name: str, doc: str) -> None:
     group = typer.Typer(cls=LazyCommands, no_args_is_help=True)
     group.callback()(lambda: None)
@@ -99,6 +121,8 @@ def _add_group(name: str, doc: str) -> None:
 
 _add_group("topic", "Create, look at and delete topics.")
 _add_group("group", "Look at consumer groups, set how far they have come.")
+_add_group("pipeline", "Run pipelines from topics to topics and tables, on Spark.")
+_add_group("spark", "Start Spark with Moldau's data source, on any Java or on none.")
 _add_group("log", "Look into segments, indexes and the metadata log.")
 
 app.command("settings")(settings)

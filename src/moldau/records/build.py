@@ -1,6 +1,7 @@
 """Building batches: from records, or from another batch with a field or the codec changed."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import crc32c
 
@@ -26,6 +27,17 @@ from moldau.world.disk import Buffer
 NO_LEADER_EPOCH = -1
 NO_PRODUCER_EPOCH = -1
 _MAGIC = 2
+
+
+class Section(NamedTuple):
+    """The records of a batch, encoded and compressed, before anybody has said who writes them."""
+
+    data: Buffer
+    count: int
+    """Their offsets are 0 to count - 1, from the batch's first."""
+    base_timestamp: int
+    max_timestamp: int
+    compression: int = NONE
 
 
 def build_batch(

@@ -1,0 +1,1 @@
+"""Record batches as Arrow columns, and Arrow columns as record batches, without a Python object per record."""

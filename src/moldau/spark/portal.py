@@ -1,0 +1,68 @@
+"""From Spark's threads to the client's event loop: one loop per process, in a thread of its own, and the clusters that
+were reached through it.
+
+Spark calls readers and writers from plain threads of several processes, and its workers are forked and used again for
+many tasks. So connections are kept per process and settings, and a process that was forked begins with none.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from moldau.client.cluster import Cluster
+
+T = TypeVar("T")
+
+
+class Portal:
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._clusters: dict[tuple[tuple[str, object], ...], Cluster] = {}
+        self._reaching = asyncio.Lock()
+        self.process_id = os.getpid()
+        # A daemon: nothing here outlives the task it was started for, and the process may end at any time.
+        threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine gives, waited for; when the caller is interrupted the coroutine is cancelled."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def cluster(self, settings: Mapping[str, Any]) -> Cluster:
+        """The cluster with these settings (those of `Cluster`, all hashable), reached before or now. Call it inside
+        `run`. It stays open for whoever comes next."""
+        key = tuple(sorted(settings.items()))
+        async with self._reaching:
+            cluster = self._clusters.get(key)
+            if cluster is None:
+                cluster = Cluster(**settings)
+                try:
+                    await cluster.start()
+                except BaseException:
+                    await cluster.close()
+                    raise
+                self._clusters[key] = cluster
+        return cluster
+
+
+_of_process: Portal | None = None
+_opening = threading.Lock()
+
+
+def portal() -> Portal:
+    """The one of this process."""
+    global _of_process
+    with _opening:
+        if _of_process is None or _of_process.process_id != os.getpid():
+            _of_process = Portal()
+        return _of_process
