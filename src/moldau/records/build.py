@@ -1,7 +1,7 @@
 """Building batches: from records, or from another batch with a field or the codec changed."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import crc32c
 
@@ -29,7 +29,8 @@ NO_PRODUCER_EPOCH = -1
 _MAGIC = 2
 
 
-class Section(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Section:
     """The records of a batch, encoded and compressed, before anybody has said who writes them."""
 
     data: Buffer
