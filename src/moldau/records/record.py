@@ -143,7 +143,7 @@ def iterate(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Recor
             position += length
         headers: Sequence[Header] = ()
         if data[position] or position + 1 != end:
-            headers = _read_headers(data, position, end)
+            headers = read_headers(data, position, end)
         timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
         yield Record(base_offset + offset_delta, timestamp, key, value, headers, offset_delta)
 
@@ -175,7 +175,8 @@ def encode_record(
     return write_varint(len(body)) + body
 
 
-def _read_headers(data: bytes, position: int, end: int) -> tuple[Header, ...]:
+def read_headers(data: bytes, position: int, end: int) -> tuple[Header, ...]:
+    """The headers of a record, from behind its value to its end; raises CorruptRecordError."""
     try:
         count, position = read_varint(data, position)
         if not 0 <= 2 * count <= end - position:

@@ -1,0 +1,73 @@
+"""Arrow columns as numpy sees them: where in a buffer each value lies, whatever kind of column it came in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+
+_NO_BYTES: Bytes = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Byte strings in a buffer; a length of -1 is a null."""
+
+    data: Bytes
+    starts: Int64s
+    lengths: Int64s
+
+
+def no_spans(rows: int) -> Spans:
+    """A column of nulls."""
+    return Spans(_NO_BYTES, np.zeros(rows, np.int64), np.full(rows, -1, np.int64))
+
+
+def binary_of(array: Any, what: str) -> pa.Array:
+    """The column as one of binary or large_binary; raises TypeError for what holds neither bytes nor text."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return array
+    if pa.types.is_large_string(kind):
+        return array.cast(pa.large_binary())
+    if pa.types.is_dictionary(kind):
+        return binary_of(array.cast(kind.value_type), what)
+    try:
+        if pa.types.is_string_view(kind):
+            array = array.cast(pa.string())
+        if pa.types.is_null(kind) or pa.types.is_string(array.type) or _is_bytes(kind):
+            return array.cast(pa.binary())
+    except pa.ArrowInvalid:
+        # Views may hold more than offsets of 32 bits reach.
+        return array.cast(pa.large_binary())
+    raise TypeError(f"{what} must be binary or string, not {kind}")
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def spans_of(array: Any, what: str) -> Spans:
+    """Where the values of a column of bytes or text lie; it may be a slice."""
+    array = binary_of(array, what)
+    rows = len(array)
+    if not rows:
+        return no_spans(0)
+    _, ends, data = array.buffers()
+    width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    bounds = np.frombuffer(ends, width)[array.offset : array.offset + rows + 1].astype(np.int64)
+    lengths = np.diff(bounds)
+    if array.null_count:
+        lengths[~valid_of(array)] = -1
+    return Spans(np.frombuffer(data, np.uint8) if data else _NO_BYTES, bounds[:-1], lengths)
+
+
+def valid_of(array: pa.Array) -> npt.NDArray[np.bool_]:
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid

@@ -1,0 +1,148 @@
+"""Record batches to Arrow: the records of a partition's batches as the columns that Spark's Kafka connector has."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from moldau.columnar import decode_plain
+from moldau.columnar.columns import arrow_schema
+from moldau.columnar.decode_plain import naming
+from moldau.columnar.native import is_native
+from moldau.errors import CorruptRecordError
+from moldau.records.batch import Batch
+from moldau.records.compression import NONE
+from moldau.records.record import section as decompressed
+from moldau.world.disk import Buffer
+
+ARROW_BYTES_MAX = 2**31 - 1
+"""What an Arrow column with offsets of 32 bits can hold."""
+
+PART_BYTES = 64 * 1024 * 1024
+"""How large `to_arrow_parts` makes a record batch."""
+
+_CONSTANT = ("topic", "partition")
+_ROW_BYTES = 40
+"""About what a record takes in columns of numbers and offsets."""
+_LONG_MAX = 2**63 - 1
+
+
+def to_arrow(
+    topic: str, partition: int, batches: Sequence[Batch], *, start: int, end: int, columns: Sequence[str]
+) -> pa.RecordBatch:
+    """The records with start <= offset < end, with these columns in this order; only they are decoded.
+
+    Raises CorruptRecordError that names the batch, and ValueError for more than Arrow holds in one record batch:
+    `to_arrow_parts` takes any amount.
+    """
+    schema = arrow_schema(columns)
+    with naming(f"{topic}-{partition}"):
+        sections = [_section(batch) for batch in batches]
+        return _decoded(topic, partition, batches, sections, start, end, schema)
+
+
+def to_arrow_parts(
+    topic: str,
+    partition: int,
+    batches: Iterable[Batch],
+    *,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+    part_bytes: int = PART_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """What `to_arrow` gives, in record batches of about `part_bytes` or one batch, none of them empty.
+
+    Batches are decompressed as their part comes, so what is held at a time is one part.
+    """
+    schema = arrow_schema(columns)
+    row_bytes = _ROW_BYTES + (len(topic.encode()) if "topic" in columns else 0)
+    part: list[Batch] = []
+    sections: list[Buffer] = []
+    size = 0
+    for batch in batches:
+        if batch.next_offset <= start or batch.base_offset >= end:
+            continue
+        with naming(f"{topic}-{partition}"):
+            section = _section(batch)
+        more = len(section) + batch.count * row_bytes
+        if part and size + more > part_bytes:
+            yield from _decoded_part(topic, partition, part, sections, start, end, schema, row_bytes)
+            part, sections, size = [], [], 0
+        part.append(batch)
+        sections.append(section)
+        size += more
+    if part:
+        yield from _decoded_part(topic, partition, part, sections, start, end, schema, row_bytes)
+
+
+def _decoded_part(
+    topic: str,
+    partition: int,
+    batches: Sequence[Batch],
+    sections: Sequence[Buffer],
+    start: int,
+    end: int,
+    schema: pa.Schema,
+    row_bytes: int,
+) -> Iterator[pa.RecordBatch]:
+    """One record batch as a rule; more where a batch alone has more records than Arrow has room for topic names."""
+    ranges = [(start, end)]
+    rows_max = ARROW_BYTES_MAX // row_bytes
+    if len(batches) == 1 and batches[0].count > rows_max:
+        low, high = max(start, batches[0].base_offset), min(end, batches[0].next_offset)
+        ranges = [(first, min(first + rows_max, high)) for first in range(low, high, rows_max)]
+    for low, high in ranges:
+        with naming(f"{topic}-{partition}"):
+            records = _decoded(topic, partition, batches, sections, low, high, schema)
+        if records.num_rows:
+            yield records
+
+
+def _section(batch: Batch) -> Buffer:
+    """The records, decompressed, and not copied where they came so."""
+    if batch.compression == NONE:
+        return batch.section
+    with naming(batch):
+        return decompressed(batch)
+
+
+def _decoded(
+    topic: str,
+    partition: int,
+    batches: Sequence[Batch],
+    sections: Sequence[Buffer],
+    start: int,
+    end: int,
+    schema: pa.Schema,
+) -> pa.RecordBatch:
+    size = sum(map(len, sections))
+    if size > ARROW_BYTES_MAX:
+        raise ValueError(
+            f"{len(batches)} batches of {topic}-{partition} have {size} bytes decompressed, more than the "
+            f"{ARROW_BYTES_MAX} an Arrow column holds: decode fewer of them at once"
+        )
+    for batch in batches:
+        if not -_LONG_MAX <= batch.last_offset <= _LONG_MAX:
+            raise CorruptRecordError(f"{batch!r} has offsets of more than 64 bits")
+    decode = decode_plain.decode
+    if is_native():
+        from moldau.columnar import decode_native
+
+        decode = decode_native.decode
+    columns = [name for name in schema.names if name not in _CONSTANT]
+    rows, arrays = decode(batches, sections, start=start, end=end, columns=columns)
+    if "topic" in schema.names:
+        arrays["topic"] = _repeated(topic, rows)
+    if "partition" in schema.names:
+        arrays["partition"] = pa.array(np.full(rows, partition, np.int32))
+    return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+
+def _repeated(text: str, rows: int) -> pa.Array:
+    if len(text.encode()) * rows > ARROW_BYTES_MAX:
+        raise ValueError(
+            f"{rows} times the topic's name {text!r} is more than the {ARROW_BYTES_MAX} bytes an Arrow column holds: "
+            "decode fewer batches at once"
+        )
+    return pa.repeat(pa.scalar(text, pa.string()), rows)

@@ -1,0 +1,183 @@
+"""Record batches to columns through the compiled walk: buffers are made large enough, filled, and handed to Arrow."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from moldau.columnar import decode_kernels as kernels
+from moldau.columnar import decode_plain
+from moldau.columnar.columns import HEADER_TYPE, arrow_schema
+from moldau.errors import CorruptRecordError
+from moldau.records.batch import Batch
+from moldau.records.record import RECORD_BYTES_MIN
+from moldau.world.disk import Buffer
+
+Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+_WANTED = {
+    "key": kernels.KEY,
+    "value": kernels.VALUE,
+    "offset": kernels.OFFSET,
+    "timestamp": kernels.TIMESTAMP,
+    "timestampType": kernels.TIMESTAMP_TYPE,
+    "headers": kernels.HEADERS,
+}
+
+
+class _Binary:
+    """The buffers of a binary column in the making."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        self.ends: Int32s = np.empty(rows + 1, np.int32)
+        self.ends[0] = 0
+        self.data: Bytes = np.empty(size, np.uint8)
+        self.valid: Bytes = np.zeros((rows + 7) // 8, np.uint8)
+
+    def array(self, rows: int, nulls: int, kind: pa.DataType) -> pa.Array:
+        data = self.data[: self.ends[rows]]
+        if 2 * len(data) < len(self.data):
+            # Room for all the bytes of the records is too much to keep for their keys.
+            data = data.copy()
+        valid = pa.py_buffer(self.valid[: (rows + 7) // 8]) if nulls else None
+        buffers = [valid, pa.py_buffer(self.ends[: rows + 1]), pa.py_buffer(data)]
+        return pa.Array.from_buffers(kind, rows, buffers, nulls)
+
+
+_LONG_MAX = 2**63 - 1
+_NO_BINARY = _Binary(0, 0)
+_NO_INT32S: Int32s = np.empty(0, np.int32)
+_NO_INT64S: Int64s = np.empty(0, np.int64)
+
+
+def decode(
+    batches: Sequence[Batch], sections: Sequence[Buffer], *, start: int, end: int, columns: Sequence[str]
+) -> tuple[int, dict[str, pa.Array]]:
+    """As decode_plain's."""
+    described = _describe(batches, sections)
+    size = sum(map(len, sections))
+    capacity = int(described[kernels.COUNT :: kernels.BATCH_FIELDS].sum())
+    wanted = sum(_WANTED[name] for name in set(columns))
+
+    offsets = np.empty(capacity, np.int64) if "offset" in columns else _NO_INT64S
+    timestamps = np.empty(capacity, np.int64) if "timestamp" in columns else _NO_INT64S
+    timestamp_types = np.empty(capacity, np.int32) if "timestampType" in columns else _NO_INT32S
+    keys = _Binary(capacity, size) if "key" in columns else _NO_BINARY
+    values = _Binary(capacity, size) if "value" in columns else _NO_BINARY
+    header_spans = np.empty(2 * capacity, np.int64) if "headers" in columns else _NO_INT64S
+    totals = np.empty(kernels.TOTALS, np.int64)
+    corrupt = kernels.walk(
+        described,
+        wanted,
+        max(start, -_LONG_MAX),
+        min(end, _LONG_MAX),
+        offsets,
+        timestamps,
+        timestamp_types,
+        keys.ends,
+        keys.data,
+        keys.valid,
+        values.ends,
+        values.data,
+        values.valid,
+        header_spans,
+        totals,
+    )
+    if corrupt:
+        _complain(batches, sections, int(totals[kernels.BAD_BATCH]))
+
+    rows = int(totals[kernels.ROWS])
+    arrays: dict[str, pa.Array] = {}
+    schema = arrow_schema(columns)
+    for name in columns:
+        kind = schema.field(name).type
+        if name == "key":
+            arrays[name] = keys.array(rows, int(totals[kernels.KEY_NULLS]), kind)
+        elif name == "value":
+            arrays[name] = values.array(rows, int(totals[kernels.VALUE_NULLS]), kind)
+        elif name == "offset":
+            arrays[name] = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets[:rows])], 0)
+        elif name == "timestampType":
+            arrays[name] = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(timestamp_types[:rows])], 0)
+        elif name == "timestamp":
+            arrays[name] = _timestamps(timestamps, rows, int(totals[kernels.TIMESTAMP_NULLS]), kind)
+        else:
+            arrays[name] = _headers(header_spans, rows, int(totals[kernels.HEADER_COUNT]), kind)
+    return rows, arrays
+
+
+def _describe(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64s:
+    fields: list[int] = []
+    for batch, section in zip(batches, sections, strict=True):
+        count = batch.count
+        if count < 0 or count * RECORD_BYTES_MIN > len(section):
+            raise CorruptRecordError(f"{batch!r} says it has {count} records, in {len(section)} bytes")
+        # Where there are no records the section may have no address; nothing is read there.
+        start = pa.py_buffer(section).address if count else 0
+        fields += (
+            batch.base_offset,
+            batch.base_timestamp,
+            batch.last_offset_delta,
+            count,
+            batch.max_timestamp,
+            batch.is_log_append_time,
+            start,
+            start + len(section),
+        )
+    return np.array(fields, np.int64)
+
+
+def _complain(batches: Sequence[Batch], sections: Sequence[Buffer], index: int) -> NoReturn:
+    """The plain codec has the words for what is wrong with a batch."""
+    batch = batches[index]
+    decode_plain.decode(
+        [batch], [sections[index]], start=batch.base_offset, end=batch.next_offset, columns=["headers"]
+    )
+    raise CorruptRecordError(f"the records of {batch!r} contradict themselves")
+
+
+def _timestamps(micros: Int64s, rows: int, nulls: int, kind: pa.DataType) -> pa.Array:
+    micros = micros[:rows]
+    valid = None
+    if nulls:
+        valid = pa.py_buffer(np.packbits(micros != kernels.NO_VALUE, bitorder="little"))
+    return pa.Array.from_buffers(kind, rows, [valid, pa.py_buffer(micros)], nulls)
+
+
+def _headers(spans: Int64s, rows: int, count: int, kind: pa.DataType) -> pa.Array:
+    if not count:
+        return pa.nulls(rows, kind)
+    list_ends = np.empty(rows + 1, np.int32)
+    list_ends[0] = 0
+    size = int((spans[1 : 2 * rows : 2] - spans[: 2 * rows : 2]).sum())
+    names, contents = _Binary(count, size), _Binary(count, size)
+    totals = np.empty(kernels.TOTALS, np.int64)
+    if kernels.take_headers(
+        spans, rows, list_ends, names.ends, names.data, contents.ends, contents.data, contents.valid, totals
+    ):
+        raise CorruptRecordError("the records changed while they were decoded")
+    nulls = int(totals[kernels.VALUE_NULLS])
+    structs = pa.StructArray.from_arrays(
+        [_text(names.array(count, 0, pa.binary())), contents.array(count, nulls, pa.binary())],
+        fields=list(HEADER_TYPE),
+    )
+    has_any = np.diff(list_ends) > 0
+    valid = pa.py_buffer(np.packbits(has_any, bitorder="little"))
+    return pa.Array.from_buffers(
+        kind, rows, [valid, pa.py_buffer(list_ends)], rows - int(has_any.sum()), children=[structs]
+    )
+
+
+def _text(names: pa.Array) -> pa.Array:
+    """As strings; names that are no UTF-8 get replacement characters."""
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:
+        different = names.dictionary_encode()
+        decoded = [name.decode("utf-8", "replace") for name in different.dictionary.to_pylist()]
+        return pc.take(pa.array(decoded, pa.string()), different.indices)

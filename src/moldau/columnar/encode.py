@@ -1,0 +1,62 @@
+"""Arrow to record batches: rows grouped by partition and encoded into sections that a producer puts headers to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moldau.columnar import encode_plain
+from moldau.columnar.native import is_native
+from moldau.columnar.rows import Rows, rows_of
+from moldau.errors import RecordTooLargeError
+from moldau.records.build import Section
+from moldau.records.compression import NONE, compress
+
+SECTION_BYTES_MAX = 2**31 - 1
+"""Kafka counts the bytes of a batch in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A section and the partition it is for."""
+
+    partition: int
+    section: Section
+
+
+def to_sections(
+    partitions: npt.NDArray[np.int32],
+    *,
+    key: Any,
+    value: Any,
+    headers: Any,
+    timestamp_ms: npt.NDArray[np.int64],
+    batch_bytes_max: int,
+    compression: int,
+) -> Iterator[Encoded]:
+    """The rows as sections of at most `batch_bytes_max` bytes before compression, unless one record is larger.
+
+    Those of a partition come together and keep the order of its rows. `key` and `value` are Arrow columns of bytes or
+    text, `headers` one of lists of structs with key and value; None stands for a column of nulls. Raises ValueError
+    for columns of different lengths, a negative partition, a header without a key and a timestamp beyond all time,
+    TypeError for a column of another type, and RecordTooLargeError for a record that no batch can hold.
+    """
+    if batch_bytes_max < 1:
+        raise ValueError(f"batch_bytes_max must be at least 1, not {batch_bytes_max}")
+    rows = rows_of(partitions, key=key, value=value, headers=headers, timestamp_ms=timestamp_ms)
+    return _sections(rows, min(batch_bytes_max, SECTION_BYTES_MAX), compression)
+
+
+def _sections(rows: Rows, batch_bytes_max: int, compression: int) -> Iterator[Encoded]:
+    encode = encode_plain.encode
+    if is_native():
+        from moldau.columnar import encode_native
+
+        encode = encode_native.encode
+    for partition, data, count, base_timestamp, max_timestamp in encode(rows, batch_bytes_max):
+        if len(data) > SECTION_BYTES_MAX:
+            raise RecordTooLargeError(f"a record for partition {partition} takes {len(data)} bytes")
+        records = bytes(data) if compression == NONE else compress(compression, data)
+        yield Encoded(partition, Section(records, count, base_timestamp, max_timestamp, compression))

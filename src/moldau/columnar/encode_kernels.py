@@ -1,0 +1,187 @@
+"""Columns to encoded records, and keys to partitions, compiled. Where columns begin and end was checked by Arrow."""
+
+from typing import Any
+
+from moldau.columnar.compiling import (
+    BYTES_IN,
+    BYTES_OUT,
+    INT32_IN,
+    INT32_OUT,
+    INT64,
+    INT64_IN,
+    INT64_OUT,
+    copy_bytes,
+    kernel,
+    part,
+)
+
+ROWS, BYTES, BASE_TIMESTAMP, MAX_TIMESTAMP = range(4)
+RESULTS = 4
+"""What is known of a section once it is encoded."""
+
+_NO_TIMESTAMP = -1
+_BITS_57 = (1 << 57) - 1
+_SEED = 0x9747B28C
+_MULTIPLIER = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+
+
+@part
+def varint_size(value: int) -> int:
+    # Negative numbers may fill all 64 bits once they are zig-zag, so the sign that >> brings is cut off.
+    rest = (((value << 1) ^ (value >> 63)) >> 7) & _BITS_57
+    size = 1
+    while rest:
+        rest >>= 7
+        size += 1
+    return size
+
+
+@part
+def sized(length: int) -> int:
+    """Bytes that a length (-1 for null) and what it counts take."""
+    return varint_size(length) + max(length, 0)
+
+
+@part
+def write_varint(out: Any, position: int, value: int) -> int:
+    """The position behind it."""
+    zigzag = (value << 1) ^ (value >> 63)
+    rest = (zigzag >> 7) & _BITS_57
+    while rest:
+        out[position] = (zigzag & 0x7F) | 0x80
+        position += 1
+        zigzag = rest
+        rest >>= 7
+    out[position] = zigzag
+    return position + 1
+
+
+@part
+def write_bytes(out: Any, position: int, data: int, start: int, length: int) -> int:
+    position = write_varint(out, position, length)
+    if length <= 0:
+        return position
+    copy_bytes(out, position, data + start, length)
+    return position + length
+
+
+@kernel(
+    INT64,
+    BYTES_OUT,
+    INT64,
+    INT64_IN,
+    INT32_IN,
+    INT64_IN,
+    INT64,
+    INT64_IN,
+    INT64_IN,
+    INT64,
+    INT64_IN,
+    INT64_IN,
+    INT64_IN,
+    INT64_IN,
+    INT64,
+    INT64_IN,
+    INT64_IN,
+    INT64,
+    INT64_IN,
+    INT64_IN,
+    INT64_OUT,
+)
+def encode_section(
+    out: Any,
+    first: int,
+    order: Any,
+    partitions: Any,
+    timestamps: Any,
+    key_data: int,
+    key_starts: Any,
+    key_lengths: Any,
+    value_data: int,
+    value_starts: Any,
+    value_lengths: Any,
+    header_starts: Any,
+    header_counts: Any,
+    name_data: int,
+    name_starts: Any,
+    name_lengths: Any,
+    content_data: int,
+    content_starts: Any,
+    content_lengths: Any,
+    results: Any,
+) -> int:
+    """Encodes the rows order[first:] into `out` until it is full or a row is of another partition.
+
+    Returns 0, or the bytes that the very first row needs where `out` has fewer.
+    """
+    partition = partitions[order[first]]
+    base_timestamp = timestamps[order[first]]
+    max_timestamp = _NO_TIMESTAMP
+    position = 0
+    count = 0
+    while first + count < len(order):
+        row = order[first + count]
+        if partitions[row] != partition:
+            break
+        timestamp_delta = timestamps[row] - base_timestamp
+        headers_end = header_starts[row] + header_counts[row]
+        body = 1 + varint_size(timestamp_delta) + varint_size(count)
+        body += sized(key_lengths[row]) + sized(value_lengths[row]) + varint_size(header_counts[row])
+        for header in range(header_starts[row], headers_end):
+            body += sized(name_lengths[header]) + sized(content_lengths[header])
+        size = sized(body)
+        if size > len(out) - position:
+            if not count:
+                return size
+            break
+        position = write_varint(out, position, body)
+        out[position] = 0
+        position = write_varint(out, position + 1, timestamp_delta)
+        position = write_varint(out, position, count)
+        position = write_bytes(out, position, key_data, key_starts[row], key_lengths[row])
+        position = write_bytes(out, position, value_data, value_starts[row], value_lengths[row])
+        position = write_varint(out, position, header_counts[row])
+        for header in range(header_starts[row], headers_end):
+            position = write_bytes(out, position, name_data, name_starts[header], name_lengths[header])
+            position = write_bytes(
+                out, position, content_data, content_starts[header], content_lengths[header]
+            )
+        max_timestamp = max(max_timestamp, timestamps[row])
+        count += 1
+    results[ROWS] = count
+    results[BYTES] = position
+    results[BASE_TIMESTAMP] = base_timestamp
+    results[MAX_TIMESTAMP] = max_timestamp
+    return 0
+
+
+@kernel(INT64, BYTES_IN, INT64_IN, INT64_IN, INT64, INT64, INT32_OUT)
+def key_partitions(
+    data: Any, starts: Any, lengths: Any, count: int, without_key: int, partitions: Any
+) -> int:
+    """Kafka's murmur2 of each key, over `count` partitions."""
+    for row in range(len(lengths)):
+        length = lengths[row]
+        if length < 0:
+            partitions[row] = without_key
+            continue
+        value = _SEED ^ (length & _MASK)
+        position = starts[row]
+        whole_end = position + (length & ~3)
+        while position < whole_end:
+            word = int(data[position]) | int(data[position + 1]) << 8
+            word |= int(data[position + 2]) << 16 | int(data[position + 3]) << 24
+            word = word * _MULTIPLIER & _MASK
+            word = (word ^ word >> 24) * _MULTIPLIER & _MASK
+            value = (value * _MULTIPLIER & _MASK) ^ word
+            position += 4
+        rest = length & 3
+        if rest:
+            for index in range(rest):
+                value ^= int(data[position + index]) << (8 * index)
+            value = value * _MULTIPLIER & _MASK
+        value = (value ^ value >> 13) * _MULTIPLIER & _MASK
+        value ^= value >> 15
+        partitions[row] = (value & 0x7FFFFFFF) % count
+    return 0

@@ -1,0 +1,100 @@
+"""Where compiled kernels are kept, so that one process of a machine pays for compiling and the others load them.
+
+The cache is numba's, in a directory named after what the kernels are made of: code that comes in a zip, from a
+directory that cannot be written, or from another path for each application, finds what an earlier process made of the
+same source. Trouble with the cache costs time and is never an error.
+"""
+
+import hashlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_COMPILING = "moldau.columnar.compiling"
+
+
+def cache_of(function: Callable[..., Any]) -> Any:
+    """A cache for this function as numba's dispatchers want it, or None where there can be none."""
+    try:
+        return _cache_class()(function)
+    except Exception as error:
+        log.debug("the kernel %s is compiled without a cache: %s", function.__name__, error)
+        return None
+
+
+@cache
+def _cache_class() -> Any:
+    """Made when it is asked for, because these names of numba's may be others in another version."""
+    caching: Any = import_module("numba.core.caching")
+
+    class Locator(caching._CacheLocator):  # type: ignore[misc]
+        def __init__(self, function: Callable[..., Any], directory: Path) -> None:
+            self._line = function.__code__.co_firstlineno
+            self._stamp = _digest(function)
+            self._path = directory / f"moldau_columnar_{self._stamp[:16]}"
+
+        def get_cache_path(self) -> str:
+            return str(self._path)
+
+        def get_source_stamp(self) -> str:
+            return self._stamp
+
+        def get_disambiguator(self) -> str:
+            return str(self._line)
+
+        @classmethod
+        def from_function(cls, function: Callable[..., Any], _: str) -> "Locator | None":
+            for directory in _directories():
+                locator = cls(function, directory)
+                try:
+                    locator.ensure_cache_path()
+                except OSError:
+                    continue
+                return locator
+            return None
+
+    class Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
+        _locator_classes = [Locator]
+
+    class Cache(caching.FunctionCache):  # type: ignore[misc]
+        _impl_class = Files
+
+        def load_overload(self, *given: Any) -> Any:
+            try:
+                return super().load_overload(*given)
+            except Exception as error:
+                log.debug("a kernel could not be loaded from its cache: %s", error)
+                return None
+
+        def save_overload(self, *given: Any) -> None:
+            try:
+                super().save_overload(*given)
+            except Exception as error:
+                log.debug("a kernel could not be cached: %s", error)
+
+    return Cache
+
+
+def _directories() -> list[Path]:
+    """Where the cache may lie: what NUMBA_CACHE_DIR says, else the user's caches, else beside the source."""
+    config: Any = import_module("numba.core.config")
+    if config.CACHE_DIR:
+        return [Path(config.CACHE_DIR)]
+    appdirs: Any = import_module("numba.misc.appdirs")
+    user_caches = Path(appdirs.AppDirs(appname="numba", appauthor=False).user_cache_dir)
+    return [user_caches, Path(__file__).parent / "__pycache__"]
+
+
+def _digest(function: Callable[..., Any]) -> str:
+    """Of all that a kernel is made of: its module, the one that compiles it, and numbers from elsewhere."""
+    numba: Any = import_module("numba")
+    numbers = sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int))
+    sources = [inspect.getsource(sys.modules[name]) for name in (function.__module__, _COMPILING)]
+    return hashlib.sha256("\0".join([numba.__version__, repr(numbers), *sources]).encode()).hexdigest()

@@ -1,0 +1,34 @@
+"""Whether the codec runs compiled or plain. Both give the same; compiled takes a fraction of the time, and
+needs numba."""
+
+import logging
+from functools import cache
+
+log = logging.getLogger(__name__)
+
+_wanted = True
+
+
+def use_native(wanted: bool) -> None:
+    """Without it the plain codec is used, even where there is numba."""
+    global _wanted
+    _wanted = wanted
+
+
+def is_native() -> bool:
+    return _wanted and available()
+
+
+@cache
+def available() -> bool:
+    """Whether numba is there and compiles the kernels; where it does not, that is logged once."""
+    try:
+        import moldau.columnar.decode_kernels
+        import moldau.columnar.encode_kernels  # noqa: F401
+    except ModuleNotFoundError as error:
+        log.info("records are decoded and encoded without numba, slowly: %s", error)
+        return False
+    except Exception:
+        log.warning("numba does not work here: records are decoded and encoded slowly", exc_info=True)
+        return False
+    return True

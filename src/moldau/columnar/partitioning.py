@@ -1,0 +1,34 @@
+"""Which partition rows go to by their keys: Kafka's murmur2 over a whole column."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moldau.client.partitioner import partition_of_key
+from moldau.columnar.arrays import Spans, spans_of
+from moldau.columnar.native import is_native
+
+
+def key_partitions(keys: Any, count: int, without_key: int) -> npt.NDArray[np.int32]:
+    """The partition, of `count`, that Java's producer takes for each key; `without_key` where the key is null.
+
+    `keys` is an Arrow column of bytes or text.
+    """
+    if count < 1:
+        raise ValueError(f"a topic of {count} partitions takes no records")
+    spans = spans_of(keys, "key")
+    partitions = np.empty(len(spans.lengths), np.int32)
+    if is_native():
+        from moldau.columnar import encode_kernels
+
+        encode_kernels.key_partitions(spans.data, spans.starts, spans.lengths, count, without_key, partitions)
+    else:
+        _fill(partitions, spans, count, without_key)
+    return partitions
+
+
+def _fill(partitions: npt.NDArray[np.int32], spans: Spans, count: int, without_key: int) -> None:
+    data = spans.data.tobytes()
+    for row, (start, length) in enumerate(zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)):
+        partitions[row] = without_key if length < 0 else partition_of_key(data[start : start + length], count)

@@ -1,0 +1,105 @@
+"""Rows that are to become records: their columns checked, brought to one form, and put in the order of partitions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from moldau.columnar.arrays import Int64s, Spans, no_spans, spans_of, valid_of
+
+Int32s = npt.NDArray[np.int32]
+
+TIMESTAMP_MS_LIMIT = 2**62
+"""Timestamps lie within this to both sides, so that no difference of two leaves 64 bits."""
+
+_RADIX_PARTITIONS = 2**16
+
+
+@dataclass(frozen=True)
+class Rows:
+    order: Int64s
+    """The rows partition by partition, each partition's in the order they came."""
+    partitions: Int32s
+    timestamps: Int64s
+    keys: Spans
+    values: Spans
+    header_starts: Int64s
+    """Where the headers of a row begin among all headers, and how many there are."""
+    header_counts: Int64s
+    names: Spans
+    contents: Spans
+
+
+def rows_of(partitions: Int32s, *, key: Any, value: Any, headers: Any, timestamp_ms: Int64s) -> Rows:
+    count = len(partitions)
+    partitions = np.ascontiguousarray(partitions, np.int32)
+    timestamps = np.ascontiguousarray(timestamp_ms, np.int64)
+    for column, name in ((key, "key"), (value, "value"), (headers, "headers"), (timestamps, "timestamp_ms")):
+        if column is not None and len(column) != count:
+            raise ValueError(f"there are {count} partitions and {len(column)} of {name}")
+    if count:
+        if partitions.min() < 0:
+            raise ValueError(f"there is no partition {partitions.min()}")
+        if timestamps.min() <= -TIMESTAMP_MS_LIMIT or timestamps.max() >= TIMESTAMP_MS_LIMIT:
+            raise ValueError(f"no record can have a timestamp of {timestamps.min()} or {timestamps.max()} ms")
+    header_starts, header_counts, names, contents = _headers(headers, count)
+    return Rows(
+        order=_order(partitions),
+        partitions=partitions,
+        timestamps=timestamps,
+        keys=no_spans(count) if key is None else spans_of(key, "key"),
+        values=no_spans(count) if value is None else spans_of(value, "value"),
+        header_starts=header_starts,
+        header_counts=header_counts,
+        names=names,
+        contents=contents,
+    )
+
+
+def _order(partitions: Int32s) -> Int64s:
+    if not len(partitions) or bool(np.all(partitions[1:] >= partitions[:-1])):
+        return np.arange(len(partitions), dtype=np.int64)
+    if partitions.max() < _RADIX_PARTITIONS:
+        # Numpy sorts numbers of 16 bits in linear time.
+        return np.argsort(partitions.astype(np.uint16), kind="stable")
+    return np.argsort(partitions, kind="stable")
+
+
+def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, Spans, Spans]:
+    if headers is None or not count or headers.null_count == count:
+        return np.zeros(count, np.int64), np.zeros(count, np.int64), no_spans(0), no_spans(0)
+    if isinstance(headers, pa.ChunkedArray):
+        headers = headers.combine_chunks()
+    kind = headers.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_header(kind.value_type):
+        raise TypeError(f"headers must be a list of structs with a key and a value, not {kind}")
+    bounds = headers.offsets.to_numpy().astype(np.int64)
+    counts = np.diff(bounds)
+    if headers.null_count:
+        counts[~valid_of(headers)] = 0
+    structs = headers.values
+    names = spans_of(structs.field("key"), "the key of headers")
+    contents = spans_of(structs.field("value"), "the value of headers")
+    if structs.null_count:
+        names.lengths[~valid_of(structs)] = -1
+    _check_names(names, bounds[:-1], counts)
+    return bounds[:-1], counts, names, contents
+
+
+def _is_header(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and {kind.field(index).name for index in range(kind.num_fields)} >= {
+        "key",
+        "value",
+    }
+
+
+def _check_names(names: Spans, starts: Int64s, counts: Int64s) -> None:
+    if not len(names.lengths) or names.lengths.min() >= 0:
+        return
+    nameless = np.flatnonzero(names.lengths < 0)
+    for row in np.flatnonzero(counts):
+        within = np.searchsorted(nameless, starts[row])
+        if within < len(nameless) and nameless[within] < starts[row] + counts[row]:
+            raise ValueError(f"a header of row {row} has no key")
