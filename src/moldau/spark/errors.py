@@ -1,6 +1,9 @@
 """What goes wrong between Spark and a cluster, in words for who wrote the query: the cause, and what to do."""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class SparkSourceError(Exception):
@@ -16,7 +19,9 @@ class DataLossError(SparkSourceError):
 
 
 _TOLD = re.compile(
-    r"(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |SQLSTATE|$)|\Z)", re.S
+    # Not behind a parenthesis: there it is part of a plan that raises one, and Spark shows plans in errors of its own.
+    r"(?<!\()(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |SQLSTATE|$)|\Z)",
+    re.S,
 )
 
 
@@ -25,3 +30,38 @@ def told(error: BaseException) -> str | None:
     is another one."""
     found = _TOLD.search(str(error))
     return None if found is None else found.group(1).strip()
+
+
+@contextmanager
+def told_plainly(bootstrap: str) -> Iterator[None]:
+    """Around what Spark calls. What the client raises comes out as a SparkSourceError that says where the brokers were
+    thought to be, and none of the errors above drags the traceback of a worker to the driver."""
+    try:
+        yield
+    except SparkSourceError:
+        _hide_traceback()
+        raise
+    except Exception as error:
+        from moldau.client.errors import KafkaError
+
+        if not isinstance(error, KafkaError):
+            raise
+        _hide_traceback()
+        raise SparkSourceError(_in_words(error, bootstrap)) from None
+
+
+def _in_words(error: Exception, bootstrap: str) -> str:
+    from moldau.client.errors import ConnectionLostError, RequestTimedOutError
+
+    if isinstance(error, ConnectionLostError | RequestTimedOutError):
+        return (
+            f"no answer from the cluster at {bootstrap} ({error}). Is a broker running there? "
+            "Check kafka.bootstrap.servers, and that this machine reaches the addresses that brokers advertise"
+        )
+    return f"the cluster at {bootstrap} says: {error}"
+
+
+def _hide_traceback() -> None:
+    """Spark asks for this variable when it writes down an error, after which the worker ends: nobody else is meant."""
+    if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"

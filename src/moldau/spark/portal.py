@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from moldau.client.cluster import Cluster
+from moldau.spark.errors import OptionError
 
 T = TypeVar("T")
 
@@ -23,8 +24,10 @@ class Portal:
         self._clusters: dict[tuple[tuple[str, object], ...], Cluster] = {}
         self._reaching = asyncio.Lock()
         self.process_id = os.getpid()
+        self.is_closed = False
         # A daemon: nothing here outlives the task it was started for, and the process may end at any time.
-        threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True)
+        self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What the coroutine gives, waited for; when the caller is interrupted the coroutine is cancelled."""
@@ -45,7 +48,10 @@ class Portal:
         async with self._reaching:
             cluster = self._clusters.get(key)
             if cluster is None:
-                cluster = Cluster(**settings)
+                try:
+                    cluster = Cluster(**settings)
+                except ValueError as error:
+                    raise OptionError(f"the options kafka.*: {error}") from None
                 try:
                     await cluster.start()
                 except BaseException:
@@ -53,6 +59,18 @@ class Portal:
                     raise
                 self._clusters[key] = cluster
         return cluster
+
+    def close(self) -> None:
+        """For a process that goes on without Spark; others just end."""
+        self.is_closed = True
+        self.run(self._close_clusters())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close_clusters(self) -> None:
+        for cluster in self._clusters.values():
+            await cluster.close()
 
 
 _of_process: Portal | None = None
@@ -63,6 +81,6 @@ def portal() -> Portal:
     """The one of this process."""
     global _of_process
     with _opening:
-        if _of_process is None or _of_process.process_id != os.getpid():
+        if _of_process is None or _of_process.is_closed or _of_process.process_id != os.getpid():
             _of_process = Portal()
         return _of_process

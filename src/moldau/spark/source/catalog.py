@@ -1,0 +1,186 @@
+"""The driver's view of what is read: which partitions there are, and where their logs begin and end."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moldau.client.cluster import Cluster
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.log_offsets import list_offsets
+from moldau.client.metadata import TopicInfo
+from moldau.client.record import TopicPartition
+from moldau.settings.values import nearest
+from moldau.spark.errors import OptionError, SparkSourceError
+from moldau.spark.portal import portal
+from moldau.spark.source.offsets import (
+    EARLIEST,
+    LATEST,
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Everywhere,
+    Offsets,
+    Place,
+    check_complete,
+    listed,
+)
+from moldau.spark.source.options import SourceOptions
+
+FOLLOWING_AGE_MS = 1_000
+"""How often a stream looks for new partitions, in the background, unless kafka.metadata.max.age.ms says otherwise."""
+
+_ATTEMPT_MS = 1_000
+"""After so long without offsets it is looked for partitions that have gone."""
+
+_ABSENT = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
+
+
+class Catalog:
+    """Its coroutines run in the portal's loop."""
+
+    def __init__(self, options: SourceOptions, *, is_stream: bool) -> None:
+        self._options = options
+        self._subscription = options.subscription
+        self._settings: dict[str, Any] = dict(options.connection)
+        if is_stream:
+            self._settings.setdefault("metadata_max_age_ms", FOLLOWING_AGE_MS)
+        self._cluster: Cluster | None = None
+
+    async def cluster(self) -> Cluster:
+        if self._cluster is None:
+            cluster = await portal().cluster(self._settings)
+            if self._subscription.pattern is not None:
+                cluster.track_all()
+            else:
+                cluster.track(self._topics())
+            await self._refresh(cluster)
+            self._cluster = cluster
+        return self._cluster
+
+    async def existing(self, *, is_fresh: bool) -> list[TopicPartition]:
+        """The partitions that are read and there; those of the last look at the cluster, unless a fresh one is asked
+        for."""
+        is_fresh = is_fresh and self._cluster is not None
+        cluster = await self.cluster()
+        if is_fresh:
+            await self._refresh(cluster)
+        pattern = self._subscription.pattern
+        if pattern is not None:
+            fitting = re.compile(pattern)
+            topics: Iterable[TopicInfo] = [
+                topic
+                for name, topic in cluster.topics.items()
+                if fitting.fullmatch(name) and not topic.is_internal
+            ]
+        else:
+            topics = [cluster.topics[name] for name in self._topics() if name in cluster.topics]
+        found = [TopicPartition(topic.name, each.index) for topic in topics for each in topic.partitions]
+        assigned = frozenset(self._subscription.partitions)
+        return sorted(each for each in found if not assigned or each in assigned)
+
+    async def ids(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
+        """Of the topics of these partitions, by the last look at the cluster."""
+        cluster = await self.cluster()
+        found = {}
+        for name in {partition.topic: None for partition in partitions}:
+            topic = cluster.topics.get(name)
+            if topic is not None and topic.topic_id:
+                found[name] = str(topic.topic_id)
+        return found
+
+    async def required(self) -> list[TopicPartition]:
+        """All that are asked for; raises SparkSourceError for what is named and is not there."""
+        partitions = await self.existing(is_fresh=True)
+        cluster = await self.cluster()
+        for name in self._topics():
+            if name not in cluster.topics:
+                await self._explain_absence(cluster, name)
+                return await self.required()
+        missing = [each for each in self._subscription.partitions if each not in partitions]
+        if missing:
+            count = len(cluster.topics[missing[0].topic].partitions)
+            raise SparkSourceError(
+                f"assign names {listed(missing)}, and the topic {missing[0].topic!r} at {self._options.bootstrap} "
+                f"has {count} partitions, counted from 0"
+            )
+        return partitions
+
+    async def starts(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """The first offset of each log; partitions that have gone meanwhile are left out."""
+        return await self._listed(dict.fromkeys(partitions, EARLIEST))
+
+    async def ends(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """The offset behind the last record of each log that this query may see."""
+        return await self._listed(dict.fromkeys(partitions, LATEST))
+
+    async def resolve(self, side: str, place: Place, partitions: list[TopicPartition]) -> Offsets:
+        """Where the partitions are read from ("starting") or up to ("ending"), with EARLIEST and LATEST still among
+        the offsets. Raises OptionError when the option does not fit the partitions there are."""
+        match place:
+            case Everywhere(offset):
+                return dict.fromkeys(partitions, offset)
+            case AtOffsets(offsets):
+                check_complete(f"{side}Offsets", offsets, partitions)
+                return dict(offsets)
+            case AtTime(time_ms):
+                return await self._at_times(side, dict.fromkeys(partitions, time_ms))
+            case AtTimes(times_ms):
+                check_complete(f"{side}OffsetsByTimestamp", times_ms, partitions)
+                return await self._at_times(side, times_ms)
+
+    async def _at_times(self, side: str, times_ms: Mapping[TopicPartition, int]) -> Offsets:
+        found = await self._listed(times_ms)
+        for partition, time_ms in times_ms.items():
+            if partition not in found and side == "starting" and not self._options.is_latest_without_match:
+                raise OptionError(
+                    f"{partition} has no record at or after {time_ms}, where it is to be read from. To begin at its "
+                    'end there, set startingOffsetsByTimestampStrategy to "latest"'
+                )
+        return {partition: found.get(partition, LATEST) for partition in times_ms}
+
+    async def _listed(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        """What list_offsets finds, tried for as long as the options allow and there are such partitions."""
+        cluster = await self.cluster()
+        level = self._options.fetching.isolation_level
+        left = dict(times)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.fetching.timeout_ms / 1000
+        while left:
+            left_ms = round((deadline - loop.time()) * 1000)
+            try:
+                found = await list_offsets(
+                    cluster, left, isolation_level=level, timeout_ms=min(_ATTEMPT_MS, max(1, left_ms))
+                )
+                return {partition: each.offset for partition, each in found.items()}
+            except KafkaError as error:
+                if not error.is_retriable or left_ms <= 0:
+                    raise
+            there = set(await self.existing(is_fresh=True))
+            left = {partition: time for partition, time in left.items() if partition in there}
+        return {}
+
+    async def _refresh(self, cluster: Cluster) -> None:
+        """A broker that starts again is waited for."""
+        retry = cluster.retry(self._options.fetching.timeout_ms)
+        while True:
+            try:
+                await cluster.refresh(timeout_ms=retry.left_ms)
+                return
+            except KafkaError as error:
+                await retry.after(error)
+
+    def _topics(self) -> list[str]:
+        named = self._subscription.topics or (each.topic for each in self._subscription.partitions)
+        return sorted(dict.fromkeys(named))
+
+    async def _explain_absence(self, cluster: Cluster, name: str) -> None:
+        """Returns only when the topic was about to be made, and is there now."""
+        code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
+        if code not in _ABSENT:
+            await cluster.wait_for_topics([name])
+            return
+        await cluster.refresh(all_topics=True)
+        known = sorted(each.name for each in cluster.topics.values() if not each.is_internal)
+        hint = nearest(name, known) or f". Create it: moldau topic create {name}"
+        raise SparkSourceError(f"there is no topic {name!r} at {self._options.bootstrap}{hint}")

@@ -1,0 +1,249 @@
+"""Reads one range of offsets in a task: batches are fetched in the portal's thread while the task's own decodes those
+before, and Arrow goes to Spark.
+
+A worker process is used for many tasks, one after the other: its connections and its fetcher stay for the next.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from moldau.client.cluster import Cluster
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.fetcher import Fetched, Fetcher, LogCutError
+from moldau.client.log_offsets import EARLIEST, LATEST, list_offsets
+from moldau.columnar.decode import to_arrow_parts
+from moldau.columnar.native import use_native
+from moldau.errors import CorruptRecordError
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.portal import portal
+from moldau.spark.source.columns import Column
+from moldau.spark.source.losses import report_loss
+from moldau.spark.source.options import Fetching, SourceOptions
+from moldau.spark.source.ranges import OffsetRange
+
+ARROW_BYTES = 8 * 1024 * 1024
+"""About how much of records goes to Spark at once."""
+
+_QUIET_MS = 2_000
+"""After so long without news it is asked why."""
+_ABSENT_MS = 3_000
+"""A partition that brokers do not know for so long has gone; not all of them hear of a new one at once."""
+_LAST_LOOK_MS = 1_000
+_LOG_LOOK_MS = 10_000
+"""So long it takes at most to find out what to say when the time is over: from the metadata, and from the log."""
+_DOUBT_MS = 100
+"""A leader that said something odd is asked again after this."""
+
+_fetchers: dict[tuple[Cluster, Fetching], Fetcher] = {}
+"""A process that was forked has a portal of its own, and so clusters of its own."""
+
+
+def read_range(
+    wanted: OffsetRange, options: SourceOptions, columns: Sequence[Column], schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The records of the range, as Spark expects them."""
+    use_native(os.environ.get("MOLDAU_NATIVE", "1") != "0")
+    names = [column.name for column in columns]
+    target = to_arrow_schema(schema, timezone="UTC")
+    reading = RangeReading(wanted, options)
+    gate = portal()
+    try:
+        while (fetched := gate.run(reading.next())) is not None:
+            try:
+                for part in to_arrow_parts(
+                    wanted.topic,
+                    wanted.partition,
+                    fetched.batches,
+                    start=fetched.position,
+                    end=wanted.end,
+                    columns=names,
+                    part_bytes=ARROW_BYTES,
+                ):
+                    yield shaped(part, columns, target, wanted)
+            except CorruptRecordError as error:
+                raise SparkSourceError(
+                    f"{wanted.topic_partition} at {options.bootstrap} is damaged: {error}"
+                ) from None
+    finally:
+        gate.run(reading.close())
+
+
+def shaped(
+    part: pa.RecordBatch, columns: Sequence[Column], target: pa.Schema, wanted: OffsetRange
+) -> pa.RecordBatch:
+    """With the very types and nullability that Spark checks for, and text where that is asked for."""
+    arrays = [
+        _as_text(array, column, wanted) if column.is_text else array
+        for array, column in zip(part.columns, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _as_text(array: pa.Array, column: Column, wanted: OffsetRange) -> pa.Array:
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise SparkSourceError(
+            f"the schema asks for {column.name} STRING, and {wanted} has one that is not UTF-8; ask for BINARY and "
+            "decode it in the query"
+        ) from None
+
+
+class RangeReading:
+    """One range, in the portal's loop."""
+
+    def __init__(self, wanted: OffsetRange, options: SourceOptions) -> None:
+        self._wanted = wanted
+        self._options = options
+        self._partition = wanted.topic_partition
+        self._position = wanted.start
+        self._cluster: Cluster | None = None
+        self._fetcher: Fetcher | None = None
+        self._failure: KafkaError | None = None
+        """Of what came behind the batches that were handed out last."""
+        self._quiet_since_s = 0.0
+
+    async def next(self) -> Fetched | None:
+        """The next batches, or None at the end of the range. Raises SparkSourceError and KafkaError."""
+        fetcher = self._fetcher or await self._open()
+        while not fetcher.is_finished:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                await self._after_error(fetcher, failure)
+                continue
+            news = await fetcher.next(_QUIET_MS)
+            if not news:
+                await self._look_around(fetcher)
+            # There is one partition, and so one entry.
+            for fetched in news:
+                self._failure = fetched.error
+                if fetched.next_offset > self._position:
+                    self._position = fetched.next_offset
+                    self._quiet_since_s = self._now_s()
+                if fetched.batches:
+                    return fetched
+        return None
+
+    async def close(self) -> None:
+        if self._fetcher is not None:
+            self._fetcher.assign({})
+
+    async def _open(self) -> Fetcher:
+        self._cluster = cluster = await portal().cluster(self._options.connection)
+        how = self._options.fetching
+        fetcher = _fetchers.get((cluster, how))
+        if fetcher is None:
+            fetcher = _fetchers[cluster, how] = Fetcher(
+                cluster,
+                max_bytes=how.max_bytes,
+                partition_max_bytes=how.partition_max_bytes,
+                buffered_bytes_max=2 * how.max_bytes,
+                isolation_level=how.isolation_level,
+            )
+        self._quiet_since_s = self._now_s()
+        self._fetcher = fetcher
+        fetcher.assign({self._partition: self._wanted.start}, {self._partition: self._wanted.end})
+        if cluster.partition_info(self._partition) is None:
+            await self._look_around(fetcher)
+        return fetcher
+
+    async def _after_error(self, fetcher: Fetcher, error: KafkaError) -> None:
+        """Goes on where the log begins, if records are gone and that is all right."""
+        if error.code != ErrorCode.offset_out_of_range:
+            raise error
+        first, last = await self._log()
+        if isinstance(error, LogCutError) or self._position > last:
+            self._report(f"its log was cut, and ends at {last}", "leaves out the rest of it")
+            fetcher.assign({})
+        elif self._position < first:
+            self._report(f"its log begins at {first}", f"goes on at {first}")
+            self._position = first
+            if first < self._wanted.end:
+                fetcher.seek(self._partition, first)
+            else:
+                fetcher.assign({})
+        else:
+            # The leader that said so may not have been the one that has the log.
+            if self._left_ms() <= 0:
+                raise self._no_answer(str(error))
+            await asyncio.sleep(_DOUBT_MS / 1000)
+            fetcher.seek(self._partition, self._position)
+
+    async def _look_around(self, fetcher: Fetcher) -> None:
+        """Nothing came for a while: the leader is away, the partition has gone, or its log is shorter than it was."""
+        assert self._cluster is not None
+        left_ms = self._left_ms()
+        try:
+            await self._cluster.refresh([self._wanted.topic], timeout_ms=max(_LAST_LOOK_MS, left_ms))
+            if self._cluster.partition_info(self._partition) is None:
+                code = self._cluster.topic_errors.get(
+                    self._wanted.topic, ErrorCode.unknown_topic_or_partition
+                )
+                is_long = left_ms <= self._options.fetching.timeout_ms - _ABSENT_MS
+                if code == ErrorCode.unknown_topic_or_partition and is_long:
+                    self._report("it does not exist any more", "leaves out the rest of it")
+                    fetcher.assign({})
+                    return
+            if left_ms <= 0:
+                _, last = await self._log()
+                if last < self._wanted.end:
+                    self._report(f"its log ends at {last}", "leaves out the rest of it")
+                    fetcher.assign({})
+                    return
+        except KafkaError as error:
+            if left_ms <= 0:
+                raise self._no_answer(str(error)) from None
+        if left_ms <= 0:
+            raise self._no_answer("it is there, and sends no records")
+
+    async def _log(self) -> tuple[int, int]:
+        """Where the log begins and ends."""
+        assert self._cluster is not None
+        level = self._options.fetching.isolation_level
+        first, last = await asyncio.gather(
+            *(
+                list_offsets(
+                    self._cluster,
+                    {self._partition: each},
+                    isolation_level=level,
+                    timeout_ms=_LOG_LOOK_MS,
+                )
+                for each in (EARLIEST, LATEST)
+            )
+        )
+        return first[self._partition].offset, last[self._partition].offset
+
+    def _report(self, cause: str, instead: str) -> None:
+        report_loss(
+            f"{self._partition} at {self._options.bootstrap} was to be read from offset {self._position} to "
+            f"{self._wanted.end}, and {cause}",
+            fails=self._options.fail_on_data_loss,
+            instead=instead,
+        )
+
+    def _no_answer(self, cause: str) -> SparkSourceError:
+        assert self._cluster is not None
+        leader = self._cluster.known_leader_of(self._partition)
+        broker = self._cluster.brokers.get(leader)
+        whom = (
+            "has no leader" if broker is None else f"is led by broker {leader} at {broker.host}:{broker.port}"
+        )
+        timeout_s = self._options.fetching.timeout_ms / 1000
+        return SparkSourceError(
+            f"{self._partition} could not be read from offset {self._position} on for {timeout_s:g} s: it {whom} "
+            f"({cause}). Check that the broker is up and that this machine reaches that address; "
+            "kafkaConsumer.pollTimeoutMs says how long to wait"
+        )
+
+    def _left_ms(self) -> int:
+        """How long the partition may still bring nothing."""
+        return self._options.fetching.timeout_ms - round((self._now_s() - self._quiet_since_s) * 1000)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()

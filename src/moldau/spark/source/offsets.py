@@ -1,0 +1,210 @@
+"""Offsets as options and checkpoints spell them: JSON by topic and partition, and where a read begins or ends. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moldau.client.record import TopicPartition
+from moldau.spark.errors import OptionError
+
+EARLIEST, LATEST = -2, -1
+"""What stands for them among the offsets of an option."""
+
+GROUP, IDS = "@group", "@ids"
+"""What is kept beside the offsets of a stream. No topic can be called so."""
+
+Offsets = dict[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """At the first or at the end of every partition."""
+
+    offset: int
+    """EARLIEST or LATEST."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    offsets: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record that is not older, in every partition."""
+
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    times_ms: Mapping[TopicPartition, int]
+
+
+Place = Everywhere | AtOffsets | AtTime | AtTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a stream has come, as its checkpoint keeps it: the connector's offsets, and two things beside them."""
+
+    offsets: Offsets
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Of the topics, where brokers tell them: by these one that was deleted and made anew is known."""
+    group: str | None = None
+    """The consumer group that was made up for the query."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same position is the same text whatever order things came in: Spark compares texts."""
+        shaped: dict[str, Any] = {} if self.group is None else {GROUP: self.group}
+        if self.ids:
+            shaped[IDS] = dict(sorted(self.ids.items()))
+        for partition, offset in sorted(self.offsets.items()):
+            shaped.setdefault(partition.topic, {})[str(partition.partition)] = offset
+        return shaped
+
+    @staticmethod
+    def of_json(shaped: Mapping[str, Any]) -> "Position":
+        offsets = {
+            TopicPartition(topic, int(index)): int(offset)
+            for topic, partitions in shaped.items()
+            if topic not in (GROUP, IDS)
+            for index, offset in partitions.items()
+        }
+        return Position(offsets, shaped.get(IDS, {}), shaped.get(GROUP))
+
+    def without_renewed(self, later: "Position") -> Offsets:
+        """The offsets that still mean something there: those of topics that are the same."""
+        renewed = self.renewed(later)
+        return {
+            partition: offset for partition, offset in self.offsets.items() if partition.topic not in renewed
+        }
+
+    def renewed(self, later: "Position") -> list[str]:
+        return [topic for topic, id_ in self.ids.items() if later.ids.get(topic, id_) != id_]
+
+
+def parse_place(option: str, text: str, *, illegal: int | None = None) -> Everywhere | AtOffsets:
+    """`earliest`, `latest` or JSON of offsets; `illegal` is the one of the two that makes no sense for this option."""
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    word = text.strip().lower()
+    if word in words:
+        _refuse_illegal(option, words[word], illegal)
+        return Everywhere(words[word])
+    offsets = parse_by_partition(option, text, "an offset, -2 for the earliest or -1 for the latest")
+    for partition, offset in offsets.items():
+        if offset < EARLIEST:
+            raise OptionError(
+                f"{option}: {offset} is no offset of {partition}; use -2 for the earliest and -1 for the latest"
+            )
+        _refuse_illegal(f"{option} of {partition}", offset, illegal)
+    return AtOffsets(offsets)
+
+
+def _refuse_illegal(option: str, offset: int, illegal: int | None) -> None:
+    if offset == illegal == LATEST:
+        raise OptionError(f"{option} cannot be latest (-1) in a batch query: there would be nothing to read")
+    if offset == illegal == EARLIEST:
+        raise OptionError(f"{option} cannot be earliest (-2): there would be nothing to read")
+
+
+def parse_times(option: str, text: str) -> AtTimes:
+    times_ms = parse_by_partition(option, text, "a time in milliseconds since 1970")
+    for partition, time_ms in times_ms.items():
+        check_time(f"{option} of {partition}", time_ms)
+    return AtTimes(times_ms)
+
+
+def check_time(option: str, time_ms: int) -> int:
+    if time_ms < 0:
+        raise OptionError(f"{option} is a time in milliseconds since 1970, not {time_ms}")
+    return time_ms
+
+
+def parse_by_partition(option: str, text: str, meaning: str) -> Offsets:
+    """`{"orders": {"0": 23, "1": -2}}`"""
+    example = f'{option} is JSON like {{"orders": {{"0": 23, "1": 42}}}} with {meaning} for each partition'
+    found: Offsets = {}
+    for topic, partitions in _parse_object(text, example).items():
+        if not isinstance(partitions, dict) or not partitions:
+            raise OptionError(f"{example}; {topic!r} has {json.dumps(partitions)}")
+        for index, number in partitions.items():
+            if not index.isdecimal() or not isinstance(number, int) or isinstance(number, bool):
+                raise OptionError(f"{example}; {topic!r} has {json.dumps({index: number})}")
+            found[TopicPartition(topic, int(index))] = number
+    if not found:
+        raise OptionError(f"{example}; it names no partition")
+    return found
+
+
+def parse_assignment(text: str) -> list[TopicPartition]:
+    """`{"orders": [0, 1]}`"""
+    example = 'assign is JSON like {"orders": [0, 1], "payments": [2]}'
+    found: list[TopicPartition] = []
+    for topic, indexes in _parse_object(text, example).items():
+        is_list = isinstance(indexes, list)
+        if not is_list or not all(type(each) is int and each >= 0 for each in indexes):
+            raise OptionError(f"{example}; {topic!r} has {json.dumps(indexes)}")
+        found += [TopicPartition(topic, index) for index in indexes]
+    if not found:
+        raise OptionError(f"{example}; it names no partition")
+    return sorted(dict.fromkeys(found))
+
+
+def _parse_object(text: str, example: str) -> dict[str, Any]:
+    def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise OptionError(f"{example}; {repeated!r} is there twice")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=without_repetition)
+    except ValueError as error:
+        raise OptionError(f"{example}; {text!r} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise OptionError(f"{example}, not {text}")
+    return found
+
+
+def check_order(start: Place, end: Place) -> None:
+    """What is said of both ends of a batch must be of the same partitions, and in order."""
+    match start, end:
+        case AtOffsets(starts), AtOffsets(ends):
+            _check_order(starts, ends)
+        case AtTimes(starts), AtTimes(ends):
+            _check_order(starts, ends)
+
+
+def _check_order(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+    if starts.keys() != ends.keys():
+        only = sorted(starts.keys() ^ ends.keys())
+        raise OptionError(
+            f"starting and ending offsets must name the same partitions; only one of them has {listed(only)}"
+        )
+    for partition, start in starts.items():
+        if 0 <= ends[partition] < start:
+            raise OptionError(
+                f"{partition} would be read from {start} to {ends[partition]}: the end lies before the start"
+            )
+
+
+def check_complete(option: str, named: Mapping[TopicPartition, int], actual: list[TopicPartition]) -> None:
+    """Explicit places must be there for exactly the partitions that are read."""
+    missing = [each for each in actual if each not in named]
+    if missing:
+        raise OptionError(
+            f"{option} must name every partition that is read, and {listed(missing)} is missing"
+            f"{' (-2 is the earliest, -1 the latest)' if option.endswith('Offsets') else ''}"
+        )
+    wrong = sorted(named.keys() - set(actual))
+    if wrong:
+        raise OptionError(f"{option} names {listed(wrong)}, which is not among the partitions that are read")
+
+
+def listed(partitions: list[TopicPartition]) -> str:
+    shown = ", ".join(map(str, partitions[:5]))
+    return shown if len(partitions) <= 5 else f"{shown} and {len(partitions) - 5} more"

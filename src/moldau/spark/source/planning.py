@@ -1,0 +1,130 @@
+"""Where a query begins and what a batch reads, found out on the driver from the options and the logs there are."""
+
+import asyncio
+from collections.abc import Mapping
+
+from moldau.client.record import TopicPartition
+from moldau.spark.errors import OptionError
+from moldau.spark.source.catalog import Catalog
+from moldau.spark.source.losses import report_loss
+from moldau.spark.source.offsets import EARLIEST, AtOffsets, Offsets, Place
+from moldau.spark.source.options import SourceOptions
+from moldau.spark.source.ranges import OffsetRange
+
+
+async def plan_batch(options: SourceOptions) -> list[OffsetRange]:
+    catalog = Catalog(options, is_stream=False)
+    partitions = await catalog.required()
+    starts, ends, first, last = await asyncio.gather(
+        catalog.resolve("starting", options.starting, partitions),
+        catalog.resolve("ending", options.ending, partitions),
+        catalog.starts(partitions),
+        catalog.ends(partitions),
+    )
+    ranges = []
+    for partition in partitions:
+        if partition not in first or partition not in last:
+            _report_deleted(partition, options)
+            continue
+        log = range(first[partition], last[partition])
+        start = _settled(starts[partition], options.starting, log)
+        end = _settled(ends[partition], options.ending, log)
+        ranges.append(batch_range(OffsetRange(*partition, start, end), log, options))
+    return ranges
+
+
+async def plan_start(catalog: Catalog, options: SourceOptions) -> Offsets:
+    """Where a new stream begins."""
+    partitions = await catalog.required()
+    starts, first, last = await asyncio.gather(
+        catalog.resolve("starting", options.starting, partitions),
+        catalog.starts(partitions),
+        catalog.ends(partitions),
+    )
+    found = {}
+    for partition in partitions:
+        if partition not in first or partition not in last:
+            _report_deleted(partition, options)
+            continue
+        log = range(first[partition], last[partition])
+        offset = _settled(starts[partition], options.starting, log)
+        if not log.start <= offset <= log.stop:
+            report_loss(
+                f"{partition} at {options.bootstrap} was to be read from offset {offset}, and its log has {log.start} "
+                f"to {log.stop}",
+                fails=options.fail_on_data_loss,
+                instead=f"begins at {log.start}",
+            )
+            offset = log.start
+        found[partition] = offset
+    return found
+
+
+def batch_range(wanted: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
+    """What of a range is in the log. Raises DataLossError or OptionError for offsets that make no sense there."""
+    where = f"{wanted.topic_partition} at {options.bootstrap}"
+    if wanted.end < wanted.start:
+        if isinstance(options.starting, AtOffsets) or isinstance(options.ending, AtOffsets):
+            raise OptionError(
+                f"{where} would be read from {wanted.start} to {wanted.end}: the end lies before the start"
+            )
+        # Two times the wrong way round, or records that are not in the order of their times.
+        return wanted._replace(end=wanted.start)
+    if wanted.size and wanted.start < log.start:
+        report_loss(
+            f"{where} was to be read from offset {wanted.start}, and its log begins at {log.start}",
+            fails=options.fail_on_data_loss,
+            instead=f"begins at {log.start}",
+        )
+        wanted = wanted._replace(start=log.start, end=max(log.start, wanted.end))
+    if wanted.size and wanted.end > log.stop:
+        report_loss(
+            f"{where} was to be read up to offset {wanted.end}, and its log ends at {log.stop}",
+            fails=options.fail_on_data_loss,
+            instead=f"ends at {log.stop}",
+        )
+        wanted = wanted._replace(start=min(wanted.start, log.stop), end=log.stop)
+    return wanted
+
+
+def _settled(offset: int, place: Place, log: range) -> int:
+    if offset < 0:
+        return log.start if offset == EARLIEST else log.stop
+    if isinstance(place, AtOffsets):
+        return offset
+    # The log may have moved on between the two questions.
+    return min(max(offset, log.start), log.stop)
+
+
+def _report_deleted(partition: TopicPartition, options: SourceOptions) -> None:
+    report_loss(
+        f"{partition} at {options.bootstrap} was deleted while the read was planned",
+        fails=options.fail_on_data_loss,
+        instead="reads the others",
+    )
+
+
+def stream_ranges(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    first: Mapping[TopicPartition, int],
+    options: SourceOptions,
+) -> list[OffsetRange]:
+    """What a micro-batch reads. `first` tells where logs begin that the start does not name, or that end before it."""
+    known = {partition.topic for partition in start}
+    ranges = []
+    for partition, stop in sorted(end.items()):
+        begin = start.get(partition)
+        if begin is None:
+            begin = first.get(partition, stop)
+            if begin > 0 and partition.topic in known:
+                report_loss(
+                    f"{partition} at {options.bootstrap} is new and already begins at offset {begin}",
+                    fails=options.fail_on_data_loss,
+                    instead=f"begins at {begin}",
+                )
+        elif stop < begin:
+            # Told of, as a loss or as an error, when the end was looked for.
+            begin = first.get(partition, stop)
+        ranges.append(OffsetRange(*partition, min(begin, stop), stop))
+    return ranges

@@ -1,0 +1,59 @@
+"""The columns of a read, and schemas that ask for some of them."""
+
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+
+from moldau.columnar.columns import COLUMNS, arrow_schema
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.source.columns import TYPES, Column, columns_of, schema
+
+
+def asked(name: str, type_: object, *, nullable: bool = True) -> StructType:
+    return StructType([StructField(name, type_, nullable)])  # type: ignore[arg-type]
+
+
+def test_columns_are_those_that_records_are_decoded_to() -> None:
+    assert tuple(TYPES) == COLUMNS
+    assert to_arrow_schema(schema(include_headers=True), timezone="UTC").equals(arrow_schema(COLUMNS))
+
+
+def test_headers_come_where_they_are_asked_for() -> None:
+    assert schema(include_headers=False).names == list(COLUMNS[:-1])
+    assert schema(include_headers=True).names == list(COLUMNS)
+
+
+def test_any_columns_in_any_order() -> None:
+    wanted = StructType([StructField("value", BinaryType()), StructField("offset", LongType(), False)])
+    assert columns_of(wanted) == [Column("value", False), Column("offset", False)]
+
+
+def test_keys_and_values_may_be_text() -> None:
+    assert columns_of(asked("key", StringType())) == [Column("key", True)]
+    assert columns_of(asked("topic", StringType())) == [Column("topic", False)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [
+        (asked("offset", IntegerType()), "the column offset as INT, and it is BIGINT"),
+        (asked("value", LongType()), "the column value as BIGINT, and it is BINARY or STRING"),
+        (asked("timestamp", TimestampNTZType()), "as TIMESTAMP_NTZ, and it is TIMESTAMP"),
+        (asked("headers", BinaryType()), "it is ARRAY<STRUCT<KEY:STRING,VALUE:BINARY>>"),
+        (asked("Value", BinaryType()), "'Value'; did you mean value?"),
+        (asked("amount", LongType()), "a read has the columns key, value, topic"),
+        (asked("key", BinaryType(), nullable=False), "key NOT NULL"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(wanted: StructType, complaint: str) -> None:
+    with pytest.raises(SparkSourceError) as refused:
+        columns_of(wanted)
+    assert complaint in str(refused.value)
