@@ -1,0 +1,108 @@
+"""The columns of rows that become records: those of Spark's Kafka connector, and `timestamp`.
+
+The columns that only a read has (`offset`, `timestampType`) are left out, so that what was read from one topic can be
+written to another as it is.
+"""
+
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from moldau.spark.errors import SparkSourceError
+
+NAMES = ("key", "value", "headers", "topic", "partition", "timestamp")
+_ONLY_READ = ("offset", "timestampType")
+_TEXTS = {
+    "key": "STRING or BINARY",
+    "value": "STRING or BINARY",
+    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    "topic": "STRING",
+    "partition": "INT",
+    "timestamp": "TIMESTAMP",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """At which places of a row these are; None: they are not there, or of no interest."""
+
+    value: int
+    key: int | None = None
+    headers: int | None = None
+    topic: int | None = None
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+def columns_of(schema: StructType, *, has_topic: bool, includes_headers: bool) -> Columns:
+    """Raises SparkSourceError that names the column at fault. `has_topic`: an option says where all rows go."""
+    places: dict[str, int] = {}
+    for place, field in enumerate(schema.fields):
+        if field.name in _ONLY_READ:
+            continue
+        if field.name not in NAMES:
+            raise SparkSourceError(
+                f"a record has no column {field.name!r}, it has {', '.join(NAMES)}: rename it to one of these, put it "
+                "into the value, as to_json(struct(*)) AS value, or drop it"
+            )
+        if field.name in places:
+            raise SparkSourceError(f"the column {field.name!r} is there twice: drop one")
+        if not _fits(field.name, field.dataType):
+            raise SparkSourceError(
+                f"the column {field.name!r} is {field.dataType.simpleString().upper()} and has to be "
+                f"{_TEXTS[field.name]}: {_fix(field.name, field.dataType)}"
+            )
+        places[field.name] = place
+    if "value" not in places:
+        raise SparkSourceError(
+            "there is no column 'value': select what the records are to hold AS value, such as "
+            "to_json(struct(*)) AS value"
+        )
+    if not has_topic and "topic" not in places:
+        raise SparkSourceError(
+            'nothing says where to write: set .option("topic", …), or select a column AS topic'
+        )
+    if has_topic:
+        places.pop("topic", None)
+    if not includes_headers:
+        places.pop("headers", None)
+    return Columns(**places)
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    match name:
+        case "key" | "value":
+            return isinstance(kind, (StringType, BinaryType))
+        case "headers":
+            return isinstance(kind, ArrayType) and _is_header(kind.elementType)
+        case "topic":
+            return isinstance(kind, StringType)
+        case "partition":
+            return isinstance(kind, IntegerType)
+    return isinstance(kind, TimestampType)
+
+
+def _is_header(kind: DataType) -> bool:
+    return (
+        isinstance(kind, StructType)
+        and kind.names == ["key", "value"]
+        and isinstance(kind["key"].dataType, StringType)
+        and isinstance(kind["value"].dataType, (BinaryType, StringType))
+    )
+
+
+def _fix(name: str, kind: DataType) -> str:
+    if name == "headers":
+        return "build it as array(struct('name' AS key, CAST(… AS BINARY) AS value))"
+    if name in ("key", "value") and isinstance(kind, (StructType, ArrayType, MapType)):
+        return f"encode it, as to_json({name}) AS {name}"
+    return f"CAST({name} AS {_TEXTS[name].partition(' ')[0]}) AS {name}"

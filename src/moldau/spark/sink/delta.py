@@ -1,0 +1,141 @@
+"""The data source `moldau_delta`: Spark appends to a Delta table, with the library deltalake and no JAR.
+
+    frame.writeStream.format("moldau_delta").option("path", …).option("checkpointLocation", …).start()
+
+Executors write Parquet files into the table's directory, the driver makes one commit of all files of a batch. The
+commit carries the number of the batch under the application's id (the option appId, else the query's own id), and a
+batch that the table has already is left out: each batch is in the table once, however often it is tried. A batch write
+is an append like any other unless it names itself with appId and batchId. Files of a batch that failed are removed
+where they are known; what a killed process leaves behind is no part of the table and goes with `DeltaTable.vacuum`.
+
+The path must be reached by the driver and all executors. Directories are tried; object stores (s3://, az://, gs://,
+with their settings as `storage.*` options) go through the same code and are untried.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from moldau.spark.errors import OptionError, told_plainly
+from moldau.spark.sink.delta_commits import check_fits, commit_files, open_table, remove_uncommitted
+from moldau.spark.sink.delta_files import TableFiles, WrittenFile
+from moldau.spark.sink.delta_options import FORMAT, DeltaOptions, parse_delta
+from moldau.spark.sink.delta_schema import check_frame, nullable
+from moldau.spark.sink.task import of_this_task
+
+
+@dataclass(frozen=True)
+class DeltaFiles(WriterCommitMessage):
+    """What a task has written."""
+
+    query_id: str | None
+    files: tuple[WrittenFile, ...]
+
+
+class DeltaSink(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        with told_plainly(FORMAT):
+            if overwrite:
+                raise OptionError(f"{FORMAT} appends only: use .mode('append'), or delete the table first")
+            return DeltaWriter(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "DeltaStreamWriter":
+        with told_plainly(FORMAT):
+            if overwrite:
+                raise OptionError(
+                    f"{FORMAT} appends only: use .outputMode('append'), or upsert the rows in foreachBatch"
+                )
+            return DeltaStreamWriter(self.options, schema)
+
+
+class _Writing:
+    """What batch and streaming writes share."""
+
+    def __init__(self, options: DeltaOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema: dict[str, Any] = nullable(json.loads(schema.json()))
+        check_frame(self.schema, options.partition_by)
+        self.arrow_schema = to_arrow_schema(StructType.fromJson(self.schema), timezone="UTC")
+        self.partition_by = options.partition_by
+        table = open_table(options.location)
+        if table is not None:
+            check_fits(table, self.schema, options.partition_by, options.location)
+            self.partition_by = tuple(table.metadata().partition_columns)
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> DeltaFiles:
+        with told_plainly(FORMAT):
+            files = TableFiles(
+                self.options.location,
+                self.arrow_schema,
+                self.partition_by,
+                compression=self.options.compression,
+            )
+            try:
+                for batch in batches:
+                    files.write(batch)
+                written = files.finish()
+            except BaseException:
+                files.discard()
+                raise
+        return DeltaFiles(of_this_task(TaskContext.get()).query_id, tuple(written))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
+        written = _messages(messages)
+        app_id = self.options.app_id or next((each.query_id for each in written if each.query_id), None)
+        files = [file for each in written for file in each.files]
+        with told_plainly(FORMAT):
+            commit_files(self.options.location, self.schema, self.partition_by, files, app_id, batch_id)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        files = [file for each in _messages(messages) for file in each.files]
+        remove_uncommitted(self.options.location, files)
+
+
+class DeltaWriter(DataSourceArrowWriter):
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._writing = _Writing(parse_delta(options, is_streaming=False), schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._writing.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._writing.commit(messages, self._writing.options.batch_id)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._writing.abort(messages)
+
+
+class DeltaStreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._writing = _Writing(parse_delta(options, is_streaming=True), schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._writing.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._writing.commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._writing.abort(messages)
+
+
+def _messages(messages: Sequence[WriterCommitMessage | None]) -> list[DeltaFiles]:
+    """None stands for a task that has failed."""
+    return [each for each in messages if isinstance(each, DeltaFiles)]

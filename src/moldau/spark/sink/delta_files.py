@@ -1,0 +1,231 @@
+"""The Parquet files of one task: rows in, files in the table's directory out, each with what the table is to know of
+it. Nothing here belongs to the table until somebody commits it.
+
+Memory is bounded whatever the rows are: a file gets a row group whenever enough rows wait for it, or the most of all
+when too many wait together, and only so many files are open at a time.
+"""
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.sink.delta_options import Location
+from moldau.spark.sink.delta_stats import has_bounds, stats_of
+
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+WAITING_BYTES_MAX = 128 * 1024 * 1024
+FILE_BYTES_MAX = 512 * 1024 * 1024
+FILES_OPEN_MAX = 64
+_NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
+_DIRECTORY_NAME_MAX = 120
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that waits to be added to its table."""
+
+    path: str
+    """Relative to the table."""
+    size: int
+    modified_ms: int
+    partition_values: dict[str, str | None]
+    stats: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A file that is being written, and rows for it that wait."""
+
+    path: str
+    values: tuple[str | None, ...]
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    stream: Any = None
+    writer: pq.ParquetWriter | None = None
+    has_bounds: bool = True
+
+
+class TableFiles:
+    """`write` batches, then `finish`; `discard` where that does not come to pass."""
+
+    def __init__(
+        self,
+        location: Location,
+        schema: pa.Schema,
+        partition_by: tuple[str, ...],
+        *,
+        compression: str = "snappy",
+        row_group_bytes: int = ROW_GROUP_BYTES,
+        waiting_bytes_max: int = WAITING_BYTES_MAX,
+        file_bytes_max: int = FILE_BYTES_MAX,
+        files_open_max: int = FILES_OPEN_MAX,
+    ) -> None:
+        self._schema = schema
+        self._file_schema = pa.schema([each for each in schema if each.name not in partition_by])
+        self._partition_by = partition_by
+        self._compression = compression
+        self._row_group_bytes = row_group_bytes
+        self._waiting_bytes_max = waiting_bytes_max
+        self._file_bytes_max = file_bytes_max
+        self._files_open_max = files_open_max
+        self._store = files_of(location)
+        # By their partition values, the one that was written to last at the end.
+        self._open: OrderedDict[tuple[str | None, ...], _Open] = OrderedDict()
+        self._waiting_bytes = 0
+        self._begun: list[str] = []
+        self._done: list[WrittenFile] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        # Spark stamps times with the session's time zone; the instants are the same in any.
+        batch = pa.record_batch(
+            [column.cast(wanted.type) for column, wanted in zip(batch.columns, self._schema, strict=True)],
+            schema=self._schema,
+        )
+        for values, rows in by_partition(batch, self._partition_by):
+            self._append(values, rows)
+        while self._waiting_bytes > self._waiting_bytes_max:
+            self._write_group(max(self._open.values(), key=lambda each: each.waiting_bytes))
+
+    def finish(self) -> list[WrittenFile]:
+        while self._open:
+            self._close(next(iter(self._open)))
+        return self._done
+
+    def discard(self) -> None:
+        """Removes all files, the unfinished too."""
+        for each in self._open.values():
+            if each.writer is not None:
+                each.writer.close()
+                each.stream.close()
+        self._open.clear()
+        remove(self._store, self._begun)
+
+    def _append(self, values: tuple[str | None, ...], rows: pa.RecordBatch) -> None:
+        file = self._open.get(values)
+        if file is None:
+            if len(self._open) >= self._files_open_max:
+                self._close(next(iter(self._open)))
+            file = self._open[values] = _Open(_path(self._partition_by, values), values)
+        self._open.move_to_end(values)
+        file.waiting.append(rows)
+        file.waiting_bytes += rows.nbytes
+        self._waiting_bytes += rows.nbytes
+        if file.waiting_bytes >= self._row_group_bytes:
+            self._write_group(file)
+            if file.stream.tell() >= self._file_bytes_max:
+                self._close(values)
+
+    def _write_group(self, file: _Open) -> None:
+        if file.writer is None:
+            self._begun.append(file.path)
+            file.stream = self._store.open_output_stream(file.path)
+            file.writer = pq.ParquetWriter(
+                file.stream, self._file_schema, compression=self._compression, store_schema=False
+            )
+        rows = pa.Table.from_batches(file.waiting, self._file_schema)
+        file.has_bounds = file.has_bounds and has_bounds(rows)
+        file.writer.write_table(rows, row_group_size=rows.num_rows)
+        self._waiting_bytes -= file.waiting_bytes
+        file.waiting, file.waiting_bytes = [], 0
+
+    def _close(self, values: tuple[str | None, ...]) -> None:
+        file = self._open[values]
+        if file.waiting:
+            self._write_group(file)
+        del self._open[values]
+        assert file.writer is not None, "a file is there for rows"
+        file.writer.close()
+        size = file.stream.tell()
+        file.stream.close()
+        self._done.append(
+            WrittenFile(
+                file.path,
+                size,
+                time.time_ns() // 1_000_000,
+                dict(zip(self._partition_by, values, strict=True)),
+                stats_of(file.writer.writer.metadata, self._file_schema, bounded=file.has_bounds),
+            )
+        )
+
+
+def files_of(location: Location) -> pafs.FileSystem:
+    """The table's directory, which need not be there yet."""
+    try:
+        if location.is_directory:
+            os.makedirs(location.path, exist_ok=True)
+        return pafs.PyFileSystem(DeltaStorageHandler(location.path, location.options))
+    except (OSError, DeltaError) as error:
+        raise SparkSourceError(
+            f"files cannot be written to {location.path} ({str(error).partition(chr(10))[0]}): check the path, the "
+            "right to write there on every executor, and the storage.* options"
+        ) from error
+
+
+def remove(store: pafs.FileSystem, paths: list[str]) -> None:
+    """One that is gone already is well."""
+    for path in paths:
+        try:
+            store.delete_file(path)
+        except FileNotFoundError:
+            continue
+
+
+def by_partition(
+    batch: pa.RecordBatch, partition_by: tuple[str, ...]
+) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+    """The rows of each partition in their order, without the columns that all of them share, whose values stand as
+    Delta writes them."""
+    if not partition_by:
+        yield (), batch
+        return
+    codes = np.zeros(batch.num_rows, np.int64)
+    dictionaries: list[list[str | None]] = []
+    for name in partition_by:
+        encoded = batch.column(name).dictionary_encode(null_encoding="encode")
+        dictionaries.append([value_text(each) for each in encoded.dictionary.to_pylist()])
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+    rest = batch.select([name for name in batch.schema.names if name not in partition_by])
+    order = np.argsort(codes, kind="stable")
+    kinds, starts = np.unique(codes[order], return_index=True)
+    for kind, rows in zip(kinds.tolist(), np.split(order, starts[1:]), strict=True):
+        values = []
+        for dictionary in reversed(dictionaries):
+            kind, place = divmod(kind, len(dictionary))
+            values.append(dictionary[place])
+        yield tuple(reversed(values)), rest if len(kinds) == 1 else rest.take(pa.array(rows))
+
+
+def value_text(value: Any) -> str | None:
+    """A partition's value as a Delta log has it. An empty text counts as null there."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value)
+
+
+def _path(partition_by: tuple[str, ...], values: tuple[str | None, ...]) -> str:
+    """Named so that no two files ever share a name. The directories are for people: a table keeps the values itself."""
+    directories = [
+        f"{quote(name, safe='')}={_NULL_DIRECTORY if value is None else quote(value, safe='')[:_DIRECTORY_NAME_MAX]}"
+        for name, value in zip(partition_by, values, strict=True)
+    ]
+    return "/".join([*directories, f"part-{uuid4()}.parquet"])

@@ -1,0 +1,196 @@
+"""Spark's columns and a Delta table's: whether rows can be appended, and in words what stands against it.
+
+Delta keeps a schema as Spark's own JSON, so both sides are compared in that form. What a column may be besides its type
+(nullable, a comment) is the table's business: a new table has columns that may all be null, as Spark's streaming
+writers make them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from moldau.settings.values import nearest
+from moldau.spark.errors import OptionError, SparkSourceError
+from moldau.spark.sink.options import there_are
+
+_PLAIN = (
+    *("string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date"),
+    *("timestamp", "timestamp_ntz"),
+)
+_CAN_PARTITION = ("string", "long", "integer", "short", "byte", "boolean", "date")
+_CHECKED_BY_WRITERS = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+_ILLEGAL_IN_NAMES = " ,;{}()\n\t="
+
+
+def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The same columns, all of which may be null, without what Spark noted about them."""
+    made = _nullable(schema)
+    assert isinstance(made, dict)
+    return made
+
+
+def _nullable(kind: Any) -> Any:
+    if not isinstance(kind, Mapping):
+        return kind
+    match kind["type"]:
+        case "struct":
+            fields = [
+                {"name": each["name"], "type": _nullable(each["type"]), "nullable": True, "metadata": {}}
+                for each in kind["fields"]
+            ]
+            return {"type": "struct", "fields": fields}
+        case "array":
+            return {"type": "array", "elementType": _nullable(kind["elementType"]), "containsNull": True}
+        case "map":
+            return {
+                "type": "map",
+                "keyType": _nullable(kind["keyType"]),
+                "valueType": _nullable(kind["valueType"]),
+                "valueContainsNull": True,
+            }
+    return kind
+
+
+def type_text(kind: Any) -> str:
+    """A type as SQL writes it."""
+    if not isinstance(kind, Mapping):
+        return str({"long": "BIGINT", "integer": "INT"}.get(kind, kind)).upper()
+    match kind["type"]:
+        case "struct":
+            inner = ", ".join(f"{each['name']}: {type_text(each['type'])}" for each in kind["fields"])
+            return f"STRUCT<{inner}>"
+        case "array":
+            return f"ARRAY<{type_text(kind['elementType'])}>"
+        case "map":
+            return f"MAP<{type_text(kind['keyType'])}, {type_text(kind['valueType'])}>"
+    return str(kind["type"]).upper()
+
+
+def check_frame(schema: Mapping[str, Any], partition_by: Sequence[str]) -> None:
+    """Refuses what no Delta table can hold."""
+    types = {each["name"]: each["type"] for each in schema["fields"]}
+    if not types:
+        raise SparkSourceError("a table needs columns, and the rows have none: select at least one")
+    small = [name.lower() for name in types]
+    for name, kind in types.items():
+        if small.count(name.lower()) > 1:
+            raise SparkSourceError(
+                f"the column {name!r} is there twice (Delta's names differ by more than their case): rename one"
+            )
+        if any(each in name for each in _ILLEGAL_IN_NAMES):
+            raise SparkSourceError(
+                f"the column {name!r} has a name with a blank or one of ,;{{}}()= in it, which Delta "
+                "does not take: rename it with withColumnRenamed or AS"
+            )
+        if (unknown := _not_of_delta(kind)) is not None:
+            raise SparkSourceError(
+                f"the column {name!r} is of type {type_text(unknown)}, which Delta does not have: cast it "
+                "to another type or leave it out"
+            )
+    for name in partition_by:
+        if name not in types:
+            raise OptionError(
+                f"partitionBy names {name!r}, which is no column{nearest(name, types) or there_are(types)}"
+            )
+        if not _can_partition(types[name]):
+            raise OptionError(
+                f"partitionBy names {name!r}, which is of type {type_text(types[name])}: partition by a string, "
+                "a whole number, a boolean or a date"
+            )
+    if len(set(partition_by)) < len(partition_by):
+        raise OptionError(f"partitionBy names a column twice: {', '.join(partition_by)}")
+    if len(partition_by) == len(types):
+        raise OptionError("partitionBy names all columns: leave at least one to be written into the files")
+
+
+def _can_partition(kind: Any) -> bool:
+    return isinstance(kind, str) and kind in _CAN_PARTITION
+
+
+def _not_of_delta(kind: Any) -> Any | None:
+    """The part of a type that Delta does not know."""
+    if isinstance(kind, str):
+        return None if kind in _PLAIN or kind.startswith("decimal(") else kind
+    match kind["type"]:
+        case "struct":
+            parts: Iterable[Any] = (each["type"] for each in kind["fields"])
+        case "array":
+            parts = (kind["elementType"],)
+        case "map":
+            parts = (kind["keyType"], kind["valueType"])
+        case _:
+            return kind
+    return next((found for found in map(_not_of_delta, parts) if found is not None), None)
+
+
+def check_table(
+    schema: Mapping[str, Any],
+    partition_by: Sequence[str],
+    table_schema: Mapping[str, Any],
+    table_partition_by: Sequence[str],
+    configuration: Mapping[str, Any],
+    path: str,
+) -> None:
+    """Refuses rows that an existing table cannot take, and tables that demand more of a writer than this one does."""
+    _check_demands(table_schema, configuration, path)
+    rows = {each["name"]: each for each in schema["fields"]}
+    table = {each["name"]: each for each in table_schema["fields"]}
+    problems = []
+    for name, field in rows.items():
+        if name not in table:
+            problems.append(f"{name} ({type_text(field['type'])}) is not in the table")
+        elif _nullable(field["type"]) != _nullable(table[name]["type"]):
+            problems.append(
+                f"{name} is {type_text(field['type'])} here and {type_text(table[name]['type'])} in the table"
+            )
+    problems += [
+        f"{name} may not be null in the table and is missing here"
+        for name, field in table.items()
+        if name not in rows and not field["nullable"]
+    ]
+    if problems:
+        raise SparkSourceError(
+            f"the rows do not fit the Delta table {path}: {'; '.join(problems)}. Select and cast the columns "
+            "to what the table has, or write to another path"
+        )
+    if partition_by and list(partition_by) != list(table_partition_by):
+        has = f"by {', '.join(table_partition_by)}" if table_partition_by else "not at all"
+        raise OptionError(
+            f"the Delta table {path} is partitioned {has}, and partitionBy says {', '.join(partition_by)}: "
+            "leave partitionBy out, or write to another path"
+        )
+    for name in table_partition_by:
+        if name not in rows:
+            raise SparkSourceError(
+                f"the Delta table {path} is partitioned by {name}, which the rows do not have: select it too"
+            )
+        if not _can_partition(table[name]["type"]):
+            raise SparkSourceError(
+                f"the Delta table {path} is partitioned by {name} of type {type_text(table[name]['type'])}, which "
+                "is not written here: append with Delta's own Spark package, or write to another path"
+            )
+
+
+def _check_demands(table_schema: Mapping[str, Any], configuration: Mapping[str, Any], path: str) -> None:
+    reasons = [
+        f"the constraint {name.removeprefix('delta.constraints.')!r}"
+        for name in configuration
+        if name.startswith("delta.constraints.")
+    ]
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        reasons.append("column mapping")
+    for field in table_schema["fields"]:
+        reasons += [
+            f"{each} of the column {field['name']!r}"
+            for each in _CHECKED_BY_WRITERS
+            if each in field["metadata"]
+        ]
+    if reasons:
+        raise SparkSourceError(
+            f"the Delta table {path} has {', '.join(reasons)}, which writers must see to and this one does "
+            "not: drop that from the table, or append with Delta's own Spark package"
+        )
+
+
+def must_have_values(table_schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns that may not be null."""
+    return tuple(each["name"] for each in table_schema["fields"] if not each["nullable"])

@@ -1,0 +1,114 @@
+"""What a Delta table notes about a file, from the footer of the Parquet file: rows, nulls, least and greatest values,
+by which readers skip files.
+
+Least and greatest values are noted for all columns or for none: readers are about that take a missing one for a file
+without values. So a file with NaN or infinity has none, nor one with very many columns.
+"""
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+COLUMNS_MAX = 100
+"""More of them would make the table's log long, which all readers read."""
+_TEXT_MAX = 64
+_LAST_CHARACTER = "\U0010ffff"
+_ORDERED = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_decimal,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+)
+
+
+class _Unbounded(Exception):
+    """There is no value that is surely not less, or not greater, than all others."""
+
+
+def has_bounds(rows: pa.Table) -> bool:
+    """Whether all floating-point numbers are such that a footer's least and greatest values hold for them."""
+    return all(
+        pc.all(pc.is_finite(rows[field.name])).as_py() is not False
+        for field in rows.schema
+        if pa.types.is_floating(field.type)
+    )
+
+
+def stats_of(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -> dict[str, Any]:
+    """As Delta has it, ready for JSON. `bounded`: `has_bounds` is true of all rows."""
+    places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
+    parts = {
+        field.name: [
+            metadata.row_group(number).column(places[field.name]).statistics
+            for number in range(metadata.num_row_groups)
+        ]
+        for field in schema
+        if not pa.types.is_nested(field.type)
+    }
+    nulls = {
+        name: sum(each.null_count for each in statistics)
+        for name, statistics in parts.items()
+        if all(each is not None and each.has_null_count for each in statistics)
+    }
+    stats: dict[str, Any] = {"numRecords": metadata.num_rows, "nullCount": nulls}
+    if not bounded or len(schema) > COLUMNS_MAX:
+        return stats
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    try:
+        for field in schema:
+            if (
+                any(is_kind(field.type) for is_kind in _ORDERED)
+                and nulls.get(field.name) != metadata.num_rows
+            ):
+                lower, upper = _bounds(parts[field.name])
+                least[field.name] = _plain(lower, field.type, is_upper=False)
+                greatest[field.name] = _plain(upper, field.type, is_upper=True)
+    except _Unbounded:
+        return stats
+    return {**stats, "minValues": least, "maxValues": greatest}
+
+
+def without_bounds(stats: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in stats.items() if name in ("numRecords", "nullCount")}
+
+
+def as_json(stats: dict[str, Any]) -> str:
+    return json.dumps(stats, ensure_ascii=False, separators=(",", ":"))
+
+
+def _bounds(parts: list[Any]) -> tuple[Any, Any]:
+    filled = [each for each in parts if each is None or each.num_values]
+    if not all(each is not None and each.has_min_max for each in filled):
+        raise _Unbounded
+    return min(each.min for each in filled), max(each.max for each in filled)
+
+
+def _plain(value: Any, kind: pa.DataType, *, is_upper: bool) -> Any:
+    if isinstance(value, str):
+        if len(value) <= _TEXT_MAX or not is_upper:
+            return value[:_TEXT_MAX]
+        if value[_TEXT_MAX] == _LAST_CHARACTER:
+            raise _Unbounded
+        return value[:_TEXT_MAX] + _LAST_CHARACTER
+    if isinstance(value, Decimal):
+        number = float(value)
+        if Decimal(repr(number)) != value:
+            raise _Unbounded
+        return number
+    if isinstance(value, datetime):
+        if kind.tz is None:
+            return value.isoformat(timespec="microseconds")
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    return value

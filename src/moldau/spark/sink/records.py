@@ -1,0 +1,187 @@
+"""Rows to records: what Arrow columns say about topic, partition, time and size of each, and which of them cannot be
+written. Pure; encoding is `moldau.columnar`'s."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from moldau.columnar.partitioning import key_partitions
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.sink.columns import Columns
+from moldau.spark.sink.options import is_topic_name, no_topic_name
+
+RECORD_OVERHEAD = 21
+"""Of a record's lengths, attributes and deltas, at most."""
+_HEADER_OVERHEAD = 10
+_NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows for one topic."""
+
+    key: Any
+    """An Arrow column, or None where no row has one; likewise `headers` and `partition`."""
+    value: Any
+    headers: Any
+    partition: Any
+    timestamp_ms: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    """What each takes in a batch before compression, or a little less."""
+
+
+def gathered(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
+    """Batches put together until they are worth encoding: few rows for each of many partitions make poor batches."""
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            waiting_bytes += batch.nbytes
+        if waiting_bytes >= bytes_min:
+            yield pa.Table.from_batches(waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def by_topic(table: pa.Table, columns: Columns, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each topic, in their order."""
+    if topic is not None:
+        yield topic, table
+        return
+    assert columns.topic is not None, "rows without a topic are refused before"
+    names = _column(table, columns.topic).dictionary_encode()
+    if names.null_count:
+        raise SparkSourceError(
+            f"{names.null_count} of {table.num_rows} rows have no topic (the column `topic` is null): fill it, "
+            'filter them out, or set .option("topic", …) for all'
+        )
+    indices = names.indices.to_numpy()
+    topics = names.dictionary.to_pylist()
+    for place, name in enumerate(topics):
+        if not is_topic_name(name):
+            raise SparkSourceError(f"the column `topic`: {no_topic_name(name)}")
+        yield name, table if len(topics) == 1 else table.take(pa.array(np.flatnonzero(indices == place)))
+
+
+def rows_of(table: pa.Table, columns: Columns, now_ms: int) -> Rows:
+    """The columns that make records; a row without a time gets the present one."""
+    key, value, headers, partition, timestamp = (
+        None if place is None else _column(table, place)
+        for place in (columns.key, columns.value, columns.headers, columns.partition, columns.timestamp)
+    )
+    count = table.num_rows
+    if key is not None and key.null_count == count:
+        key = None
+    if partition is not None and partition.null_count == count:
+        partition = None
+    sizes = np.full(count, RECORD_OVERHEAD, np.int64) + _lengths(key, count) + _lengths(value, count)
+    if headers is not None:
+        sizes += _headers_lengths(headers)
+    return Rows(key, value, headers, partition, _timestamps(timestamp, count, now_ms), sizes)
+
+
+def _column(table: pa.Table, place: int) -> pa.Array:
+    """Whole; only what came in several batches is copied."""
+    chunked = table.column(place)
+    return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+
+
+def _lengths(column: Any, count: int) -> npt.NDArray[np.int64]:
+    if column is None:
+        return np.zeros(count, np.int64)
+    found: npt.NDArray[np.int64] = (
+        pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
+    return found
+
+
+def _headers_lengths(headers: Any) -> npt.NDArray[np.int64]:
+    each = headers.flatten()
+    if each.null_count or each.field("key").null_count:
+        raise SparkSourceError(
+            "a header has no key (null in the column `headers`): filter such headers out, as "
+            "filter(headers, h -> h.key IS NOT NULL)"
+        )
+    lengths = (
+        _HEADER_OVERHEAD + _lengths(each.field("key"), len(each)) + _lengths(each.field("value"), len(each))
+    )
+    counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    ends = np.cumsum(counts)
+    found: npt.NDArray[np.int64] = sums[ends] - sums[ends - counts]
+    return found
+
+
+def _timestamps(column: Any, count: int, now_ms: int) -> npt.NDArray[np.int64]:
+    if column is None:
+        return np.full(count, now_ms, np.int64)
+    micros = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).fill_null(now_ms * 1000)
+    times: npt.NDArray[np.int64] = micros.to_numpy(zero_copy_only=False) // 1000
+    if times.min() < 0:
+        raise SparkSourceError(
+            f"a row has a time before 1970 in the column `timestamp` ({pc.min(column).as_py()}), which no record can "
+            "have: filter it out, or drop the column to have the time of writing"
+        )
+    return times
+
+
+def check_sizes(rows: Rows, topic: str, request_bytes_max: int) -> None:
+    largest = int(rows.sizes.argmax())
+    if rows.sizes[largest] > request_bytes_max:
+        key = (
+            ""
+            if rows.key is None or not rows.key[largest].is_valid
+            else f" with the key {_shown(rows.key[largest])}"
+        )
+        raise SparkSourceError(
+            f"a row{key} makes a record of {rows.sizes[largest]} bytes for {topic!r}, and kafka.max.request.size is "
+            f"{request_bytes_max}: raise that and the topic's max.message.bytes, or make the value smaller"
+        )
+
+
+def _shown(key: pa.Scalar) -> str:
+    content = key.as_py()
+    text = repr(content if isinstance(content, str) else bytes(content).decode("utf-8", "backslashreplace"))
+    return text if len(text) <= 60 else text[:57] + "…'"
+
+
+class Placing:
+    """Which partition rows go to: as the column says, or by the key; rows with neither go together, so that they fill
+    batches, and to another partition for each batch."""
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn
+
+    def partitions(
+        self, rows: Rows, topic: str, count: int, available: Sequence[int], batch_bytes: int
+    ) -> npt.NDArray[np.int32]:
+        """`available` are the partitions, of `count`, that have a leader."""
+        if rows.key is None:
+            placed = np.full(len(rows.sizes), _NOBODY, np.int32)
+        else:
+            placed = key_partitions(rows.key, count, _NOBODY)
+        if rows.partition is not None:
+            asked = rows.partition.fill_null(_NOBODY).to_numpy(zero_copy_only=False)
+            is_asked = rows.partition.is_valid().to_numpy(zero_copy_only=False)
+            wrong = is_asked & ((asked < 0) | (asked >= count))
+            if wrong.any():
+                raise SparkSourceError(
+                    f"the column `partition` says {asked[wrong][0]}, and {topic!r} has the partitions 0 to "
+                    f"{count - 1}: correct it, make it null where the key is to decide, or add partitions to the topic"
+                )
+            placed = np.where(is_asked, asked, placed).astype(np.int32)
+        free = placed == _NOBODY
+        if free.any():
+            sizes = rows.sizes[free]
+            turns = (np.cumsum(sizes) - sizes) // batch_bytes
+            choices = np.array(available or range(count), np.int32)
+            placed[free] = choices[(self._turn + turns) % len(choices)]
+            self._turn += int(turns[-1]) + 1
+        return placed

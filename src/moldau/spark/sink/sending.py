@@ -1,0 +1,154 @@
+"""Sections on their way, from the thread that encodes them to the client's loop, which sends meanwhile.
+
+A producer is kept per process and settings, for the tasks to come. One whose write failed is ended: nothing of that
+write is sent any more once a later one has begun.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.metadata import NO_LEADER
+from moldau.client.producer import Producer
+from moldau.records.build import Section
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.portal import Portal
+from moldau.spark.sink.options import TopicOptions
+
+TOPIC_WAIT_MS = 15_000
+"""So long a topic is waited for that is not there. One that the broker creates by itself appears within it."""
+
+SECTIONS_MAX = 1000
+"""As many are under way at most, however small they are."""
+
+_producers: dict[tuple[Portal, Any], Producer] = {}
+"""By the process's portal: what a fork has copied belongs to its parent's, and is never found."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicShape:
+    partition_count: int
+    available: tuple[int, ...]
+    """The partitions with a leader."""
+
+
+class Sending:
+    """The sections of one task. All calls come from one thread."""
+
+    def __init__(self, portal: Portal, options: TopicOptions) -> None:
+        self._portal = portal
+        self._options = options
+        self._kept_as = (portal, (_hashable(options.connection), _hashable(options.producer)))
+        self._under_way: deque[tuple[int, Future[None]]] = deque()
+        self._under_way_bytes = 0
+        self._bytes_max = int(options.producer["buffer_memory"])
+        self._shapes: dict[str, TopicShape] = {}
+        try:
+            self._producer, self._in_turn = portal.run(self._open())
+        except KafkaError as error:
+            raise SparkSourceError(
+                f"no broker answers at {options.bootstrap} ({error}): check kafka.bootstrap.servers, the security "
+                "options, and that the brokers run"
+            ) from error
+
+    async def _open(self) -> tuple[Producer, asyncio.Lock]:
+        producer = _producers.get(self._kept_as)
+        if producer is None:
+            cluster = await self._portal.cluster(self._options.connection)
+            producer = Producer(cluster, **self._options.producer)
+            await producer.start()
+            _producers[self._kept_as] = producer
+        return producer, asyncio.Lock()
+
+    def shape(self, topic: str) -> TopicShape:
+        """As it was when the task first asked: its rows are placed by one count of partitions."""
+        if topic not in self._shapes:
+            self._shapes[topic] = self._portal.run(self._shape(topic))
+        return self._shapes[topic]
+
+    async def _shape(self, topic: str) -> TopicShape:
+        cluster = await self._portal.cluster(self._options.connection)
+        wait_ms = min(TOPIC_WAIT_MS, int(self._options.producer.get("max_block_ms", TOPIC_WAIT_MS)))
+        try:
+            await cluster.wait_for_topics([topic], timeout_ms=wait_ms, create=True)
+            count = await self._producer.partition_count(topic)
+        except KafkaError as error:
+            raise _told(error, topic, self._options) from error
+        partitions = cluster.topics[topic].partitions
+        return TopicShape(count, tuple(each.index for each in partitions if each.leader != NO_LEADER))
+
+    def send(self, topic: str, partition: int, section: Section) -> None:
+        """Takes a section; waits while too much is under way. Raises what became of an earlier one."""
+        size = len(section.data)
+        while self._under_way and (
+            # What has failed is known at the next call and not only at the end.
+            self._under_way[0][1].done()
+            or self._under_way_bytes + size > self._bytes_max
+            or len(self._under_way) >= SECTIONS_MAX
+        ):
+            self._await_oldest()
+        self._under_way.append((size, self._portal.start(self._deliver(topic, partition, section))))
+        self._under_way_bytes += size
+
+    def finish(self) -> None:
+        """Returns when everything is acknowledged."""
+        while self._under_way:
+            self._await_oldest()
+
+    def abandon(self) -> None:
+        """Something failed: what has not left stays here."""
+        for _, each in self._under_way:
+            each.cancel()
+        self._under_way.clear()
+        _producers.pop(self._kept_as, None)
+        self._portal.run(self._producer.abort())
+
+    def _await_oldest(self) -> None:
+        size, oldest = self._under_way[0]
+        oldest.result()
+        self._under_way.popleft()
+        self._under_way_bytes -= size
+
+    async def _deliver(self, topic: str, partition: int, section: Section) -> None:
+        try:
+            # One after another: a lock is given in the order in which it was asked for.
+            async with self._in_turn:
+                delivered = await self._producer.send_section(topic, partition, section)
+            await delivered
+        except KafkaError as error:
+            raise _told(error, topic, self._options) from error
+
+
+def _told(error: KafkaError, topic: str, options: TopicOptions) -> SparkSourceError:
+    """The cause and what to do, for who wrote the query."""
+    match error.code:
+        case ErrorCode.unknown_topic_or_partition:
+            text = (
+                f"the topic {topic!r} is not there, and the broker at {options.bootstrap} does not create topics by "
+                "itself: create it, or correct the name"
+            )
+        case ErrorCode.invalid_topic_exception:
+            text = f"{topic!r} is refused as the name of a topic ({error}): correct the name"
+        case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
+            text = (
+                f"{topic!r} takes no batch of this size ({error}): set kafka.batch.size below the topic's "
+                "max.message.bytes, or raise that"
+            )
+        case ErrorCode.topic_authorization_failed | ErrorCode.cluster_authorization_failed:
+            text = f"writing to {topic!r} is not allowed ({error}): ask for the right to write, or change the user"
+        case ErrorCode.request_timed_out | ErrorCode.network_exception:
+            text = (
+                f"{topic!r} at {options.bootstrap} took no records in time ({error}): see whether its brokers run, or "
+                "raise kafka.delivery.timeout.ms"
+            )
+        case _:
+            text = f"writing to {topic!r} failed: {error}"
+    return SparkSourceError(text)
+
+
+def _hashable(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(settings.items()))

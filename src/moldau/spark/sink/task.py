@@ -1,0 +1,28 @@
+"""Which task of which batch this is, as Spark tells its Python workers."""
+
+from dataclasses import dataclass
+
+from pyspark import TaskContext
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    query_id: str | None
+    """The same over restarts of a streaming query: it is kept in the checkpoint. None in a batch write."""
+    batch_id: int | None
+    partition_id: int
+    attempt: int
+
+
+def of_this_task(context: TaskContext | None) -> Task:
+    assert context is not None, "rows are written in a task of Spark's"
+    batch_id = context.getLocalProperty(_BATCH_ID)
+    return Task(
+        context.getLocalProperty(_QUERY_ID),
+        None if batch_id is None else int(batch_id),
+        context.partitionId(),
+        context.attemptNumber(),
+    )

@@ -1,0 +1,27 @@
+"""Reads topics to their end, for tests that look at what was written."""
+
+import asyncio
+
+from moldau.client.cluster import Cluster
+from moldau.client.consumer import Consumer
+from moldau.client.record import ConsumerRecord, TopicPartition
+
+
+def all_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:
+    """By partition and offset; none where there is no such topic."""
+    return asyncio.run(_all_records(bootstrap, topic))
+
+
+async def _all_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:
+    async with Cluster(bootstrap) as cluster, Consumer(cluster=cluster) as consumer:
+        await cluster.refresh([topic])
+        if topic not in cluster.topics:
+            return []
+        partitions = [TopicPartition(topic, each.index) for each in cluster.topics[topic].partitions]
+        ends = await consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(partitions)
+        found: list[ConsumerRecord] = []
+        while any([await consumer.position(each) < ends[each] for each in partitions]):
+            found += await consumer.poll()
+    return sorted(found, key=lambda each: (each.partition, each.offset))

@@ -1,0 +1,124 @@
+"""Which columns rows may have that become records."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.sink.columns import Columns, columns_of
+
+STRING, BINARY, INT, BIGINT, TIMESTAMP = (
+    StringType(),
+    BinaryType(),
+    IntegerType(),
+    LongType(),
+    TimestampType(),
+)
+
+
+def struct(**fields: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
+
+
+HEADERS = ArrayType(struct(key=STRING, value=BINARY))
+
+
+def columns(*, has_topic: bool = True, includes_headers: bool = True, **fields: Any) -> Columns:
+    return columns_of(struct(**fields), has_topic=has_topic, includes_headers=includes_headers)
+
+
+def test_a_value_is_enough_where_an_option_says_the_topic() -> None:
+    assert columns(value=STRING) == Columns(value=0)
+    assert columns(value=BINARY) == Columns(value=0)
+
+
+def test_all_columns_are_found_at_their_places() -> None:
+    found = columns(
+        timestamp=TIMESTAMP,
+        topic=STRING,
+        headers=HEADERS,
+        key=STRING,
+        partition=INT,
+        value=BINARY,
+        has_topic=False,
+    )
+    assert found == Columns(value=5, key=3, headers=2, topic=1, partition=4, timestamp=0)
+
+
+def test_the_topic_of_the_option_goes_before_the_column() -> None:
+    assert columns(topic=STRING, value=STRING).topic is None
+
+
+def test_headers_are_left_out_if_they_are_not_wanted() -> None:
+    assert columns(value=STRING, headers=HEADERS).headers == 1
+    assert columns(value=STRING, headers=HEADERS, includes_headers=False).headers is None
+
+
+def test_the_values_of_headers_may_be_text() -> None:
+    assert columns(value=STRING, headers=ArrayType(struct(key=STRING, value=STRING))).headers == 1
+
+
+def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
+    read: dict[str, Any] = {
+        "key": BINARY,
+        "value": BINARY,
+        "topic": STRING,
+        "partition": INT,
+        "offset": BIGINT,
+        "timestamp": TIMESTAMP,
+        "timestampType": INT,
+    }
+    assert columns(has_topic=False, **read) == Columns(value=1, key=0, topic=2, partition=3, timestamp=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("vlaue", INT, r"no column 'vlaue', it has key, value, headers, topic, partition, timestamp: rename"),
+        ("value", INT, r"'value' is INT and has to be STRING or BINARY: CAST\(value AS STRING\) AS value"),
+        ("value", struct(a=INT), r"has to be STRING or BINARY: encode it, as to_json\(value\) AS value"),
+        ("value", NullType(), r"'value' is VOID and has to be STRING or BINARY: CAST\(value AS STRING\)"),
+        ("key", BIGINT, r"'key' is BIGINT and has to be STRING or BINARY"),
+        ("partition", BIGINT, r"'partition' is BIGINT and has to be INT: CAST\(partition AS INT\)"),
+        ("topic", BINARY, r"'topic' is BINARY and has to be STRING"),
+        ("timestamp", TimestampNTZType(), r"'timestamp' is TIMESTAMP_NTZ and has to be TIMESTAMP"),
+        ("timestamp", BIGINT, r"'timestamp' is BIGINT and has to be TIMESTAMP"),
+        ("headers", MapType(STRING, BINARY), r"'headers' is MAP.* has to be ARRAY<STRUCT<key: STRING"),
+        ("headers", ArrayType(struct(k=STRING, v=BINARY)), r"build it as array\(struct\("),
+    ],
+)
+def test_what_cannot_become_a_record_is_named_with_the_way_out(name: str, kind: DataType, told: str) -> None:
+    with pytest.raises(SparkSourceError, match=told):
+        columns_of(struct(**{"value": STRING, name: kind}), has_topic=True, includes_headers=True)
+
+
+def test_a_value_is_needed() -> None:
+    with pytest.raises(
+        SparkSourceError, match=r"no column 'value': select what the records are to hold AS value"
+    ):
+        columns(key=STRING)
+
+
+def test_a_column_that_is_there_twice_is_named() -> None:
+    twice = StructType([StructField("value", STRING), StructField("value", STRING)])
+    with pytest.raises(SparkSourceError, match="the column 'value' is there twice: drop one"):
+        columns_of(twice, has_topic=True, includes_headers=True)
+
+
+def test_rows_must_say_where_they_go() -> None:
+    with pytest.raises(SparkSourceError, match=r"nothing says where to write: set .option\(\"topic\""):
+        columns(value=STRING, has_topic=False)

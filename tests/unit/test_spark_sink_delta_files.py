@@ -1,0 +1,348 @@
+"""Files of a Delta table and commits to it, without Spark: what plain deltalake reads is exactly what was written."""
+
+import json
+import threading
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Schema
+
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.sink.delta_commits import commit_files, remove_uncommitted
+from moldau.spark.sink.delta_files import TableFiles, WrittenFile, by_partition
+from moldau.spark.sink.delta_options import locate
+
+SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("place", pa.string())])
+DAY = date(2024, 2, 29)
+
+
+def delta_schema(schema: pa.Schema) -> dict[str, Any]:
+    found = json.loads(Schema.from_arrow(schema).to_json())
+    assert isinstance(found, dict)
+    return found
+
+
+def rows(ids: Iterable[int], place: str | None = "x") -> pa.RecordBatch:
+    ids = list(ids)
+    return pa.record_batch([ids, [DAY] * len(ids), [place] * len(ids)], schema=SCHEMA)
+
+
+def write(path: Path, *batches: pa.RecordBatch, by: tuple[str, ...] = ()) -> list[WrittenFile]:
+    files = TableFiles(locate(str(path)), batches[0].schema, by)
+    for batch in batches:
+        files.write(batch)
+    return files.finish()
+
+
+def commit(
+    path: Path,
+    files: list[WrittenFile],
+    batch_id: int | None = None,
+    app_id: str | None = "app",
+    by: tuple[str, ...] = (),
+) -> bool:
+    return commit_files(locate(str(path)), delta_schema(SCHEMA), by, files, app_id, batch_id)
+
+
+def table_rows(path: Path) -> list[dict[str, Any]]:
+    return sorted(DeltaTable(path).to_pyarrow_table().to_pylist(), key=lambda row: row["id"])
+
+
+def parquet_files(path: Path) -> list[Path]:
+    return sorted(each for each in path.rglob("*.parquet") if "_delta_log" not in each.parts)
+
+
+# Files
+
+
+def test_nothing_written_is_no_file(tmp_path: Path) -> None:
+    assert write(tmp_path, rows([])) == []
+
+
+def test_rows_of_a_partition_keep_their_order_and_lose_its_columns() -> None:
+    batch = pa.record_batch({"a": [1, 1, 2, 1], "b": ["x", "", "x", "x"], "v": [0, 1, 2, 3]})
+    split = {values: some.to_pydict() for values, some in by_partition(batch, ("a", "b"))}
+    assert split == {("1", "x"): {"v": [0, 3]}, ("1", None): {"v": [1]}, ("2", "x"): {"v": [2]}}
+
+
+def test_every_kind_of_partition_value_is_read_back(tmp_path: Path) -> None:
+    batch = pa.record_batch(
+        {
+            "id": [1, 2, 3],
+            "s": ["a b/č=%", None, "." * 300],
+            "d": [DAY, date(1, 1, 1), None],
+            "b": [True, False, None],
+            "n": pa.array([-5, 2**31 - 1, None], pa.int32()),
+        }
+    )
+    by = ("s", "d", "b", "n")
+    files = write(tmp_path, batch, by=by)
+    assert commit_files(locate(str(tmp_path)), delta_schema(batch.schema), by, files, None, None)
+    assert table_rows(tmp_path) == batch.to_pylist()
+    found = DeltaTable(tmp_path).to_pyarrow_table(filters=[("s", "=", "a b/č=%")])
+    assert found["id"].to_pylist() == [1]
+
+
+def test_memory_is_bounded_whatever_the_partitions(tmp_path: Path) -> None:
+    """Many partitions, one of them large: few files are open at once, and all rows arrive."""
+    batches = [rows(range(n * 100, n * 100 + 50), f"p{n % 9}") for n in range(40)]
+    batches += [rows(range(n * 100 + 50, n * 100 + 100), "big") for n in range(40)]
+    files = TableFiles(
+        locate(str(tmp_path)),
+        SCHEMA,
+        ("place",),
+        files_open_max=3,
+        row_group_bytes=2_000,
+        waiting_bytes_max=4_000,
+        file_bytes_max=5_000,
+    )
+    for batch in batches:
+        files.write(batch)
+        assert len(files._open) <= 3
+        assert files._waiting_bytes <= 4_000
+    written = files.finish()
+    assert files._waiting_bytes == 0
+    assert len(written) > 10
+    assert commit(tmp_path, written, by=("place",))
+    assert [row["id"] for row in table_rows(tmp_path)] == list(range(4000))
+
+
+def test_rows_that_fill_no_group_wait_and_make_one_file(tmp_path: Path) -> None:
+    (file,) = write(tmp_path, *[rows([n]) for n in range(100)])
+    assert pq.ParquetFile(tmp_path / file.path).metadata.num_row_groups == 1
+    assert file.size == (tmp_path / file.path).stat().st_size
+
+
+def test_discarded_files_are_gone(tmp_path: Path) -> None:
+    files = TableFiles(locate(str(tmp_path)), SCHEMA, ("place",), files_open_max=1, row_group_bytes=1)
+    for place in ("a", "b", "a"):
+        files.write(rows([1], place))
+    assert parquet_files(tmp_path)
+    files.discard()
+    assert parquet_files(tmp_path) == []
+
+
+def test_times_of_any_zone_are_the_same_instants(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("t", pa.timestamp("us", tz="UTC"))])
+    instant = datetime(2024, 3, 31, 1, 30, tzinfo=UTC)
+    files = TableFiles(locate(str(tmp_path)), schema, ())
+    files.write(
+        pa.record_batch({"id": [1], "t": pa.array([instant], pa.timestamp("us", tz="Europe/Prague"))})
+    )
+    commit_files(locate(str(tmp_path)), delta_schema(schema), (), files.finish(), None, None)
+    assert table_rows(tmp_path) == [{"id": 1, "t": instant}]
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip", "lz4", "none"])
+def test_every_compression_is_read_back(tmp_path: Path, compression: str) -> None:
+    files = TableFiles(locate(str(tmp_path)), SCHEMA, (), compression=compression)
+    files.write(rows(range(100)))
+    assert commit(tmp_path, files.finish())
+    assert [row["id"] for row in table_rows(tmp_path)] == list(range(100))
+
+
+def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(
+        SparkSourceError, match=r"files cannot be written to .*/file \(.*exists.*: check the path"
+    ):
+        TableFiles(locate(str(tmp_path / "file")), SCHEMA, ())
+
+
+# What is noted about files
+
+
+def test_notes_tell_the_least_and_greatest_and_never_too_little(tmp_path: Path) -> None:
+    instant = datetime(2024, 1, 1, 0, 0, 0, 123_456, UTC)
+    batch = pa.record_batch(
+        {
+            "n": [3, None, -7],
+            "s": ["b", "a" * 100, "z" * 100],
+            "t": pa.array([instant, instant + timedelta(days=1), None], pa.timestamp("us", tz="UTC")),
+            "d": [DAY, DAY, DAY],
+            "f": [-0.5, 1.0, None],
+            "m": pa.array([Decimal("1.10"), Decimal("-2.00"), None], pa.decimal128(10, 2)),
+            "b": [True, False, None],
+            "none": pa.array([None] * 3, pa.int32()),
+            "list": [[1], [2], []],
+        }
+    )
+    (file,) = write(tmp_path, batch)
+    assert file.stats == {
+        "numRecords": 3,
+        "minValues": {
+            "n": -7,
+            "s": "a" * 64,
+            "t": "2024-01-01T00:00:00.123456Z",
+            "d": "2024-02-29",
+            "f": -0.5,
+            "m": -2.0,
+            "b": False,
+        },
+        "maxValues": {
+            "n": 3,
+            "s": "z" * 64 + "\U0010ffff",
+            "t": "2024-01-02T00:00:00.123456Z",
+            "d": "2024-02-29",
+            "f": 1.0,
+            "m": 1.1,
+            "b": True,
+        },
+        "nullCount": {"n": 1, "s": 0, "t": 1, "d": 0, "f": 1, "m": 1, "b": 1, "none": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([float("nan"), 1.0]),
+        pa.array([float("inf"), 1.0]),
+        pa.array(["\U0010ffff" * 100, "a"]),
+        pa.array(["x" * 10_000, "a"]),
+        pa.array([Decimal("12345678901234567890.12"), Decimal(1)], pa.decimal128(38, 2)),
+    ],
+)
+def test_values_that_cannot_be_bounded_leave_the_file_without_bounds(
+    tmp_path: Path, column: pa.Array
+) -> None:
+    batch = pa.record_batch({"id": [1, 2], "x": column})
+    (file,) = write(tmp_path, batch)
+    assert file.stats == {"numRecords": 2, "nullCount": {"id": 0, "x": 0}}
+    commit_files(locate(str(tmp_path)), delta_schema(batch.schema), (), [file], None, None)
+    assert DeltaTable(tmp_path).to_pyarrow_table(filters=[("x", "=", column[1].as_py())]).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("filters", "ids"),
+    [
+        ([("id", ">=", 99), ("id", "<=", 100)], [99, 100]),
+        ([("place", "=", "p100" * 30)], list(range(100, 200))),
+        ([("place", "<", "p1")], list(range(100))),
+        ([("day", "=", DAY)], list(range(200))),
+        ([("f", ">", 49.6)], list(range(100, 200))),
+        ([("f", "=", 49.5)], [99]),
+        ([("m", "=", Decimal("1.50"))], [150]),
+        ([("b", "=", True)], list(range(0, 200, 2))),
+        ([("t", ">", datetime(2024, 1, 1, 3, 18, tzinfo=UTC))], [199]),
+    ],
+)
+def test_a_reader_that_skips_files_finds_every_row(tmp_path: Path, filters: Any, ids: list[int]) -> None:
+    for start in (0, 100):
+        numbers = range(start, start + 100)
+        batch = pa.record_batch(
+            {
+                "id": list(numbers),
+                "place": [f"p{start:03}" * 30] * 100,
+                "day": [DAY] * 100,
+                "f": [each / 2 for each in numbers],
+                "m": pa.array([Decimal(each) / 100 for each in numbers], pa.decimal128(10, 2)),
+                "b": [each % 2 == 0 for each in numbers],
+                "t": [datetime(2024, 1, 1, tzinfo=UTC) + timedelta(minutes=each) for each in numbers],
+                "none": pa.array([None] * 100, pa.string()),
+            }
+        )
+        files = write(tmp_path, batch)
+        commit_files(locate(str(tmp_path)), delta_schema(batch.schema), (), files, None, None)
+    assert sorted(DeltaTable(tmp_path).to_pyarrow_table(filters=filters)["id"].to_pylist()) == ids
+
+
+def test_rows_without_a_column_of_the_table_are_found_by_filters(tmp_path: Path) -> None:
+    commit(tmp_path, write(tmp_path, rows([1])))
+    fewer = rows([2]).select(["id"])
+    commit_files(locate(str(tmp_path)), delta_schema(fewer.schema), (), write(tmp_path, fewer), None, None)
+    table = DeltaTable(tmp_path)
+    assert table_rows(tmp_path)[1] == {"id": 2, "day": None, "place": None}
+    assert table.to_pyarrow_dataset().to_table(filter=pc.field("place").is_null())["id"].to_pylist() == [2]
+    assert table.to_pyarrow_table(filters=[("id", "=", 2)]).num_rows == 1
+
+
+def test_a_file_of_very_many_columns_has_no_bounds(tmp_path: Path) -> None:
+    (file,) = write(tmp_path, pa.record_batch({f"c{n}": [n] for n in range(101)}))
+    assert set(file.stats) == {"numRecords", "nullCount"}
+
+
+# Commits
+
+
+def test_the_first_commit_makes_the_table_and_later_ones_append(tmp_path: Path) -> None:
+    path = tmp_path / "new table"
+    assert commit(path, write(path, rows([1])), 0)
+    assert commit(path, write(path, rows([2])), 1)
+    assert [row["id"] for row in table_rows(path)] == [1, 2]
+    assert DeltaTable(path).version() == 1
+    assert DeltaTable(path).transaction_version("app") == 1
+
+
+def test_a_first_batch_without_rows_makes_a_table_without_rows(tmp_path: Path) -> None:
+    assert commit(tmp_path, [], 0)
+    assert table_rows(tmp_path) == []
+    assert commit(tmp_path, [], 1)
+    assert DeltaTable(tmp_path).version() == 0
+
+
+def test_a_batch_that_comes_again_is_left_out_and_its_files_are_removed(tmp_path: Path) -> None:
+    commit(tmp_path, write(tmp_path, rows([1])), 0)
+    commit(tmp_path, write(tmp_path, rows([2])), 1)
+    for batch_id in (0, 1):
+        again = write(tmp_path, rows([3]))
+        assert not commit(tmp_path, again, batch_id)
+        assert not (tmp_path / again[0].path).exists()
+    assert [row["id"] for row in table_rows(tmp_path)] == [1, 2]
+    assert commit(tmp_path, write(tmp_path, rows([3])), 1, app_id="another")
+    assert [row["id"] for row in table_rows(tmp_path)] == [1, 2, 3]
+
+
+def test_files_of_a_failed_batch_are_removed_but_none_of_the_table(tmp_path: Path) -> None:
+    inside = write(tmp_path, rows([1], "a b"), by=("place",))
+    commit(tmp_path, inside, 0, by=("place",))
+    outside = write(tmp_path, rows([2], "a b"), by=("place",))
+    remove_uncommitted(locate(str(tmp_path)), [*inside, *outside])
+    assert [row["id"] for row in table_rows(tmp_path)] == [1]
+    assert not (tmp_path / outside[0].path).exists()
+    remove_uncommitted(locate(str(tmp_path)), outside)
+
+
+def test_nulls_do_not_get_into_a_column_that_may_have_none(tmp_path: Path) -> None:
+    strict = pa.schema([each.with_nullable(each.name == "place") for each in SCHEMA])
+    DeltaTable.create(tmp_path, Schema.from_arrow(strict))
+    assert commit(tmp_path, write(tmp_path, rows([1])), 0)
+    nameless = pa.record_batch([pa.array([None], pa.int64()), [DAY], ["x"]], schema=SCHEMA)
+    with pytest.raises(
+        SparkSourceError, match=r"'id' may not be null .*: filter them out \(WHERE id IS NOT NULL\)"
+    ):
+        commit(tmp_path, write(tmp_path, nameless), 1)
+    assert [row["id"] for row in table_rows(tmp_path)] == [1]
+
+
+def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    """The table is made by one of them, the others append; each batch is offered twice at the same time."""
+    failures: list[BaseException] = []
+    taken: list[tuple[int, int]] = []
+    start = threading.Barrier(6)
+
+    def work(writer: int) -> None:
+        try:
+            start.wait()
+            for batch_id in range(4):
+                app = writer // 2
+                files = write(tmp_path, rows([app * 100 + batch_id]))
+                if commit(tmp_path, files, batch_id, app_id=f"app{app}"):
+                    taken.append((app, batch_id))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(writer,)) for writer in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert [row["id"] for row in table_rows(tmp_path)] == [a * 100 + b for a in range(3) for b in range(4)]
+    assert sorted(taken) == [(a, b) for a in range(3) for b in range(4)]

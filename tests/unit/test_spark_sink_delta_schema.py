@@ -1,0 +1,214 @@
+"""The Delta sink's options, and which rows fit which table."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.spark.errors import OptionError, SparkSourceError
+from moldau.spark.sink.delta_options import Location, locate, parse_delta
+from moldau.spark.sink.delta_schema import check_frame, check_table, nullable, type_text
+
+
+def struct(**types: Any) -> dict[str, Any]:
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
+    return {"type": "struct", "fields": fields}
+
+
+def array(kind: Any, contains_null: bool = True) -> dict[str, Any]:
+    return {"type": "array", "elementType": kind, "containsNull": contains_null}
+
+
+# Options
+
+
+def test_options_count_in_any_case() -> None:
+    found = parse_delta(
+        {
+            "PATH": "/t",
+            "partitionby": "a, b",
+            "APPID": "me",
+            "storage.aws_region": "x",
+            "Compression": "ZSTD",
+        },
+        is_streaming=True,
+    )
+    assert found.location == Location("/t", (("aws_region", "x"),))
+    assert found.partition_by == ("a", "b")
+    assert found.app_id == "me"
+    assert found.compression == "zstd"
+
+
+@pytest.mark.parametrize(
+    ("path", "located"),
+    [
+        ("/a b/t", "/a b/t"),
+        ("file:///a%20b/t", "/a b/t"),
+        ("file:/a/t", "/a/t"),
+        ("s3://bucket/t", "s3://bucket/t"),
+    ],
+)
+def test_paths_and_file_urls_are_directories_and_other_urls_stay(path: str, located: str) -> None:
+    assert locate(path).path == located
+    assert locate(path).is_directory is not located.startswith("s3")
+
+
+def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert locate("t").path == str(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_streaming", "told"),
+    [
+        ({}, True, r"needs the table's directory: .option\('path'"),
+        ({"path": "/t", "partitionsBy": "a"}, True, r"no option 'partitionsby'; did you mean partitionBy\?"),
+        (
+            {"path": "/t", "mergeSchema": "true"},
+            True,
+            r"no option 'mergeschema'; there are path, partitionBy",
+        ),
+        ({"path": "file://host/t"}, True, r"names the host 'host', and a file URL is one of this host"),
+        ({"path": "/t", "compression": "bzip"}, True, r"compression is one of snappy, .*, not 'bzip'"),
+        ({"path": "/t", "batchId": "1"}, True, r"a streaming query numbers its batches itself"),
+        ({"path": "/t", "batchId": "1"}, False, r"batchId says nothing without appId"),
+        ({"path": "/t", "batchId": "-1", "appId": "a"}, False, r"a whole number from 0 on, not '-1'"),
+        ({"path": "/t", "batchId": "x", "appId": "a"}, False, r"a whole number from 0 on, not 'x'"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(given: dict[str, str], is_streaming: bool, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse_delta(given, is_streaming=is_streaming)
+
+
+# Columns of rows
+
+
+@pytest.mark.parametrize(
+    ("types", "partition_by", "told"),
+    [
+        ({}, (), r"a table needs columns"),
+        ({"a": "long", "A": "long"}, (), r"the column 'a' is there twice"),
+        ({"a b": "long"}, (), r"the column 'a b' has a name with a blank .*: rename it"),
+        ({"a": "void"}, (), r"the column 'a' is of type VOID, which Delta does not have: cast it"),
+        ({"a": array(struct(x="interval day"))}, (), r"'a' is of type INTERVAL DAY, which Delta does not"),
+        ({"a": "long", "b": "long"}, ("c",), r"partitionBy names 'c', which is no column; there are a, b"),
+        ({"price": "long", "b": "long"}, ("prize",), r"which is no column; did you mean price\?"),
+        ({"a": "timestamp", "b": "long"}, ("a",), r"'a', which is of type TIMESTAMP: partition by a string"),
+        ({"a": array("long"), "b": "long"}, ("a",), r"'a', which is of type ARRAY<BIGINT>: partition by"),
+        ({"a": "long"}, ("a",), r"partitionBy names all columns"),
+        ({"a": "long", "b": "long"}, ("a", "a"), r"names a column twice"),
+    ],
+)
+def test_rows_that_no_table_can_hold_are_refused(
+    types: dict[str, Any], partition_by: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(SparkSourceError, match=told):
+        check_frame(struct(**types), partition_by)
+
+
+def test_all_of_deltas_types_are_taken() -> None:
+    kinds = "string long integer short byte float double boolean binary date timestamp timestamp_ntz decimal(10,2)"
+    types: dict[str, Any] = {f"c{number}": kind for number, kind in enumerate(kinds.split())}
+    types["m"] = {
+        "type": "map",
+        "keyType": "string",
+        "valueType": array(struct(x="long")),
+        "valueContainsNull": True,
+    }
+    check_frame(struct(**types), ("c0",))
+
+
+def test_a_new_table_may_have_nulls_everywhere_and_forgets_what_spark_noted() -> None:
+    inner = struct(x="long")
+    inner["fields"][0].update(nullable=False, metadata={"comment": "no"})
+    schema = struct(a=array(inner, contains_null=False))
+    schema["fields"][0]["nullable"] = False
+    assert nullable(schema) == struct(a=array(struct(x="long")))
+
+
+def test_types_are_shown_as_sql_writes_them() -> None:
+    kind = struct(a="long", b=array("string"), c={"type": "map", "keyType": "string", "valueType": "integer"})
+    assert type_text(kind) == "STRUCT<a: BIGINT, b: ARRAY<STRING>, c: MAP<STRING, INT>>"
+
+
+# Rows and a table
+
+
+def check(
+    rows: dict[str, Any],
+    table: dict[str, Any],
+    by: tuple[str, ...] = (),
+    table_by: tuple[str, ...] = (),
+    configuration: dict[str, str] | None = None,
+) -> None:
+    check_table(rows, by, table, table_by, configuration or {}, "/t")
+
+
+def test_rows_fit_that_have_the_same_columns_in_any_order_or_fewer() -> None:
+    table = struct(a="long", b=array("string"), c="date")
+    check(struct(c="date", a="long", b=array("string", contains_null=False)), table)
+    check(struct(a="long"), table)
+    check(struct(a="long", c="date"), table, table_by=("c",))
+    check(struct(a="long", c="date"), table, by=("c",), table_by=("c",))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (
+            struct(a="integer"),
+            r"do not fit the Delta table /t: a is INT here and BIGINT in the table\. Select and",
+        ),
+        (
+            struct(a="long", x="string", y="date"),
+            r"x \(STRING\) is not in the table; y \(DATE\) is not in the table",
+        ),
+        (struct(A="long"), r"A \(BIGINT\) is not in the table"),
+    ],
+)
+def test_columns_that_do_not_fit_are_all_named(rows: dict[str, Any], told: str) -> None:
+    with pytest.raises(SparkSourceError, match=told):
+        check(rows, struct(a="long", b="string"))
+
+
+def test_a_column_that_may_not_be_null_cannot_be_left_out() -> None:
+    table = struct(a="long", b="string")
+    table["fields"][1]["nullable"] = False
+    with pytest.raises(SparkSourceError, match="b may not be null in the table and is missing here"):
+        check(struct(a="long"), table)
+
+
+def test_another_partitioning_than_the_tables_is_refused() -> None:
+    both = struct(a="long", b="string")
+    with pytest.raises(
+        OptionError, match=r"is partitioned by b, and partitionBy says a: leave partitionBy out"
+    ):
+        check(both, both, by=("a",), table_by=("b",))
+    with pytest.raises(OptionError, match=r"is partitioned not at all, and partitionBy says a"):
+        check(both, both, by=("a",))
+    with pytest.raises(
+        SparkSourceError, match=r"is partitioned by b, which the rows do not have: select it too"
+    ):
+        check(struct(a="long"), both, table_by=("b",))
+    timed = struct(a="long", t="timestamp")
+    with pytest.raises(
+        SparkSourceError, match=r"is partitioned by t of type TIMESTAMP, which is not written here"
+    ):
+        check(timed, timed, table_by=("t",))
+
+
+def test_a_table_that_demands_more_of_its_writers_is_refused() -> None:
+    table = struct(a="long")
+    with pytest.raises(
+        SparkSourceError, match=r"has the constraint 'positive', column mapping, which writers must"
+    ):
+        check(
+            table,
+            table,
+            configuration={"delta.constraints.positive": "a > 0", "delta.columnMapping.mode": "name"},
+        )
+    made = struct(a="long")
+    made["fields"][0]["metadata"] = {"delta.generationExpression": "b + 1"}
+    with pytest.raises(SparkSourceError, match=r"delta\.generationExpression of the column 'a'"):
+        check(table, made)
