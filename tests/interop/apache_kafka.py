@@ -119,9 +119,15 @@ class ApacheKafka:
     stopped on exit; `start` and `stop` may be called in between, and the data and the ports stay."""
 
     def __init__(
-        self, data_dir: Path | str, properties: Mapping[str, str] | None = None, heap: str = "1g"
+        self,
+        data_dir: Path | str,
+        properties: Mapping[str, str] | None = None,
+        heap: str = "1g",
+        scram: Sequence[str] = (),
     ) -> None:
+        """`scram` has users that are there from the first start on, as `SCRAM-SHA-256=[name=ada,password=...]`."""
         self.data_dir = Path(data_dir).resolve()
+        self.scram = scram
         self.properties: dict[str, str] = dict(properties or {})
         self.heap = heap
         self.port = free_port()
@@ -175,7 +181,10 @@ class ApacheKafka:
         if (self.log_dir / "meta.properties").exists():
             return
         began = time.monotonic()
-        self.run_tool("kafka.tools.StorageTool", ["format", "-t", CLUSTER_ID, "-c", str(self._file())])
+        users = [argument for user in self.scram for argument in ("--add-scram", user)]
+        self.run_tool(
+            "kafka.tools.StorageTool", ["format", "-t", CLUSTER_ID, "-c", str(self._file()), *users]
+        )
         self.format_s = time.monotonic() - began
 
     def start(self, properties: Mapping[str, str] | None = None, wait: bool = True) -> None:

@@ -12,6 +12,9 @@ from moldau.client.fetcher import Fetcher
 from moldau.client.producer import Producer
 from moldau.client.record import TopicPartition, records_of
 from moldau.node.node import Node
+from moldau.records.batch import Batch
+from moldau.records.build import Section, build_batch
+from moldau.records.record import Record
 from moldau.settings.broker import BrokerSettings
 from moldau.testing.simulation.network import NetworkSettings
 from moldau.testing.simulation.simulation import Simulation
@@ -81,7 +84,13 @@ class Story:
             sent = []
             for number in range(RECORDS):
                 value = f"{number:05d}".encode()
-                sent.append((value, await producer.send(TOPIC, value, partition=number % PARTITIONS)))
+                if number % 5 == 0:
+                    batch = Batch(build_batch([Record(timestamp=number, value=value)]))
+                    section = Section(batch.section, 1, batch.base_timestamp, batch.max_timestamp)
+                    future = await producer.send_section(TOPIC, number % PARTITIONS, section)
+                else:
+                    future = await producer.send(TOPIC, value, partition=number % PARTITIONS)
+                sent.append((value, future))
                 if number % 10 == 0:
                     await asyncio.sleep(0.15)
             await producer.flush()

@@ -1,6 +1,7 @@
 """A broker whose answers a test writes: real TCP in the test's loop, requests decoded, answers given by functions."""
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -47,6 +48,7 @@ class ScriptedBroker:
         topics: Mapping[str, int] | None = None,
         versions: Mapping[int, Versions] | None = None,
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.scripts: dict[ApiKey, Script] = {
             ApiKey.API_VERSIONS: self._api_versions,
@@ -65,6 +67,7 @@ class ScriptedBroker:
         self.asked: list[Asked] = []
         self.connections = 0
         self.port = port
+        self.tls = tls
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -76,7 +79,7 @@ class ScriptedBroker:
         return sum(1 for each in self.asked if each.api is api)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

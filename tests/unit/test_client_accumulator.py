@@ -1,6 +1,7 @@
 """The producer's memory decides what leaves when and what a failure means. A model of a broker judges the whole."""
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from moldau.client.accumulator import EPOCH_MAX, Accumulator, Outcome, ProducerB
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
 from moldau.records.batch import SEQUENCE_LIMIT, Batch
+from moldau.records.build import Section, build_batch
 from moldau.records.record import Record, iterate
 
 ORDERS = TopicPartition("orders", 0)
@@ -39,6 +41,13 @@ def put(to: Accumulator, *values: str, partition: TopicPartition = ORDERS, now_m
     for value in values:
         record = Record(timestamp=now_ms, value=value.encode())
         to.append(partition, record, record_size(record), value, now_ms)
+
+
+def put_section(to: Accumulator, *values: str, now_ms: int = 0) -> None:
+    """The values joined are the section's one ticket."""
+    records = [Record(timestamp=now_ms, value=value.encode()) for value in values]
+    section = Section(Batch(build_batch(records)).section, len(values), now_ms, now_ms)
+    to.append_section(ORDERS, section, " ".join(values), now_ms)
 
 
 def batches(to: Accumulator, *values: str, partition: TopicPartition = ORDERS) -> None:
@@ -83,7 +92,9 @@ def test_a_batch_that_cannot_be_built_stays_until_it_is_dropped_and_leaves_no_ga
             to.take(ORDERS)
     assert not to.is_done(to.seal())
     error = KafkaError(ErrorCode.invalid_record)
-    assert [(each.batch.tickets, each.error) for each in to.drop(ORDERS, error)] == [(["broken"], error)]
+    assert [(each.batch.contents.tickets, each.error) for each in to.drop(ORDERS, error)] == [
+        (["broken"], error)
+    ]
     (following,) = take_all(to)
     assert sequences(following) == [(0, 1)]
     to.acknowledge(following, 1)
@@ -98,9 +109,9 @@ def test_records_share_a_batch_until_it_is_full() -> None:
     mine = accumulator(batch_size=61 + 3 * (12 + 10))
     put(mine, *(f"{number:010d}" for number in range(7)))
     first = mine.take(ORDERS)
-    assert len(first.records) == 3
+    assert first.contents.count == 3
     mine.acknowledge(first, 0)
-    assert [len(each.records) for each in take_all(mine)] == [3, 1]
+    assert [each.contents.count for each in take_all(mine)] == [3, 1]
 
 
 def test_a_batch_lingers_unless_it_is_full_or_others_wait_behind_it() -> None:
@@ -335,7 +346,7 @@ def test_too_large_a_batch_is_split_and_fills_the_same_sequences() -> None:
     mine.fail(behind, OUT_OF_ORDER, 0, 0)
     again = take_all(mine)
     assert [values(each) for each in again] == [["a"], ["b", "c"], ["d"]]
-    assert [each.tickets for each in again] == [["a"], ["b", "c"], ["d"]]
+    assert [each.contents.tickets for each in again] == [["a"], ["b", "c"], ["d"]]
     assert sequences(*again) == [(0, 1), (0, 2), (0, 4)]
     mine.acknowledge(again[0], 10)
     assert mine.fail(again[1], TOO_LARGE, 0, 0) == []
@@ -348,6 +359,46 @@ def test_too_large_a_record_fails() -> None:
     batches(mine, "a")
     (outcome,) = mine.fail(mine.take(ORDERS), TOO_LARGE, 0, 0)
     assert outcome.error is TOO_LARGE
+
+
+def test_a_section_takes_its_place_among_records_and_as_many_sequences_as_it_has_records() -> None:
+    mine = accumulator(linger_ms=1_000_000)
+    known(mine)
+    put(mine, "a")
+    put_section(mine, "b", "c", "d")
+    put(mine, "e")
+    mine.seal()
+    taken = take_all(mine)
+    assert [values(each) for each in taken] == [["a"], ["b", "c", "d"], ["e"]]
+    assert sequences(*taken) == [(0, 1), (0, 2), (0, 5)]
+
+
+def test_a_section_that_is_too_large_is_not_split_and_the_sequence_goes_on_without_it() -> None:
+    mine = accumulator()
+    known(mine)
+    put_section(mine, "a", "b")
+    put_section(mine, "c")
+    large, behind = take_all(mine)
+    (outcome,) = mine.fail(large, KafkaError(ErrorCode.message_too_large, "says the broker"), 0, 0)
+    assert outcome.error is not None
+    size = len(large.data)
+    assert re.search(rf"{size} bytes.*2 records.*batch\.size.*says the broker", str(outcome.error))
+    mine.fail(behind, OUT_OF_ORDER, 0, 0)
+    (again,) = take_all(mine)
+    assert (values(again), sequences(again)) == (["c"], [(1, 0)])
+
+
+def test_a_section_that_may_be_written_is_not_written_again_under_another_epoch() -> None:
+    mine = accumulator()
+    known(mine)
+    batches(mine, "a")
+    put_section(mine, "b", "c")
+    refused, lost = take_all(mine)
+    mine.fail(refused, KafkaError(ErrorCode.invalid_record, "no"), 0, 0)
+    (given_up,) = mine.fail(lost, LOST, 0, 0)
+    assert given_up.batch is lost
+    assert given_up.error is LOST
+    assert mine.has_room(10_000)
 
 
 def test_what_waits_too_long_is_given_up() -> None:
@@ -390,7 +441,7 @@ def test_everything_that_waits_can_be_abandoned() -> None:
 
 
 def values_of(outcome: Outcome) -> list[str]:
-    return list(outcome.batch.tickets)
+    return [value for ticket in outcome.batch.contents.tickets for value in ticket.split()]
 
 
 # The whole, against a broker that keeps Kafka's rules
@@ -439,7 +490,7 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
         fate = chance.random() * (10 / faults)
         if fate < 0.4:
             return KafkaError(ErrorCode.not_enough_replicas)
-        if fate < 0.5 and len(batch.records) > 1:
+        if fate < 0.5 and batch.contents.count > 1:
             return TOO_LARGE
         if fate < 0.55:
             return KafkaError(ErrorCode.invalid_record)
@@ -454,7 +505,8 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
     while now_ms < 3_000 or not mine.is_empty:
         now_ms += chance.randrange(1, 8)
         if sent < 300 and chance.random() < 0.7:
-            put(mine, *(f"{sent + number:05d}" for number in range(3)), now_ms=now_ms)
+            add = put_section if chance.random() < 0.3 else put
+            add(mine, *(f"{sent + number:05d}" for number in range(3)), now_ms=now_ms)
             sent += 3
         outcomes += mine.expire(now_ms)
         while mine.ready(now_ms) and chance.random() < 0.8:
@@ -467,15 +519,15 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
             else:
                 outcomes += mine.fail(batch, answer, now_ms, now_ms + 5)
 
-    tickets = [ticket for outcome in outcomes for ticket in outcome.batch.tickets]
+    tickets = [value for outcome in outcomes for value in values_of(outcome)]
     assert sorted(tickets) == [f"{number:05d}" for number in range(sent)]
     assert len(leader.log) == len(dict.fromkeys(leader.log)), "a record was written twice"
     assert leader.log == sorted(leader.log), "records changed their order"
     for outcome in outcomes:
         if outcome.error is None:
             start = outcome.base_offset
-            assert leader.log[start : start + len(outcome.batch.tickets)] == outcome.batch.tickets
+            assert leader.log[start : start + outcome.batch.contents.count] == values_of(outcome)
         elif not outcome.batch.may_be_written:
-            assert not set(outcome.batch.tickets) & set(leader.log), "a record said to be refused was written"
+            assert not set(values_of(outcome)) & set(leader.log), "a record said to be refused was written"
     assert mine.has_room(10_000), "memory was not given back"
     assert len(leader.log) > sent // 4

@@ -17,6 +17,7 @@ from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 from support.scripted_broker import NODE, Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
+from support.scripted_cluster import ScriptedCluster, message, run
 
 ORDERS = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)
@@ -302,6 +303,292 @@ def test_an_offset_below_zero_is_refused() -> None:
             fetcher.assign({ORDERS: -1})
 
     with_fetcher(test, in_turn([]))
+
+
+# Bounded reads
+
+
+def fetches(broker: ScriptedBroker) -> list[dict[int, int]]:
+    """What each fetch asked for: offsets by partition."""
+    return [
+        {part.partition: part.fetch_offset for topic in each.request.topics for part in topic.partitions}
+        for each in broker.asked
+        if each.api is ApiKey.FETCH
+    ]
+
+
+async def read_all(fetcher: Fetcher) -> list[Fetched]:
+    taken: list[Fetched] = []
+    while not fetcher.is_finished:
+        taken += await fetcher.next(1_000)
+    return taken
+
+
+async def a_while() -> None:
+    """Long enough for a fetch that should not be to reach the broker."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+
+
+def test_a_partition_that_was_read_to_its_end_is_not_asked_for_any_more() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0, OTHER: 4}, until={ORDERS: 2, OTHER: 6})
+        taken = await read_all(fetcher)
+        assert [(each.partition, values(each), each.next_offset) for each in taken] == [
+            (ORDERS, ["a", "b"], 2),
+            (OTHER, ["c"], 5),
+            (OTHER, ["d"], 6),
+        ]
+        assert (fetcher.position(ORDERS), fetcher.position(OTHER)) == (2, 6)
+        await a_while()
+        assert fetches(broker) == [{0: 0, 1: 4}, {1: 5}]
+
+    both = {0: {"records": batch(0, "a", "b")}, 1: {"records": batch(4, "c")}}
+    with_fetcher(
+        test,
+        in_turn(
+            [lambda asked: answer(asked, both), lambda asked: answer(asked, {1: {"records": batch(5, "d")}})]
+        ),
+    )
+
+
+def test_a_batch_around_the_end_is_handed_out_and_nothing_behind_it() -> None:
+    damaged = bytearray(batch(4, "e"))
+    damaged[-2] ^= 1
+
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0}, until={ORDERS: 3})
+        (fetched,) = await read_all(fetcher)
+        assert [each.base_offset for each in fetched.batches] == [0, 2]
+        assert (fetched.next_offset, fetched.error) == (3, None)
+
+    with_fetcher(test, in_turn([gives(batch(0, "a", "b"), batch(2, "c", "d"), bytes(damaged))]))
+
+
+def test_a_read_that_ends_where_it_begins_asks_for_nothing() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 3, OTHER: 9}, until={ORDERS: 3, OTHER: 5})
+        assert fetcher.is_finished
+        await a_while()
+        assert fetches(broker) == []
+
+    with_fetcher(test, in_turn([]))
+
+
+@pytest.mark.parametrize("isolation_level", [READ_UNCOMMITTED, READ_COMMITTED])
+def test_a_gap_before_the_end_is_passed_over_when_the_log_is_known_to_go_on_behind_it(
+    isolation_level: int,
+) -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0}, until={ORDERS: 10})
+        taken = await read_all(fetcher)
+        assert [(values(each), each.position, each.next_offset) for each in taken] == [
+            (["a"], 0, 1),
+            ([], 1, 10),
+        ]
+        await a_while()
+        assert fetches(broker) == [{0: 0}, {0: 1}]
+        # What is to be read is there: nobody needs to wait for it.
+        assert [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH] == [0, 0]
+
+    with_fetcher(test, in_turn([gives(batch(0, "a")), gives()]), isolation_level=isolation_level)
+
+
+@pytest.mark.parametrize(
+    ("isolation_level", "marks"),
+    [
+        (READ_UNCOMMITTED, {"high_watermark": 9, "last_stable_offset": 9}),
+        (READ_COMMITTED, {"high_watermark": 100, "last_stable_offset": 9}),
+    ],
+)
+def test_what_is_not_readable_yet_is_waited_for(isolation_level: int, marks: Tree) -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 9}, until={ORDERS: 10})
+        taken = await read_all(fetcher)
+        assert [(values(each), each.next_offset) for each in taken] == [(["j"], 10)]
+        asked = [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH]
+        assert asked == [0, 500, 500]
+
+    with_fetcher(
+        test,
+        in_turn([gives(**marks), gives(**marks), gives(batch(9, "j"))]),
+        isolation_level=isolation_level,
+    )
+
+
+def test_an_answer_that_others_have_filled_says_nothing_of_those_behind_them() -> None:
+    """A byte limit leaves the last partitions of an answer empty, whatever their logs hold."""
+
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0, OTHER: 0}, until={ORDERS: 5, OTHER: 5})
+        taken = await read_all(fetcher)
+        assert [(each.partition, values(each), each.next_offset) for each in taken] == [
+            (ORDERS, ["a"], 1),
+            (OTHER, ["b"], 1),
+            (ORDERS, [], 5),
+            (OTHER, [], 5),
+        ]
+        assert fetches(broker) == [{0: 0, 1: 0}, {1: 0, 0: 1}, {0: 1, 1: 1}]
+
+    with_fetcher(
+        test,
+        in_turn(
+            [
+                gives(batch(0, "a")),
+                lambda asked: answer(asked, {1: {"records": batch(0, "b")}}),
+                lambda asked: answer(asked),
+            ]
+        ),
+    )
+
+
+def test_a_partition_of_which_nothing_is_told_is_asked_for_again() -> None:
+    def throttled(asked: Asked) -> Answer:
+        return {**answer(asked), "responses": []}
+
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0}, until={ORDERS: 1})
+        assert [values(each) for each in await read_all(fetcher)] == [["a"]]
+
+    with_fetcher(test, in_turn([throttled, gives(batch(0, "a"))]))
+
+
+def test_a_seek_keeps_the_end_and_an_end_of_its_own_needs_an_offset() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0}, until={ORDERS: 2})
+        await read_all(fetcher)
+        fetcher.seek(ORDERS, 1)
+        assert not fetcher.is_finished
+        assert [values(each) for each in await read_all(fetcher)] == [["b"]]
+        with pytest.raises(ValueError, match="orders-1 has an end and no offset"):
+            fetcher.add({ORDERS: 0}, until={OTHER: 4})
+
+    with_fetcher(test, lambda asked: gives(batch(0, "a", "b"))(asked))
+
+
+async def waits_for_ever_at_100(asked: Asked) -> Answer:
+    offset = asked.request.topics[0].partitions[0].fetch_offset
+    if offset == 100:
+        await asyncio.Event().wait()
+    return gives(batch(offset, f"at {offset}"))(asked)
+
+
+async def waits_at_the_broker(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+    fetcher.assign({ORDERS: 100})
+    while not broker.count(ApiKey.FETCH):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("leave", [lambda it: it.assign({ORDERS: 50}), lambda it: it.seek(ORDERS, 50)])
+def test_a_long_poll_that_nobody_wants_any_more_keeps_nobody_waiting(
+    leave: Callable[[Fetcher], None],
+) -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        await waits_at_the_broker(broker, fetcher)
+        leave(fetcher)
+        assert (await take(fetcher)).position == 50
+        assert len({each.connection for each in broker.asked if each.api is ApiKey.FETCH}) == 2
+
+    with_fetcher(test, waits_for_ever_at_100)
+
+
+def test_a_long_poll_of_a_fetcher_that_is_closed_does_not_keep_the_next_one_waiting() -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            ScriptedBroker({ApiKey.FETCH: waits_for_ever_at_100}, topics={"orders": 2}) as broker,
+            Cluster(broker.bootstrap, retry_backoff_ms=1) as cluster,
+        ):
+            async with Fetcher(cluster) as first:
+                await waits_at_the_broker(broker, first)
+            async with Fetcher(cluster) as second:
+                second.assign({ORDERS: 50})
+                assert (await take(second)).position == 50
+
+    asyncio.run(main())
+
+
+def test_a_long_poll_that_is_wanted_for_one_of_its_partitions_stays() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0, OTHER: 0})
+        while not broker.count(ApiKey.FETCH):
+            await asyncio.sleep(0)
+        fetcher.remove([ORDERS])
+        release.set()
+        assert (await take(fetcher)).partition == OTHER
+        assert broker.connections == connections
+
+    connections = 2
+    release = asyncio.Event()
+
+    async def slowly(asked: Asked) -> Answer:
+        await release.wait()
+        return answer(asked, {1: {"records": batch(0, "a")}})
+
+    with_fetcher(test, slowly)
+
+
+def test_of_two_leaders_that_were_asked_the_faster_one_is_heard() -> None:
+    """A partition moves while the old leader's answer is on its way: nothing may be handed out twice, or be lost."""
+
+    class Moving(ScriptedCluster):
+        leader = 1
+
+        def known_leader_of(self, partition: TopicPartition) -> int:
+            return self.leader
+
+        async def call(self, node_id: int | None, api: ApiKey, tree: Any, **_: Any) -> Message:
+            offset = tree["topics"][0]["partitions"][0]["fetch_offset"]
+            data = build_batch([Record(value=b"%d" % (offset + n)) for n in range(2)], base_offset=offset)
+            await asyncio.sleep(0.3 if node_id == 1 else 0.1)
+            found = message(self._fetched(data))
+            assert isinstance(found, Message)
+            return found
+
+    async def scenario() -> None:
+        cluster = Moving()
+        async with Fetcher(cluster) as fetcher:
+            here = TopicPartition("t", 0)
+            fetcher.assign({here: 0}, until={here: 6})
+            await asyncio.sleep(0.05)
+            cluster.leader = 2
+            fetcher.resume([here])
+            await asyncio.sleep(1)
+            read = [value for each in await read_all(fetcher) for value in values(each)]
+            assert read == ["0", "1", "2", "3", "4", "5"]
+
+    run(scenario)
+
+
+def test_an_answer_that_makes_no_sense_is_told_and_not_asked_for_for_ever() -> None:
+    class Senseless(ScriptedCluster):
+        async def call(self, *_: Any, **__: Any) -> Message:
+            self.fetches += 1
+            await asyncio.sleep(0.01)
+            return Message(error_code=0)
+
+    async def scenario() -> None:
+        cluster = Senseless()
+        async with Fetcher(cluster) as fetcher:
+            fetcher.assign({TopicPartition("t", 0): 0})
+            error = (await take(fetcher)).error
+            assert error is not None
+            assert "what node 1 sent: AttributeError" in str(error)
+            await asyncio.sleep(1)
+            assert cluster.fetches == 1
+
+    run(scenario)
+
+
+def test_a_fetch_that_is_taken_back_before_it_began_leaves_room_for_the_next() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        fetcher.assign({ORDERS: 0})
+        fetcher.seek(ORDERS, 7)
+        assert (await take(fetcher)).position == 7
+        assert fetches(broker)[0] == {0: 7}
+
+    with_fetcher(test, in_turn([gives(batch(7, "a"))]))
 
 
 # What is in an answer

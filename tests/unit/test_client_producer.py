@@ -9,7 +9,7 @@ import pytest
 from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
 from moldau.client.producer import Producer
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.build import Section, build_batch
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
@@ -130,7 +130,7 @@ def test_what_is_not_delivered_in_time_fails_with_the_reason() -> None:
             await sent
         assert len(batches(broker)) > 1
 
-    with_producer(test, {ApiKey.PRODUCE: refuse(ErrorCode.not_enough_replicas)}, delivery_timeout_ms=50)
+    with_producer(test, {ApiKey.PRODUCE: refuse(ErrorCode.not_enough_replicas)}, delivery_timeout_ms=1_000)
 
 
 def test_a_leader_that_is_away_is_the_reason_told() -> None:
@@ -284,7 +284,7 @@ def test_a_batch_that_cannot_be_built_fails_and_others_go_on(monkeypatch: pytest
             raise ZeroDivisionError
         return build_batch(records, **settings)
 
-    monkeypatch.setattr("moldau.client.accumulator.build_batch", build)
+    monkeypatch.setattr("moldau.client.batch_contents.build_batch", build)
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         await (await producer.send("orders", b"good"))
@@ -421,3 +421,61 @@ def test_without_acknowledgements_the_socket_holds_the_producer_back() -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"acks|compression"):
         Producer("127.0.0.1:9092", **settings)
+
+
+# Sections
+
+
+def section_of(*values: bytes) -> Section:
+    records = [Record(timestamp=number, value=value) for number, value in enumerate(values)]
+    return Section(Batch(build_batch(records)).section, len(values), 0, len(values) - 1)
+
+
+def test_a_section_is_sent_again_under_its_sequence_when_the_connection_is_lost() -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        first = await producer.send_section("orders", 0, section_of(b"a", b"b"))
+        assert (await first).offset == 0
+        await (await producer.send_section("orders", 0, section_of(b"c")))
+        sent = batches(broker)
+        assert [(each.base_sequence, each.count) for each in sent] == [(0, 2), (0, 2), (2, 1)]
+        assert all(each.checksum_is_right() for each in sent)
+        assert bytes(sent[0].data) == bytes(sent[1].data)
+
+    with_producer(test, {ApiKey.PRODUCE: in_turn([lambda _: HangUp])})
+
+
+def test_a_section_does_not_linger_and_what_was_sent_before_it_leaves_first() -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        record = await producer.send("orders", b"a")
+        section = await producer.send_section("orders", 0, section_of(b"b"))
+        await asyncio.gather(record, section)
+        assert [each.base_sequence for each in batches(broker)] == [0, 1]
+
+    with_producer(test, {ApiKey.PRODUCE: answer}, linger_ms=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        (Section(b"", 0, 0, 0), "at least one record"),
+        (Section(b"x", 1, -1, 0), "milliseconds since 1970"),
+        (Section(b"x", 1, 0, 2**63), "milliseconds since 1970"),
+        (Section(b"x", 1, 0, 0, 9), "not the number of a codec"),
+    ],
+)
+def test_a_section_that_cannot_be_is_refused(section: Section, complaint: str) -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        with pytest.raises(ValueError, match=complaint):
+            await producer.send_section("orders", 0, section)
+
+    with_producer(test, {})
+
+
+def test_a_section_that_no_request_could_carry_is_refused_with_the_way_out() -> None:
+    async def test(broker: ScriptedBroker, producer: Producer) -> None:
+        with pytest.raises(KafkaError, match=r"max_request_size is 500.*batch\.size.*max\.request\.size"):
+            await producer.send_section("orders", 0, section_of(b"x" * 500))
+        with pytest.raises(KafkaError, match="has 1 partitions, and 1 is none"):
+            await producer.send_section("orders", 1, section_of(b"x"))
+
+    with_producer(test, {}, max_request_size=500)

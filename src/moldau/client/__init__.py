@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RebalanceInProgressError,
     )
     from moldau.client.errors import (
+        AuthenticationError,
         ClientClosedError,
         ConnectionLostError,
         ErrorCode,
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from moldau.client.positions import OffsetAndMetadata
     from moldau.client.producer import Producer, RecordMetadata
     from moldau.client.record import ConsumerRecord, TopicPartition
+    from moldau.client.security import Security
 
 __all__ = [
     "Admin",
+    "AuthenticationError",
     "ClientClosedError",
     "Cluster",
     "CommitFailedError",
@@ -48,11 +51,13 @@ __all__ = [
     "RebalanceInProgressError",
     "RecordMetadata",
     "RequestTimedOutError",
+    "Security",
     "TopicPartition",
 ]
 
 _HOMES = {
     "Admin": "admin",
+    "AuthenticationError": "errors",
     "ClientClosedError": "errors",
     "Cluster": "cluster",
     "CommitFailedError": "consumer_errors",
@@ -69,6 +74,7 @@ _HOMES = {
     "RebalanceInProgressError": "consumer_errors",
     "RecordMetadata": "producer",
     "RequestTimedOutError": "errors",
+    "Security": "security",
     "TopicPartition": "record",
 }
 

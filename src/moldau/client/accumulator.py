@@ -1,5 +1,5 @@
-"""The producer's memory: records in batches per partition, their sequences, what may leave when, and what to do when
-it failed. It decides and never waits; `producer.py` does the sending.
+"""The producer's memory: batches per partition, their sequences, what may leave when, and what to do when it failed. It
+decides and never waits; `producer.py` does the sending.
 
 Order is kept with several batches of a partition under way. The broker refuses a sequence that leaves a gap, so once
 one batch has failed those behind it fail too; all are sent again in their order when no answer is outstanding.
@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from moldau.client.batch_contents import Contents, Identity, Records, WholeSection, record_size
 from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
 from moldau.client.record import TopicPartition
-from moldau.records.batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_LIMIT
-from moldau.records.build import NO_PRODUCER_EPOCH, build_batch
+from moldau.records.batch import HEADER_SIZE, NO_SEQUENCE, SEQUENCE_LIMIT
+from moldau.records.build import Section
 from moldau.records.compression import NONE
 from moldau.records.record import Record
 
@@ -48,28 +49,20 @@ _NOT_WRITTEN = (
 )
 """Refusals from before anything is written. After any other error, NOT_LEADER_OR_FOLLOWER too, it may be in the log."""
 
-_RECORD_OVERHEAD = 12
-"""Of lengths, attributes and deltas: an estimate, a little more than most records need."""
-_HEADER_OVERHEAD = 3
-
-
-class Identity(NamedTuple):
-    producer_id: int = NO_PRODUCER_ID
-    epoch: int = NO_PRODUCER_EPOCH
+__all__ = ["EPOCH_MAX", "Accumulator", "Identity", "Outcome", "ProducerBatch", "record_size"]
 
 
 @dataclass(slots=True, eq=False)
 class ProducerBatch:
-    """Records that travel together. A ticket is whatever the caller wants back with a record's outcome."""
+    """Records that travel together."""
 
     partition: TopicPartition
     order: tuple[int, ...]
     """Its place among all batches of the producer; the halves of a split one share its first number."""
     created_ms: int
-    records: list[Record] = field(default_factory=list)
-    tickets: list[Any] = field(default_factory=list)
-    size: int = HEADER_SIZE
-    """In bytes, uncompressed, about."""
+    contents: Contents
+    size: int
+    """In bytes, about: of records uncompressed, of a section as it is."""
     is_full: bool = False
     identity: Identity | None = None
     base_sequence: int = NO_SEQUENCE
@@ -152,23 +145,42 @@ class Accumulator:
 
     def append(self, partition: TopicPartition, record: Record, size: int, ticket: Any, now_ms: int) -> bool:
         """Puts a record (with its `record_size`) into a batch; says whether there may be something new to send."""
-        queue = self._queues.get(partition)
-        if queue is None:
-            queue = self._queues[partition] = _Queue(self._identity)
+        queue = self._queue(partition)
         batch = self._open_batch(queue, size)
         is_new = batch is None
         if batch is None:
-            if queue.waiting:
-                queue.waiting[-1].is_full = True
-            self._last_number += 1
-            batch = ProducerBatch(partition, (self._last_number,), now_ms)
-            queue.waiting.append(batch)
-        batch.records.append(record)
-        batch.tickets.append(ticket)
+            batch = self._begin(queue, partition, Records(self._compression), now_ms)
+        assert isinstance(batch.contents, Records), "a section is never open"
+        batch.contents.records.append(record)
+        batch.contents.tickets.append(ticket)
         batch.size += size
         batch.is_full = batch.size >= self._batch_size
         self._used_bytes += size
         return is_new or batch.is_full
+
+    def append_section(self, partition: TopicPartition, section: Section, ticket: Any, now_ms: int) -> None:
+        """Puts a section behind what is there, as a batch that is full."""
+        contents = WholeSection(section, ticket)
+        batch = self._begin(self._queue(partition), partition, contents, now_ms)
+        batch.is_full = True
+        self._used_bytes += contents.size
+
+    def _queue(self, partition: TopicPartition) -> _Queue:
+        queue = self._queues.get(partition)
+        if queue is None:
+            queue = self._queues[partition] = _Queue(self._identity)
+        return queue
+
+    def _begin(
+        self, queue: _Queue, partition: TopicPartition, contents: Contents, now_ms: int
+    ) -> ProducerBatch:
+        if queue.waiting:
+            queue.waiting[-1].is_full = True
+        self._last_number += 1
+        size = HEADER_SIZE + contents.size
+        batch = ProducerBatch(partition, (self._last_number,), now_ms, contents, size)
+        queue.waiting.append(batch)
+        return batch
 
     def _open_batch(self, queue: _Queue, size: int) -> ProducerBatch | None:
         last = queue.waiting[-1] if queue.waiting else None
@@ -257,16 +269,10 @@ class Accumulator:
         if is_new_in_sequence:
             writer, sequence = queue.identity, queue.next_sequence
         if not batch.data:
-            batch.data = build_batch(
-                batch.records,
-                compression=self._compression,
-                producer_id=writer.producer_id,
-                producer_epoch=writer.epoch,
-                base_sequence=sequence,
-            )
+            batch.data = batch.contents.build(writer, sequence)
         if is_new_in_sequence:
             batch.identity, batch.base_sequence = writer, sequence
-            queue.next_sequence = (sequence + len(batch.records)) % SEQUENCE_LIMIT
+            queue.next_sequence = (sequence + batch.contents.count) % SEQUENCE_LIMIT
         batch.attempts += 1
         queue.in_flight.append(queue.waiting.pop(0))
         return batch
@@ -306,9 +312,13 @@ class Accumulator:
             queue.must_restart = queue.must_restart or is_first
             queue.not_before_ms = retry_at_ms
             insort(queue.waiting, batch, key=_order)
-        elif error.code in _TOO_LARGE and len(batch.records) > 1 and not batch.may_be_written:
-            for half in _halves(batch):
-                insort(queue.waiting, half, key=_order)
+        elif error.code in _TOO_LARGE:
+            halves = None if batch.may_be_written else batch.contents.halves()
+            if halves is None:
+                outcomes.append(self._give_up(queue, batch, batch.contents.too_large(error)))
+            else:
+                for half in _in_place_of(batch, halves):
+                    insort(queue.waiting, half, key=_order)
         elif error.is_retriable:
             queue.not_before_ms = retry_at_ms
             insort(queue.waiting, batch, key=_order)
@@ -389,34 +399,25 @@ class Accumulator:
 _NEVER = 2**63
 
 
-def record_size(record: Record) -> int:
-    """About how many bytes a record takes in a batch."""
-    size = _RECORD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
-    for name, value in record.headers:
-        size += _HEADER_OVERHEAD + len(name) + len(value or b"")
-    return size
-
-
 def _order(batch: ProducerBatch) -> tuple[int, ...]:
     return batch.order
 
 
-def _halves(batch: ProducerBatch) -> Iterator[ProducerBatch]:
+def _in_place_of(batch: ProducerBatch, halves: tuple[Contents, Contents]) -> Iterator[ProducerBatch]:
     """Two batches in the place of one that was refused for its size: together they fill its range of sequences."""
-    middle = len(batch.records) // 2
-    for number, (start, end) in enumerate([(0, middle), (middle, len(batch.records))]):
-        records = batch.records[start:end]
-        sequence = batch.base_sequence
+    sequence = batch.base_sequence
+    for number, contents in enumerate(halves):
         yield ProducerBatch(
             batch.partition,
             (*batch.order, number),
             batch.created_ms,
-            records,
-            batch.tickets[start:end],
-            size=HEADER_SIZE + sum(map(record_size, records)),
+            contents,
+            size=HEADER_SIZE + contents.size,
             is_full=True,
             identity=batch.identity,
-            base_sequence=sequence if sequence == NO_SEQUENCE else (sequence + start) % SEQUENCE_LIMIT,
+            base_sequence=sequence,
             attempts=batch.attempts,
             last_error=batch.last_error,
         )
+        if sequence != NO_SEQUENCE:
+            sequence = (sequence + contents.count) % SEQUENCE_LIMIT

@@ -15,6 +15,8 @@ from moldau.client.metadata import NO_LEADER, BrokerInfo, Metadata, PartitionInf
 from moldau.client.nodes import Address, Nodes, shared
 from moldau.client.record import TopicPartition
 from moldau.client.retries import Backoff, Retry
+from moldau.client.securing import Securing
+from moldau.client.security import Security
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -56,8 +58,10 @@ class Cluster:
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 1_000,
         metadata_max_age_ms: int = 300_000,
+        security: Security | None = None,
     ) -> None:
-        """`bootstrap` is `host:port`, several of them with commas between, or a list."""
+        """`bootstrap` is `host:port`, several of them with commas between, or a list. Raises ValueError also where
+        `security` names files that are of no use."""
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
         self.random = random or _system_random()
@@ -66,7 +70,11 @@ class Cluster:
         self.retry_backoff_max_ms = retry_backoff_max_ms
         self.metadata_max_age_ms = metadata_max_age_ms
         self._nodes = Nodes(
-            parse_bootstrap(bootstrap), client_id=client_id, random=self.random, timeout_ms=request_timeout_ms
+            parse_bootstrap(bootstrap),
+            client_id=client_id,
+            random=self.random,
+            timeout_ms=request_timeout_ms,
+            securing=None if security is None else Securing(security, self.random),
         )
         self._metadata = Metadata()
         self._tracked: dict[str, int] = {}
@@ -85,12 +93,15 @@ class Cluster:
         if self._keeping_fresh is not None:
             return
         retry = self.retry()
+        failure: KafkaError | None = None
         while True:
             try:
                 await self.refresh(timeout_ms=retry.left_ms)
                 break
             except KafkaError as error:
-                await retry.after(error)
+                # An attempt for which too little time is left knows less than those before it.
+                failure = failure if failure and isinstance(error, RequestTimedOutError) else error
+                await retry.after(failure)
         if self._keeping_fresh is not None:
             return
         self._keeping_fresh = asyncio.get_running_loop().create_task(
@@ -150,6 +161,11 @@ class Cluster:
         except KafkaError:
             if not connection.is_open:
                 self.note_failure(connection)
+            raise
+        except asyncio.CancelledError:
+            if api is ApiKey.FETCH:
+                # It waits at the broker, and whoever comes next on this connection would wait with it.
+                connection.close_if_deserted()
             raise
 
     async def connection(
@@ -435,4 +451,5 @@ def _parse_address(text: str) -> Address:
 
 
 def _system_random() -> random.Random:
-    return random.Random()
+    # Of a kind that nobody can foresee: nonces are made with it.
+    return random.SystemRandom()

@@ -9,7 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from moldau import __version__
 from moldau.client.errors import (
@@ -19,6 +19,7 @@ from moldau.client.errors import (
     RequestTimedOutError,
     check,
 )
+from moldau.client.securing import SASL_IS_MISSING, TLS_IS_MISSING, Securing, lost
 from moldau.client.versions import VERSIONS, Versions, choose
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -35,6 +36,8 @@ _CODE = struct.Struct(">h")
 _HEADER = struct.Struct(">hhih")
 _BUFFER_BYTES = 64 * 1024
 _CORRELATION_LIMIT = 2**31
+_LIFETIME_USED = 0.85
+"""The part of a session's time after which it is not used any more."""
 
 
 @dataclass(slots=True)
@@ -60,6 +63,11 @@ class Connection:
         self._correlation_id = 0
         self._waiting: deque[_Waiting] = deque()
         self._end: str | None = None
+        self._suspicion = ""
+        """What may be wrong if the broker hangs up now: so they treat those who do not begin as they must."""
+        self._is_leaving = False
+        self.renew_at: float | None = None
+        """Loop time from which on another connection should be used: soon after, the broker wants a new proof."""
         self._may_write = asyncio.Event()
         self._may_write.set()
 
@@ -72,19 +80,30 @@ class Connection:
         client_id: str = "moldau",
         timeout_ms: int = 30_000,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        securing: Securing | None = None,
     ) -> "Connection":
-        """Connects and agrees on versions; raises ConnectionLostError or RequestTimedOutError."""
+        """Connects, agrees on versions and authenticates; raises ConnectionLostError, RequestTimedOutError or
+        AuthenticationError."""
         connection = cls(host, port, client_id)
+        connection._suspicion = TLS_IS_MISSING if securing is None else securing.suspicion
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await loop.create_connection(lambda: _Frames(connection, frame_bytes_max), host, port)
+                await loop.create_connection(
+                    lambda: _Frames(connection, frame_bytes_max),
+                    host,
+                    port,
+                    ssl=None if securing is None else securing.tls,
+                )
                 await connection._learn_versions(timeout_ms)
+                if securing is not None:
+                    await connection._authenticate(securing, timeout_ms)
         except TimeoutError:
             connection._fail("it took too long to connect")
             raise RequestTimedOutError(f"no connection to {host}:{port} within {timeout_ms} ms") from None
         except OSError as error:
-            raise ConnectionLostError(f"no connection to {host}:{port}: {error}") from None
+            text = f"no connection to {host}:{port}: {error or type(error).__name__}"
+            raise lost(text if error.errno else text + connection._suspicion, error) from None
         except BaseException:
             connection._fail("it could not be set up")
             raise
@@ -104,6 +123,17 @@ class Connection:
 
     def close(self) -> None:
         self._fail("this client has closed it")
+
+    def close_when_answered(self) -> None:
+        """Closes it as soon as no answer is outstanding; nothing more is to be sent."""
+        self._is_leaving = True
+        if not self._waiting:
+            self.close()
+
+    def close_if_deserted(self) -> None:
+        """Closes it if answers are outstanding and nobody waits for any of them."""
+        if self._waiting and all(each.answer.done() for each in self._waiting):
+            self.close()
 
     # Requests
 
@@ -139,9 +169,17 @@ class Connection:
             version = choose(ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: Versions(0, 0)} | offered)
             answer = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
         check(answer.error_code, f"{self} does not say which versions it has")
+        self._suspicion = SASL_IS_MISSING
         self.versions = {
             each.api_key: Versions(each.min_version, each.max_version) for each in answer.api_keys
         }
+
+    async def _authenticate(self, securing: Securing, timeout_ms: int) -> None:
+        if securing.sasl is not None:
+            self._suspicion = ""
+        lifetime_ms = await securing.authenticate(self, timeout_ms)
+        if lifetime_ms > 0:
+            self.renew_at = asyncio.get_running_loop().time() + lifetime_ms * _LIFETIME_USED / 1000
 
     def _send(
         self, api: ApiKey, version: int, tree: Mapping[str, Any], timeout_ms: int
@@ -206,13 +244,24 @@ class Connection:
         waiting.timer.cancel()
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
+        if waiting.api is not ApiKey.API_VERSIONS:
+            self._suspicion = ""
+        if self._is_leaving and not self._waiting:
+            self.close()
 
     def _give_up_on(self, reason: str) -> None:
         """The other side does not keep to the protocol, which no retry mends: somebody should know."""
+        reason += self._suspicion
         _log.error("the broker does not keep to the protocol", broker=str(self), why=reason)
         self._fail(reason)
 
-    def _fail(self, reason: str) -> None:
+    def _lost(self, cause: Exception | None) -> None:
+        if cause is None:
+            self._fail(f"the broker closed it{self._suspicion}")
+        else:
+            self._fail(f"the broker closed it ({cause}){self._suspicion}", cause)
+
+    def _fail(self, reason: str, cause: Exception | None = None) -> None:
         """Ends the connection; whoever waits for an answer hears of it."""
         if self._end is None:
             self._end = reason
@@ -222,10 +271,8 @@ class Connection:
         while self._waiting:
             waiting = self._waiting.popleft()
             waiting.timer.cancel()
-            error = ConnectionLostError(
-                f"the connection to {self} ended before {waiting.api.name} was answered: {reason}"
-            )
-            _raise_in(waiting.answer, error)
+            text = f"the connection to {self} ended before {waiting.api.name} was answered: {reason}"
+            _raise_in(waiting.answer, lost(text, cause))
 
 
 def _read_answer(frame: memoryview, api: ApiKey, version: int) -> Message:
@@ -263,11 +310,11 @@ class _Frames(asyncio.BufferedProtocol):
         self._filled = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._connection._connected(transport)
+        # Not asserted, for uvloop's transports are no subclasses.
+        self._connection._connected(cast(asyncio.Transport, transport))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._connection._fail(f"the broker closed it{f' ({error})' if error else ''}")
+        self._connection._lost(error)
 
     def pause_writing(self) -> None:
         self._connection._may_write.clear()

@@ -4,6 +4,7 @@ from moldau.wire.kio import ErrorCode
 
 __all__ = [
     "COORDINATOR_GONE",
+    "AuthenticationError",
     "ClientClosedError",
     "ConnectionLostError",
     "ErrorCode",
@@ -67,6 +68,17 @@ class RequestTimedOutError(KafkaError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.request_timed_out, message)
+
+
+class AuthenticationError(KafkaError):
+    """Client and broker do not trust each other: certificates or passwords are not right, which no retry mends."""
+
+    def __init__(self, message: str, code: int = ErrorCode.sasl_authentication_failed) -> None:
+        super().__init__(code, message)
+
+    @property
+    def is_retriable(self) -> bool:
+        return False
 
 
 class UnsupportedVersionError(KafkaError):

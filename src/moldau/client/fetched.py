@@ -35,7 +35,8 @@ class Fetched(NamedTuple):
     position: int
     """The offset that was asked for: records below it, which a first batch may hold, are not wanted."""
     next_offset: int
-    """Where the next fetch goes on. It may be ahead of the last batch: control records are not handed out."""
+    """Where the next fetch goes on. It may be ahead of the last batch, for control records are not handed out; or
+    inside it, where a bounded read ends."""
     batches: Sequence[Batch]
     high_watermark: int
     last_stable_offset: int
@@ -56,14 +57,20 @@ class Contents(NamedTuple):
 
 
 def read_contents(
-    partition: TopicPartition, answer: Message, position: int, isolation_level: int
+    partition: TopicPartition,
+    answer: Message,
+    position: int,
+    isolation_level: int,
+    until: int | None = None,
 ) -> Contents:
-    """The batches of records from `position` on, up to the first that is damaged."""
+    """The batches of records from `position` on, up to the first that is damaged or the one that reaches `until`."""
     batches: list[Batch] = []
     next_offset, leader_epoch = position, -1
     error: KafkaError | None = None
     try:
         for batch in _whole_batches(answer.records):
+            if until is not None and next_offset >= until:
+                break
             if not batch.checksum_is_right():
                 raise KafkaError(ErrorCode.corrupt_message, f"{batch!r} of {partition} has a wrong checksum")
             if batch.next_offset > next_offset:

@@ -2,13 +2,19 @@
 
 A leader is asked again as soon as what it sent was taken, so the next batches are on their way while the last ones are
 worked on. No more than a limit lies ready, but for what partitions that were paused or leaders that would starve bring
-beyond it. Where reading starts and what is done about an offset that is gone
-is the caller's to decide.
+beyond it. Where reading starts and what is done about an offset that is gone is the caller's to decide.
 
     fetcher = Fetcher(cluster)
     fetcher.assign({TopicPartition("orders", 0): 0})
     for fetched in await fetcher.next(1_000):
         for batch in fetched.batches: ...
+
+A bounded read names the offset at which each partition ends, `until`, and takes what comes while not `is_finished`. The
+last records below that offset may be gone: compacted away, or control records. A leader sends at least one batch of the
+first partition in a request that has any up to the high watermark (with READ_COMMITTED, up to the last stable offset).
+So where nothing comes for a partition, and nothing for those asked for before it, there is nothing, and if that mark
+has reached `until` the partition is done. If it has not, the records are still to come, or a log was cut: the partition
+is asked for until they are there, and how long to wait for that is again the caller's to decide.
 """
 
 import asyncio
@@ -27,6 +33,7 @@ from moldau.client.fetched import (
     read_contents,
 )
 from moldau.client.metadata import NO_LEADER
+from moldau.client.partition_reading import Reading
 from moldau.client.record import TopicPartition
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -41,23 +48,14 @@ _log = get_logger("client.fetcher")
 
 
 @dataclass(slots=True, eq=False)
-class _Reading:
-    """A partition being read. A seek puts a new one in its place, so what comes for the old one is known to be late."""
+class _Fetch:
+    """A request under way to one leader."""
 
-    position: int
-    """The offset to fetch next."""
-    leader_epoch: int = -1
-    """Of the last batch read: by it a leader whose log went another way notices."""
-    is_paused: bool = False
-    is_stopped: bool = False
-    """An error was told, and only a seek goes on from there."""
-    failures: int = 0
-    """In a row."""
-    not_before: float = 0.0
-    """Loop time of the next attempt after a failed one."""
-    ready: Fetched | None = None
-    high_watermark: int = -1
-    log_start_offset: int = -1
+    readings: Mapping[TopicPartition, Reading]
+    bytes_max: int
+    task: "asyncio.Task[None]"
+    is_abandoned: bool = False
+    """Nobody wants its answer any more."""
 
 
 class Fetcher:
@@ -86,9 +84,9 @@ class Fetcher:
         self._isolation_level = isolation_level
         self._lane = lane
         self._backoff = cluster.backoff()
-        self._partitions: dict[TopicPartition, _Reading] = {}
+        self._partitions: dict[TopicPartition, Reading] = {}
         """In the order they are asked for; those that brought something go to the end, so that none starves."""
-        self._fetching: dict[int, asyncio.Task[None]] = {}
+        self._fetching: dict[int, _Fetch] = {}
         """By leader."""
         self._promised_bytes = 0
         """What the answers under way may have."""
@@ -103,19 +101,34 @@ class Fetcher:
     def partitions(self) -> list[TopicPartition]:
         return list(self._partitions)
 
-    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Reads exactly these partitions from now on, each from the given offset."""
-        self.remove(list(self._partitions))
-        self.add(offsets)
+    @property
+    def is_finished(self) -> bool:
+        """Whether every partition was read up to its `until`, and all of that was handed out."""
+        return all(each.is_at_end and each.ready is None for each in self._partitions.values())
 
-    def add(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def assign(
+        self, offsets: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """Reads exactly these partitions from now on, each from the given offset on and, where `until` names it, up to
+        that one, which is not read any more."""
+        self.remove(list(self._partitions))
+        self.add(offsets, until)
+
+    def add(
+        self, offsets: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int] | None = None
+    ) -> None:
         """Reads these partitions too; others are not disturbed."""
+        until = until or {}
+        for partition in until:
+            if partition not in offsets:
+                raise ValueError(f"{partition} has an end and no offset to be read from")
         for partition, offset in offsets.items():
             if partition in self._partitions:
-                self.seek(partition, offset)
+                self._begin(partition, offset, until.get(partition))
             else:
+                reading = Reading(_checked(partition, offset), until.get(partition))
                 self._cluster.track([partition.topic])
-                self._partitions[partition] = _Reading(_checked(partition, offset))
+                self._partitions[partition] = reading
         self._fetch_more()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
@@ -126,19 +139,25 @@ class Fetcher:
         self._fetch_more()
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Goes on from another offset: nothing that was fetched before will be handed out.
+        """Goes on from another offset, up to the same end: nothing that was fetched before will be handed out.
 
         With the leader epoch of the record before the offset a log that was cut since is noticed.
         """
+        self._begin(partition, offset, self._partitions[partition].until, leader_epoch)
+        self._fetch_more()
+
+    def _begin(
+        self, partition: TopicPartition, offset: int, until: int | None, leader_epoch: int = -1
+    ) -> None:
         before = self._partitions[partition]
-        self._partitions[partition] = _Reading(
+        self._partitions[partition] = Reading(
             _checked(partition, offset),
+            until,
             leader_epoch,
             before.is_paused,
             high_watermark=before.high_watermark,
             log_start_offset=before.log_start_offset,
         )
-        self._fetch_more()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Hands out nothing of these until `resume`; what was fetched of them is kept."""
@@ -172,7 +191,7 @@ class Fetcher:
         self._forget_updates()
         if self._timer is not None:
             self._timer.cancel()
-        tasks = list(self._fetching.values())
+        tasks = [fetch.task for fetch in self._fetching.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -193,7 +212,8 @@ class Fetcher:
     async def next(self, timeout_ms: int) -> list[Fetched]:
         """What has been fetched of all partitions that are not paused, waited for; [] when nothing came in time.
 
-        Of each partition there is one entry at most. Records below its `position` are to be skipped.
+        Of each partition there is one entry at most. Records below its `position`, and those at or above the `until`
+        of a bounded read, are to be skipped.
         """
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while not (taken := self.take()):
@@ -222,12 +242,15 @@ class Fetcher:
         """Starts a fetch at every leader that has none under way and whose last answer was taken."""
         if self._is_closed:
             return
+        self._abandon_stale()
         now = asyncio.get_running_loop().time()
         next_attempt: float | None = None
-        by_leader: dict[int, dict[TopicPartition, _Reading]] = {}
+        by_leader: dict[int, dict[TopicPartition, Reading]] = {}
         untaken: dict[int, None] = {}
         for partition, reading in self._partitions.items():
             if reading.is_paused or reading.is_stopped:
+                continue
+            if reading.is_at_end and reading.ready is None:
                 continue
             leader = self._cluster.known_leader_of(partition)
             if reading.ready is not None:
@@ -251,37 +274,59 @@ class Fetcher:
             self._timer.cancel()
         self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._fetch_more)
 
-    def _start_fetch(self, leader: int, readings: Mapping[TopicPartition, _Reading]) -> None:
+    def _start_fetch(self, leader: int, readings: Mapping[TopicPartition, Reading]) -> None:
         room = self._buffered_bytes_max - self._promised_bytes - self._buffered_bytes()
         # Whatever fills the room may stay for long, as paused partitions do: these must not wait for it.
         bytes_max = min(self._max_bytes, max(room, self._partition_max_bytes))
         self._promised_bytes += bytes_max
-        self._fetching[leader] = asyncio.get_running_loop().create_task(
+        task = asyncio.get_running_loop().create_task(
             self._fetch(leader, readings, bytes_max), name=f"fetches from node {leader}"
         )
+        self._fetching[leader] = fetch = _Fetch(readings, bytes_max, task)
+        # A callback and not the end of the coroutine, which a task that is cancelled soon enough never enters.
+        task.add_done_callback(lambda _: self._ended(leader, fetch))
+
+    def _ended(self, leader: int, fetch: _Fetch) -> None:
+        del self._fetching[leader]
+        self._promised_bytes -= fetch.bytes_max
+        # Cancelled by somebody else, the whole client is coming to its end.
+        if fetch.is_abandoned or not fetch.task.cancelled():
+            self._fetch_more()
+
+    def _abandon_stale(self) -> None:
+        """Ends the fetches of which nothing is wanted any more: others would have to wait as long as they do."""
+        for fetch in self._fetching.values():
+            is_wanted = any(
+                self._partitions.get(partition) is reading for partition, reading in fetch.readings.items()
+            )
+            if not is_wanted and not fetch.is_abandoned:
+                fetch.is_abandoned = True
+                fetch.task.cancel()
 
     def _buffered_bytes(self) -> int:
         return sum(each.ready.size for each in self._partitions.values() if each.ready is not None)
 
-    async def _fetch(self, leader: int, readings: Mapping[TopicPartition, _Reading], bytes_max: int) -> None:
+    async def _fetch(self, leader: int, readings: Mapping[TopicPartition, Reading], bytes_max: int) -> None:
+        request = self._request(readings, bytes_max)
         try:
             answer = await self._cluster.call(
                 leader,
                 ApiKey.FETCH,
-                self._request(readings, bytes_max),
+                request,
                 timeout_ms=self._cluster.request_timeout_ms + self._max_wait_ms,
                 lane=self._lane,
             )
-            self._read_answer(answer, readings)
+            self._read_answer(answer, request, readings)
         except KafkaError as error:
             _log.debug("a fetch failed", node=leader, error=error)
-            self._failed(readings, error)
-        finally:
-            del self._fetching[leader]
-            self._promised_bytes -= bytes_max
-        self._fetch_more()
+            self._failed(request, readings, error)
+        except Exception as error:
+            # A bug, here or there: who reads must not wait for ever.
+            _log.exception("an answer to a fetch could not be read", node=leader)
+            told = KafkaError(ErrorCode.unknown_server_error, f"what node {leader} sent: {error!r}")
+            self._failed(request, readings, told)
 
-    def _request(self, readings: Mapping[TopicPartition, _Reading], bytes_max: int) -> dict[str, Any]:
+    def _request(self, readings: Mapping[TopicPartition, Reading], bytes_max: int) -> dict[str, Any]:
         topics: dict[str, list[dict[str, Any]]] = {}
         for partition, reading in readings.items():
             known = self._cluster.partition_info(partition)
@@ -295,7 +340,7 @@ class Fetcher:
                 }
             )
         return {
-            "max_wait": self._max_wait_ms,
+            "max_wait": 0 if any(each.is_there for each in readings.values()) else self._max_wait_ms,
             "min_bytes": self._min_bytes,
             "max_bytes": bytes_max,
             "isolation_level": self._isolation_level,
@@ -303,29 +348,53 @@ class Fetcher:
             "forgotten_topics_data": [],
         }
 
-    def _read_answer(self, answer: Message, readings: Mapping[TopicPartition, _Reading]) -> None:
+    def _asked(
+        self, request: Mapping[str, Any], readings: Mapping[TopicPartition, Reading]
+    ) -> Iterable[tuple[TopicPartition, Reading, bool]]:
+        """The partitions in the order of a request, and whether an answer to it is still wanted for each."""
+        for topic in request["topics"]:
+            for each in topic["partitions"]:
+                partition = TopicPartition(topic["topic"], each["partition"])
+                reading = readings[partition]
+                # After a seek, or if it is not read any more, this is a question of before. The position tells whether
+                # another leader, to which the partition has moved meanwhile, was faster.
+                is_wanted = self._partitions.get(partition) is reading and not reading.is_stopped
+                yield partition, reading, is_wanted and reading.position == each["fetch_offset"]
+
+    def _read_answer(
+        self, answer: Message, request: Mapping[str, Any], readings: Mapping[TopicPartition, Reading]
+    ) -> None:
         if answer.error_code != ErrorCode.none:
             raise KafkaError(answer.error_code, "the fetch as a whole")
-        failed: list[_Reading] = []
-        for topic in answer.responses:
-            for each in topic.partitions:
-                partition = TopicPartition(topic.topic, each.partition_index)
-                reading = readings.get(partition)
-                # After a seek, or if it is not read any more, this is an answer to a question of before.
-                if reading is None or self._partitions.get(partition) is not reading:
-                    continue
-                if each.error_code == ErrorCode.none:
-                    self._succeeded(partition, reading, each)
-                    continue
-                self._learn_leader(partition, each)
-                error = KafkaError(each.error_code, f"{partition}")
-                if error.is_retriable:
-                    failed.append(reading)
-                else:
-                    self._stop(partition, reading, error)
+        told = {
+            TopicPartition(topic.topic, each.partition_index): each
+            for topic in answer.responses
+            for each in topic.partitions
+        }
+        failed: list[Reading] = []
+        is_empty_so_far = True
+        for partition, reading, is_wanted in self._asked(request, readings):
+            each = told.get(partition)
+            if each is None:
+                continue
+            is_empty_so_far = is_empty_so_far and not each.records
+            if not is_wanted:
+                continue
+            if each.error_code == ErrorCode.none:
+                self._succeeded(partition, reading, each, nothing_there=is_empty_so_far)
+                continue
+            self._learn_leader(partition, each)
+            error = KafkaError(each.error_code, f"{partition}")
+            if error.is_retriable:
+                failed.append(reading)
+            else:
+                self._stop(partition, reading, error)
         self._try_later(failed)
 
-    def _succeeded(self, partition: TopicPartition, reading: _Reading, answer: Message) -> None:
+    def _succeeded(
+        self, partition: TopicPartition, reading: Reading, answer: Message, *, nothing_there: bool
+    ) -> None:
+        """`nothing_there`: up to what the leader lets be read there is no batch, of this and those asked before it."""
         diverging = answer.get("diverging_epoch")
         if diverging is not None and diverging.end_offset >= 0:
             cut = LogCutError(partition, reading.position, diverging.end_offset, diverging.epoch)
@@ -333,33 +402,42 @@ class Fetcher:
             return
         reading.failures, reading.not_before = 0, 0.0
         reading.high_watermark = answer.high_watermark
+        is_committed = self._isolation_level == READ_COMMITTED
+        reading.readable = answer.last_stable_offset if is_committed else answer.high_watermark
         reading.log_start_offset = answer.log_start_offset
-        contents = read_contents(partition, answer, reading.position, self._isolation_level)
-        if contents.next_offset == reading.position and contents.error is None:
+        contents = read_contents(partition, answer, reading.position, self._isolation_level, reading.until)
+        next_offset = contents.next_offset
+        if reading.until is not None:
+            is_over = nothing_there and reading.readable >= reading.until
+            next_offset = reading.until if is_over else min(next_offset, reading.until)
+        if next_offset == reading.position and contents.error is None:
             return
         reading.ready = Fetched(
             partition,
             reading.position,
-            contents.next_offset,
+            next_offset,
             contents.batches,
             answer.high_watermark,
             answer.last_stable_offset,
             answer.log_start_offset,
             contents.error,
         )
-        reading.position, reading.leader_epoch = contents.next_offset, contents.leader_epoch
+        reading.position, reading.leader_epoch = next_offset, contents.leader_epoch
         reading.is_stopped = contents.error is not None
         self._partitions[partition] = self._partitions.pop(partition)
         self._news.set()
 
-    def _failed(self, readings: Mapping[TopicPartition, _Reading], error: KafkaError) -> None:
+    def _failed(
+        self, request: Mapping[str, Any], readings: Mapping[TopicPartition, Reading], error: KafkaError
+    ) -> None:
         if error.is_retriable:
             self._try_later(readings.values())
-        else:
-            for partition, reading in readings.items():
+            return
+        for partition, reading, is_wanted in self._asked(request, readings):
+            if is_wanted:
                 self._stop(partition, reading, error)
 
-    def _try_later(self, readings: Collection[_Reading]) -> None:
+    def _try_later(self, readings: Collection[Reading]) -> None:
         """All at the same time, so that one request asks for them again."""
         if not readings:
             return
@@ -369,7 +447,7 @@ class Fetcher:
             reading.failures, reading.not_before = failures, not_before
         self._cluster.refresh_soon()
 
-    def _stop(self, partition: TopicPartition, reading: _Reading, error: KafkaError) -> None:
+    def _stop(self, partition: TopicPartition, reading: Reading, error: KafkaError) -> None:
         reading.is_stopped = True
         reading.ready = Fetched(
             partition,

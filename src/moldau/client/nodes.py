@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from moldau.client.connection import Connection
 from moldau.client.errors import ClientClosedError, ConnectionLostError, KafkaError, RequestTimedOutError
 from moldau.client.metadata import BrokerInfo
+from moldau.client.securing import Securing
 
 T = TypeVar("T")
 
@@ -21,12 +22,19 @@ _Key = tuple[Address, str]
 
 class Nodes:
     def __init__(
-        self, bootstrap: Sequence[Address], *, client_id: str, random: random.Random, timeout_ms: int
+        self,
+        bootstrap: Sequence[Address],
+        *,
+        client_id: str,
+        random: random.Random,
+        timeout_ms: int,
+        securing: Securing | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._random = random
         self._timeout_ms = timeout_ms
+        self._securing = securing
         self._brokers: Mapping[int, BrokerInfo] = {}
         self._connections: dict[_Key, Connection] = {}
         self._opening: dict[_Key, asyncio.Task[Connection]] = {}
@@ -100,7 +108,11 @@ class Nodes:
 
     def _open_connection(self, address: Address, lane: str) -> Connection | None:
         connection = self._connections.get((address, lane))
-        return connection if connection is not None and connection.is_open else None
+        if connection is None or not connection.is_open:
+            return None
+        if connection.renew_at is not None and asyncio.get_running_loop().time() >= connection.renew_at:
+            return None
+        return connection
 
     async def _connect(self, address: Address, lane: str, deadline: float) -> Connection:
         if self._is_closed:
@@ -128,12 +140,19 @@ class Nodes:
         (host, port), _ = key
         try:
             connection = await Connection.open(
-                host, port, client_id=self._client_id, timeout_ms=self._timeout_ms
+                host,
+                port,
+                client_id=self._client_id,
+                timeout_ms=self._timeout_ms,
+                securing=self._securing,
             )
         except KafkaError:
             self._failed_at[key[0]] = asyncio.get_running_loop().time()
             raise
         self._failed_at.pop(key[0], None)
+        before = self._connections.get(key)
+        if before is not None and before.is_open:
+            before.close_when_answered()
         self._connections[key] = connection
         return connection
 

@@ -29,6 +29,7 @@ from moldau.client.record import TopicPartition, is_topic_name
 from moldau.client.sender import Sender
 from moldau.observe.logging import get_logger
 from moldau.records.batch import HEADER_SIZE
+from moldau.records.build import Section
 from moldau.records.compression import NUMBERS
 from moldau.records.record import TIMESTAMP_MAX, Header, Record
 
@@ -174,8 +175,7 @@ class Producer:
         Without a partition the key decides; records without a key stay together for a batch.
         """
         self._check_open()
-        if not is_topic_name(topic):
-            raise ValueError(f"{topic!r} is not a topic's name")
+        _check_topic(topic)
         timestamp = self._cluster.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         record = _checked(Record(timestamp=timestamp, key=key, value=value, headers=tuple(headers)))
         size = record_size(record)
@@ -185,18 +185,36 @@ class Producer:
                 f"a record of about {size} bytes, and max_request_size is {self._max_request_size}",
             )
         if topic not in self._topics or topic not in self._cluster.topics or self._must_wait(size):
-            try:
-                async with asyncio.timeout(self._max_block_ms / 1000):
-                    await self._know(topic)
-                    await self._wait_for_room(size)
-            except TimeoutError:
-                raise RequestTimedOutError(
-                    f"{topic!r} could take no record for {self._max_block_ms} ms"
-                ) from None
+            await self._admit(topic, size)
         target = TopicPartition(topic, self._partition(topic, key, partition, size))
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         if self._accumulator.append(target, record, size, future, self._sender.now_ms()):
             self._sender.wake()
+        return future
+
+    async def send_section(
+        self, topic: str, partition: int, section: Section
+    ) -> "asyncio.Future[RecordMetadata]":
+        """Takes records that were encoded beforehand, which become one batch, in the order of all that is sent to the
+        partition. The future is of its first record; if the batch is refused all of it is.
+
+        Waits and raises as `send` does. What is too large for the broker fails, for it cannot be split. The section's
+        bytes are kept, not copied: they stay as they are until the future is done.
+        """
+        self._check_open()
+        _check_topic(topic)
+        size = len(_checked_section(section).data)
+        if size + HEADER_SIZE > self._max_request_size:
+            raise KafkaError(
+                ErrorCode.message_too_large,
+                f"a section of {size} bytes, and max_request_size is {self._max_request_size}:"
+                " build smaller ones (batch.size), or raise that (max.request.size)",
+            )
+        await self._admit(topic, size)
+        target = TopicPartition(topic, self._partition(topic, None, partition, size))
+        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        self._accumulator.append_section(target, section, future, self._sender.now_ms())
+        self._sender.wake()
         return future
 
     async def flush(self) -> None:
@@ -221,6 +239,17 @@ class Producer:
             raise IllegalStateError(
                 "the producer is not open: start it before use, and use it before it is closed"
             )
+
+    async def _admit(self, topic: str, size: int) -> None:
+        """Waits until the topic is known and there is room for so many bytes."""
+        try:
+            async with asyncio.timeout(self._max_block_ms / 1000):
+                await self._know(topic)
+                await self._wait_for_room(size)
+        except TimeoutError:
+            raise RequestTimedOutError(
+                f"{topic!r} could take no record for {self._max_block_ms} ms"
+            ) from None
 
     async def _know(self, topic: str) -> None:
         """Waits until a topic is there, and has the cluster keep track of it."""
@@ -302,6 +331,24 @@ class Producer:
                 flush[1].set_result(None)
 
 
+def _check_topic(name: str) -> None:
+    if not is_topic_name(name):
+        raise ValueError(f"{name!r} is not a topic's name")
+
+
+def _checked_section(section: Section) -> Section:
+    if section.count < 1:
+        raise ValueError("a section has at least one record")
+    if not 0 <= section.base_timestamp <= TIMESTAMP_MAX or not 0 <= section.max_timestamp <= TIMESTAMP_MAX:
+        raise ValueError(
+            "the timestamps of a section are milliseconds since 1970, not"
+            f" {section.base_timestamp} and {section.max_timestamp}"
+        )
+    if section.compression not in NUMBERS.values():
+        raise ValueError(f"{section.compression} is not the number of a codec")
+    return section
+
+
 def _checked(record: Record) -> Record:
     """Says at once what could not be encoded later, when nobody would know where it came from."""
     for name, part in (("key", record.key), ("value", record.value)):
@@ -323,9 +370,10 @@ def _checked(record: Record) -> Record:
 
 
 def _resolve(outcome: Outcome) -> None:
-    batch = outcome.batch
-    topic, partition = batch.partition
-    for number, (future, record) in enumerate(zip(batch.tickets, batch.records, strict=True)):
+    topic, partition = outcome.batch.partition
+    for future, offset, timestamp in outcome.batch.contents.delivered(
+        outcome.base_offset, outcome.append_time_ms
+    ):
         if future.done():
             continue
         if outcome.error is not None:
@@ -333,6 +381,4 @@ def _resolve(outcome: Outcome) -> None:
             # Whoever sends without looking at the future has chosen not to know.
             future.exception()
         else:
-            offset = -1 if outcome.base_offset < 0 else outcome.base_offset + number
-            timestamp = record.timestamp if outcome.append_time_ms < 0 else outcome.append_time_ms
             future.set_result(RecordMetadata(topic, partition, offset, timestamp))

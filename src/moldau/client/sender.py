@@ -139,17 +139,24 @@ class Sender:
         now_ms = self.now_ms()
         backoff, _ = self._away.get(node, (self._cluster.backoff(), 0))
         self._away[node] = (backoff, now_ms + backoff.next_ms())
-        for partition in self._accumulator.ready(now_ms):
-            if self._cluster.known_leader_of(partition) == node:
+        if error.is_retriable:
+            for partition in self._ready_for(node):
                 self._accumulator.note(partition, error)
+            return
+        # To wait for the delivery timeout would only hide what is wrong.
+        while partitions := self._ready_for(node):
+            for partition in partitions:
+                self._conclude(self._accumulator.drop(partition, error))
+
+    def _ready_for(self, node: int) -> list[TopicPartition]:
+        ready = self._accumulator.ready(self.now_ms())
+        return [each for each in ready if self._cluster.known_leader_of(each) == node]
 
     def _take(self, node: int) -> list[ProducerBatch]:
         """The batches of one request: one of each partition that is ready, as many as may go together."""
         batches: list[ProducerBatch] = []
         size = 0
-        for partition in self._accumulator.ready(self.now_ms()):
-            if self._cluster.known_leader_of(partition) != node:
-                continue
+        for partition in self._ready_for(node):
             size += self._accumulator.next_size(partition)
             if batches and size > self._max_request_size:
                 break

@@ -1,0 +1,110 @@
+"""Runs of pipelines in tests: a file from a template, records sent, a run that catches up, and what came out."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from moldau.client import Admin, Consumer, Producer
+from moldau.client.admin import NewTopic
+from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.pipelines.definition import Pipeline
+from moldau.pipelines.generating import Made, send
+from moldau.pipelines.loading import load
+from moldau.pipelines.progress import Progress, QueryState
+from moldau.pipelines.running import Outcome, RunOptions, run
+from moldau.pipelines.state_directory import StateDirectory
+from moldau.pipelines.stopping import Wish
+from moldau.pipelines.writing import ShownBatch
+
+
+class Heard:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.batches: list[Progress] = []
+        self.last: Sequence[QueryState] = ()
+        self.shown: list[ShownBatch] = []
+
+    def step(self, what: str) -> None:
+        pass
+
+    def batch(self, progress: Progress) -> None:
+        self.batches.append(progress)
+
+    def states(self, states: Sequence[QueryState]) -> None:
+        self.last = list(states)
+
+    def rows(self, batch: ShownBatch) -> None:
+        self.shown.append(batch)
+
+
+class PipelineRuns:
+    """One pipeline with its state in a directory, at a broker."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, directory: Path, text: str) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+        self.directory = directory
+        self.file = directory / "pipeline.yaml"
+        self.file.write_text(text)
+        self.pipeline: Pipeline = load(self.file, overrides={"bootstrap": bootstrap})
+        self.state = StateDirectory.of(directory / "state", self.pipeline.name)
+        self.heard = Heard()
+
+    def run(self, wish: Wish | None = None, **options: Any) -> Outcome:
+        options.setdefault("available_now", True)
+        return run(
+            self.pipeline, self.state, RunOptions(**options), wish or Wish(), self.heard, spark=self.spark
+        )
+
+    def caught_up(self, **options: Any) -> Outcome:
+        outcome = self.run(**options)
+        assert outcome.name == "done", outcome.error
+        return outcome
+
+
+def create_topics(bootstrap: str, topics: dict[str, int]) -> None:
+    async def create() -> None:
+        async with Admin(bootstrap) as admin:
+            for result in (
+                await admin.create_topics([NewTopic(name, partitions) for name, partitions in topics.items()])
+            ).values():
+                if isinstance(result, Exception):
+                    raise result
+
+    asyncio.run(create())
+
+
+def send_all(bootstrap: str, topic: str, records: Iterable[Made]) -> int:
+    async def sending() -> int:
+        async with Producer(bootstrap) as producer:
+            return await send(producer, topic, records)
+
+    return asyncio.run(sending())
+
+
+def read_all(bootstrap: str, topic: str) -> list[ConsumerRecord]:
+    """Everything in a topic, partition by partition."""
+
+    async def reading() -> list[ConsumerRecord]:
+        async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+            await consumer.cluster.wait_for_topics([topic], timeout_ms=10_000)
+            partitions = [
+                TopicPartition(topic, each.index) for each in consumer.cluster.topics[topic].partitions
+            ]
+            ends = await consumer.end_offsets(partitions)
+            consumer.assign(partitions)
+            found: list[ConsumerRecord] = []
+            while len(found) < sum(ends.values()):
+                found += await consumer.poll(timeout_ms=500)
+            return sorted(found, key=lambda record: (record.partition, record.offset))
+
+    return asyncio.run(reading())
+
+
+def read_json(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    return [json.loads(record.value or b"null") for record in read_all(bootstrap, topic)]
