@@ -137,7 +137,7 @@ def _verdict(cell: Cell) -> str:
     return aim_text(cell.metric, cell.aim) + verdict
 
 
-def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---", *["---:"] * (len(head) - 1)]) + "|"]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
     return "\n".join(lines)
@@ -177,7 +177,7 @@ def render_table(table: Table, with_kafka: bool) -> str:
             [row.case, *chain.from_iterable(_texts(column, cell, with_kafka) for column, cell in pairs)]
         )
     note = f"{table.note}\n\n" if table.note else ""
-    return f"### {table.title}\n\n{note}{_markdown_table(head, body)}\n"
+    return f"### {table.title}\n\n{note}{markdown_table(head, body)}\n"
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def render_summary(tables: Sequence[Table]) -> str:
             ]
         )
     head = ["what", "aim, as a ratio to Kafka", "met", "worst ratio"]
-    return f"## Aims: {reached} of {total} met\n\n{_markdown_table(head, body)}\n"
+    return f"## Aims: {reached} of {total} met\n\n{markdown_table(head, body)}\n"
 
 
 def count(number: float) -> str:

@@ -54,14 +54,14 @@ def measure(bench: Bench, names: set[str]) -> list[Table]:
     return tables
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     return (done.stdout + done.stderr).strip()
 
 
-def _commit() -> str:
-    commit = _output("git", "rev-parse", "--short", "HEAD")
-    changed = _output("git", "status", "--porcelain", "--", ":/src")
+def commit_shown() -> str:
+    commit = output("git", "rev-parse", "--short", "HEAD")
+    changed = output("git", "status", "--porcelain", "--", ":/src")
     return f"{commit} with changes to src" if changed else commit
 
 
@@ -74,11 +74,15 @@ def _command(options: argparse.Namespace) -> str:
     return f"make bench ARGS='{' '.join(words)}'" if words else "make bench"
 
 
-def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
+def machine_shown() -> str:
     memory_gib = psutil.virtual_memory().total / 2**30
     kernel = f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}"
+    return f"{psutil.cpu_count()} cores shared by brokers and clients, {memory_gib:.0f} GiB, {kernel}"
+
+
+def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
     if kafka_missing is None:
-        java = _output("java", "-version").splitlines()[0]
+        java = output("java", "-version").splitlines()[0]
         kafka = (
             f"Apache Kafka {KAFKA_VERSION}, 1 GiB of heap, the JVM options of its own start script, {java}"
         )
@@ -88,8 +92,8 @@ def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
     repeats = bench.plan.repeats
     runs = f"{repeats} run{'s' if repeats > 1 else ''} of each case"
     lines = (
-        f"machine: {psutil.cpu_count()} cores shared by brokers and clients, {memory_gib:.0f} GiB, {kernel}",
-        f"Moldau {version('moldau')} at commit {_commit()}, Python {platform.python_version()}",
+        f"machine: {machine_shown()}",
+        f"Moldau {version('moldau')} at commit {commit_shown()}, Python {platform.python_version()}",
         kafka,
         client,
         f"{runs}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took_s / 60:.0f} min in all",

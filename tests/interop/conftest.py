@@ -1,12 +1,22 @@
 """Apache Kafka's own tools and clients, from its published artifacts, as the judge of Moldau's files and answers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from apache_kafka import KafkaUnavailable, fetch
+import spark_connector
+from apache_kafka import ApacheKafka, KafkaUnavailable, fetch
 from broker_under_test import Broker, broker
 from command_line import Tools
 from java_clients import JavaClients
+
+from support.served import Served
+from support.topics import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from spark_data import Written
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +48,47 @@ def node(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A node on files that the tests of a run share."""
     with broker(tmp_path_factory.mktemp("interop") / "data") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """One Spark with both data sources: `format("moldau")`, and Spark's own connector as `format("kafka")`."""
+    pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'moldau[spark]'")
+    from moldau.spark import session
+
+    reason = spark_connector.available()
+    if reason is not None:
+        pytest.skip(f"Spark's Kafka connector is not there: {reason}")
+    settings = {
+        "spark.jars": spark_connector.spark_jars(),
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+    started = session("interop", master="local[2]", settings=settings, quiet=True)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session", params=["moldau", "kafka"])
+def written(
+    request: pytest.FixtureRequest, spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["Written"]:
+    """The topics that reads are compared on, on Moldau and on Apache Kafka in turn."""
+    from spark_data import Transactions, write
+
+    directory = tmp_path_factory.mktemp(request.param) / "data"
+    if request.param == "moldau":
+        with Served(directory) as served:
+            yield write(Topics(served.bootstrap))
+        return
+    reason = ApacheKafka.available()
+    if reason is not None:
+        pytest.skip(f"Apache Kafka is not there: {reason}")
+    with pytest.MonkeyPatch.context() as patch, ApacheKafka(directory, heap="512m") as kafka:
+        # Topics are waited for where this is set: Kafka says that a topic is there before it is.
+        patch.setenv("MOLDAU_TEST_BOOTSTRAP", kafka.bootstrap)
+        topics = Topics(kafka.bootstrap)
+        transactions = Transactions(topics)
+        yield replace(write(topics), committed=transactions.topic)
+        transactions.close()

@@ -1,0 +1,250 @@
+"""One contestant of the Spark benchmarks in a process of its own: `python -m bench.spark_jobs NAME` gets itself ready,
+prints `ready`, and then takes jobs as JSON lines and answers each with what it took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from bench import spark_loop
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+MOLDAU, LOOP, INSIDE, CONNECTOR, CONNECTOR_HERE = CONTESTANTS = (
+    "moldau",
+    "loop",
+    "inside",
+    "connector",
+    "connector-here",
+)
+"""Our data source; librdkafka in a plain loop; librdkafka inside Spark; Spark's own connector in a session as Spark
+comes, and in a session of ours."""
+NOOP, PARQUET, TOPIC = SINKS = ("noop", "parquet", "topic")
+CHECK, MICRO_BATCHES, FIRST_RESULT = "check", "micro-batches", "first result"
+MASTER = "local[2]"
+SETTINGS = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
+COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset LONG, timestamp TIMESTAMP, timestampType INT"
+WARM_UP_BATCHES = 15
+
+
+@dataclass(frozen=True)
+class Job:
+    kind: str
+    """A sink, or one of the others above."""
+    bootstrap: str
+    topic: str
+    partitions: int
+    records: int
+    into: str = ""
+    """The directory or the topic that is written."""
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Taken:
+    elapsed_s: float
+    records: int = 0
+    value_bytes: int = 0
+    batches_ms: list[float] = field(default_factory=list)
+    """For micro-batches: how long each took."""
+    rows_ms: list[float] = field(default_factory=list)
+    """And how long after its row was acknowledged it was done."""
+
+
+def connector_session() -> SparkSession:
+    """As Spark comes, with the connector's jars and the settings that its documentation asks for."""
+    from pyspark.sql import SparkSession
+    from tests.interop import spark_connector
+
+    builder = SparkSession.builder.appName("bench").master(MASTER)
+    for name, value in {**SETTINGS, "spark.jars": spark_connector.spark_jars()}.items():
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def our_session(*, with_connector: bool = False) -> SparkSession:
+    from tests.interop import spark_connector
+
+    import moldau.spark
+
+    jars = {"spark.jars": spark_connector.spark_jars()} if with_connector else {}
+    return moldau.spark.session("bench", master=MASTER, settings={**SETTINGS, **jars}, quiet=True)
+
+
+def session_of(contestant: str) -> SparkSession:
+    if contestant == CONNECTOR:
+        return connector_session()
+    return our_session(with_connector=contestant == CONNECTOR_HERE)
+
+
+def source_of(contestant: str) -> str:
+    return "moldau" if contestant == MOLDAU else "kafka"
+
+
+class Spark:
+    """A data source in a session."""
+
+    def __init__(self, contestant: str) -> None:
+        self.source = source_of(contestant)
+        self.spark = session_of(contestant)
+
+    def frame(self, job: Job) -> DataFrame:
+        options = {"kafka.bootstrap.servers": job.bootstrap, "subscribe": job.topic}
+        return self.spark.read.format(self.source).options(**options).load()
+
+    def write_topic(self, job: Job) -> None:
+        rows = self.frame(job).select("key", "value").write.format(self.source).mode("append")
+        rows.option("kafka.bootstrap.servers", job.bootstrap).option("topic", job.into).save()
+
+    def do(self, job: Job) -> Taken:
+        began = time.perf_counter()
+        if job.kind == CHECK:
+            found = self.frame(job).selectExpr("COUNT(*)", "SUM(LENGTH(value))").collect()[0]
+            return Taken(time.perf_counter() - began, found[0], found[1])
+        if job.kind == MICRO_BATCHES:
+            return self.micro_batches(job)
+        if job.kind == TOPIC:
+            self.write_topic(job)
+        else:
+            path = () if job.kind == NOOP else (job.into,)
+            self.frame(job).write.format(job.kind).mode("overwrite").save(*path)
+        return Taken(time.perf_counter() - began, job.records)
+
+    def micro_batches(self, job: Job) -> Taken:
+        """One row at a time: the next is sent when the micro-batch with the last one is done."""
+        options = {"kafka.bootstrap.servers": job.bootstrap, "subscribe": job.topic}
+        rows = self.spark.readStream.format(self.source).options(**options, startingOffsets="latest").load()
+        sent: list[float] = []
+        with TemporaryDirectory(prefix="moldau-bench-") as checkpoint:
+            query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+            try:
+                query.processAllAvailable()
+                before = len(query.recentProgress)
+                began = time.perf_counter()
+                for send in spark_loop.one_by_one(job.bootstrap, job.topic, WARM_UP_BATCHES + job.records):
+                    send()
+                    sent.append(time.time())
+                    query.processAllAvailable()
+                elapsed = time.perf_counter() - began
+                progress = [one for one in query.recentProgress[before:] if one.numInputRows]
+            finally:
+                query.stop()
+        if len(progress) != len(sent):
+            raise RuntimeError(f"{len(sent)} rows were read in {len(progress)} micro-batches")
+        measured = list(zip(sent, progress, strict=True))[WARM_UP_BATCHES:]
+        batches = [float(one.durationMs["triggerExecution"]) for _, one in measured]
+        done = [_started(one.timestamp) * 1000 + one.durationMs["triggerExecution"] for _, one in measured]
+        waited = [end - at * 1000 for end, (at, _) in zip(done, measured, strict=True)]
+        return Taken(elapsed, job.records, batches_ms=batches, rows_ms=waited)
+
+
+def _started(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+
+
+class InsideSpark(Spark):
+    """librdkafka called by Spark's tasks, one for each partition, tuned: ten thousand messages at a time, as Arrow."""
+
+    def frame(self, job: Job) -> DataFrame:
+        return self._tasks(job).mapInArrow(_read_partition(job), COLUMNS)
+
+    def write_topic(self, job: Job) -> None:
+        """Reads and writes in the same task: the rows do not go through Spark at all."""
+        copied = self._tasks(job).mapInArrow(_copy_partition(job), "copied LONG").collect()
+        if sum(row.copied for row in copied) != job.records:
+            raise RuntimeError(f"{sum(row.copied for row in copied)} records of {job.records} were copied")
+
+    def _tasks(self, job: Job) -> DataFrame:
+        return self.spark.range(0, job.partitions, 1, job.partitions)
+
+
+Mapped = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+
+
+def _read_partition(job: Job) -> Mapped:
+    def read(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for task in tasks:
+            for partition in task["id"].to_pylist():
+                for messages in spark_loop.to_the_end(job.bootstrap, job.topic, [partition]):
+                    yield spark_loop.to_arrow(messages)
+
+    return read
+
+
+def _copy_partition(job: Job) -> Mapped:
+    def copy(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for task in tasks:
+            for partition in task["id"].to_pylist():
+                copied = spark_loop.copy(job.bootstrap, job.topic, [partition], job.into)
+                yield pa.RecordBatch.from_pydict({"copied": pa.array([copied], pa.int64())})
+
+    return copy
+
+
+class Loop:
+    """librdkafka in one process, without Spark."""
+
+    def do(self, job: Job) -> Taken:
+        partitions = list(range(job.partitions))
+        began = time.perf_counter()
+        size = 0
+        if job.kind == TOPIC:
+            records = spark_loop.copy(job.bootstrap, job.topic, partitions, job.into)
+        elif job.kind == PARQUET:
+            records = spark_loop.to_parquet(job.bootstrap, job.topic, partitions, Path(job.into))
+        else:
+            records, size = spark_loop.look(job.bootstrap, job.topic, partitions)
+        if records != job.records:
+            raise RuntimeError(f"{records} records of {job.records} were read")
+        return Taken(time.perf_counter() - began, records, size)
+
+
+def contestant_of(name: str) -> Any:
+    if name == LOOP:
+        return Loop()
+    return InsideSpark(name) if name == INSIDE else Spark(name)
+
+
+def first_result(name: str, job: Job) -> None:
+    """From nothing: a session, and ten rows of a topic. Tells how long the session took, and when the rows came."""
+    began = time.perf_counter()
+    spark = Spark(name)
+    session_s = time.perf_counter() - began
+    rows = spark.frame(job).selectExpr("CAST(value AS STRING)").take(10)
+    elapsed = time.perf_counter() - began
+    if len(rows) != 10:
+        raise RuntimeError(f"{len(rows)} rows instead of 10")
+    print(json.dumps({"session_s": session_s, "elapsed_s": elapsed}), flush=True)
+    # Stays until it has been looked at.
+    sys.stdin.read()
+
+
+def main() -> None:
+    name = sys.argv[1]
+    if len(sys.argv) > 2:
+        first_result(name, Job(**json.loads(sys.argv[2])))
+        return
+    contestant = contestant_of(name)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(asdict(contestant.do(Job(**json.loads(line))))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Reads back what killed queries have left: their checkpoints, the topics, the tables."""
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from kills.history import Attempt, Copy, OffsetLog, Place
+from support.topics import QUIET
+
+READ_TIMEOUT_S = 60.0
+
+
+def _batches(log: Path) -> list[int]:
+    """The batches that a log of a checkpoint has an entry of, in order."""
+    if not log.is_dir():
+        return []
+    return sorted(int(path.name) for path in log.iterdir() if path.name.isdigit())
+
+
+def unfinished(checkpoint: Path) -> int | None:
+    """The batch that a query with this checkpoint begins again: the last one planned, if it is not committed."""
+    planned, committed = _batches(checkpoint / "offsets"), _batches(checkpoint / "commits")
+    return planned[-1] if planned and planned[-1] not in committed else None
+
+
+def offset_log(checkpoint: Path, topic: str) -> OffsetLog:
+    planned = _batches(checkpoint / "offsets")
+    assert planned == list(range(len(planned))), f"the offset log has gaps: {planned}"
+    # A version, metadata, and the end of the only source.
+    ends = [
+        json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2]) for batch in planned
+    ]
+    return OffsetLog([{int(partition): offset for partition, offset in end[topic].items()} for end in ends])
+
+
+def messages(bootstrap: str, topic: str) -> dict[Place, Message]:
+    """All records of a topic, by partition and offset."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "evidence", "enable.auto.commit": False, **QUIET}
+    )
+    partitions = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
+    ends = {
+        partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=READ_TIMEOUT_S)[1]
+        for partition in partitions
+    }
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    found: dict[Place, Message] = {}
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    while len(found) < sum(ends.values()):
+        assert time.monotonic() < deadline, f"{len(found)} of {sum(ends.values())} records of {topic} came"
+        for message in consumer.consume(10_000, timeout=0.1):
+            assert message.error() is None, message.error()
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            found[partition, offset] = message
+    consumer.close()
+    return found
+
+
+def copy_of(message: Message) -> Copy:
+    place, attempt = (_numbers(message, header) for header in ("place", "attempt"))
+    partition, offset = place
+    run, batch, task, number = attempt
+    return Copy((partition, offset), number_of(message), Attempt(run, batch, task, number))
+
+
+def _numbers(message: Message, header: str) -> list[int]:
+    """A header of numbers with slashes between them."""
+    value = dict(message.headers() or ())[header]
+    assert isinstance(value, bytes)
+    return [int(part) for part in value.split(b"/")]
+
+
+def number_of(message: Message) -> int:
+    return int(message.value() or b"-1")
+
+
+def rows_of(table: pa.Table) -> list[tuple[Place, int]]:
+    places = zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True)
+    return list(zip(places, table["number"].to_pylist(), strict=True))

@@ -1,0 +1,287 @@
+"""Kills a driver, its workers and its broker with SIGKILL while rows are produced, starts them again, and gathers what
+came out.
+
+Rows are produced and kills strike at progress events of the queries, never at times: the seed says after how many.
+"""
+
+import json
+import os
+import queue
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pyarrow.feather
+from confluent_kafka import KafkaError, Message, Producer
+from deltalake import DeltaTable
+
+from kills.evidence import copy_of, messages, number_of, offset_log, rows_of, unfinished
+from kills.history import Copy, Numbers, OffsetLog, Place, Replays
+from kills.queries import DELTA, FINISH, PARQUET, QUERIES, Job
+from support.acknowledged import PARTITIONS, RECONNECT
+from support.served import Served, clean_environment
+from support.topics import QUIET, Topics
+
+DRIVER, WORKER, BROKER = TARGETS = ("driver", "worker", "broker")
+ROWS_AT_START = 1500
+ROWS_PER_EVENT = 150
+ROWS_PER_BATCH = 600
+EVENTS_BETWEEN = (1, 6)
+EVENT_TIMEOUT_S = 120.0
+FINISH_TIMEOUT_S = 240.0
+STARTS_PER_KILL = 2
+
+
+@dataclass
+class Produced:
+    """Numbered rows, and what was acknowledged of them. The producer keeps them through a crash of the broker."""
+
+    producer: Producer
+    topic: str
+    count: int = 0
+    acknowledged: dict[Place, int] = field(default_factory=dict)
+
+    def add(self, rows: int) -> None:
+        for number in range(self.count, self.count + rows):
+            self.producer.produce(
+                self.topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._report
+            )
+        self.count += rows
+        self.producer.poll(0)
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        assert error is None, f"the producer gave up: {error}"
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert offset is not None
+        assert value is not None
+        self.acknowledged[partition, offset] = int(value)
+
+    def flush(self) -> None:
+        assert self.producer.flush(EVENT_TIMEOUT_S) == 0, "not every row was acknowledged"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that the checks need, and how it went."""
+
+    produced: int
+    acknowledged: Numbers
+    input: Numbers
+    copies: list[Copy]
+    tables: Mapping[str, list[tuple[Place, int]]]
+    logs: Mapping[str, OffsetLog]
+    replays: Mapping[str, Replays]
+    strikes: list[str]
+    """What was killed, in turn, and after which event."""
+    ended: list[str]
+    """What drivers said that ended on their own; they were started again."""
+
+
+class Driver:
+    """The process of `queries.py`: its JVM is its child, the daemon of the workers a child of that."""
+
+    def __init__(self, job: Job) -> None:
+        self.log_path = Path(job.directory, f"driver-{job.run}.out")
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kills.queries", job.as_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=_environment(),
+            )
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._jvms: list[psutil.Process] = []
+        self._left_behind: list[psutil.Process] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def next_event(self) -> dict[str, Any] | None:
+        """The next micro-batch with rows; None when the driver has ended."""
+        try:
+            event = self._events.get(timeout=EVENT_TIMEOUT_S)
+        except queue.Empty:
+            raise AssertionError(
+                f"no query made progress for {EVENT_TIMEOUT_S:.0f} s:\n{self.said()}"
+            ) from None
+        if not self._jvms and event is not None and self.process.poll() is None:
+            self._jvms = [process for process, (name, _) in self._tree().items() if name == "java"]
+        return event
+
+    def kill_worker(self, chance: random.Random) -> bool:
+        """One of the Python processes that work for Spark, which are children of its daemons, if there is one."""
+        tree = self._tree()
+        jvms = {process.pid for process, (name, _) in tree.items() if name == "java"}
+        daemons = {process.pid for process, (_, parent) in tree.items() if parent in jvms}
+        workers = [process for process, (_, parent) in tree.items() if parent in daemons]
+        if not workers:
+            return False
+        try:
+            chance.choice(sorted(workers, key=lambda process: process.pid)).kill()
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def _tree(self) -> dict[psutil.Process, tuple[str, int]]:
+        """All processes below the driver, with name and parent. They come and go while they are listed."""
+        found = {}
+        try:
+            below = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return {}
+        for process in below:
+            try:
+                found[process] = (process.name(), process.ppid())
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def kill(self) -> None:
+        """The driver and its JVM at one stroke; the workers notice by themselves, as they would."""
+        tree = self._tree()
+        self._jvms = [process for process, (name, _) in tree.items() if name == "java"]
+        self.process.kill()
+        for jvm in self._jvms:
+            jvm.kill()
+        self._left_behind = list(tree)
+        self.wait_until_gone()
+
+    def wait_until_gone(self) -> None:
+        """Until neither the driver nor a JVM of its can write any more."""
+        self.process.wait(EVENT_TIMEOUT_S)
+        assert not psutil.wait_procs(self._jvms, EVENT_TIMEOUT_S)[1], "a killed JVM is still there"
+
+    def finish(self) -> bool:
+        """Whether it has brought all queries to the end."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(FINISH + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return self.process.wait(FINISH_TIMEOUT_S) == 0
+
+    def end(self) -> None:
+        """Leaves nothing behind, whatever has gone wrong."""
+        if self.process.poll() is None:
+            self.kill()
+        for process in psutil.wait_procs(self._left_behind, timeout=10)[1]:
+            process.kill()
+
+    def said(self) -> str:
+        return self.log_path.read_text(errors="replace")[-3000:]
+
+
+def _environment() -> dict[str, str]:
+    here = Path(__file__).parents[1]
+    return {**clean_environment(), "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+
+
+class Kills:
+    """One broker, one driver at a time, and one producer."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.chance = random.Random(seed)
+        self.broker = Served(directory / "broker")
+        self.broker.start()
+        topics = Topics(self.broker.bootstrap)
+        self.read = topics.create(partitions=PARTITIONS)
+        self.write = topics.create(partitions=PARTITIONS)
+        settings = {"enable.idempotence": True, "linger.ms": 1, **RECONNECT, **QUIET}
+        self.produced = Produced(
+            Producer({"bootstrap.servers": self.broker.bootstrap, **settings}), self.read
+        )
+        self.strikes: list[str] = []
+        self.ended: list[str] = []
+        self._replays: dict[str, dict[int, int | None]] = {query: {} for query in QUERIES}
+        self._run = -1
+        self.driver = self._start_driver()
+
+    def _job(self) -> Job:
+        return Job(
+            self.broker.bootstrap, self.read, self.write, str(self.directory), self._run, ROWS_PER_BATCH
+        )
+
+    def _start_driver(self) -> Driver:
+        self._run += 1
+        job = self._job()
+        for query in QUERIES:
+            self._replays[query][self._run] = unfinished(job.checkpoint(query))
+        return Driver(job)
+
+    def play(self, kills: int) -> Outcome:
+        self.produced.add(ROWS_AT_START)
+        for number in range(kills):
+            self._strike(TARGETS[number % len(TARGETS)], kills)
+        self.produced.flush()
+        while not self.driver.finish():
+            self._driver_ended(kills)
+        return self._outcome()
+
+    def _strike(self, target: str, kills: int) -> None:
+        """After so many more micro-batches of any query."""
+        last = {}
+        for _ in range(self.chance.randint(*EVENTS_BETWEEN)):
+            last = self._next_event(kills)
+        while target == WORKER and not self.driver.kill_worker(self.chance):
+            last = self._next_event(kills)
+        self.strikes.append(f"{target} in run {self._run} after {json.dumps(last)}")
+        if target == DRIVER:
+            self.driver.kill()
+            self.driver = self._start_driver()
+        elif target == BROKER:
+            self.broker.kill()
+            self.broker.start()
+
+    def _next_event(self, kills: int) -> dict[str, Any]:
+        """The next micro-batch of any query, followed by more rows to read."""
+        while (event := self.driver.next_event()) is None:
+            self._driver_ended(kills)
+        self.produced.add(ROWS_PER_EVENT)
+        return event
+
+    def _driver_ended(self, kills: int) -> None:
+        self.driver.wait_until_gone()
+        self.ended.append(self.driver.said())
+        told = "\n".join(self.ended)
+        assert self._run < STARTS_PER_KILL * kills, f"the driver does not stay up:\n{told}"
+        self.driver = self._start_driver()
+
+    def _outcome(self) -> Outcome:
+        job = self._job()
+        bootstrap = self.broker.bootstrap
+        read = {place: number_of(message) for place, message in messages(bootstrap, self.read).items()}
+        return Outcome(
+            self.produced.count,
+            self.produced.acknowledged,
+            read,
+            [copy_of(message) for message in messages(bootstrap, self.write).values()],
+            {
+                PARQUET: rows_of(pyarrow.feather.read_table(str(job.parquet_rows))),
+                DELTA: rows_of(DeltaTable(str(job.table(DELTA))).to_pyarrow_table()),
+            },
+            {query: offset_log(job.checkpoint(query), self.read) for query in QUERIES},
+            {query: Replays(found) for query, found in self._replays.items()},
+            self.strikes,
+            self.ended,
+        )
+
+    def close(self) -> None:
+        self.driver.end()
+        if self.broker.process is not None:
+            self.broker.kill()

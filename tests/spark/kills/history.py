@@ -1,0 +1,142 @@
+"""What came out of queries that were killed, and the rules it has to keep. Nothing here knows Spark or a broker.
+
+A row is known by its place, its partition and offset in the topic that was read. What the queries wrote down before
+each batch (the offset log) says which places a batch has, and what was there when a driver started says which batch
+it had to begin again.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Place = tuple[int, int]
+Numbers = Mapping[Place, int]
+"""The number that was produced to each place."""
+SHOWN = 5
+
+
+@dataclass(frozen=True, order=True)
+class Attempt:
+    """One try of one task to write its share of a batch."""
+
+    run: int
+    """Which start of the driver."""
+    batch: int
+    task: int
+    number: int
+    """Zero, and more only where Spark says that it tries the task again."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A row as it stands in the topic that was written, and who put it there."""
+
+    place: Place
+    number: int
+    by: Attempt
+
+
+@dataclass(frozen=True)
+class OffsetLog:
+    """The end of each batch in each partition, in order of the batches; the first begins at offset zero."""
+
+    ends: Sequence[Mapping[int, int]]
+
+    def holds(self, batch: int, place: Place) -> bool:
+        partition, offset = place
+        if not 0 <= batch < len(self.ends):
+            return False
+        start = self.ends[batch - 1].get(partition, 0) if batch else 0
+        return start <= offset < self.ends[batch].get(partition, 0)
+
+
+@dataclass(frozen=True)
+class Replays:
+    """What was found when the driver was started: the batch that was planned and not committed, if there was one."""
+
+    by_run: Mapping[int, int | None]
+
+    def begun_again(self, run: int, batch: int) -> bool:
+        return self.by_run.get(run) == batch
+
+    @property
+    def count(self) -> int:
+        return sum(batch is not None for batch in self.by_run.values())
+
+
+def duplicated(copies: Iterable[Copy]) -> int:
+    """How many rows are there more than once."""
+    return sum(len(each) > 1 for each in _by_place(copies).values())
+
+
+def check_topic(written: Numbers, copies: Iterable[Copy], log: OffsetLog, replays: Replays) -> list[str]:
+    """What is wrong with a topic that is written at least once: no row may be missing, and a row may be there twice
+    only where its batch was begun again, or its task was tried again, and once for each try."""
+    found = _by_place(copies)
+    wrong = _missing_and_strange(written, found)
+    for place, each in sorted(found.items()):
+        if any(copy.number != written.get(place) for copy in each):
+            numbers = [copy.number for copy in each]
+            wrong.append(f"the row at {place} has the numbers {numbers}, not its own: {written.get(place)}")
+        batches = sorted({copy.by.batch for copy in each})
+        if len(batches) > 1:
+            wrong.append(f"the row at {place} was written by several batches: {batches}")
+        elif not log.holds(batches[0], place):
+            wrong.append(f"the row at {place} was written by batch {batches[0]}, which was not to read it")
+        elif len(each) > 1:
+            wrong += _unexplained(place, sorted(copy.by for copy in each), replays)
+    return wrong
+
+
+def _unexplained(place: Place, attempts: list[Attempt], replays: Replays) -> list[str]:
+    wrong = []
+    for first, second in pairwise(attempts):
+        if first == second:
+            wrong.append(f"the row at {place} was written twice by one attempt: {first}")
+        elif first.run == second.run and first.task != second.task:
+            wrong.append(f"the row at {place} was written by two tasks of one batch: {first} and {second}")
+        elif first.run != second.run and not replays.begun_again(second.run, second.batch):
+            wrong.append(
+                f"the row at {place} was written again by {second}, and that run did not begin the batch again"
+            )
+    return wrong
+
+
+def check_table(written: Numbers, rows: Iterable[tuple[Place, int]]) -> list[str]:
+    """What is wrong with a table that is written exactly once."""
+    found: dict[Place, list[int]] = defaultdict(list)
+    for place, number in rows:
+        found[place].append(number)
+    wrong = _missing_and_strange(written, found)
+    for place, numbers in sorted(found.items()):
+        if len(numbers) > 1:
+            wrong.append(f"the row at {place} is there {len(numbers)} times")
+        elif place in written and numbers[0] != written[place]:
+            wrong.append(f"the row at {place} has the number {numbers[0]}, not its own: {written[place]}")
+    return wrong
+
+
+def check_input(produced: int, acknowledged: Numbers, found: Numbers) -> list[str]:
+    """What is wrong with the topic that is read: every number once, where it was acknowledged."""
+    numbers = sorted(found.values())
+    wrong = (
+        []
+        if numbers == list(range(produced))
+        else [f"{len(numbers)} rows instead of {produced}, or not those"]
+    )
+    moved = [place for place, number in acknowledged.items() if found.get(place) != number]
+    return wrong + ([f"acknowledged and not there: {sorted(moved)[:SHOWN]}"] if moved else [])
+
+
+def _missing_and_strange(written: Numbers, found: Mapping[Place, object]) -> list[str]:
+    missing, strange = sorted(written.keys() - found.keys()), sorted(found.keys() - written.keys())
+    wrong = [f"{len(missing)} rows are lost, the first at {missing[:SHOWN]}"] if missing else []
+    return wrong + ([f"{len(strange)} rows were never produced: {strange[:SHOWN]}"] if strange else [])
+
+
+def _by_place(copies: Iterable[Copy]) -> dict[Place, list[Copy]]:
+    found: dict[Place, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        found[copy.place].append(copy)
+    return found

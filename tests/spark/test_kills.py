@@ -1,0 +1,52 @@
+"""Streaming queries whose driver, worker and broker are killed with SIGKILL in turn: no row is lost, a row is twice in
+a topic only where its batch was begun again, and never in a table. MOLDAU_SPARK_KILLS sets how often (3)."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'moldau[spark]'")
+
+from kills.harness import Kills, Outcome
+from kills.history import check_input, check_table, check_topic, duplicated
+from kills.queries import DELTA, PARQUET, TOPIC
+
+pytestmark = pytest.mark.spark
+
+KILLS = int(os.environ.get("MOLDAU_SPARK_KILLS", "3"))
+SEED = int(os.environ.get("MOLDAU_SEED", "1"))
+
+
+def test_queries_that_are_killed_lose_nothing_and_write_twice_only_what_was_begun_again(
+    tmp_path: Path, only_moldau: None
+) -> None:
+    kills = Kills(tmp_path, SEED)
+    try:
+        outcome = kills.play(KILLS)
+    finally:
+        kills.close()
+    wrong = {
+        "input": check_input(outcome.produced, outcome.acknowledged, outcome.input),
+        TOPIC: check_topic(outcome.input, outcome.copies, outcome.logs[TOPIC], outcome.replays[TOPIC]),
+        PARQUET: check_table(outcome.input, outcome.tables[PARQUET]),
+        DELTA: check_table(outcome.input, outcome.tables[DELTA]),
+    }
+    print(told(outcome))
+    assert not any(wrong.values()), f"MOLDAU_SEED={SEED}: {wrong}\n{told(outcome)}"
+    assert any(replays.count for replays in outcome.replays.values()), "no kill struck a batch under way"
+
+
+def told(outcome: Outcome) -> str:
+    replayed = {query: replays.count for query, replays in outcome.replays.items()}
+    twice, retried = duplicated(outcome.copies), len({copy.by for copy in outcome.copies if copy.by.number})
+    summary = (
+        f"{outcome.produced} rows, {twice} of them in the topic more than once; batches begun again: {replayed}, "
+        f"tasks tried again: {retried}; drivers that ended on their own: {len(outcome.ended)}"
+    )
+    lines = [
+        summary,
+        *outcome.strikes,
+        *(f"a driver ended on its own: {said}" for said in outcome.ended),
+    ]
+    return "\n".join(lines)
