@@ -4,7 +4,7 @@ BIN := .venv/bin
 SEEDS ?= 500
 START ?= 1
 
-.PHONY: run test check format bench interop soak simulate setup clean
+.PHONY: run serve test check format bench interop soak simulate setup clean
 .DEFAULT_GOAL := run
 
 # What a node needs to run.
@@ -18,15 +18,25 @@ START ?= 1
 	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
+# What pipelines need besides: Spark, and a Java for machines that have none.
+.venv/.spark: .venv/.runtime
+	@echo "Installing Spark into .venv: 1.3 GB on disk, a few minutes, only once ..."
+	@$(BIN)/python -m pip install --quiet --editable '.[spark]'
+	@touch $@
+
 # What its developers need besides.
-.venv/.development: .venv/.runtime
-	@echo "Installing what tests and checks need, Spark among it ..."
+.venv/.development: .venv/.spark
+	@echo "Installing what tests and checks need ..."
 	@$(BIN)/python -m pip install --quiet --editable '.[spark]' --group dev
 	@touch $@
 
 setup: .venv/.development
 
-run: .venv/.runtime
+# Everything at work: a node, orders that come in, a pipeline on Spark.
+run: .venv/.spark
+	@$(BIN)/moldau demo $(ARGS)
+
+serve: .venv/.runtime
 	$(BIN)/moldau serve $(ARGS)
 
 test: .venv/.development

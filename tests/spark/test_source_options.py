@@ -300,7 +300,7 @@ def test_a_worker_tells_in_one_sentence_too(
     reads: Reads, topics: dict[str, str], spark: SparkSession
 ) -> None:
     hide = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
-    before = spark.conf.get(hide)
+    before = spark.conf.get(hide, "false")
     spark.conf.set(hide, "false")
     try:
         written = LogWriter(reads.bootstrap)

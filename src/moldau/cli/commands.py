@@ -48,14 +48,18 @@ GROUPED = {
 }
 
 
+ENDS_AT_FIRST = {"moldau.cli.spark_submit:spark_submit"}
+"""Commands whose options end where their first argument is: what follows belongs to the program that they run."""
+
+
 def _load(name: str, place: str) -> Any:
     module, _, function = place.partition(":")
-    return _command(name, getattr(import_module(module), function))
+    return _command(name, getattr(import_module(module), function), place not in ENDS_AT_FIRST)
 
 
-def _command(name: str, function: Callable[..., Any]) -> Any:
+def _command(name: str, function: Callable[..., Any], options_anywhere: bool) -> Any:
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(function)
+    alone.command(name, context_settings={"allow_interspersed_args": options_anywhere})(function)
     return typer.main.get_command(alone)
 
 
@@ -121,7 +125,15 @@ def _add_group(name: str, doc: str) -> None:
 
 _add_group("topic", "Create, look at and delete topics.")
 _add_group("group", "Look at consumer groups, set how far they have come.")
-_add_group("pipeline", "Run pipelines from topics to topics and tables, on Spark.")
+_add_group(
+    "pipeline",
+    "Run pipelines from topics to topics and tables, on Spark.\n\n"
+    "A pipeline is one file: topics in, SQL or Python between, topics and tables out. In four steps:\n\n"
+    "moldau pipeline new revenue\n\n"
+    "moldau pipeline check revenue.yaml\n\n"
+    "moldau pipeline run revenue.yaml\n\n"
+    "moldau pipeline status revenue",
+)
 _add_group("spark", "Start Spark with Moldau's data source, on any Java or on none.")
 _add_group("log", "Look into segments, indexes and the metadata log.")
 

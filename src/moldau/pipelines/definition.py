@@ -52,8 +52,8 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A view over topics. Beside the decoded columns it has `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`
-    and `_headers`."""
+    """A view over topics. Beside the decoded columns it has `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`,
+    `_headers`, and `_deleted`, which is true of tombstones."""
 
     name: str
     topics: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Source:
     watermark: Watermark | None = None
     expectations: Mapping[str, str] = field(default_factory=dict)
     """What must be true of a record, as SQL over its columns, by name. Null counts as a violation."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """More options of the data source."""
     shaping: Shaping | None = None
 
@@ -97,12 +97,13 @@ class Sink:
     order_by: tuple[str, ...] = ()
     """For an upsert: of several rows with one key in a batch the one that is last by these counts."""
     delete_when: str | None = None
-    """For an upsert: SQL that is true of rows which remove their key from the table."""
+    """For an upsert: SQL that is true of rows which remove their key from the table; for a topic: which are written
+    without a value."""
     format: Format = Format.JSON
     schema: str | None = None
     """For topics in Avro: the schema as JSON."""
     partition_by: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Pipeline:
     views: tuple[View, ...]
     sinks: tuple[Sink, ...]
     bootstrap: str = "127.0.0.1:9092"
-    kafka: Mapping[str, str] = field(default_factory=dict)
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Security and other `kafka.*` options, for sources and sinks alike, without the prefix."""
     on_bad: OnBad = OnBad.FAIL
     dead_letter_topic: str | None = None

@@ -1,0 +1,105 @@
+"""Avro values to columns and back, for Spark's workers: one Arrow array in, one out."""
+
+import io
+import json
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+CONFLUENT_PREFIX_BYTES = 5
+"""A zero, and the schema's number in a registry."""
+
+
+def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list[Any], list[str | None]]:
+    """The records, and for each that is none why."""
+    read = _reader(schema)
+    records: list[Any] = []
+    failures: list[str | None] = []
+    for value in values:
+        record, failure = None, None
+        if value is not None:
+            try:
+                record = read(_payload(value, wire))
+            except Exception as error:
+                # Whatever the bytes make of the library: it is this record that is bad, and no other.
+                failure = str(error) or type(error).__name__
+        records.append(record)
+        failures.append(failure)
+    return records, failures
+
+
+def decode_arrow(values: pa.Array, schema: str, wire: str, arrow_type: pa.DataType) -> pa.Array:
+    """As a struct of `v` and `error`."""
+    records, failures = decode(values.to_pylist(), schema, wire)
+    try:
+        decoded = pa.array(records, type=arrow_type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError):
+        # One record does not fit its column, as a time before the year 1: find it.
+        columns = []
+        for index, record in enumerate(records):
+            try:
+                columns.append(pa.array([record], type=arrow_type))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
+                failures[index] = str(error)
+                columns.append(pa.nulls(1, arrow_type))
+        decoded = pa.concat_arrays(columns)
+    return pa.StructArray.from_arrays([decoded, pa.array(failures, pa.string())], ["v", "error"])
+
+
+def encode_arrow(rows: pa.Array, schema: str, prefix: bytes) -> pa.Array:
+    write = _writer(schema)
+    return pa.array(
+        [None if row is None else prefix + write(row) for row in rows.to_pylist(maps_as_pydicts="strict")],
+        pa.binary(),
+    )
+
+
+def written(row: Any, schema: str) -> bytes:
+    """One record."""
+    return _writer(schema)(row)
+
+
+def confluent_prefix(schema_id: int) -> bytes:
+    return struct.pack(">bI", 0, schema_id)
+
+
+def _payload(value: bytes, wire: str) -> bytes:
+    if wire != "confluent":
+        return value
+    if len(value) < CONFLUENT_PREFIX_BYTES or value[0] != 0:
+        raise ValueError("it does not begin with a zero and a schema's number, as avro.wire: confluent says")
+    return value[CONFLUENT_PREFIX_BYTES:]
+
+
+@lru_cache(maxsize=16)
+def _reader(schema: str) -> Callable[[bytes], Any]:
+    import fastavro
+
+    parsed = fastavro.parse_schema(json.loads(schema))
+
+    def read(value: bytes) -> Any:
+        stream = io.BytesIO(value)
+        record = fastavro.schemaless_reader(stream, parsed)
+        left = len(value) - stream.tell()
+        if left:
+            raise ValueError(f"{left} bytes are left over behind the record")
+        return record
+
+    return read
+
+
+@lru_cache(maxsize=16)
+def _writer(schema: str) -> Callable[[Any], bytes]:
+    import fastavro
+
+    parsed = fastavro.parse_schema(json.loads(schema))
+
+    def write(row: Any) -> bytes:
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, parsed, row)
+        return stream.getvalue()
+
+    return write

@@ -1,0 +1,120 @@
+"""What an Avro schema is in Spark's types. Pure, but for the types themselves."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import types as T
+
+from moldau.pipelines.definition import PipelineError
+
+_PRIMITIVES: dict[str, T.DataType] = {
+    "null": T.NullType(),
+    "boolean": T.BooleanType(),
+    "int": T.IntegerType(),
+    "long": T.LongType(),
+    "float": T.FloatType(),
+    "double": T.DoubleType(),
+    "bytes": T.BinaryType(),
+    "string": T.StringType(),
+}
+_LOGICAL: dict[str, T.DataType] = {
+    "date": T.DateType(),
+    "timestamp-millis": T.TimestampType(),
+    "timestamp-micros": T.TimestampType(),
+    "local-timestamp-millis": T.TimestampNTZType(),
+    "local-timestamp-micros": T.TimestampNTZType(),
+}
+_WIDENED = ({"int", "long"}, "long"), ({"float", "double"}, "double"), ({"int", "double"}, "double")
+
+
+def spark_schema(schema: str, what: str) -> T.StructType:
+    """The columns of a record's schema, given as JSON; raises PipelineError that names `what`."""
+    parsed = parsed_schema(schema, what)
+    found = _type_of(parsed, {}, what)
+    if not isinstance(found, T.StructType):
+        raise PipelineError(f"the Avro schema of {what} is not a record: columns need a record's fields")
+    return found
+
+
+def parsed_schema(schema: str, what: str) -> Any:
+    """As JSON, after Avro's own rules were kept."""
+    import fastavro
+
+    try:
+        plain = json.loads(schema)
+        fastavro.parse_schema(plain)
+    except ValueError as error:
+        raise PipelineError(f"the Avro schema of {what} is not JSON: {error}") from None
+    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, KeyError, TypeError) as error:
+        raise PipelineError(f"the Avro schema of {what} is not valid: {error}") from None
+    return plain
+
+
+def readable(schema: Any) -> Any:
+    """The schema without those logical types that have no type in Spark: their plain values are read."""
+    if isinstance(schema, list):
+        return [readable(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    changed = {
+        key: readable(value) if key in ("type", "items", "values") else value for key, value in schema.items()
+    }
+    if "fields" in changed:
+        changed["fields"] = [{**field, "type": readable(field["type"])} for field in changed["fields"]]
+    if changed.get("logicalType") not in (*_LOGICAL, "decimal"):
+        changed.pop("logicalType", None)
+    return changed
+
+
+def _type_of(schema: Any, named: dict[str, Any], what: str) -> T.DataType:
+    if isinstance(schema, list):
+        return _union(schema, named, what)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES:
+            return _PRIMITIVES[schema]
+        found = named.get(schema) or named.get(schema.rpartition(".")[2])
+        if found is None:
+            raise PipelineError(
+                f"the Avro schema of {what} refers to itself at {schema!r}: Spark has no such type"
+            )
+        return found  # type: ignore[no-any-return]
+    kind = schema["type"]
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        return T.DecimalType(schema["precision"], schema.get("scale", 0))
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    if kind == "record":
+        fields = [
+            T.StructField(each["name"], _type_of(each["type"], named, what)) for each in schema["fields"]
+        ]
+        return _noted(schema, T.StructType(fields), named)
+    if kind == "enum":
+        return _noted(schema, T.StringType(), named)
+    if kind == "fixed":
+        return _noted(schema, T.BinaryType(), named)
+    if kind == "array":
+        return T.ArrayType(_type_of(schema["items"], named, what))
+    if kind == "map":
+        return T.MapType(T.StringType(), _type_of(schema["values"], named, what))
+    return _type_of(kind, named, what)
+
+
+def _noted(schema: Mapping[str, Any], found: T.DataType, named: dict[str, Any]) -> T.DataType:
+    named[schema["name"].rpartition(".")[2]] = found
+    return found
+
+
+def _union(schema: list[Any], named: dict[str, Any], what: str) -> T.DataType:
+    left = [each for each in schema if each != "null"]
+    if not left:
+        return T.NullType()
+    if len(left) == 1:
+        return _type_of(left[0], named, what)
+    for members, wider in _WIDENED:
+        if all(isinstance(each, str) and each in members for each in left):
+            return _PRIMITIVES[wider]
+    raise PipelineError(
+        f"the Avro schema of {what} has a union of {len(left)} types: a column of Spark has one"
+    )

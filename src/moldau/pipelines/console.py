@@ -1,0 +1,38 @@
+"""How a console sink shows a batch: a table with the newest rows, on the driver's terminal."""
+
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from moldau.pipelines.writing import ShownBatch
+
+
+def print_batch(batch: ShownBatch) -> None:
+    """Nothing where nothing came."""
+    if batch.rows:
+        Console().print(table_of(batch))
+
+
+def table_of(batch: ShownBatch) -> Table:
+    caption = "… and more rows" if batch.is_cut else None
+    table = Table(title=f"{batch.sink.name}, batch {batch.batch_id}", caption=caption)
+    for index, name in enumerate(batch.columns):
+        is_number = all(isinstance(row[index], int | float) for row in batch.rows)
+        table.add_column(name, justify="right" if is_number else "left")
+    for row in batch.rows:
+        table.add_row(*map(_shown, row))
+    return table
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="backslashreplace")
+    return str(value)

@@ -1,0 +1,59 @@
+"""One sentence of what Spark says when a query fails: the cause, not the way it took through Java. Pure."""
+
+import re
+
+from moldau.client.errors import KafkaError
+from moldau.pipelines.definition import PipelineError
+from moldau.spark.errors import SparkSourceError, told
+from moldau.spark.launcher.errors import LaunchError
+
+PLAIN = (PipelineError, SparkSourceError, LaunchError, KafkaError)
+"""What these say is meant for people as it is."""
+
+_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ")
+"""As Spark begins its own errors: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
+_END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==|\Z")
+_WRAPPING = (
+    "STREAM_FAILED",
+    "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+    "PYTHON_DATA_SOURCE_ERROR",
+    "FAILED_EXECUTE_UDF",
+)
+_PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+)$", re.M)
+_LENGTH_MAX = 600
+
+
+def sentence_of(error: BaseException) -> str:
+    """What went wrong, in a line. Whoever needs more looks into the log."""
+    if isinstance(error, PLAIN):
+        return str(error)
+    text = str(error)
+    said = told(error) or _of_spark(text) or _of_python(text) or _first_line(text) or type(error).__name__
+    return _line(said)
+
+
+def _of_spark(text: str) -> str | None:
+    """The last one is the cause; those before it only wrap it."""
+    found = [match for match in _CLASS.finditer(text) if match[1] not in _WRAPPING]
+    if not found:
+        return None
+    end = _END.search(text, found[-1].end())
+    assert end is not None, "text has an end"
+    return text[found[-1].end() : end.start()]
+
+
+def _of_python(text: str) -> str | None:
+    """The last line of a worker's traceback."""
+    if "Traceback (most recent call last)" not in text:
+        return None
+    found = [match for match in _PYTHON.finditer(text) if not match[0].startswith(("org.", "java."))]
+    return f"{found[-1][1]}: {found[-1][2]}" if found else None
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LENGTH_MAX else line[: _LENGTH_MAX - 3] + "..."

@@ -1,0 +1,92 @@
+"""Whose a checkpoint is. A file beside it says so, and a query refuses to go on with one of another: its offsets and
+state would be taken for its own."""
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from moldau.pipelines.definition import Pipeline, PipelineError, Sink, Source
+
+FILE = "pipeline.json"
+
+
+@dataclass(frozen=True)
+class Identity:
+    pipeline: str
+    query: str
+    sources: dict[str, str]
+    """What each source reads: topics, or a pattern."""
+    sink: str
+    id: str = field(default="", compare=False)
+    """Made with the checkpoint: what a table remembers of batches that it has."""
+
+
+class Files(Protocol):
+    def exists(self, path: str) -> bool: ...
+    def read(self, path: str) -> str | None: ...
+    def write(self, path: str, text: str) -> None: ...
+
+
+def identity_of(pipeline: Pipeline, query: str, sources: list[Source], sink: str) -> Identity:
+    return Identity(pipeline.name, query, {each.name: what_is_read(each) for each in sources}, sink)
+
+
+def what_is_read(source: Source) -> str:
+    return f"pattern {source.pattern}" if source.pattern is not None else ", ".join(sorted(source.topics))
+
+
+def what_is_written(sink: Sink) -> str:
+    return f"{sink.kind} {sink.target}".strip()
+
+
+def claimed(files: Files, checkpoint: str, wanted: Identity) -> Identity:
+    """The identity with its id, known before or made now. Raises PipelineError for a checkpoint of another."""
+    found = read_identity(files, checkpoint)
+    if found is not None:
+        check_same(checkpoint, found, wanted)
+        return found
+    if files.exists(f"{checkpoint}/metadata"):
+        raise PipelineError(
+            f"the checkpoint {checkpoint} was made by something else than a pipeline of Moldau: give the pipeline "
+            "another place with checkpoint: …"
+        )
+    new = Identity(wanted.pipeline, wanted.query, wanted.sources, wanted.sink, uuid.uuid4().hex)
+    files.write(f"{checkpoint}/{FILE}", json.dumps(asdict(new), indent=2) + "\n")
+    return new
+
+
+def read_identity(files: Files, checkpoint: str) -> Identity | None:
+    text = files.read(f"{checkpoint}/{FILE}")
+    if text is None:
+        return None
+    try:
+        return Identity(**json.loads(text))
+    except (ValueError, TypeError):
+        raise PipelineError(
+            f"{checkpoint}/{FILE} cannot be read: it says whose checkpoint this is. Restore it, or begin anew with "
+            "moldau pipeline replay --from earliest"
+        ) from None
+
+
+def check_same(checkpoint: str, found: Identity, wanted: Identity) -> None:
+    if found == wanted:
+        return
+    if (found.pipeline, found.query) != (wanted.pipeline, wanted.query):
+        raise PipelineError(
+            f"the checkpoint {checkpoint} belongs to the query {found.query} of the pipeline {found.pipeline}, not to "
+            f"{wanted.query} of {wanted.pipeline}: give this pipeline another place with checkpoint: …"
+        )
+    what = (
+        f"reads {_told(found.sources)}, now {_told(wanted.sources)}"
+        if found.sources != wanted.sources
+        else f"writes to {found.sink}, now to {wanted.sink}"
+    )
+    raise PipelineError(
+        f"the query {wanted.query} has changed since its checkpoint {checkpoint} was made: it {what}. Change it back, "
+        "or begin anew with moldau pipeline replay --from earliest (or a time)"
+    )
+
+
+def _told(sources: dict[str, str]) -> str:
+    return "; ".join(f"{name} ({read})" for name, read in sources.items())

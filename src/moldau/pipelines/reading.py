@@ -1,0 +1,147 @@
+"""From what was given, in a YAML file or as arguments in Python, to the values of `definition`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from moldau.pipelines.definition import (
+    Format,
+    OnBad,
+    Pipeline,
+    Sink,
+    SinkKind,
+    Source,
+    View,
+    Watermark,
+)
+from moldau.pipelines.given import Given
+from moldau.pipelines.texts import duration, starting_point
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+
+def read_pipeline(given: Given, file: Path | None) -> Pipeline:
+    """All of it, as a YAML file has it."""
+    folder = None if file is None else file.parent
+    sources = tuple(read_source(name, each, folder) for name, each in given.sections("sources").items())
+    views = _read_views(given)
+    sinks = tuple(read_sink(name, each, folder) for name, each in given.sections("sinks").items())
+    return read_settings(given, sources, views, sinks, file)
+
+
+def read_settings(
+    given: Given,
+    sources: tuple[Source, ...],
+    views: tuple[View, ...],
+    sinks: tuple[Sink, ...],
+    file: Path | None,
+) -> Pipeline:
+    """What is set for the pipeline as a whole."""
+    topic = given.text("dead_letters")
+    pipeline = Pipeline(
+        name=given.text("name") or (file.stem if file is not None else ""),
+        sources=sources,
+        views=views,
+        sinks=tuple(_with_view(sink, sources, views) for sink in sinks),
+        bootstrap=given.text("bootstrap") or DEFAULT_BOOTSTRAP,
+        kafka={key.removeprefix("kafka."): value for key, value in given.settings("kafka").items()},
+        on_bad=given.choice("on_bad", OnBad, OnBad.FAIL if topic is None else OnBad.DEAD_LETTER),
+        dead_letter_topic=topic,
+        trigger=given.read("trigger", duration),
+        rate_limit=given.number("rate_limit"),
+        checkpoint=_located(given.text("checkpoint"), None if file is None else file.parent),
+        spark=given.settings("spark"),
+        file=file,
+    )
+    given.finish()
+    return pipeline
+
+
+def read_source(name: str, given: Given, folder: Path | None) -> Source:
+    topics: tuple[str, ...] = ()
+    which = given.one_of("topic", "topics", "pattern")
+    if which != "pattern":
+        topics = given.texts(which)
+    source = Source(
+        name=name,
+        topics=topics,
+        pattern=given.text("pattern"),
+        format=given.choice("format", Format, Format.JSON),
+        schema=_schema(given, folder),
+        key_format=given.choice("key", Format, Format.STRING),
+        starting=given.read("starting", starting_point) or "earliest",
+        watermark=_watermark(given),
+        expectations=given.settings("expectations"),
+        options=given.settings("options"),
+    )
+    given.finish()
+    return source
+
+
+def read_sink(name: str, given: Given, folder: Path | None) -> Sink:
+    kind = SinkKind(given.one_of(*SinkKind))
+    if kind is SinkKind.CONSOLE:
+        given.flag("console")
+        target = ""
+    elif kind is SinkKind.TOPIC:
+        target = given.text("topic") or ""
+    else:
+        target = _located(given.text(kind.value), folder) or ""
+    sink = Sink(
+        name=name,
+        kind=kind,
+        target=target,
+        view=given.text("from") or "",
+        mode=given.text("mode") or ("update" if kind is SinkKind.CONSOLE else "append"),
+        key=given.texts("key"),
+        order_by=given.texts("order_by"),
+        delete_when=given.text("delete_when"),
+        format=given.choice("format", Format, Format.JSON),
+        schema=_schema(given, folder),
+        partition_by=given.texts("partition_by"),
+        options=given.settings("options"),
+    )
+    given.finish()
+    return sink
+
+
+def _read_views(given: Given) -> tuple[View, ...]:
+    """One SELECT, or several by name."""
+    if given.is_mapping("transform"):
+        return tuple(View(name, sql) for name, sql in given.settings("transform").items())
+    sql = given.text("transform")
+    return () if sql is None else (View("transform", sql),)
+
+
+def _with_view(sink: Sink, sources: tuple[Source, ...], views: tuple[View, ...]) -> Sink:
+    """What a sink shows that does not say so: the last view; without views the only source."""
+    if sink.view:
+        return sink
+    if views:
+        return replace(sink, view=views[-1].name)
+    return replace(sink, view=sources[0].name) if len(sources) == 1 else sink
+
+
+def _schema(given: Given, folder: Path | None) -> str | None:
+    if given.has("schema") and given.has("schema_file"):
+        raise given.error("schema_file", "there are both schema and schema_file: leave one of them out")
+    return given.text("schema") or given.file_text("schema_file", folder)
+
+
+def _watermark(given: Given) -> Watermark | None:
+    inside = given.section("watermark")
+    if inside is None:
+        return None
+    column, delay = inside.text("column"), inside.read("delay", duration)
+    inside.finish()
+    if column is None or delay is None:
+        raise given.error(
+            "watermark", "a watermark has a column and a delay: {column: at, delay: 10 seconds}"
+        )
+    return Watermark(column, delay)
+
+
+def _located(target: str | None, folder: Path | None) -> str | None:
+    """Relative paths are relative to the pipeline's file; addresses such as `s3a://…` stay."""
+    if target is None or "://" in target or folder is None:
+        return target
+    return str((folder / Path(target).expanduser()).absolute())

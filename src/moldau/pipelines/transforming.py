@@ -1,0 +1,136 @@
+"""From records to the rows of a view: decoding, expectations, the source's own function, the watermark, and the SQL and
+functions of the views. The same for streams, for batches in tests, and for empty frames in a check."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from moldau.pipelines.bad_records import good
+from moldau.pipelines.columns import METADATA
+from moldau.pipelines.decoding import decoded
+from moldau.pipelines.definition import Pipeline, PipelineError, Shaping, Source, View
+from moldau.pipelines.expectations import expected
+from moldau.pipelines.failures import sentence_of
+from moldau.pipelines.needing import needed
+from moldau.pipelines.parameters import parameters_of
+from moldau.settings.values import nearest
+
+Raw = Callable[[Source], DataFrame]
+"""The records of a source with the columns of `decoding.raw_schema`."""
+
+_POSITION = re.compile(r"line (\d+),? pos (\d+)")
+
+
+def judged(raw: DataFrame, source: Source, schema: T.StructType) -> DataFrame:
+    """The decoded records, good and bad."""
+    with told_of(f"the expectations of the source {source.name}"):
+        return expected(decoded(raw, source, schema), source.expectations)
+
+
+def rows_of(
+    spark: SparkSession, pipeline: Pipeline, name: str, raw: Raw, schemas: Mapping[str, T.StructType]
+) -> DataFrame:
+    """The rows of the view or source of this name; raises PipelineError that names the view at fault."""
+    frames: dict[str, DataFrame] = {}
+    with _temporary_views(spark) as publish:
+        for each in needed(pipeline, name):
+            if isinstance(each, Source):
+                records = judged(raw(each), each, schemas[each.name])
+                frame = _source_view(good(records, each, pipeline.on_bad), each)
+            else:
+                frame = _view(spark, each, frames)
+            frames[each.name] = frame
+            publish(each.name, frame)
+    return frames[name]
+
+
+def _source_view(frame: DataFrame, source: Source) -> DataFrame:
+    if source.shaping is not None and parameters_of(source.shaping):
+        frame = _shaped(
+            f"the source {source.name}", source.shaping, {parameters_of(source.shaping)[0]: frame}
+        )
+    if source.watermark is None:
+        return frame
+    column = source.watermark.column
+    if column not in frame.columns:
+        hint = nearest(column, frame.columns) or f"; there are {', '.join(frame.columns)}"
+        raise PipelineError(
+            f"the watermark of the source {source.name} is on {column!r}, which is no column{hint}"
+        )
+    kind = frame.schema[column].dataType
+    if not isinstance(kind, T.TimestampType | T.TimestampNTZType):
+        raise PipelineError(
+            f"the watermark of the source {source.name} is on {column!r}, which is {kind.simpleString().upper()}: it "
+            f"must be TIMESTAMP; say so in schema: {column} TIMESTAMP"
+        )
+    return frame.withWatermark(column, source.watermark.delay)
+
+
+def _view(spark: SparkSession, view: View, frames: Mapping[str, DataFrame]) -> DataFrame:
+    what = f"the view {view.name}"
+    if view.shaping is not None:
+        return _shaped(what, view.shaping, {name: frames[name] for name in parameters_of(view.shaping)})
+    with told_of(what):
+        frame = spark.sql(view.sql or "")
+    twice = [name for index, name in enumerate(frame.columns) if name in frame.columns[:index]]
+    if twice:
+        hint = (
+            "; name the columns you want instead of *"
+            if twice[0] in METADATA
+            else ": give one another name with AS"
+        )
+        raise PipelineError(f"{what} has two columns called {twice[0]!r}{hint}")
+    return frame
+
+
+def _shaped(what: str, shaping: Shaping, frames: Mapping[str, DataFrame]) -> DataFrame:
+    try:
+        frame = shaping(**frames)
+    except PySparkException as error:
+        raise PipelineError(f"{what}: {_told(error)}") from error
+    except Exception as error:
+        raise PipelineError(f"{what}: its function ended in {type(error).__name__}: {error}") from error
+    if not isinstance(frame, DataFrame):
+        raise PipelineError(f"{what}: its function must return a DataFrame, not {type(frame).__name__}")
+    return frame
+
+
+@contextmanager
+def told_of(what: str) -> Iterator[None]:
+    """What Spark says about a plan comes out as a PipelineError that says whose plan it is."""
+    try:
+        yield
+    except PySparkException as error:
+        raise PipelineError(f"{what}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    position = _POSITION.search(str(error))
+    where = "" if position is None else f" (line {position[1]}, column {int(position[2]) + 1} of the SQL)"
+    return sentence_of(error) + where
+
+
+@contextmanager
+def _temporary_views(spark: SparkSession) -> Iterator[Callable[[str, DataFrame], None]]:
+    """Names for SQL. A plan holds on to what the names meant when it was made, so they go when all plans are made, and
+    what they meant to others before is put back."""
+    before: dict[str, DataFrame | None] = {}
+
+    def publish(name: str, frame: DataFrame) -> None:
+        if name not in before:
+            is_taken = spark._jsparkSession.sessionState().catalog().getTempView(name).isDefined()
+            before[name] = spark.table(name) if is_taken else None
+        frame.createOrReplaceTempView(name)
+
+    try:
+        yield publish
+    finally:
+        for name, frame in before.items():
+            if frame is None:
+                spark.catalog.dropTempView(name)
+            else:
+                frame.createOrReplaceTempView(name)

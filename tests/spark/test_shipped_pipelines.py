@@ -1,0 +1,135 @@
+"""The pipelines that come with Moldau, on real Spark: what comes out is what plain Python computes."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from moldau.pipelines.generating import Made, customers, orders
+from moldau.pipelines.shipped import template
+from moldau.testing import Broker
+from support.pipeline_runs import PipelineRuns, create_topics, read_all, read_json, send_all
+
+pytestmark = pytest.mark.spark
+
+START_MS = 1_769_860_800_000
+DELAY = timedelta(seconds=10)
+MINUTE = timedelta(minutes=1)
+
+Key = tuple[datetime, str]
+
+
+@dataclass
+class Revenue:
+    """What orders-revenue comes to, computed batch by batch: a minute is closed once the watermark, which is that of
+    the batches before, has reached its end."""
+
+    sums: dict[Key, tuple[int, float]] = field(default_factory=dict)
+    late: int = 0
+    bad: list[bytes] = field(default_factory=list)
+    watermark: datetime | None = None
+
+    def add(self, batch: Iterable[Made]) -> None:
+        latest = self.watermark
+        for made in batch:
+            order = valid_order(made.value or b"")
+            if order is None:
+                self.bad.append(made.value or b"")
+                continue
+            at = datetime.fromisoformat(order["at"])
+            minute = at.replace(second=0, microsecond=0)
+            latest = at - DELAY if latest is None else max(latest, at - DELAY)
+            if self.watermark is not None and minute + MINUTE <= self.watermark:
+                self.late += 1
+                continue
+            count, revenue = self.sums.get((minute, order["product"]), (0, 0.0))
+            self.sums[minute, order["product"]] = (count + 1, revenue + order["quantity"] * order["price"])
+        self.watermark = latest
+
+    def rows(self) -> dict[Key, tuple[int, float]]:
+        return {key: (count, round(revenue, 2)) for key, (count, revenue) in self.sums.items()}
+
+
+def valid_order(value: bytes) -> dict[str, Any] | None:
+    try:
+        order: dict[str, Any] = json.loads(value)
+    except ValueError:
+        return None
+    return order if order["price"] > 0 else None
+
+
+def as_sums(rows: Iterable[dict[str, Any]]) -> dict[Key, tuple[int, float]]:
+    """The last row of each minute and product."""
+    return {(_time(row["minute"]), row["product"]): (row["orders"], row["revenue"]) for row in rows}
+
+
+def _time(value: str | datetime) -> datetime:
+    time = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return time.astimezone(UTC)
+
+
+def table_rows(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = DeltaTable(str(path)).to_pyarrow_table().to_pylist()
+    return rows
+
+
+@pytest.fixture
+def orders_revenue(spark: SparkSession, broker: Broker, tmp_path: Path) -> PipelineRuns:
+    create_topics(broker.bootstrap, {"orders": 2, "revenue": 2, "orders.dead": 1})
+    return PipelineRuns(spark, broker.bootstrap, tmp_path, template("orders-revenue"))
+
+
+def test_orders_become_revenue_per_minute_and_product(orders_revenue: PipelineRuns) -> None:
+    bootstrap = orders_revenue.bootstrap
+    # Five minutes in each part. Late orders of the first come before anything is closed; those of the others are late.
+    made = list(islice(orders(3, start_ms=START_MS, rate=1.0), 900))
+    parts: Sequence[Sequence[Made]] = (made[:300], made[300:600], made[600:])
+    expected = Revenue()
+    for part in parts:
+        send_all(bootstrap, "orders", part)
+        orders_revenue.caught_up()
+        expected.add(part)
+    assert expected.late > 2
+    assert len(expected.bad) > 2
+    assert as_sums(read_json(bootstrap, "revenue")) == expected.rows()
+    rows = table_rows(orders_revenue.directory / "tables" / "revenue")
+    assert as_sums(rows) == expected.rows()
+    assert len(rows) == len(expected.rows()), "a row per minute and product"
+    dead = read_all(bootstrap, "orders.dead")
+    assert sorted(record.value or b"" for record in dead) == sorted(expected.bad)
+    reasons = {dict(record.headers)["moldau.error.reason"] for record in dead}
+    assert reasons == {b"malformed", b"expectation"}
+    told = orders_revenue.heard.batches
+    assert 0 < sum(each.late for each in told if each.query == "table") <= expected.late, "Spark counts sums"
+    assert sum(each.rows for each in told if each.query == "table") == len(made)
+    assert {each.query: each.lag for each in told} == dict.fromkeys({each.query for each in told}, 0)
+
+
+def test_a_topic_becomes_a_table(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+    create_topics(broker.bootstrap, {"customers": 3})
+    runs = PipelineRuns(spark, broker.bootstrap, tmp_path, template("compacted-table"))
+    made = list(islice(customers(3, start_ms=START_MS, count=60), 600))
+    expected: dict[str, dict[str, Any]] = {}
+    for part in (made[:400], made[400:]):
+        send_all(broker.bootstrap, "customers", part)
+        runs.caught_up()
+        for each in part:
+            if each.value is None:
+                expected.pop(each.key.decode(), None)
+            else:
+                expected[each.key.decode()] = json.loads(each.value)
+        rows = table_rows(tmp_path / "tables" / "customers")
+        assert len(rows) == len(expected) < 60, "a row per customer who is not gone"
+        assert {
+            row["customer"]: (row["name"], row["city"], row["plan"], _time(row["changed_at"])) for row in rows
+        } == {
+            customer: (state["name"], state["city"], state["plan"], _time(state["changed_at"]))
+            for customer, state in expected.items()
+        }

@@ -1,0 +1,55 @@
+"""Of what Spark says when a query fails, the cause is told in one line."""
+
+import pytest
+
+from moldau.pipelines.definition import PipelineError
+from moldau.pipelines.failures import sentence_of
+
+JAVA = (
+    "\n\tat org.apache.spark.sql.Foo.bar(Foo.scala:1)\n\tat java.base/java.lang.Thread.run(Thread.java:1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to stage failure: "
+            "Task 0 in stage 1.0 failed 1 times (TID 3) (127.0.0.1 executor driver): "
+            "org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero. Use `try_divide` instead. "
+            "SQLSTATE: 22012" + JAVA,
+            "Division by zero. Use `try_divide` instead.",
+        ),
+        (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: org.apache.spark.api.python.PythonException: "
+            'Traceback (most recent call last):\n  File "x.py", line 1, in read\n'
+            "moldau.spark.errors.DataLossError: orders-0: records 3 to 7 are gone; set failOnDataLoss=false\n"
+            + JAVA,
+            "orders-0: records 3 to 7 are gone; set failOnDataLoss=false",
+        ),
+        (
+            '[STREAM_FAILED] x: Traceback (most recent call last):\n  File "x.py", line 1\n'
+            "ZeroDivisionError: division by zero\n" + JAVA,
+            "ZeroDivisionError: division by zero",
+        ),
+        (
+            "[TABLE_OR_VIEW_NOT_FOUND] The table or view `order` cannot be found.\nVerify it. SQLSTATE: 42P01",
+            "The table or view `order` cannot be found. Verify it.",
+        ),
+        ("\n  something else\nand more", "something else"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_cause_is_told_in_a_line(text: str, sentence: str) -> None:
+    assert sentence_of(RuntimeError(text)) == sentence
+
+
+def test_a_pipeline_error_is_a_sentence_already() -> None:
+    assert (
+        sentence_of(PipelineError("sinks.table: no key; add key: [id]"))
+        == "sinks.table: no key; add key: [id]"
+    )
+
+
+def test_what_is_too_long_for_a_line_is_cut() -> None:
+    assert len(sentence_of(RuntimeError("x" * 10_000))) == 600

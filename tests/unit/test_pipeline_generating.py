@@ -1,0 +1,73 @@
+"""Data made on the spot: the same for the same seed, with what makes real data hard."""
+
+import asyncio
+import json
+from datetime import datetime
+from itertools import islice
+
+from moldau.client import Consumer, Producer
+from moldau.client.record import TopicPartition
+from moldau.pipelines.generating import JITTER_MS, LATE_MS, Made, customers, orders, send, send_at_rate
+from moldau.testing import Broker
+
+START_MS = 1_769_860_800_000
+
+
+def test_the_same_seed_makes_the_same_orders() -> None:
+    assert list(islice(orders(7, start_ms=START_MS), 500)) == list(islice(orders(7, start_ms=START_MS), 500))
+    assert list(islice(orders(7, start_ms=START_MS), 500)) != list(islice(orders(8, start_ms=START_MS), 500))
+
+
+def test_some_orders_are_late_and_a_few_are_none() -> None:
+    made = list(islice(orders(1, start_ms=START_MS, rate=50), 5000))
+    late = bad = 0
+    for number, each in enumerate(made):
+        now_ms = START_MS + number * 20
+        try:
+            order = json.loads(each.value or b"")
+        except ValueError:
+            bad += 1
+            continue
+        if order["price"] <= 0:
+            bad += 1
+            continue
+        age_ms = now_ms - int(datetime.fromisoformat(order["at"]).timestamp() * 1000)
+        assert 0 <= age_ms <= JITTER_MS or LATE_MS <= age_ms <= LATE_MS + JITTER_MS
+        late += age_ms >= LATE_MS
+        assert each.key.decode() == order["product"]
+    assert 20 < late < 100
+    assert 5 < bad < 60
+
+
+def test_customers_come_change_and_go() -> None:
+    made = list(islice(customers(1, start_ms=START_MS, count=20), 1000))
+    assert made == list(islice(customers(1, start_ms=START_MS, count=20), 1000))
+    assert len({each.key for each in made}) == 20
+    assert 50 < sum(each.value is None for each in made) < 150
+
+
+def test_records_reach_the_topic_at_once_or_at_a_rate() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 1}) as broker, Producer(broker.bootstrap) as producer:
+            assert await send(producer, "orders", islice(orders(1, start_ms=START_MS), 20)) == 20
+            counts: list[int] = []
+            enough = asyncio.Event()
+
+            def sent(count: int) -> None:
+                counts.append(count)
+                if count >= 10:
+                    enough.set()
+
+            sending = asyncio.create_task(
+                send_at_rate(producer, "orders", iter(lambda: Made(b"k", b"v"), None), 1000.0, sent)
+            )
+            await asyncio.wait_for(enough.wait(), 20)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await producer.flush()
+            assert counts == sorted(counts)
+            async with Consumer(broker.bootstrap) as consumer:
+                end = await consumer.end_offsets([TopicPartition("orders", 0)])
+            assert end[TopicPartition("orders", 0)] >= 20 + counts[-1]
+
+    asyncio.run(run())

@@ -1,0 +1,132 @@
+"""What Spark tells about a batch becomes a few numbers, and is kept in a file that does not grow for ever."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.pipelines.progress import (
+    Progress,
+    QueryState,
+    State,
+    from_json,
+    lag_of,
+    latest_of,
+    progress_of,
+    to_json,
+)
+from moldau.pipelines.progress_file import ProgressFile, lines_of
+
+
+def source(end: object, latest: object, **others: Any) -> dict[str, Any]:
+    return {"endOffset": end, "latestOffset": latest, **others}
+
+
+TOLD = {
+    "timestamp": "2026-01-31T12:00:00.000Z",
+    "batchId": 7,
+    "batchDuration": 250,
+    "eventTime": {"watermark": "2026-01-31T11:59:50.000Z"},
+    "stateOperators": [{"numRowsDroppedByWatermark": 3}, {"numRowsDroppedByWatermark": 1}],
+    "sources": [
+        source(
+            {"orders": {"0": 10, "1": 20}, "@group": "spark-1"},
+            {"orders": {"0": 15, "1": 20}, "@group": "spark-1"},
+            numInputRows=30,
+            inputRowsPerSecond=120.5,
+            processedRowsPerSecond=400.0,
+        )
+    ],
+}
+
+
+def test_a_batch_is_told_in_a_few_numbers() -> None:
+    assert progress_of("table", TOLD) == Progress(
+        query="table",
+        at="2026-01-31T12:00:00.000Z",
+        batch=7,
+        rows=30,
+        input_rate=120.5,
+        process_rate=400.0,
+        batch_ms=250,
+        lag=5,
+        late=4,
+        watermark="2026-01-31T11:59:50.000Z",
+    )
+
+
+def test_a_batch_without_rows_has_a_lag_and_no_rates() -> None:
+    told = {
+        "batchId": 8,
+        "durationMs": {"triggerExecution": 12},
+        "sources": [
+            source(
+                {"t": {"0": 4}},
+                {"t": {"0": 9}},
+                inputRowsPerSecond=float("nan"),
+                processedRowsPerSecond="NaN",
+            )
+        ],
+    }
+    made = progress_of("q", told)
+    assert (made.rows, made.input_rate, made.process_rate, made.batch_ms, made.lag) == (0, 0.0, 0.0, 12, 5)
+
+
+@pytest.mark.parametrize(
+    ("sources", "lag"),
+    [
+        ([], 0),
+        ([source({"t": {"0": 5}}, {"t": {"0": 5}})], 0),
+        ([source('{"t": {"0": 5}}', '{"t": {"0": 8, "1": 100}}')], 3),
+        ([source({"a": {"0": 5}}, {"a": {"0": 6}}), source({"b": {"0": 5}}, {"b": {"0": 7}})], 3),
+        ([source({"t": {"0": 9}}, {"t": {"0": 5}})], 0),
+        ([source({"t": {"0": 9}}, None)], None),
+        ([source({"a": {"0": 5}}, {"a": {"0": 6}}), source(None, None)], None),
+        ([source("17", "not json")], None),
+    ],
+)
+def test_lag_is_what_is_in_the_topics_behind_what_was_read(
+    sources: list[dict[str, Any]], lag: int | None
+) -> None:
+    assert lag_of(sources) == lag
+
+
+def test_a_query_counts_the_rows_of_its_batches() -> None:
+    state = QueryState("table")
+    assert state.state is State.STARTING
+    state = state.after(progress_of("table", TOLD)).after(progress_of("table", TOLD))
+    assert (state.rows, state.late) == (60, 8)
+
+
+def test_progress_is_read_back_and_other_lines_are_left_out() -> None:
+    first, second = progress_of("a", TOLD), progress_of("b", {**TOLD, "batchId": 9})
+    lines = [
+        json.dumps({"event": "started"}),
+        to_json(progress_of("a", {**TOLD, "batchId": 6})),
+        to_json(first),
+        to_json(second),
+        "[1, 2]",
+        '{"event": "batch"}',
+        to_json(second)[:20],
+    ]
+    assert latest_of(lines) == {"a": first, "b": second}
+    assert from_json(lines[0]) is None
+
+
+def test_a_full_file_begins_anew_and_the_one_before_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "progress.jsonl"
+    with ProgressFile(path, bytes_max=40) as file:
+        for number in range(10):
+            file.append(f"line {number:04}")
+    with ProgressFile(path, bytes_max=40) as file:
+        file.append("the last")
+    assert all(each.stat().st_size <= 40 for each in path.parent.iterdir())
+    assert sorted(each.name for each in path.parent.iterdir()) == ["progress.jsonl", "progress.jsonl.1"]
+    kept = [line.rstrip("\n") for line in lines_of(path)]
+    assert kept[-2:] == ["line 0009", "the last"]
+    assert kept == [*sorted(kept[:-1]), "the last"]
+
+
+def test_where_there_is_no_file_there_are_no_lines(tmp_path: Path) -> None:
+    assert list(lines_of(tmp_path / "progress.jsonl")) == []

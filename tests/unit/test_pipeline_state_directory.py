@@ -1,0 +1,144 @@
+"""What a pipeline keeps on disk: one run at a time, who runs it, and which checkpoints are used."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moldau.pipelines.definition import PipelineError
+from moldau.pipelines.process_identity import own_start, process_start
+from moldau.pipelines.state_directory import (
+    Generation,
+    Generations,
+    RunRecord,
+    StateDirectory,
+    root,
+    state_directories,
+)
+
+NOW = "2026-01-31T12:00:00.000Z"
+
+
+def record(name: str = "revenue", pid: int = 1, start: str = "0") -> RunRecord:
+    return RunRecord(
+        name=name,
+        pid=pid,
+        process_start=start,
+        host="here",
+        started=NOW,
+        file="/p/revenue.yaml",
+        file_hash="0",
+        master="local[2]",
+        bootstrap="127.0.0.1:9092",
+        generation=1,
+        checkpoints="/p/checkpoints",
+    )
+
+
+def test_a_second_run_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
+    state = StateDirectory.of(tmp_path, "revenue")
+    assert not state.is_locked()
+    with state.locked():
+        assert state.is_locked()
+        with (
+            pytest.raises(
+                PipelineError, match=rf"running already as process {os.getpid()}; stop it with `moldau"
+            ),
+            state.locked(),
+        ):
+            pass
+        assert state.is_locked(), "who was refused must not let go of the other's lock"
+    assert not state.is_locked()
+    with state.locked():
+        pass
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from moldau.pipelines.state_directory import StateDirectory\n"
+        "with StateDirectory(Path(sys.argv[1])).locked():\n"
+        "    print('locked', flush=True)\n    time.sleep(60)\n"
+    )
+    state = StateDirectory.of(tmp_path, "revenue")
+    with subprocess.Popen([sys.executable, "-c", code, str(state.path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        assert state.is_locked()
+        process.kill()
+        process.wait()
+    assert not state.is_locked()
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(PipelineError, match="choose another with --state"),
+        StateDirectory(tmp_path / "file" / "revenue").locked(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "-x", ".hidden", "ä", "a" * 129])
+def test_a_name_that_is_no_directory_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PipelineError, match="cannot name a directory"):
+        StateDirectory.of(tmp_path, name)
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    state = StateDirectory.of(tmp_path, "revenue")
+    assert state.read_run() is None
+    state.write_run(record())
+    assert state.read_run() == record()
+    assert [path.name for path in state.path.iterdir()] == ["run.json"], "nothing is left beside it"
+    assert [each.name for each in state_directories(tmp_path)] == ["revenue"]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    state = StateDirectory.of(tmp_path, "revenue")
+    state.path.mkdir()
+    (state.path / "run.json").write_text('{"pid": ')
+    with pytest.raises(PipelineError, match=r"run\.json cannot be read"):
+        state.read_run()
+    (state.path / "run.json").write_text('{"pid": 3, "from the future": 1}')
+    with pytest.raises(PipelineError, match=r"run\.json is not a run's"):
+        state.read_run()
+    (state.path / "generations.json").write_text('{"current": 1}')
+    with pytest.raises(PipelineError, match=r"generations\.json is damaged"):
+        state.generations(NOW)
+
+
+def test_a_process_is_known_by_its_start_not_by_its_number_alone() -> None:
+    assert record(pid=os.getpid(), start=own_start()).is_this_process_alive()
+    assert not record(pid=os.getpid(), start="12").is_this_process_alive()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        start = process_start(process.pid)
+        assert start is not None
+        assert record(pid=process.pid, start=start).is_this_process_alive()
+        process.kill()
+        process.wait()
+        assert not record(pid=process.pid, start=start).is_this_process_alive()
+
+
+def test_a_replay_begins_a_generation_and_the_old_one_can_be_gone_back_to(tmp_path: Path) -> None:
+    state = StateDirectory.of(tmp_path, "revenue")
+    first = state.generations(NOW)
+    assert first == Generations(1, (Generation(1, NOW),))
+    second = first.with_new("earliest", NOW)
+    assert second.get(second.current) == Generation(2, NOW, "earliest")
+    state.write_generations(second.going_back_to(1))
+    kept = state.generations("later")
+    assert kept == Generations(1, second.all)
+    assert kept.with_new("latest", NOW).current == 3, "a number is used once"
+    with pytest.raises(PipelineError, match="no generation 4 of checkpoints: there is 1, 2"):
+        kept.going_back_to(4)
+
+
+def test_the_state_is_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert root(environment={}) == tmp_path / "moldau-pipelines"
+    assert root(environment={"MOLDAU_PIPELINES": "/elsewhere"}) == Path("/elsewhere")
+    assert root(Path("given"), environment={"MOLDAU_PIPELINES": "/elsewhere"}) == tmp_path / "given"
+    assert state_directories(tmp_path / "nowhere") == []

@@ -1,0 +1,59 @@
+"""Times as people give them."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from moldau.pipelines.definition import PipelineError
+from moldau.pipelines.times import since, start_at
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("earliest", "earliest"),
+        (" Latest ", "latest"),
+        ("2 hours ago", "2026-01-31T10:00:00.000Z"),
+        ("1 day ago", "2026-01-30T12:00:00.000Z"),
+        ("an hour ago", "2026-01-31T11:00:00.000Z"),
+        ("90 Seconds ago", "2026-01-31T11:58:30.000Z"),
+        ("2026-01-31", "2026-01-31T00:00:00.000Z"),
+        ("2026-01-31T10:00", "2026-01-31T10:00:00.000Z"),
+        ("2026-01-31T10:00:00.5Z", "2026-01-31T10:00:00.500Z"),
+        ("2026-01-31T10:00:00+02:00", "2026-01-31T08:00:00.000Z"),
+    ],
+)
+def test_a_time_is_understood(given: str, meant: str) -> None:
+    assert start_at(given, NOW) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("yesterday", "is not a time; say 2026-01-31T12:00"),
+        ("hours ago", "is not a time"),
+        ("", "is not a time"),
+        ("1969-12-31", "before 1970"),
+        ("2026-02-01", "still to come"),
+        ("9999999999 weeks ago", "before time began"),
+    ],
+)
+def test_what_is_no_time_says_why(given: str, why: str) -> None:
+    with pytest.raises(PipelineError, match=why):
+        start_at(given, NOW)
+
+
+@pytest.mark.parametrize(
+    ("time", "told"),
+    [
+        ("2026-01-31T11:59:55Z", "5 s"),
+        ("2026-01-31T11:57:01Z", "2 min"),
+        ("2026-01-31T09:30:00Z", "2 h 30 min"),
+        ("2026-01-28T10:00:00Z", "3 d 2 h"),
+        ("2026-01-31T12:00:03Z", "0 s"),
+    ],
+)
+def test_how_long_ago_is_told_shortly(time: str, told: str) -> None:
+    assert since(time, NOW) == told

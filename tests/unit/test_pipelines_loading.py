@@ -1,0 +1,210 @@
+"""A pipeline from its file: what is read, and what is said of a file that cannot be."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from moldau.pipelines import loading
+from moldau.pipelines.definition import Format, OnBad, PipelineError, SinkKind, Watermark
+from moldau.pipelines.loading import load
+
+WHOLE = """
+name: revenue
+bootstrap: ${SERVERS:-127.0.0.1:9092}
+sources:
+  orders:
+    topic: orders
+    format: json
+    schema: product STRING, quantity INT, at TIMESTAMP
+    key: bytes
+    starting: 2024-05-01T00:00:00Z
+    watermark: {column: at, delay: 10 s}
+    expectations: {positive: "quantity > 0"}
+    options: {failOnDataLoss: false, kafka: {fetch.max.bytes: 1000}}
+transform:
+  large: SELECT * FROM orders WHERE quantity > 10
+  revenue: |
+    SELECT product, COUNT(*) AS n FROM large GROUP BY product
+sinks:
+  out: {topic: revenue, key: product, mode: update}
+  table: {delta: tables/revenue, mode: upsert, key: [product], order_by: n}
+  archive: {parquet: s3a://lake/orders, from: orders, partition_by: [product]}
+  screen: {console: true}
+dead_letters: orders.dead
+trigger: 1 second
+rate_limit: 100_000
+checkpoint: here
+kafka:
+  security.protocol: SASL_SSL
+  sasl: {mechanism: PLAIN}
+spark: {spark.sql.shuffle.partitions: 2}
+"""
+
+
+def written(folder: Path, text: str, name: str = "revenue.yaml") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def failure(path: Path, **settings: object) -> str:
+    with pytest.raises(PipelineError) as raised:
+        load(path, **settings)  # type: ignore[arg-type]
+    return str(raised.value)
+
+
+def test_a_yaml_file_says_all_that_a_pipeline_is(tmp_path: Path) -> None:
+    pipeline = load(written(tmp_path, WHOLE))
+    (orders,) = pipeline.sources
+    assert (pipeline.name, pipeline.bootstrap) == ("revenue", "127.0.0.1:9092")
+    assert (orders.topics, orders.format, orders.key_format) == (("orders",), Format.JSON, Format.BYTES)
+    assert orders.starting == "2024-05-01T00:00:00Z"
+    assert orders.watermark == Watermark("at", "10 seconds")
+    assert orders.expectations == {"positive": "quantity > 0"}
+    assert orders.options == {"failOnDataLoss": "false", "kafka.fetch.max.bytes": "1000"}
+    assert [view.name for view in pipeline.views] == ["large", "revenue"]
+    assert [sink.kind for sink in pipeline.sinks] == [
+        SinkKind.TOPIC,
+        SinkKind.DELTA,
+        SinkKind.PARQUET,
+        SinkKind.CONSOLE,
+    ]
+    assert [sink.view for sink in pipeline.sinks] == ["revenue", "revenue", "orders", "revenue"]
+    assert (pipeline.on_bad, pipeline.dead_letter_topic) == (OnBad.DEAD_LETTER, "orders.dead")
+    assert (pipeline.trigger, pipeline.rate_limit) == ("1 second", 100_000)
+    assert pipeline.kafka == {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}
+    assert pipeline.spark == {"spark.sql.shuffle.partitions": "2"}
+
+
+def test_the_example_that_shows_all_settings_is_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", "x")
+    text = loading.__doc__ or ""
+    example = text[text.index("    name:") : text.index("Relative paths")]
+    assert len(load(written(tmp_path, example)).sinks) == 4
+
+
+def test_relative_paths_are_relative_to_the_file_and_addresses_stay(tmp_path: Path) -> None:
+    pipeline = load(written(tmp_path, WHOLE))
+    assert pipeline.checkpoint == str(tmp_path / "here")
+    assert pipeline.sinks[1].target == str(tmp_path / "tables/revenue")
+    assert pipeline.sinks[2].target == "s3a://lake/orders"
+
+
+def test_a_single_select_is_the_view_that_sinks_show(tmp_path: Path) -> None:
+    text = """
+    sources: {orders: {topic: orders}}
+    transform: SELECT 1 AS one FROM orders
+    sinks: {screen: {console: true}}
+    """
+    pipeline = load(written(tmp_path, text, "single.yml"))
+    assert pipeline.name == "single"
+    assert pipeline.sinks[0].view == "transform"
+
+
+def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> None:
+    path = written(tmp_path, "sources: {orders: {topic: orders}}\nsinks: {screen: {console: true}}")
+    assert load(path).sinks[0].view == "orders"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("    topic: orders\n", "    topc: orders\n"), "sources.orders needs topic or topics or pattern"),
+        (
+            ("    format: json", "    formt: json"),
+            ":7: sources.orders knows no 'formt'; did you mean format?",
+        ),
+        (
+            ("    format: json", "    format: jsn"),
+            ":7: sources.orders.format must be one of bytes, string, json, avro",
+        ),
+        (
+            ("dead_letters:", "dead_leters:"),
+            ":23: a pipeline knows no 'dead_leters'; did you mean dead_letters?",
+        ),
+        (("delay: 10 s", "delay: ten"), "'ten' is not a duration such as 10 seconds"),
+        (
+            ("starting: 2024-05-01T00:00:00Z", "starting: soon"),
+            "'soon' is neither earliest nor latest nor a time",
+        ),
+        (("mode: update", "mode: upserted"), ":19: a topic sink has no mode 'upserted'"),
+        (
+            ("mode: upsert, key: [product]", "mode: upsert"),
+            ":20: an upsert needs the columns that identify a row",
+        ),
+        (("from: orders", "from: order"), ":21: there is no source or view 'order'; did you mean orders?"),
+        (("rate_limit: 100_000", "rate_limit: 0"), "rate_limit must be a whole number from 1, not '0'"),
+        (("name: revenue", "name: re venue"), ":2: 're venue' cannot name a pipeline"),
+        (("  orders:\n", "  my-orders:\n"), "'my-orders' cannot be a name in SQL"),
+        (
+            ("    topic: orders\n", "    topic: orders\n    topic: more\n"),
+            "sources.orders.topic is there twice",
+        ),
+        (("topic: revenue, key", "topic: revenue, parquet: x, key"), "has both topic and parquet"),
+        (("${SERVERS:-127.0.0.1:9092}", "${SERVERS_OF_NOBODY}"), "SERVERS_OF_NOBODY is not set"),
+        (("dead_letters: orders.dead", "dead_letters: orders"), "bad records would go in circles"),
+        (("dead_letters: orders.dead", "on_bad: dead_letter"), "needs the topic: dead_letters: <topic>"),
+        (("  large: SELECT", "  orders: SELECT"), "there are two called 'orders'"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_and_what_is_near(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    assert change[0] in WHOLE
+    path = written(tmp_path, WHOLE.replace(*change, 1))
+    told = failure(path)
+    assert told.startswith(f"{path}:")
+    assert said in told
+
+
+def test_what_is_not_yaml_is_told_with_its_line(tmp_path: Path) -> None:
+    assert ":2: this is not YAML" in failure(written(tmp_path, "name: x\nsources: [a, {"))
+    assert "the file is empty" in failure(written(tmp_path, "# nothing\n"))
+    assert "must be a mapping of settings" in failure(written(tmp_path, "- a\n- b\n"))
+
+
+def test_a_missing_file_and_one_of_another_kind_are_named(tmp_path: Path) -> None:
+    assert "No such file" in failure(tmp_path / "none.yaml")
+    assert "a .yaml or a .py file" in failure(written(tmp_path, "x", "pipeline.toml"))
+
+
+def test_the_environment_is_put_in_and_secrets_are_never_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVERS", "kafka:9092")
+    monkeypatch.setenv("SECRET", "hunter2")
+    text = WHOLE.replace("{mechanism: PLAIN}", "{mechanism: PLAIN, password: '${SECRET}'}")
+    pipeline = load(written(tmp_path, text))
+    assert pipeline.bootstrap == "kafka:9092"
+    assert pipeline.kafka["sasl.password"] == "hunter2"
+    assert "hunter2" not in repr(pipeline)
+    told = failure(written(tmp_path, text.replace("'${SECRET}'", "['${SECRET}']")))
+    assert "kafka.sasl.password" in told
+    assert "hunter2" not in told
+
+
+def test_an_avro_schema_comes_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "order.avsc").write_text('{"type": "record", "name": "Order", "fields": []}')
+    text = """
+    sources: {orders: {topic: orders, format: avro, schema_file: order.avsc}}
+    sinks: {screen: {console: true}}
+    """
+    assert '"Order"' in (load(written(tmp_path, text)).sources[0].schema or "")
+    assert "cannot read the file" in failure(written(tmp_path, text.replace("order.avsc", "none.avsc")))
+    assert "it needs schema_file" in failure(written(tmp_path, text.replace(", schema_file: order.avsc", "")))
+
+
+def test_overrides_go_over_what_the_file_says(tmp_path: Path) -> None:
+    path = written(tmp_path, WHOLE)
+    changed = load(
+        path, overrides={"bootstrap": "b:1", "rate_limit": "5", "kafka.sasl.mechanism": "X", "spark.a": "b"}
+    )
+    assert (changed.bootstrap, changed.rate_limit) == ("b:1", 5)
+    assert changed.kafka["sasl.mechanism"] == "X"
+    assert changed.spark == {"spark.sql.shuffle.partitions": "2", "spark.a": "b"}
+    assert changed.checkpoint == str(tmp_path / "here")
+    assert changed.file == path
+    assert "knows no 'bootstap'; did you mean bootstrap?" in failure(path, overrides={"bootstap": "b:1"})

@@ -1,0 +1,192 @@
+"""The parts of a pipeline that need no Spark: the environment, names, what needs what, whose a checkpoint is."""
+
+import json
+
+import pytest
+
+from moldau.client.record import ConsumerRecord
+from moldau.pipelines.dead_letters import Return, returned
+from moldau.pipelines.definition import Pipeline, PipelineError, Sink, SinkKind, Source, View
+from moldau.pipelines.environment import substituted
+from moldau.pipelines.given import is_secret
+from moldau.pipelines.identity import FILE, claimed, identity_of
+from moldau.pipelines.needing import needed
+from moldau.pipelines.texts import duration, starting_point, time_ms
+
+ORDERS = Source("orders", ("orders",))
+CUSTOMERS = Source("customers", ("customers",))
+
+
+def pipeline(*views: View, name: str = "p") -> Pipeline:
+    return Pipeline(name, (ORDERS, CUSTOMERS), views, (Sink("out", SinkKind.CONSOLE),))
+
+
+# The environment
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${HOST}:${PORT:-9092}", "here:9092"),
+        ("${EMPTY:-default}", "default"),
+        ("${EMPTY}", ""),
+        ("${NONE:-}", ""),
+        ("${NONE:-a:-b}", "a:-b"),
+        ("$${HOST} $5 $HOST", "${HOST} $5 $HOST"),
+    ],
+)
+def test_variables_are_put_in(text: str, expected: str) -> None:
+    assert substituted(text, {"HOST": "here", "EMPTY": ""}) == expected
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    with pytest.raises(ValueError, match="NONE is not set; set it, or write"):
+        substituted("${NONE}", {})
+    with pytest.raises(ValueError, match="is not"):
+        substituted("${not a name}", {})
+
+
+@pytest.mark.parametrize(
+    "key", ["sasl.password", "ssl.keystore.password", "sasl.jaas.config", "client_secret"]
+)
+def test_settings_that_must_not_be_shown_are_known(key: str) -> None:
+    assert is_secret(key)
+    assert not is_secret("security.protocol")
+
+
+# Texts
+
+
+def test_durations_are_as_spark_takes_them() -> None:
+    assert [duration(each) for each in ("1 second", "500ms", "10 MINUTES", "2h")] == [
+        "1 second",
+        "500 milliseconds",
+        "10 minutes",
+        "2 hours",
+    ]
+    for wrong in ("", "soon", "1", "-1 s", "1 fortnight"):
+        with pytest.raises(ValueError, match="is not a duration"):
+            duration(wrong)
+
+
+def test_a_time_without_a_zone_is_in_utc() -> None:
+    assert time_ms("2024-05-01T00:00:00Z") == time_ms("2024-05-01") == time_ms("2024-05-01T02:00:00+02:00")
+    assert starting_point("Latest") == "latest"
+    with pytest.raises(ValueError, match="nor a time"):
+        starting_point("yesterday")
+
+
+# What needs what
+
+
+def test_a_view_needs_what_its_sql_names_and_what_that_needs() -> None:
+    large = View("large", "SELECT * FROM Orders WHERE n > 1")
+    other = View("other", "SELECT * FROM customers")
+    total = View("total", "SELECT sum(n) AS orders FROM large")
+    one = pipeline(large, other, total)
+    assert [each.name for each in needed(one, "total")] == ["orders", "large", "total"]
+    assert [each.name for each in needed(one, "other")] == ["customers", "other"]
+    assert [each.name for each in needed(one, "orders")] == ["orders"]
+
+
+def test_a_view_does_not_need_what_comes_after_it() -> None:
+    one = pipeline(View("a", "SELECT b FROM orders"), View("b", "SELECT * FROM a"))
+    assert [each.name for each in needed(one, "a")] == ["orders", "a"]
+
+
+def test_the_parameters_of_a_function_name_what_it_needs() -> None:
+    def joined(customers: object, orders: object, limit: int = 3) -> object:
+        return customers, orders, limit
+
+    one = pipeline(View("joined", shaping=joined))
+    assert [each.name for each in needed(one, "joined")] == ["orders", "customers", "joined"]
+
+
+# Whose a checkpoint is
+
+
+class Files(dict[str, str]):
+    def exists(self, path: str) -> bool:
+        return path in self
+
+    def read(self, path: str) -> str | None:
+        return self.get(path)
+
+    def write(self, path: str, text: str) -> None:
+        self[path] = text
+
+
+def test_a_checkpoint_keeps_its_id_for_as_long_as_it_is_there() -> None:
+    files = Files()
+    wanted = identity_of(pipeline(), "out", [ORDERS], "topic t")
+    first = claimed(files, "ck", wanted)
+    assert claimed(files, "ck", wanted).id == first.id != ""
+    assert claimed(files, "other", wanted).id != first.id
+
+
+def test_the_checkpoint_of_another_pipeline_is_refused() -> None:
+    files = Files()
+    claimed(files, "ck", identity_of(pipeline(name="a"), "out", [ORDERS], "topic t"))
+    with pytest.raises(
+        PipelineError, match=r"belongs to the query out of the pipeline a, not to out of b.*checkpoint:"
+    ):
+        claimed(files, "ck", identity_of(pipeline(name="b"), "out", [ORDERS], "topic t"))
+
+
+def test_a_query_that_reads_or_writes_something_else_now_is_refused() -> None:
+    files = Files()
+    claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+    with pytest.raises(PipelineError, match=r"reads orders \(orders\), now customers.*replay"):
+        claimed(files, "ck", identity_of(pipeline(), "out", [CUSTOMERS], "topic t"))
+    with pytest.raises(PipelineError, match="writes to topic t, now to topic u"):
+        claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic u"))
+
+
+def test_a_checkpoint_that_spark_made_for_something_else_is_refused() -> None:
+    files = Files({"ck/metadata": "{}"})
+    with pytest.raises(PipelineError, match="made by something else"):
+        claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+
+
+def test_a_damaged_identity_is_named_and_not_overwritten() -> None:
+    files = Files({f"ck/{FILE}": "{nonsense"})
+    with pytest.raises(PipelineError, match="cannot be read"):
+        claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+    assert files[f"ck/{FILE}"] == "{nonsense"
+    good = Files()
+    claimed(good, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+    assert json.loads(good[f"ck/{FILE}"])["sources"] == {"orders": "orders"}
+
+
+# Dead letters
+
+
+def letter(*headers: tuple[str, bytes | None]) -> ConsumerRecord:
+    return ConsumerRecord("dead", 0, 7, 99, False, b"k", b"v", headers)
+
+
+def test_a_dead_letter_is_again_what_it_was() -> None:
+    back = returned(
+        letter(
+            ("mine", b"1"),
+            ("moldau.error.topic", b"orders"),
+            ("moldau.error.partition", b"3"),
+            ("moldau.error.timestamp", b"1234"),
+            ("moldau.error.reason", b"malformed"),
+            ("none", None),
+        )
+    )
+    headers = (("mine", b"1"), ("none", None), ("moldau.redriven", b"1"))
+    assert back == Return("orders", 3, 1234, b"k", b"v", headers)
+
+
+def test_how_often_a_dead_letter_was_sent_back_is_counted() -> None:
+    back = returned(letter(("moldau.redriven", b"2"), ("moldau.error.topic", b"orders")))
+    assert back is not None
+    assert back.headers == (("moldau.redriven", b"3"),)
+    assert back.partition is None
+
+
+def test_a_record_that_does_not_say_where_it_came_from_is_nobodys_dead_letter() -> None:
+    assert returned(letter(("a", b"b"))) is None
+    assert returned(letter(("moldau.error.topic", b""))) is None

@@ -1,0 +1,130 @@
+"""Dead letters sent back, over a real broker."""
+
+import asyncio
+
+import pytest
+
+from moldau.client import Consumer, Producer, TopicPartition
+from moldau.client.record import ConsumerRecord
+from moldau.pipelines.dead_letters import Redriven, redrive
+from moldau.pipelines.definition import OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
+from moldau.testing import Broker
+
+DEAD = "orders.dead"
+
+
+def pipeline(broker: Broker) -> Pipeline:
+    return Pipeline(
+        "p",
+        (Source("orders", ("orders",)),),
+        (),
+        (Sink("screen", SinkKind.CONSOLE, view="orders"),),
+        bootstrap=broker.bootstrap,
+        on_bad=OnBad.DEAD_LETTER,
+        dead_letter_topic=DEAD,
+    )
+
+
+async def bury(broker: Broker, count: int, *, topic: str = "orders", partition: int = 0) -> None:
+    async with Producer(broker.bootstrap) as producer:
+        for number in range(count):
+            headers = [
+                ("mine", b"x"),
+                ("moldau.error.topic", topic.encode()),
+                ("moldau.error.partition", b"1"),
+                ("moldau.error.timestamp", str(1000 + number).encode()),
+                ("moldau.error.detail", b"because"),
+            ]
+            value = f"v{number}".encode()
+            await producer.send(DEAD, value, key=b"k", partition=partition, headers=headers)
+        await producer.flush()
+
+
+async def records(broker: Broker, topic: str, partitions: int) -> list[ConsumerRecord]:
+    async with Consumer(broker.bootstrap, auto_offset_reset="earliest") as consumer:
+        places = [TopicPartition(topic, each) for each in range(partitions)]
+        consumer.assign(places)
+        ends = await consumer.end_offsets(places)
+        found: list[ConsumerRecord] = []
+        while len(found) < sum(ends.values()):
+            found += await consumer.poll(1_000)
+        return found
+
+
+def test_dead_letters_are_where_they_were_with_key_value_time_and_headers() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 3, DEAD: 2}) as broker:
+            await bury(broker, 2)
+            await bury(broker, 1, partition=1)
+            assert await redrive(pipeline(broker)) == Redriven(3, {"orders": 3})
+            back = await records(broker, "orders", 3)
+            assert sorted(each.value or b"" for each in back) == [b"v0", b"v0", b"v1"]
+            assert {(each.key, each.partition) for each in back} == {(b"k", 1)}
+            assert {each.timestamp for each in back} == {1000, 1001}
+            assert {each.headers for each in back} == {(("mine", b"x"), ("moldau.redriven", b"1"))}
+
+    asyncio.run(run())
+
+
+def test_what_was_sent_back_is_not_sent_again() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
+            await bury(broker, 3)
+            assert (await redrive(pipeline(broker), limit=2)).count == 2
+            assert (await redrive(pipeline(broker))).count == 1
+            assert (await redrive(pipeline(broker))).count == 0
+            await bury(broker, 1)
+            assert (await redrive(pipeline(broker))).count == 1
+            assert len(await records(broker, "orders", 2)) == 4
+
+    asyncio.run(run())
+
+
+def test_a_dry_run_sends_and_remembers_nothing() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
+            await bury(broker, 3)
+            expected = Redriven(3, {"orders": 3})
+            assert await redrive(pipeline(broker), dry_run=True) == expected
+            assert await records(broker, "orders", 2) == []
+            assert await redrive(pipeline(broker)) == expected
+
+    asyncio.run(run())
+
+
+def test_records_that_are_no_dead_letters_are_passed_over_and_counted() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
+            async with Producer(broker.bootstrap) as producer:
+                await (await producer.send(DEAD, b"stray"))
+            await bury(broker, 1)
+            assert await redrive(pipeline(broker)) == Redriven(1, {"orders": 1}, skipped=1)
+
+    asyncio.run(run())
+
+
+def test_a_partition_that_is_gone_leaves_the_choice_to_the_key() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 1, DEAD: 1}) as broker:
+            await bury(broker, 1)
+            assert (await redrive(pipeline(broker))).count == 1
+            assert [each.partition for each in await records(broker, "orders", 1)] == [0]
+
+    asyncio.run(run())
+
+
+def test_a_missing_dead_letter_topic_is_named() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 1}) as broker:
+            with pytest.raises(PipelineError, match="there is no topic none: no dead letter was written yet"):
+                await redrive(pipeline(broker), dead_letter_topic="none")
+
+    asyncio.run(run())
+
+
+def test_an_unreachable_cluster_is_named() -> None:
+    one = Pipeline(
+        "p", (), (), (), bootstrap="127.0.0.1:1", kafka={"request.timeout.ms": "300"}, dead_letter_topic=DEAD
+    )
+    with pytest.raises(PipelineError, match=r"were not all sent back.*127\.0\.0\.1:1"):
+        asyncio.run(redrive(one))
