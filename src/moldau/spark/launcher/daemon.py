@@ -14,8 +14,8 @@ _work = daemon.worker
 def work(sock: socket.socket, authenticated: bool) -> int:
     try:
         return int(_work(sock, authenticated))
-    except (BrokenPipeError, ConnectionResetError):
-        # Other than 0: this worker is not used again.
+    except OSError:
+        # What a user's code raises is told to Spark before: this is the socket. Not 0: the worker is not used again.
         return 1
 
 
