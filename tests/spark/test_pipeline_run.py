@@ -10,10 +10,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.generating import Made
-from moldau.pipelines.progress import State, latest_of
-from moldau.pipelines.progress_file import lines_of
-from moldau.pipelines.stopping import Wish
+from moldau.pipelines.running.progress import State, latest_of
+from moldau.pipelines.running.progress_file import lines_of
+from moldau.pipelines.running.stopping import Wish
+from moldau.pipelines.shipped.generating import Made
 from moldau.testing import Broker
 from support.pipeline_runs import PipelineRuns, create_topics, read_json, send_all
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from moldau.pipelines.generating import Made
+from moldau.pipelines.shipped.generating import Made
 from moldau.testing import Broker
 from support.pipeline_runs import read_json, send_all
 

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from moldau.pipelines import load
-from moldau.pipelines.building import Place
-from moldau.pipelines.checking import Finding, check
+from moldau.pipelines.planning.building import Place
+from moldau.pipelines.planning.checking import Finding, check
 from moldau.testing import Broker
 from support.log_writer import LogWriter
 

@@ -484,9 +484,9 @@ def test_a_value_is_parsed_once_and_many_bad_records_are_told_from_many_good_one
 ) -> None:
     from pyspark.sql import functions as F
 
-    from moldau.pipelines.bad_records import dead_letters, good
-    from moldau.pipelines.decoding import raw_schema, value_schema
-    from moldau.pipelines.transforming import judged
+    from moldau.pipelines.planning.transforming import judged
+    from moldau.pipelines.records.bad_records import dead_letters, good
+    from moldau.pipelines.records.decoding import raw_schema, value_schema
 
     source = orders(schema="id BIGINT, n INT", expectations={"positive": "n > 0"})
     values = """CASE WHEN id % 100 = 0 THEN '{"id": "bad"}' WHEN id % 1000 = 1 THEN concat('{"id": ', id, ', "n": 0}')

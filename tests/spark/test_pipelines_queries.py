@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from moldau.client import Consumer, TopicPartition
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines import PipelineError, load
-from moldau.pipelines.building import Place, Start, plan
-from moldau.pipelines.dead_letters import redrive
 from moldau.pipelines.failures import sentence_of
-from moldau.pipelines.writing import ShownBatch
+from moldau.pipelines.planning.building import Place, Start, plan
+from moldau.pipelines.planning.writing import ShownBatch
+from moldau.pipelines.records.dead_letters import redrive
 from moldau.testing import Broker
 from support.log_writer import Given, LogWriter
 
@@ -286,8 +286,8 @@ def test_the_checkpoint_of_another_pipeline_and_a_changed_source_are_refused(
 def test_only_the_columns_that_a_query_needs_are_read(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
-    from moldau.pipelines.stream_plans import columns_needed, empty_stream
-    from moldau.pipelines.transforming import rows_of
+    from moldau.pipelines.planning.stream_plans import columns_needed, empty_stream
+    from moldau.pipelines.planning.transforming import rows_of
 
     def needed(sql: str, on_bad: str = "drop") -> list[str]:
         text = f"""
@@ -297,7 +297,7 @@ def test_only_the_columns_that_a_query_needs_are_read(
         on_bad: {on_bad}
         """
         pipeline = load(file_of(tmp_path, broker, text))
-        from moldau.pipelines.decoding import value_schema
+        from moldau.pipelines.records.decoding import value_schema
 
         schemas = {"s": value_schema(pipeline.sources[0])}
         frame = rows_of(spark, pipeline, "transform", lambda each: empty_stream(spark, each), schemas)

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from moldau.pipelines.generating import Made, customers, orders
 from moldau.pipelines.shipped import template
+from moldau.pipelines.shipped.generating import Made, customers, orders
 from moldau.testing import Broker
 from support.pipeline_runs import PipelineRuns, create_topics, read_all, read_json, send_all
 

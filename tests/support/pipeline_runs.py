@@ -12,13 +12,13 @@ from moldau.client import Admin, Consumer, Producer
 from moldau.client.admin import NewTopic
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.pipelines.definition import Pipeline
-from moldau.pipelines.generating import Made, send
-from moldau.pipelines.loading import load
-from moldau.pipelines.progress import Progress, QueryState
-from moldau.pipelines.running import Outcome, RunOptions, run
-from moldau.pipelines.state_directory import StateDirectory
-from moldau.pipelines.stopping import Wish
-from moldau.pipelines.writing import ShownBatch
+from moldau.pipelines.form.loading import load
+from moldau.pipelines.planning.writing import ShownBatch
+from moldau.pipelines.running.progress import Progress, QueryState
+from moldau.pipelines.running.run import Outcome, RunOptions, run
+from moldau.pipelines.running.state_directory import StateDirectory
+from moldau.pipelines.running.stopping import Wish
+from moldau.pipelines.shipped.generating import Made, send
 
 
 class Heard:

@@ -13,16 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from moldau.cli.commands import app
-from moldau.pipelines.loading import load
-from moldau.pipelines.process_identity import process_start
-from moldau.pipelines.progress import Progress, to_json
+from moldau.pipelines.form.loading import load
+from moldau.pipelines.running.process_identity import process_start
+from moldau.pipelines.running.progress import Progress, to_json
+from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
 from moldau.pipelines.shipped import TEMPLATES
-from moldau.pipelines.state_directory import RunRecord, StateDirectory
 
 HELD = """
 import signal, sys, time
 from pathlib import Path
-from moldau.pipelines.state_directory import StateDirectory
+from moldau.pipelines.running.state_directory import StateDirectory
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with StateDirectory(Path(sys.argv[1])).locked():

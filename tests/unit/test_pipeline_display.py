@@ -15,9 +15,9 @@ from moldau.cli.drawing import Drawing
 from moldau.cli.pipeline_display import JsonLines, Lines, states_table
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines.definition import Pipeline, Sink, SinkKind
-from moldau.pipelines.progress import Progress, QueryState, State, from_json
-from moldau.pipelines.replaying import consequences, replayed
-from moldau.pipelines.state_directory import Generation, Generations
+from moldau.pipelines.planning.replaying import consequences, replayed
+from moldau.pipelines.running.progress import Progress, QueryState, State, from_json
+from moldau.pipelines.running.state_directory import Generation, Generations
 
 PROGRESS = Progress("table", "2026-01-31T12:00:00.000Z", 4, 1500, 750.0, 3.25, 420, 12)
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moldau.pipelines.definition import Pipeline, Sink, Source
-from moldau.pipelines.loading import load
+from moldau.pipelines.form.loading import load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
 

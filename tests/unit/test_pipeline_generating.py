@@ -7,7 +7,15 @@ from itertools import islice
 
 from moldau.client import Consumer, Producer
 from moldau.client.record import TopicPartition
-from moldau.pipelines.generating import JITTER_MS, LATE_MS, Made, customers, orders, send, send_at_rate
+from moldau.pipelines.shipped.generating import (
+    JITTER_MS,
+    LATE_MS,
+    Made,
+    customers,
+    orders,
+    send,
+    send_at_rate,
+)
 from moldau.testing import Broker
 
 START_MS = 1_769_860_800_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moldau.pipelines.progress import (
+from moldau.pipelines.running.progress import (
     Progress,
     QueryState,
     State,
@@ -16,7 +16,7 @@ from moldau.pipelines.progress import (
     progress_of,
     to_json,
 )
-from moldau.pipelines.progress_file import ProgressFile, lines_of
+from moldau.pipelines.running.progress_file import ProgressFile, lines_of
 
 
 def source(end: object, latest: object, **others: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.process_identity import own_start, process_start
-from moldau.pipelines.state_directory import (
+from moldau.pipelines.running.process_identity import own_start, process_start
+from moldau.pipelines.running.state_directory import (
     Generation,
     Generations,
     RunRecord,
@@ -58,7 +58,7 @@ def test_a_second_run_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from moldau.pipelines.state_directory import StateDirectory\n"
+        "from moldau.pipelines.running.state_directory import StateDirectory\n"
         "with StateDirectory(Path(sys.argv[1])).locked():\n"
         "    print('locked', flush=True)\n    time.sleep(60)\n"
     )

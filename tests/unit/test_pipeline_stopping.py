@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from moldau.pipelines.stopping import SIGNALS, Wish, listening
+from moldau.pipelines.running.stopping import SIGNALS, Wish, listening
 
 
 def signalled(number: int) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.times import since, start_at
+from moldau.pipelines.running.times import since, start_at
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

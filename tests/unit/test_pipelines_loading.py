@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from moldau.pipelines import loading
 from moldau.pipelines.definition import Format, OnBad, PipelineError, SinkKind, Watermark
-from moldau.pipelines.loading import load
+from moldau.pipelines.form import loading
+from moldau.pipelines.form.loading import load
 
 WHOLE = """
 name: revenue

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from moldau.client.record import ConsumerRecord
-from moldau.pipelines.dead_letters import Return, returned
 from moldau.pipelines.definition import Pipeline, PipelineError, Sink, SinkKind, Source, View
-from moldau.pipelines.environment import substituted
-from moldau.pipelines.given import is_secret
-from moldau.pipelines.identity import FILE, claimed, identity_of
-from moldau.pipelines.needing import needed
-from moldau.pipelines.texts import duration, starting_point, time_ms
+from moldau.pipelines.form.environment import substituted
+from moldau.pipelines.form.given import is_secret
+from moldau.pipelines.form.needing import needed
+from moldau.pipelines.form.texts import duration, starting_point, time_ms
+from moldau.pipelines.planning.identity import FILE, claimed, identity_of
+from moldau.pipelines.records.dead_letters import Return, returned
 
 ORDERS = Source("orders", ("orders",))
 CUSTOMERS = Source("customers", ("customers",))

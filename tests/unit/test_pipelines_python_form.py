@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from moldau.pipelines.definition import PipelineError, SinkKind, Watermark
-from moldau.pipelines.loading import load
+from moldau.pipelines.form.loading import load
 
 FILE = """
 from moldau.pipelines import Pipeline

@@ -6,8 +6,8 @@ import pytest
 
 from moldau.client import Consumer, Producer, TopicPartition
 from moldau.client.record import ConsumerRecord
-from moldau.pipelines.dead_letters import Redriven, redrive
 from moldau.pipelines.definition import OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
+from moldau.pipelines.records.dead_letters import Redriven, redrive
 from moldau.testing import Broker
 
 DEAD = "orders.dead"

@@ -16,10 +16,10 @@ from moldau.cli.demo_node import PORT, choose_port, node
 from moldau.cli.demo_screen import Screen
 from moldau.cli.demo_traffic import DEAD, ORDERS, REVENUE, Traffic
 from moldau.cli.pipeline_given import Master, loaded, told_plainly
-from moldau.pipelines.running import Outcome, RunOptions, run
+from moldau.pipelines.running.run import Outcome, RunOptions, run
+from moldau.pipelines.running.state_directory import DIRECTORY, StateDirectory
+from moldau.pipelines.running.stopping import Wish, listening
 from moldau.pipelines.shipped import template
-from moldau.pipelines.state_directory import DIRECTORY, StateDirectory
-from moldau.pipelines.stopping import Wish, listening
 
 PIPELINE = "orders-revenue"
 FIRST_RESULT_WITHIN_S = 300.0

@@ -14,7 +14,7 @@ from rich.text import Text
 from moldau.cli.demo_traffic import Results, Traffic
 from moldau.cli.drawing import Drawing
 from moldau.cli.pipeline_display import states_table
-from moldau.pipelines.progress import Progress, QueryState
+from moldau.pipelines.running.progress import Progress, QueryState
 
 MINUTES = 3
 """So many are side by side."""

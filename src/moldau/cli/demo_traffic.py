@@ -15,7 +15,7 @@ from moldau.client.cluster import Cluster
 from moldau.client.consumer import Consumer
 from moldau.client.producer import Producer
 from moldau.client.record import ConsumerRecord, TopicPartition
-from moldau.pipelines.generating import orders, send_at_rate
+from moldau.pipelines.shipped.generating import orders, send_at_rate
 
 ORDERS, REVENUE, DEAD = "orders", "revenue", "orders.dead"
 TOPICS = (NewTopic(ORDERS, 2), NewTopic(REVENUE, 1), NewTopic(DEAD, 1))

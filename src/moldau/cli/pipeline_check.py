@@ -17,8 +17,8 @@ from moldau.cli.pipeline_given import (
     parse_conf,
     told_plainly,
 )
-from moldau.pipelines.running import now
-from moldau.pipelines.state_directory import StateDirectory, root
+from moldau.pipelines.running.run import now
+from moldau.pipelines.running.state_directory import StateDirectory, root
 
 
 def pipeline_check(
@@ -35,8 +35,8 @@ def pipeline_check(
     settings = parse_conf(conf)
     with told_plainly():
         pipeline = loaded(file, bootstrap)
-        from moldau.pipelines.building import Place
-        from moldau.pipelines.checking import check
+        from moldau.pipelines.planning.building import Place
+        from moldau.pipelines.planning.checking import check
         from moldau.spark import session
 
         directory = StateDirectory.of(root(state), pipeline.name)

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from moldau.cli.drawing import Drawing
-from moldau.pipelines.progress import Progress, QueryState, State, to_json
+from moldau.pipelines.running.progress import Progress, QueryState, State, to_json
 
 if TYPE_CHECKING:
-    from moldau.pipelines.writing import ShownBatch
+    from moldau.pipelines.planning.writing import ShownBatch
 
 COLOURS = {
     State.STARTING: "dim",
@@ -90,7 +90,7 @@ class Silent:
     """Shows nothing but the rows of console sinks, which are there to be seen."""
 
     def rows(self, batch: "ShownBatch") -> None:
-        from moldau.pipelines.console import print_batch
+        from moldau.pipelines.planning.console import print_batch
 
         print_batch(batch)
 
@@ -181,7 +181,7 @@ class LiveTable(Silent):
             self._step = None
 
     def rows(self, batch: "ShownBatch") -> None:
-        from moldau.pipelines.console import table_of
+        from moldau.pipelines.planning.console import table_of
 
         if batch.rows:
             self._drawing.stay(table_of(batch))

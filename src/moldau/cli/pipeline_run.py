@@ -23,9 +23,9 @@ from moldau.cli.pipeline_given import (
 )
 from moldau.pipelines.definition import Pipeline
 from moldau.pipelines.failures import PLAIN
-from moldau.pipelines.running import Outcome, RunOptions, run
-from moldau.pipelines.state_directory import StateDirectory, root
-from moldau.pipelines.stopping import listening
+from moldau.pipelines.running.run import Outcome, RunOptions, run
+from moldau.pipelines.running.state_directory import StateDirectory, root
+from moldau.pipelines.running.stopping import listening
 
 
 def pipeline_run(

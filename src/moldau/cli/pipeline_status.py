@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from moldau.cli.asking import output, show, table
 from moldau.cli.pipeline_display import number
 from moldau.cli.pipeline_given import Json, Name, State, state_of, told_plainly
-from moldau.pipelines.progress import latest_of
-from moldau.pipelines.progress_file import lines_of
-from moldau.pipelines.running import now
-from moldau.pipelines.state_directory import RunRecord, StateDirectory
-from moldau.pipelines.times import since
+from moldau.pipelines.running.progress import latest_of
+from moldau.pipelines.running.progress_file import lines_of
+from moldau.pipelines.running.run import now
+from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
+from moldau.pipelines.running.times import since
 
 
 def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> None:

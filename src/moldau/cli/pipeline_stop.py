@@ -11,7 +11,7 @@ import typer
 
 from moldau.cli.asking import CommandError, output, say
 from moldau.cli.pipeline_given import Name, State, state_of, told_plainly
-from moldau.pipelines.state_directory import RunRecord, StateDirectory
+from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
 
 POLL_S = 0.1
 SAID_EVERY_S = 5.0

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moldau.pipelines.definition import PipelineError
-    from moldau.pipelines.loading import load
-    from moldau.pipelines.python_form import Pipeline
+    from moldau.pipelines.form.loading import load
+    from moldau.pipelines.form.python_form import Pipeline
 
 __all__ = ["Pipeline", "PipelineError", "load"]
 
-_HOMES = {"Pipeline": "python_form", "PipelineError": "definition", "load": "loading"}
+_HOMES = {"Pipeline": "form.python_form", "PipelineError": "definition", "load": "form.loading"}
 
 
 def __getattr__(name: str) -> Any:

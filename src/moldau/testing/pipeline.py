@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moldau.pipelines.definition import Format, OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
-from moldau.pipelines.error_headers import PREFIX
-from moldau.pipelines.loading import checked, load
-from moldau.pipelines.python_form import Pipeline as PythonPipeline
+from moldau.pipelines.form.loading import checked, load
+from moldau.pipelines.form.python_form import Pipeline as PythonPipeline
+from moldau.pipelines.records.error_headers import PREFIX
 from moldau.settings.values import nearest
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class _Trial:
         self._schemas = {each.name: self._schema(each) for each in pipeline.sources}
 
     def run(self) -> PipelineResult:
-        from moldau.pipelines.encoding import encoded
-        from moldau.pipelines.transforming import rows_of
+        from moldau.pipelines.planning.transforming import rows_of
+        from moldau.pipelines.records.encoding import encoded
 
         rows: dict[str, list[dict[str, Any]]] = {}
         records: dict[str, list[tuple[bytes | None, bytes | None]]] = {}
@@ -127,8 +127,8 @@ class _Trial:
         return PipelineResult(rows, records, self._dead_letters())
 
     def _rows(self, frame: "DataFrame", sink: Sink) -> list[dict[str, Any]]:
-        from moldau.pipelines.bad_records import without_metadata
-        from moldau.pipelines.writing import shaped_for
+        from moldau.pipelines.planning.writing import shaped_for
+        from moldau.pipelines.records.bad_records import without_metadata
 
         if sink.kind is SinkKind.TOPIC:
             return _collected(without_metadata(frame))
@@ -139,7 +139,7 @@ class _Trial:
         """What is in a table that knew nothing before."""
         from dataclasses import replace
 
-        from moldau.pipelines.writing import upserting
+        from moldau.pipelines.planning.writing import upserting
         from moldau.spark.sink.delta_commits import open_table
         from moldau.spark.sink.delta_options import locate
 
@@ -149,8 +149,8 @@ class _Trial:
             return [] if table is None else _plain(table.to_pyarrow_table())
 
     def _dead_letters(self) -> list[DeadLetter]:
-        from moldau.pipelines.bad_records import dead_letters
-        from moldau.pipelines.transforming import judged
+        from moldau.pipelines.planning.transforming import judged
+        from moldau.pipelines.records.bad_records import dead_letters
 
         if self._pipeline.on_bad is OnBad.FAIL:
             return []
@@ -163,7 +163,7 @@ class _Trial:
         return found
 
     def _frame(self, source: Source, rows: Sequence[Any]) -> "DataFrame":
-        from moldau.pipelines.decoding import raw_schema
+        from moldau.pipelines.records.decoding import raw_schema
 
         if isinstance(rows, Mapping | str | bytes):
             raise PipelineError(f"the rows of {source.name} must be a list, not {type(rows).__name__}")
@@ -171,8 +171,8 @@ class _Trial:
         return self._spark.createDataFrame(table, raw_schema())
 
     def _schema(self, source: Source) -> "T.StructType":
-        from moldau.pipelines.decoding import value_schema
-        from moldau.pipelines.inference import infer
+        from moldau.pipelines.records.decoding import value_schema
+        from moldau.pipelines.records.inference import infer
 
         if source.format is not Format.JSON or source.schema is not None:
             return value_schema(source)
@@ -205,7 +205,7 @@ def _bytes(source: Source, value: Any) -> bytes | None:
     if isinstance(value, Mapping) and source.format is Format.JSON:
         return json.dumps(value, default=_json).encode()
     if isinstance(value, Mapping) and source.format is Format.AVRO:
-        from moldau.pipelines.avro_codec import confluent_prefix, written
+        from moldau.pipelines.records.avro_codec import confluent_prefix, written
 
         prefix = confluent_prefix(0) if source.options.get("avro.wire") == "confluent" else b""
         return prefix + written(dict(value), source.schema or "")

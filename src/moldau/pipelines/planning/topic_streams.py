@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from moldau.pipelines.connecting import connection
-from moldau.pipelines.decoding import raw_schema
 from moldau.pipelines.definition import Pipeline, Source
-from moldau.pipelines.texts import time_ms
+from moldau.pipelines.form.texts import time_ms
+from moldau.pipelines.planning.connecting import connection
+from moldau.pipelines.records.decoding import raw_schema
 
 _OF_DECODING = ("avro.", "json.")
 """Options that begin so are for the values, not for the data source."""

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from moldau.pipelines.bad_records import dead_letters
-from moldau.pipelines.console import print_batch
 from moldau.pipelines.definition import OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
-from moldau.pipelines.identity import Identity, claimed, identity_of, what_is_written
-from moldau.pipelines.inference import schema_of
-from moldau.pipelines.needing import sources_of
-from moldau.pipelines.records import AS_THE_SOURCES_SAY, Start, stream, stream_options
-from moldau.pipelines.replaying import replayed
-from moldau.pipelines.storage import Storage
-from moldau.pipelines.stream_plans import columns_needed, empty_stream
-from moldau.pipelines.transforming import Raw, judged, rows_of, told_of
-from moldau.pipelines.writing import Show, shaped_for, topic_writer, writer
+from moldau.pipelines.form.needing import sources_of
+from moldau.pipelines.planning.console import print_batch
+from moldau.pipelines.planning.identity import Identity, claimed, identity_of, what_is_written
+from moldau.pipelines.planning.replaying import replayed
+from moldau.pipelines.planning.storage import Storage
+from moldau.pipelines.planning.stream_plans import columns_needed, empty_stream
+from moldau.pipelines.planning.topic_streams import AS_THE_SOURCES_SAY, Start, stream, stream_options
+from moldau.pipelines.planning.transforming import Raw, judged, rows_of, told_of
+from moldau.pipelines.planning.writing import Show, shaped_for, topic_writer, writer
+from moldau.pipelines.records.bad_records import dead_letters
+from moldau.pipelines.records.inference import schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -14,9 +14,9 @@ from moldau.client.consumer import Consumer
 from moldau.client.errors import KafkaError
 from moldau.client.producer import Producer, RecordMetadata
 from moldau.client.record import ConsumerRecord, TopicPartition
-from moldau.pipelines.connecting import cluster_settings
 from moldau.pipelines.definition import Pipeline, PipelineError
-from moldau.pipelines.error_headers import PREFIX, REDRIVEN, Error
+from moldau.pipelines.planning.connecting import cluster_settings
+from moldau.pipelines.records.error_headers import PREFIX, REDRIVEN, Error
 
 POLL_MS = 1_000
 BATCH_RECORDS = 500

@@ -9,9 +9,9 @@ from moldau.client.admin import Admin
 from moldau.client.admin_cluster import ConfigResource, ResourceType
 from moldau.client.cluster import Cluster
 from moldau.client.errors import KafkaError
-from moldau.pipelines.connecting import cluster_settings
 from moldau.pipelines.definition import OnBad, Pipeline, PipelineError, SinkKind, Source
-from moldau.pipelines.findings import Finding, error, warning
+from moldau.pipelines.planning.connecting import cluster_settings
+from moldau.pipelines.planning.findings import Finding, error, warning
 from moldau.settings.values import nearest
 
 ANSWER_MS = 5_000

@@ -15,13 +15,13 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from moldau.pipelines.definition import PipelineError
 from moldau.pipelines.failures import sentence_of
-from moldau.pipelines.progress import Progress, QueryState, State, progress_of
+from moldau.pipelines.running.progress import Progress, QueryState, State, progress_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from moldau.pipelines.building import PlannedQuery
+    from moldau.pipelines.planning.building import PlannedQuery
 
 POLL_S = 0.05
 LAST_WORDS_S = 5.0

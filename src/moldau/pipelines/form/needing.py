@@ -3,7 +3,7 @@
 import re
 
 from moldau.pipelines.definition import Pipeline, Source, View
-from moldau.pipelines.parameters import parameters_of
+from moldau.pipelines.form.parameters import parameters_of
 
 
 def needed(pipeline: Pipeline, name: str) -> list[Source | View]:

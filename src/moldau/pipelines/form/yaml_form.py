@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.environment import substituted
-from moldau.pipelines.given import Places
+from moldau.pipelines.form.environment import substituted
+from moldau.pipelines.form.given import Places
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 

@@ -2,10 +2,10 @@
 
 from pyspark.sql import DataFrame
 
-from moldau.pipelines.columns import BAD, IS_BAD, METADATA, RAW_HEADERS, RAW_KEY, RAW_VALUE
 from moldau.pipelines.definition import OnBad, Source
-from moldau.pipelines.error_headers import PREFIX, Error
-from moldau.pipelines.sql_text import cases, literal, struct
+from moldau.pipelines.records.columns import BAD, IS_BAD, METADATA, RAW_HEADERS, RAW_KEY, RAW_VALUE
+from moldau.pipelines.records.error_headers import PREFIX, Error
+from moldau.pipelines.records.sql_text import cases, literal, struct
 
 
 def good(frame: DataFrame, source: Source, on_bad: OnBad) -> DataFrame:

@@ -39,11 +39,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from moldau.pipelines.definition import Pipeline, PipelineError
-from moldau.pipelines.given import Given, Places
-from moldau.pipelines.python_form import run_file
-from moldau.pipelines.reading import read_pipeline, read_settings
-from moldau.pipelines.validating import problems
-from moldau.pipelines.yaml_form import read_yaml
+from moldau.pipelines.form.given import Given, Places
+from moldau.pipelines.form.python_form import run_file
+from moldau.pipelines.form.reading import read_pipeline, read_settings
+from moldau.pipelines.form.validating import problems
+from moldau.pipelines.form.yaml_form import read_yaml
 
 
 def load(path: Path, *, overrides: Mapping[str, str] = {}) -> Pipeline:

@@ -16,8 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
-from moldau.pipelines.avro_types import readable, spark_schema
-from moldau.pipelines.columns import (
+from moldau.pipelines.definition import Format, PipelineError, Source
+from moldau.pipelines.records.avro_types import readable, spark_schema
+from moldau.pipelines.records.columns import (
     BAD,
     IS_BAD,
     MALFORMED,
@@ -27,8 +28,7 @@ from moldau.pipelines.columns import (
     RAW_VALUE,
     SCHEMA_MISMATCH,
 )
-from moldau.pipelines.definition import Format, PipelineError, Source
-from moldau.pipelines.sql_text import cases, literal, quoted, struct
+from moldau.pipelines.records.sql_text import cases, literal, quoted, struct
 from moldau.spark.source import columns
 
 _PARSED, _CORRUPT = "__parsed", "__corrupt"
@@ -195,7 +195,7 @@ def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFra
 def _avro_decoder(source: Source, schema: T.StructType) -> Any:
     from pyspark.sql.pandas.types import to_arrow_type
 
-    from moldau.pipelines.avro_codec import decode_arrow
+    from moldau.pipelines.records.avro_codec import decode_arrow
 
     plain = json.dumps(readable(json.loads(source.schema or "")))
     wire = avro_wire(source.options, f"the source {source.name}")

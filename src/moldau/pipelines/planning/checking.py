@@ -12,21 +12,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from moldau.pipelines.building import Place, query_identities
-from moldau.pipelines.checking_topics import Topics, ask, check_topics, missing
-from moldau.pipelines.decoding import decoded
 from moldau.pipelines.definition import Format, Pipeline, PipelineError, Sink, SinkKind, Source
 from moldau.pipelines.failures import sentence_of
-from moldau.pipelines.findings import Finding, error, warning
-from moldau.pipelines.identity import check_same, read_identity
-from moldau.pipelines.inference import schema_of
-from moldau.pipelines.needing import needed
-from moldau.pipelines.records import AS_THE_SOURCES_SAY, own_options, stream_options
-from moldau.pipelines.storage import Storage
-from moldau.pipelines.stream_plans import empty_stream, unsupported
-from moldau.pipelines.transforming import rows_of
-from moldau.pipelines.validating import problems
-from moldau.pipelines.writing import shaped_for
+from moldau.pipelines.form.needing import needed
+from moldau.pipelines.form.validating import problems
+from moldau.pipelines.planning.building import Place, query_identities
+from moldau.pipelines.planning.checking_topics import Topics, ask, check_topics, missing
+from moldau.pipelines.planning.findings import Finding, error, warning
+from moldau.pipelines.planning.identity import check_same, read_identity
+from moldau.pipelines.planning.storage import Storage
+from moldau.pipelines.planning.stream_plans import empty_stream, unsupported
+from moldau.pipelines.planning.topic_streams import AS_THE_SOURCES_SAY, own_options, stream_options
+from moldau.pipelines.planning.transforming import rows_of
+from moldau.pipelines.planning.writing import shaped_for
+from moldau.pipelines.records.decoding import decoded
+from moldau.pipelines.records.inference import schema_of
 from moldau.spark.errors import OptionError, SparkSourceError
 
 __all__ = ["Finding", "check"]
@@ -193,7 +193,7 @@ def _is_aggregated(rows: DataFrame) -> bool:
 
 
 def _sink_options(pipeline: Pipeline, sink: Sink) -> Iterator[Finding]:
-    from moldau.pipelines.connecting import connection
+    from moldau.pipelines.planning.connecting import connection
     from moldau.spark.sink.delta_options import parse_delta
     from moldau.spark.sink.options import parse_topic_options
 
@@ -221,7 +221,7 @@ def _directory(sink: Sink) -> Iterator[Finding]:
 
 
 def _table(frame: DataFrame, sink: Sink) -> Iterator[Finding]:
-    from moldau.pipelines.writing import stored
+    from moldau.pipelines.planning.writing import stored
     from moldau.spark.sink.delta_commits import check_fits, open_table
     from moldau.spark.sink.delta_options import parse_delta
 

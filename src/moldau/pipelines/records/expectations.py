@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from moldau.pipelines.columns import BAD, EXPECTATION, IS_BAD
-from moldau.pipelines.decoding import failure
-from moldau.pipelines.sql_text import cases, literal, quoted
+from moldau.pipelines.records.columns import BAD, EXPECTATION, IS_BAD
+from moldau.pipelines.records.decoding import failure
+from moldau.pipelines.records.sql_text import cases, literal, quoted
 
 
 def expected(frame: DataFrame, expectations: Mapping[str, str]) -> DataFrame:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.process_identity import process_start
+from moldau.pipelines.running.process_identity import process_start
 
 DIRECTORY = "moldau-pipelines"
 VARIABLE = "MOLDAU_PIPELINES"

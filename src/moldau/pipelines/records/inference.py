@@ -7,10 +7,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from moldau.pipelines.decoding import value_schema
 from moldau.pipelines.definition import Format, Pipeline, PipelineError, Source
-from moldau.pipelines.records import sample
-from moldau.pipelines.storage import Storage
+from moldau.pipelines.planning.storage import Storage
+from moldau.pipelines.planning.topic_streams import sample
+from moldau.pipelines.records.decoding import value_schema
 
 SAMPLE_RECORDS = 1_000
 

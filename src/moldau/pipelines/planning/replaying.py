@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moldau.pipelines.definition import Pipeline, Sink, SinkKind
-from moldau.pipelines.state_directory import Generations
-from moldau.pipelines.times import EARLIEST
+from moldau.pipelines.running.state_directory import Generations
+from moldau.pipelines.running.times import EARLIEST
 
 
 def consequences(pipeline: Pipeline, start: str, generations: Generations) -> Iterator[str]:

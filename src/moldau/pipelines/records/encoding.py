@@ -10,11 +10,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
-from moldau.pipelines.avro_types import parsed_schema
-from moldau.pipelines.columns import METADATA
-from moldau.pipelines.decoding import avro_wire
 from moldau.pipelines.definition import Format, PipelineError, Sink
-from moldau.pipelines.sql_text import literal, quoted
+from moldau.pipelines.records.avro_types import parsed_schema
+from moldau.pipelines.records.columns import METADATA
+from moldau.pipelines.records.decoding import avro_wire
+from moldau.pipelines.records.sql_text import literal, quoted
 from moldau.settings.values import nearest
 
 
@@ -90,7 +90,7 @@ def _only_column(columns: list[str], sink: Sink) -> str:
 
 
 def _avro(whole: str, columns: list[str], sink: Sink) -> Column:
-    from moldau.pipelines.avro_codec import confluent_prefix, encode_arrow
+    from moldau.pipelines.records.avro_codec import confluent_prefix, encode_arrow
 
     what = f"the sink {sink.name}"
     schema = parsed_schema(sink.schema or "", what)

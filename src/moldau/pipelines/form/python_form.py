@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 from moldau.pipelines import definition
 from moldau.pipelines.definition import PipelineError, Sink, Source, View
-from moldau.pipelines.given import Given, Places
-from moldau.pipelines.reading import read_settings, read_sink, read_source
+from moldau.pipelines.form.given import Given, Places
+from moldau.pipelines.form.reading import read_settings, read_sink, read_source
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,8 +13,8 @@ from moldau.pipelines.definition import (
     View,
     Watermark,
 )
-from moldau.pipelines.given import Given
-from moldau.pipelines.texts import duration, starting_point
+from moldau.pipelines.form.given import Given
+from moldau.pipelines.form.texts import duration, starting_point
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 

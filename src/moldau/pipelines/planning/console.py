@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from moldau.pipelines.writing import ShownBatch
+from moldau.pipelines.planning.writing import ShownBatch
 
 
 def print_batch(batch: ShownBatch) -> None:

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from moldau.pipelines.definition import Pipeline
 from moldau.pipelines.failures import sentence_of
-from moldau.pipelines.process_identity import own_start
-from moldau.pipelines.progress import Progress, QueryState, to_json
-from moldau.pipelines.progress_file import ProgressFile
-from moldau.pipelines.state_directory import Generation, Generations, RunRecord, StateDirectory
-from moldau.pipelines.stopping import Wish
-from moldau.pipelines.times import iso
+from moldau.pipelines.running.process_identity import own_start
+from moldau.pipelines.running.progress import Progress, QueryState, to_json
+from moldau.pipelines.running.progress_file import ProgressFile
+from moldau.pipelines.running.state_directory import Generation, Generations, RunRecord, StateDirectory
+from moldau.pipelines.running.stopping import Wish
+from moldau.pipelines.running.times import iso
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from moldau.pipelines.queries import Queries
-    from moldau.pipelines.writing import ShownBatch
+    from moldau.pipelines.planning.writing import ShownBatch
+    from moldau.pipelines.running.queries import Queries
 
 LOOK_S = 0.25
 FINISH_S = 60.0
@@ -179,8 +179,8 @@ def _master(pipeline: Pipeline, options: RunOptions) -> str:
 def _planned(
     spark: "SparkSession", pipeline: Pipeline, record: RunRecord, generation: Generation, watcher: Watcher
 ) -> "Queries":
-    from moldau.pipelines.building import Place, Start, plan
-    from moldau.pipelines.queries import Queries
+    from moldau.pipelines.planning.building import Place, Start, plan
+    from moldau.pipelines.running.queries import Queries
 
     watcher.step("planning")
     place = Place(checkpoints=record.checkpoints, generation=generation.number)

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from moldau.pipelines.definition import Format, OnBad, Pipeline, Sink, SinkKind, Source, View
-from moldau.pipelines.parameters import parameters_of
-from moldau.pipelines.texts import is_name, is_slug
+from moldau.pipelines.form.parameters import parameters_of
+from moldau.pipelines.form.texts import is_name, is_slug
 from moldau.settings.values import nearest
 
 Problem = tuple[tuple[str, ...], str]

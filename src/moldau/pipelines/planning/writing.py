@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, Row
 
-from moldau.pipelines.bad_records import without_metadata
-from moldau.pipelines.columns import METADATA
-from moldau.pipelines.connecting import connection
 from moldau.pipelines.definition import Pipeline, PipelineError, Sink, SinkKind
-from moldau.pipelines.encoding import check_column, encoded
-from moldau.pipelines.records import own_options
-from moldau.pipelines.stream_plans import supported_mode
+from moldau.pipelines.planning.connecting import connection
+from moldau.pipelines.planning.stream_plans import supported_mode
+from moldau.pipelines.planning.topic_streams import own_options
+from moldau.pipelines.records.bad_records import without_metadata
+from moldau.pipelines.records.columns import METADATA
+from moldau.pipelines.records.encoding import check_column, encoded
 
 if TYPE_CHECKING:
     pass

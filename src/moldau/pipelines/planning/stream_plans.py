@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from moldau.pipelines.decoding import raw_schema
 from moldau.pipelines.definition import Source
 from moldau.pipelines.failures import sentence_of
+from moldau.pipelines.records.decoding import raw_schema
 
 
 def empty_stream(spark: SparkSession, source: Source) -> DataFrame:

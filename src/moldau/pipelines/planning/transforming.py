@@ -9,14 +9,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from moldau.pipelines.bad_records import good
-from moldau.pipelines.columns import METADATA
-from moldau.pipelines.decoding import decoded
 from moldau.pipelines.definition import Pipeline, PipelineError, Shaping, Source, View
-from moldau.pipelines.expectations import expected
 from moldau.pipelines.failures import sentence_of
-from moldau.pipelines.needing import needed
-from moldau.pipelines.parameters import parameters_of
+from moldau.pipelines.form.needing import needed
+from moldau.pipelines.form.parameters import parameters_of
+from moldau.pipelines.records.bad_records import good
+from moldau.pipelines.records.columns import METADATA
+from moldau.pipelines.records.decoding import decoded
+from moldau.pipelines.records.expectations import expected
 from moldau.settings.values import nearest
 
 Raw = Callable[[Source], DataFrame]

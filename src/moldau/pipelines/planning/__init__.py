@@ -1,0 +1,1 @@
+"""From a definition to Spark queries, or to findings about it; nothing is started here."""

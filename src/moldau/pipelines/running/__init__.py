@@ -1,0 +1,1 @@
+"""A run: its queries, its state directory, its progress, its end."""
