@@ -1,18 +1,23 @@
 """Spark appends to and upserts into Delta tables without a JAR; plain deltalake reads exactly the rows."""
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from moldau.spark.errors import SparkSourceError, told
 from moldau.spark.sink import delta_upsert
 from moldau.spark.sink.delta import DeltaSink
-from moldau.spark.sink.delta_commits import Lost
 from moldau.spark.sink.delta_upsert import upsert
 
 pytestmark = pytest.mark.spark
@@ -113,12 +118,42 @@ def test_what_cannot_be_written_is_said_in_one_sentence_on_the_driver(
 
 
 def test_a_job_that_fails_leaves_neither_rows_nor_files(spark: SparkSession, tmp_path: Path) -> None:
-    path = tmp_path / "table"
+    """One task fails when Spark has heard that the other is done: the files of one that Spark kills are its own."""
+    path, is_one_done = tmp_path / "table", tmp_path / "is one done"
     save(spark.range(1), path)
     before = data_files(path)
-    bad = spark.range(0, 100, 1, 2).selectExpr("IF(id = 99, CAST(raise_error('poison') AS BIGINT), id) AS id")
-    with pytest.raises(PySparkException, match="poison"):
-        save(bad, path)
+
+    def fails_at_last(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        task = TaskContext.get()
+        if task is not None and task.partitionId() == 1:
+            while not is_one_done.exists():
+                time.sleep(0.01)
+            raise RuntimeError("poison")
+
+    tracker, is_over = spark.sparkContext.statusTracker(), threading.Event()
+
+    def watch() -> int:
+        """How many files there are when one task is done."""
+        while not is_over.wait(0.01):
+            jobs = [tracker.getJobInfo(each) for each in tracker.getActiveJobsIds()]
+            stages = [
+                tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds
+            ]
+            if any(each.numCompletedTasks for each in stages if each is not None):
+                break
+        count = len(data_files(path))
+        is_one_done.touch()
+        return count
+
+    with ThreadPoolExecutor(1) as thread:
+        watching = thread.submit(watch)
+        try:
+            with pytest.raises(PySparkException, match="poison"):
+                save(spark.range(0, 100, 1, 2).mapInArrow(fails_at_last, "id BIGINT"), path)
+        finally:
+            is_over.set()
+        assert watching.result() == len(before) + 1
     assert DeltaTable(path).version() == 0
     assert data_files(path) == before
 
@@ -157,6 +192,20 @@ def test_a_replayed_batch_of_a_stream_is_in_the_table_once(
     assert [row["id"] for row in rows(path)] == list(range(15))
     assert DeltaTable(path).transaction_version(app_id) == 2
     assert len(data_files(path)) == len(DeltaTable(path).file_uris())
+
+
+def test_a_new_checkpoint_under_an_old_name_is_refused_and_drops_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, path = tmp_path / "source", tmp_path / "table"
+    offer(spark, source, 0, 5)
+    stream(spark, source, path, tmp_path / "first", appId="mine")
+    offer(spark, tmp_path / "other", 5, 10)
+    told = failure(lambda: stream(spark, tmp_path / "other", path, tmp_path / "second", appId="mine"))
+    assert "has batch 0 of 'mine', and this write is at 0: its checkpoint was begun anew" in told
+    assert len(data_files(path)) == len(DeltaTable(path).file_uris())
+    stream(spark, tmp_path / "other", path, tmp_path / "third", appId="another")
+    assert [row["id"] for row in rows(path)] == list(range(10))
 
 
 def test_a_stream_that_would_overwrite_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -201,9 +250,40 @@ def test_an_upsert_that_comes_again_is_left_out(spark: SparkSession, tmp_path: P
     path = tmp_path / "table"
     assert merge(changes(spark, (1, "a", 1)), 4, path)
     assert merge(changes(spark, (1, "b", 2)), 5, path)
-    assert not merge(changes(spark, (1, "a", 1)), 4, path)
     assert not merge(changes(spark, (1, "b", 2)), 5, path)
+    with pytest.raises(SparkSourceError, match=r"has batch 5 of 'app', and this write is at 4"):
+        merge(changes(spark, (1, "a", 1)), 4, path)
     assert rows(path) == [{"id": 1, "Name": "b", "n": 2}]
+    assert DeltaTable(path).version() == 1
+
+
+def test_a_row_replaces_the_whole_of_the_other(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    merge(changes(spark, (1, "a", 1), (2, "b", 1)), 0, path)
+    fewer = changes(spark, (1, "c", 2), (3, "d", 2))
+    merge(fewer, 1, path, leave_out=["n"])
+    assert rows(path) == [
+        {"id": 1, "Name": "c", "n": None},
+        {"id": 2, "Name": "b", "n": 1},
+        {"id": 3, "Name": "d", "n": None},
+    ]
+
+
+def test_an_upsert_that_was_told_as_failed_and_landed_is_there_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table"
+    for batch_id, step in enumerate(("_create", "_merge")):
+        really = getattr(delta_upsert, step)
+
+        def unheard(*given: Any, really: Any = really) -> None:
+            really(*given)
+            raise CommitFailedError("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(delta_upsert, step, unheard)
+            assert merge(changes(spark, (batch_id, "a", 1)), batch_id, path)
+    assert [row["id"] for row in rows(path)] == [0, 1]
     assert DeltaTable(path).version() == 1
 
 
@@ -261,7 +341,7 @@ def test_an_upsert_that_loses_to_another_writer_is_tried_again(
             upsert(changes(spark, (2, "the other", 1)), 0, str(path), "another", ["id"])
         try:
             really(*given)
-        except Lost:
+        except CommitFailedError:
             outcomes.append("lost")
             raise
         outcomes.append("merged")

@@ -1,5 +1,6 @@
 """Which columns rows may have that become records."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from pyspark.sql.types import (
 )
 
 from moldau.spark.errors import SparkSourceError
+from moldau.spark.sink import topic_rows, writer
 from moldau.spark.sink.columns import Columns, columns_of
+from moldau.spark.sink.task import Task
+from moldau.spark.sink.writer import TopicRows
 
 STRING, BINARY, INT, BIGINT, TIMESTAMP = (
     StringType(),
@@ -85,10 +89,29 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
     assert columns(has_topic=False, **read) == Columns(value=1, key=0, topic=2, partition=3, timestamp=5)
 
 
+def test_columns_that_no_record_has_are_ignored_and_known() -> None:
+    """As Spark's own connector ignores them."""
+    found = columns(id=BIGINT, value=STRING, Key=INT)
+    assert found == Columns(value=1, ignored=("id", "Key"))
+
+
+def test_a_query_is_warned_once_of_columns_that_are_not_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = TopicRows(
+        {"kafka.bootstrap.servers": "localhost:1", "topic": "t"}, struct(id=BIGINT, value=STRING, price=INT)
+    )
+    monkeypatch.setattr(topic_rows, "write_rows", lambda *_: {})
+    for batch_id, partition_id, attempt in itertools.product((0, 1), repeat=3):
+        task = Task("query", batch_id, partition_id, attempt)
+        monkeypatch.setattr(writer, "of_this_task", lambda _, task=task: task)
+        assert rows.write(iter([])).task == task
+    assert caplog.messages == ["a record has no columns id, price: they are not written"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "told"),
     [
-        ("vlaue", INT, r"no column 'vlaue', it has key, value, headers, topic, partition, timestamp: rename"),
         ("value", INT, r"'value' is INT and has to be STRING or BINARY: CAST\(value AS STRING\) AS value"),
         ("value", struct(a=INT), r"has to be STRING or BINARY: encode it, as to_json\(value\) AS value"),
         ("value", NullType(), r"'value' is VOID and has to be STRING or BINARY: CAST\(value AS STRING\)"),

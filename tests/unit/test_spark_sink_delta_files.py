@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
+from deltalake.transaction import create_table_with_add_actions
 
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink.delta_commits import commit_files, remove_uncommitted
+from moldau.spark.sink import delta_commits
+from moldau.spark.sink.delta_commits import Lost, commit_files, properties, remove_uncommitted
 from moldau.spark.sink.delta_files import TableFiles, WrittenFile, by_partition
 from moldau.spark.sink.delta_options import locate
 
@@ -47,8 +49,9 @@ def commit(
     batch_id: int | None = None,
     app_id: str | None = "app",
     by: tuple[str, ...] = (),
+    query_id: str | None = None,
 ) -> bool:
-    return commit_files(locate(str(path)), delta_schema(SCHEMA), by, files, app_id, batch_id)
+    return commit_files(locate(str(path)), delta_schema(SCHEMA), by, files, app_id, batch_id, query_id)
 
 
 def table_rows(path: Path) -> list[dict[str, Any]]:
@@ -88,6 +91,12 @@ def test_every_kind_of_partition_value_is_read_back(tmp_path: Path) -> None:
     assert table_rows(tmp_path) == batch.to_pylist()
     found = DeltaTable(tmp_path).to_pyarrow_table(filters=[("s", "=", "a b/č=%")])
     assert found["id"].to_pylist() == [1]
+
+
+def test_a_partition_of_a_date_that_no_reader_knows_is_named(tmp_path: Path) -> None:
+    days = pa.array([0, 5_000_000], pa.int32()).cast(pa.date32())
+    with pytest.raises(SparkSourceError, match=r"'day', .* has a date outside the years 1 to 9999: filter"):
+        write(tmp_path, pa.record_batch([[1, 2], days, ["x", "y"]], schema=SCHEMA), by=("day",))
 
 
 def test_memory_is_bounded_whatever_the_partitions(tmp_path: Path) -> None:
@@ -207,6 +216,10 @@ def test_notes_tell_the_least_and_greatest_and_never_too_little(tmp_path: Path) 
         pa.array(["\U0010ffff" * 100, "a"]),
         pa.array(["x" * 10_000, "a"]),
         pa.array([Decimal("12345678901234567890.12"), Decimal(1)], pa.decimal128(38, 2)),
+        pa.array([5_000_000, 0], pa.int32()).cast(pa.date32()),
+        pa.array([-800_000, 0], pa.int32()).cast(pa.date32()),
+        pa.array([2**58, 0], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([-(2**57), 0], pa.int64()).cast(pa.timestamp("us")),
     ],
 )
 def test_values_that_cannot_be_bounded_leave_the_file_without_bounds(
@@ -290,13 +303,112 @@ def test_a_first_batch_without_rows_makes_a_table_without_rows(tmp_path: Path) -
 def test_a_batch_that_comes_again_is_left_out_and_its_files_are_removed(tmp_path: Path) -> None:
     commit(tmp_path, write(tmp_path, rows([1])), 0)
     commit(tmp_path, write(tmp_path, rows([2])), 1)
-    for batch_id in (0, 1):
-        again = write(tmp_path, rows([3]))
-        assert not commit(tmp_path, again, batch_id)
-        assert not (tmp_path / again[0].path).exists()
+    again = write(tmp_path, rows([3]))
+    assert not commit(tmp_path, again, 1)
+    assert not (tmp_path / again[0].path).exists()
     assert [row["id"] for row in table_rows(tmp_path)] == [1, 2]
     assert commit(tmp_path, write(tmp_path, rows([3])), 1, app_id="another")
     assert [row["id"] for row in table_rows(tmp_path)] == [1, 2, 3]
+
+
+def test_rows_under_a_number_that_the_table_is_past_are_never_dropped(tmp_path: Path) -> None:
+    for batch_id in range(8):
+        commit(tmp_path, write(tmp_path, rows([batch_id])), batch_id)
+    with pytest.raises(
+        SparkSourceError, match=r"has batch 7 of 'app', and this write is at 0: .* under another appId"
+    ):
+        commit(tmp_path, write(tmp_path, rows([100])), 0)
+    assert [row["id"] for row in table_rows(tmp_path)] == list(range(8))
+
+
+def test_the_same_batch_of_a_query_with_another_checkpoint_is_never_dropped(tmp_path: Path) -> None:
+    assert commit(tmp_path, write(tmp_path, rows([1])), 0, query_id="first")
+    assert not commit(tmp_path, write(tmp_path, rows([1])), 0, query_id="first")
+    with pytest.raises(
+        SparkSourceError, match=r"has batch 0 of 'app', and this write is at 0: its checkpoint"
+    ):
+        commit(tmp_path, write(tmp_path, rows([2])), 0, query_id="second")
+    assert [row["id"] for row in table_rows(tmp_path)] == [1]
+    assert commit(tmp_path, write(tmp_path, rows([2])), 1, query_id="first")
+
+
+@pytest.mark.parametrize("app_id", ["app", None])
+def test_a_commit_that_landed_and_was_told_as_failed_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app_id: str | None
+) -> None:
+    """As a store does that lost its first answer: the retry finds the file of the first try."""
+    commit(tmp_path, write(tmp_path, rows([1])), 0, app_id=app_id)
+
+    class Retried(DeltaTable):
+        def create_write_transaction(self, *given: Any, **more: Any) -> None:
+            DeltaTable(tmp_path).create_write_transaction(*given, **more)
+            super().create_write_transaction(*given, **more)
+
+    monkeypatch.setattr(delta_commits, "DeltaTable", Retried)
+    assert commit(tmp_path, write(tmp_path, rows([2])), 1, app_id=app_id)
+    assert [row["id"] for row in table_rows(tmp_path)] == [1, 2]
+
+
+def test_a_first_commit_that_landed_and_was_told_as_failed_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = create_table_with_add_actions
+
+    def retried(*given: Any, **more: Any) -> None:
+        really(*given, **more)
+        really(*given, **more)
+
+    monkeypatch.setattr(delta_commits, "create_table_with_add_actions", retried)
+    assert commit(tmp_path, write(tmp_path, rows([1])), 0)
+    assert [row["id"] for row in table_rows(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("step", ["_create", "_append"])
+def test_a_commit_that_lands_after_it_was_given_up_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    if step == "_append":
+        commit(tmp_path, write(tmp_path, rows([1])), 0)
+    really = getattr(delta_commits, step)
+
+    def late(*given: Any) -> None:
+        really(*given)
+        raise Lost("no answer")
+
+    monkeypatch.setattr(delta_commits, step, late)
+    files = write(tmp_path, rows([2]))
+    commit(tmp_path, files, 1)
+    assert [row["id"] for row in table_rows(tmp_path)][-1] == 2
+
+
+def test_what_fails_after_a_commit_is_not_taken_for_its_failure(tmp_path: Path) -> None:
+    commit(tmp_path, write(tmp_path, rows([1])), 0)
+    DeltaTable(tmp_path).alter.set_table_properties({"delta.checkpointInterval": "1"})
+    note = tmp_path / "_delta_log" / "_last_checkpoint"
+    note.unlink(missing_ok=True)
+    (note / "in the way").mkdir(parents=True)
+    assert commit(tmp_path, write(tmp_path, rows([2])), 1)
+    (note / "in the way").rmdir()
+    note.rmdir()
+    assert [row["id"] for row in table_rows(tmp_path)] == [1, 2]
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(tmp_path, write(tmp_path, rows([1])), 0)
+
+    class Full(DeltaTable):
+        def create_write_transaction(self, *given: Any, **more: Any) -> None:
+            raise OSError("No space left on device\n  a trace")
+
+    monkeypatch.setattr(delta_commits, "DeltaTable", Full)
+    with pytest.raises(SparkSourceError, match=r"cannot be written to: No space left on device$"):
+        commit(tmp_path, write(tmp_path, rows([2])), 1)
+
+
+def test_in_an_object_store_nothing_is_removed(tmp_path: Path) -> None:
+    files = write(tmp_path, rows([1]))
+    remove_uncommitted(locate("s3://nowhere/table"), files)
+    assert (tmp_path / files[0].path).exists()
 
 
 def test_files_of_a_failed_batch_are_removed_but_none_of_the_table(tmp_path: Path) -> None:
@@ -321,17 +433,41 @@ def test_nulls_do_not_get_into_a_column_that_may_have_none(tmp_path: Path) -> No
     assert [row["id"] for row in table_rows(tmp_path)] == [1]
 
 
+def test_nested_columns_may_be_such_that_have_no_nulls(tmp_path: Path) -> None:
+    kinds = {"list": pa.list_(pa.int64()), "struct": pa.struct([("x", pa.int64())])}
+    schema = pa.schema([("id", pa.int64()), *kinds.items()])
+    strict = pa.schema([each.with_nullable(each.name == "id") for each in schema])
+    DeltaTable.create(tmp_path, Schema.from_arrow(strict))
+
+    def append(*values: Any) -> None:
+        batch = pa.record_batch([[each] for each in values], schema=schema)
+        commit_files(locate(str(tmp_path)), delta_schema(schema), (), write(tmp_path, batch), None, None)
+
+    append(1, [], {"x": 1})
+    for values, name in (((2, None, {"x": 1}), "list"), ((2, [1], None), "struct")):
+        with pytest.raises(SparkSourceError, match=f"the column '{name}' may not be null"):
+            append(*values)
+    assert [row["id"] for row in table_rows(tmp_path)] == [1]
+
+
+def test_a_commit_that_makes_the_table_is_not_tried_again_by_the_library() -> None:
+    """Its second try goes over the table that another writer made meanwhile, with the batch that it has already."""
+    assert properties("app", 0, makes_table=True).max_commit_retries == 0
+    assert properties("app", 0).max_commit_retries is None
+
+
 def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     """The table is made by one of them, the others append; each batch is offered twice at the same time."""
     failures: list[BaseException] = []
     taken: list[tuple[int, int]] = []
-    start = threading.Barrier(6)
+    start, pairs = threading.Barrier(6), [threading.Barrier(2) for _ in range(3)]
 
     def work(writer: int) -> None:
         try:
             start.wait()
             for batch_id in range(4):
                 app = writer // 2
+                pairs[app].wait()
                 files = write(tmp_path, rows([app * 100 + batch_id]))
                 if commit(tmp_path, files, batch_id, app_id=f"app{app}"):
                     taken.append((app, batch_id))

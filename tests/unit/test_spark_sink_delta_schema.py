@@ -34,6 +34,7 @@ def test_options_count_in_any_case() -> None:
         is_streaming=True,
     )
     assert found.location == Location("/t", (("aws_region", "x"),))
+    assert "aws_region" not in repr(found)
     assert found.partition_by == ("a", "b")
     assert found.app_id == "me"
     assert found.compression == "zstd"

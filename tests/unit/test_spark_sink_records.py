@@ -20,7 +20,8 @@ NOW_MS = 1_700_000_000_123
 def rows(columns: dict[str, Any]) -> Rows:
     names = list(columns)
     table = pa.table(columns)
-    return rows_of(table, Columns(**{name: names.index(name) for name in names}), NOW_MS)
+    places: dict[str, Any] = {name: names.index(name) for name in names}
+    return rows_of(table, Columns(**places), NOW_MS)
 
 
 def place(given: Rows, count: int = 4, batch_bytes: int = 1000, turn: int = 0) -> Any:

@@ -5,9 +5,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from moldau.client.admin import Admin
+from moldau.client.admin_cluster import ConfigResource
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.columnar.encode import to_sections
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.portal import Portal, portal
 from moldau.spark.sink import sending as sending_module
@@ -135,15 +140,67 @@ def test_a_broker_that_creates_topics_may_do_so() -> None:
         assert [each.value for each in all_records(broker.bootstrap, "fresh")] == [b"x"]
 
 
-def test_a_batch_that_the_topic_refuses_says_what_to_change(broker: Broker) -> None:
+def test_batches_are_as_small_as_the_topic_wants_them(broker: Broker) -> None:
+    topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
+    write_rows(iter([batch(value=[b"x" * 100] * 100)]), options(broker, topic=topic), Columns(0))
+    assert len(all_records(broker.bootstrap, topic)) == 100
+
+
+def test_a_record_that_the_topic_refuses_says_what_to_change(broker: Broker) -> None:
+    topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
+    with pytest.raises(SparkSourceError, match=r"raise the topic's max\.message\.bytes or make the values"):
+        write_rows(iter([batch(value=[b"x" * 1000])]), options(broker, topic=topic), Columns(0))
+
+
+def test_a_broker_that_tells_no_limit_is_written_to_all_the_same(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(self: Admin, resources: list[ConfigResource]) -> dict[ConfigResource, KafkaError]:
+        return {each: KafkaError(ErrorCode.topic_authorization_failed) for each in resources}
+
+    monkeypatch.setattr(Admin, "describe_configs", refused)
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
     rows = [batch(value=[b"x" * 100] * 100)]
-    with pytest.raises(
-        SparkSourceError, match=r"set kafka\.batch\.size below the topic's max\.message\.bytes"
-    ):
+    with pytest.raises(SparkSourceError, match=r"set kafka\.batch\.size below max\.message\.bytes"):
         write_rows(iter(rows), options(broker, topic=topic), Columns(0))
     write_rows(iter(rows), options(broker, topic=topic, batch_size="900"), Columns(0))
     assert len(all_records(broker.bootstrap, topic)) == 100
+
+
+def test_a_topic_made_anew_with_fewer_partitions_is_seen_by_the_next_task(broker: Broker) -> None:
+    writer = LogWriter(broker.bootstrap)
+    topic = writer.create(partitions=4)
+    given = options(broker, topic=topic, delivery_timeout_ms="3000", request_timeout_ms="3000")
+    rows = batch(key=[str(number) for number in range(50)], value=["x"] * 50)
+    write_rows(iter([rows]), given, Columns(1, key=0))
+    writer.delete(topic)
+    writer.create_named(topic, partitions=2)
+    counts = write_rows(iter([rows]), given, Columns(1, key=0))
+    assert set(counts) == {(topic, 0), (topic, 1)}
+    assert len(all_records(broker.bootstrap, topic)) == 50
+
+
+def test_a_partition_that_is_gone_while_a_task_writes_is_named(broker: Broker) -> None:
+    writer = LogWriter(broker.bootstrap)
+    topic = writer.create(partitions=3)
+    given = options(broker, topic=topic, delivery_timeout_ms="500", request_timeout_ms="500")
+    sending = Sending(portal(), given)
+    assert sending.shape(topic).partition_count == 3
+    writer.delete(topic)
+    writer.create_named(topic, partitions=1)
+    (encoded,) = to_sections(
+        np.array([2], np.int32),
+        key=None,
+        value=pa.array(["x"]),
+        headers=None,
+        timestamp_ms=np.array([0], np.int64),
+        batch_bytes_max=100,
+        compression=0,
+    )
+    sending.send(topic, 2, encoded.section)
+    with pytest.raises(SparkSourceError, match=rf"partition 2 of '{topic}' "):
+        sending.finish()
+    sending.abandon()
 
 
 def test_no_broker_is_said_in_one_sentence() -> None:

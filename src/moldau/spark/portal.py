@@ -8,7 +8,7 @@ many tasks. So connections are kept per process and settings, and a process that
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -16,13 +16,15 @@ from moldau.client.cluster import Cluster
 from moldau.spark.errors import OptionError
 
 T = TypeVar("T")
+SettingsKey = tuple[tuple[str, Any], ...]
 
 
 class Portal:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._clusters: dict[tuple[tuple[str, object], ...], Cluster] = {}
+        self._clusters: dict[SettingsKey, Cluster] = {}
         self._reaching = asyncio.Lock()
+        self._on_close: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.process_id = os.getpid()
         self.is_closed = False
         # A daemon: nothing here outlives the task it was started for, and the process may end at any time.
@@ -44,7 +46,7 @@ class Portal:
     async def cluster(self, settings: Mapping[str, Any]) -> Cluster:
         """The cluster with these settings (those of `Cluster`, all hashable), reached before or now. Call it inside
         `run`. It stays open for whoever comes next."""
-        key = tuple(sorted(settings.items()))
+        key = settings_key(settings)
         async with self._reaching:
             cluster = self._clusters.get(key)
             if cluster is None:
@@ -60,17 +62,30 @@ class Portal:
                 self._clusters[key] = cluster
         return cluster
 
+    def on_close(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Has this done before the clusters are closed, by who keeps something that lives on them."""
+        self._on_close.append(work)
+
     def close(self) -> None:
         """For a process that goes on without Spark; others just end."""
         self.is_closed = True
-        self.run(self._close_clusters())
+        self.run(self._close_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    async def _close_clusters(self) -> None:
+    async def _close_all(self) -> None:
+        for work in reversed(self._on_close):
+            await work()
         for cluster in self._clusters.values():
             await cluster.close()
+        self._on_close.clear()
+        self._clusters.clear()
+
+
+def settings_key(settings: Mapping[str, Any]) -> SettingsKey:
+    """By which what was opened with the same settings is found again."""
+    return tuple(sorted(settings.items()))
 
 
 _of_process: Portal | None = None

@@ -1,7 +1,7 @@
 """The columns of rows that become records: those of Spark's Kafka connector, and `timestamp`.
 
 The columns that only a read has (`offset`, `timestampType`) are left out, so that what was read from one topic can be
-written to another as it is.
+written to another as it is, and so are all others, as Spark's connector does.
 """
 
 from dataclasses import dataclass
@@ -41,19 +41,20 @@ class Columns:
     topic: int | None = None
     partition: int | None = None
     timestamp: int | None = None
+    ignored: tuple[str, ...] = ()
+    """Those that no record has."""
 
 
 def columns_of(schema: StructType, *, has_topic: bool, includes_headers: bool) -> Columns:
     """Raises SparkSourceError that names the column at fault. `has_topic`: an option says where all rows go."""
     places: dict[str, int] = {}
+    ignored: list[str] = []
     for place, field in enumerate(schema.fields):
         if field.name in _ONLY_READ:
             continue
         if field.name not in NAMES:
-            raise SparkSourceError(
-                f"a record has no column {field.name!r}, it has {', '.join(NAMES)}: rename it to one of these, put it "
-                "into the value, as to_json(struct(*)) AS value, or drop it"
-            )
+            ignored.append(field.name)
+            continue
         if field.name in places:
             raise SparkSourceError(f"the column {field.name!r} is there twice: drop one")
         if not _fits(field.name, field.dataType):
@@ -75,7 +76,7 @@ def columns_of(schema: StructType, *, has_topic: bool, includes_headers: bool) -
         places.pop("topic", None)
     if not includes_headers:
         places.pop("headers", None)
-    return Columns(**places)
+    return Columns(**places, ignored=tuple(ignored))
 
 
 def _fits(name: str, kind: DataType) -> bool:

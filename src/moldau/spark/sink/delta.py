@@ -4,9 +4,11 @@
 
 Executors write Parquet files into the table's directory, the driver makes one commit of all files of a batch. The
 commit carries the number of the batch under the application's id (the option appId, else the query's own id), and a
-batch that the table has already is left out: each batch is in the table once, however often it is tried. A batch write
+batch that the table has already is left out: each batch is in the table once, however often it is tried. Under an appId
+that another checkpoint has written with nothing is left out: the query ends with an error. A batch write
 is an append like any other unless it names itself with appId and batchId. Files of a batch that failed are removed
-where they are known; what a killed process leaves behind is no part of the table and goes with `DeltaTable.vacuum`.
+where they are known; what a killed process leaves behind, or a task that Spark ended because another one failed, is no
+part of the table and goes with `DeltaTable.vacuum`.
 
 The path must be reached by the driver and all executors. Directories are tried; object stores (s3://, az://, gs://,
 with their settings as `storage.*` options) go through the same code and are untried.
@@ -98,10 +100,19 @@ class _Writing:
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         written = _messages(messages)
-        app_id = self.options.app_id or next((each.query_id for each in written if each.query_id), None)
+        query_id = next((each.query_id for each in written if each.query_id), None)
+        app_id = self.options.app_id or query_id
         files = [file for each in written for file in each.files]
         with told_plainly(FORMAT):
-            commit_files(self.options.location, self.schema, self.partition_by, files, app_id, batch_id)
+            commit_files(
+                self.options.location,
+                self.schema,
+                self.partition_by,
+                files,
+                app_id,
+                batch_id,
+                None if app_id == query_id else query_id,
+            )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         files = [file for each in _messages(messages) for file in each.files]

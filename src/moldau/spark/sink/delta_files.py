@@ -44,6 +44,13 @@ class WrittenFile:
     modified_ms: int
     partition_values: dict[str, str | None]
     stats: dict[str, Any]
+    with_nulls: frozenset[str] = frozenset()
+    """The columns in which a row has a null."""
+
+    @property
+    def name(self) -> str:
+        """No two files share one."""
+        return self.path.rpartition("/")[2]
 
 
 @dataclass(slots=True)
@@ -57,6 +64,7 @@ class _Open:
     stream: Any = None
     writer: pq.ParquetWriter | None = None
     has_bounds: bool = True
+    with_nulls: set[str] = field(default_factory=set)
 
 
 class TableFiles:
@@ -140,6 +148,7 @@ class TableFiles:
             )
         rows = pa.Table.from_batches(file.waiting, self._file_schema)
         file.has_bounds = file.has_bounds and has_bounds(rows)
+        file.with_nulls.update(name for name in rows.column_names if rows[name].null_count)
         file.writer.write_table(rows, row_group_size=rows.num_rows)
         self._waiting_bytes -= file.waiting_bytes
         file.waiting, file.waiting_bytes = [], 0
@@ -160,6 +169,7 @@ class TableFiles:
                 time.time_ns() // 1_000_000,
                 dict(zip(self._partition_by, values, strict=True)),
                 stats_of(file.writer.writer.metadata, self._file_schema, bounded=file.has_bounds),
+                frozenset(file.with_nulls),
             )
         )
 
@@ -172,9 +182,14 @@ def files_of(location: Location) -> pafs.FileSystem:
         return pafs.PyFileSystem(DeltaStorageHandler(location.path, location.options))
     except (OSError, DeltaError) as error:
         raise SparkSourceError(
-            f"files cannot be written to {location.path} ({str(error).partition(chr(10))[0]}): check the path, the "
+            f"files cannot be written to {location.path} ({first_line(error)}): check the path, the "
             "right to write there on every executor, and the storage.* options"
         ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The library adds traces of its own."""
+    return str(error).strip().partition("\n")[0]
 
 
 def remove(store: pafs.FileSystem, paths: list[str]) -> None:
@@ -198,7 +213,7 @@ def by_partition(
     dictionaries: list[list[str | None]] = []
     for name in partition_by:
         encoded = batch.column(name).dictionary_encode(null_encoding="encode")
-        dictionaries.append([value_text(each) for each in encoded.dictionary.to_pylist()])
+        dictionaries.append(_texts(encoded.dictionary, name))
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
     rest = batch.select([name for name in batch.schema.names if name not in partition_by])
     order = np.argsort(codes, kind="stable")
@@ -209,6 +224,16 @@ def by_partition(
             kind, place = divmod(kind, len(dictionary))
             values.append(dictionary[place])
         yield tuple(reversed(values)), rest if len(kinds) == 1 else rest.take(pa.array(rows))
+
+
+def _texts(values: pa.Array, name: str) -> list[str | None]:
+    try:
+        return [value_text(each) for each in values.to_pylist()]
+    except OverflowError:
+        raise SparkSourceError(
+            f"the column {name!r}, by which the table is partitioned, has a date outside the years 1 to 9999: filter "
+            f"such rows out (WHERE {name} BETWEEN DATE'0001-01-01' AND DATE'9999-12-31')"
+        ) from None
 
 
 def value_text(value: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from moldau.settings.values import nearest
@@ -21,7 +21,8 @@ class Location:
     """Where a table is: a directory by its absolute path, or a URL of an object store with what gives access to it."""
 
     path: str
-    storage_options: tuple[tuple[str, str], ...] = ()
+    storage_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Secrets are among them."""
 
     @property
     def is_directory(self) -> bool:

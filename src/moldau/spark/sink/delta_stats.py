@@ -2,7 +2,8 @@
 by which readers skip files.
 
 Least and greatest values are noted for all columns or for none: readers are about that take a missing one for a file
-without values. So a file with NaN or infinity has none, nor one with very many columns.
+without values. So a file with NaN or infinity has none, nor one with a time after the year 9999 or with very many
+columns.
 """
 
 import json
@@ -90,7 +91,11 @@ def _bounds(parts: list[Any]) -> tuple[Any, Any]:
     filled = [each for each in parts if each is None or each.num_values]
     if not all(each is not None and each.has_min_max for each in filled):
         raise _Unbounded
-    return min(each.min for each in filled), max(each.max for each in filled)
+    try:
+        return min(each.min for each in filled), max(each.max for each in filled)
+    except OverflowError:
+        # A time or a date outside the years 1 to 9999.
+        raise _Unbounded from None
 
 
 def _plain(value: Any, kind: pa.DataType, *, is_upper: bool) -> Any:

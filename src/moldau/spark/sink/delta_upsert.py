@@ -17,22 +17,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from moldau.observe.logging import get_logger
 from moldau.settings.values import nearest
 from moldau.spark.errors import OptionError, SparkSourceError
 from moldau.spark.sink.delta_commits import (
-    ATTEMPTS_MAX,
-    Lost,
+    attempted,
     check_fits,
-    first_line,
+    committing,
     is_done,
-    open_table,
     properties,
 )
 from moldau.spark.sink.delta_options import Location, locate
@@ -41,8 +37,6 @@ from moldau.spark.sink.options import there_are
 
 _DELETES = "__moldau_deletes"
 _RANK = "__moldau_rank"
-
-_log = get_logger("spark.sink.delta")
 
 
 def upsert(
@@ -60,36 +54,34 @@ def upsert(
 ) -> bool:
     """Merges the rows of a batch into the table, which the first batch makes. False: it was merged before.
 
+    A row replaces all of the one with its key: columns of the table that the rows do not have become null in it.
     Of several rows with one key the last by `order_by` counts; without `order_by` a key may be there once only.
     `delete_when` is SQL over the columns: rows for which it is true remove their key. The columns in `leave_out` are
-    there for these two only: they are no part of the table.
+    there for these two only: they are no part of the table. A query that begins anew, with another checkpoint, needs
+    another `app_id`: its batches count from 0 again.
     """
     schema = _checked(frame.schema, key, order_by, partition_by, leave_out)
     location = locate(path, storage_options)
-    table = open_table(location)
-    if is_done(table, app_id, batch_id):
-        return False
-    if table is not None:
-        check_fits(table, schema, partition_by, location)
-    rows = _last_rows(frame, schema, key, order_by, delete_when, leave_out)
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            if table is None:
-                _create(location, rows, partition_by, app_id, batch_id)
-            else:
-                _merge(table, rows, key, app_id, batch_id)
-            return True
-        except Lost as lost:
-            _log.info("another writer was faster: once more", table=location.path, error=lost)
-        table = open_table(location)
+    rows: pa.Table | None = None
+
+    def attempt(table: DeltaTable | None) -> bool:
+        nonlocal rows
         if is_done(table, app_id, batch_id):
             return False
         if table is not None:
             check_fits(table, schema, partition_by, location)
-    raise SparkSourceError(
-        f"the Delta table {location.path} could not be merged into in {ATTEMPTS_MAX} attempts, each lost to another "
-        "writer: have fewer writers at a time"
-    )
+        if rows is None:
+            rows = _last_rows(frame, schema, key, order_by, delete_when, leave_out)
+        with committing(
+            location, lambda now: now.transaction_version(app_id) == batch_id, makes_table=table is None
+        ):
+            if table is None:
+                _create(location, rows, partition_by, app_id, batch_id)
+            else:
+                _merge(table, rows, key, app_id, batch_id)
+        return True
+
+    return attempted(location, attempt)
 
 
 def _checked(
@@ -155,45 +147,35 @@ def _create(
     location: Location, rows: pa.Table, partition_by: Sequence[str], app_id: str, batch_id: int
 ) -> None:
     kept = rows.filter(pc.invert(rows[_DELETES])).drop_columns([_DELETES])
-    try:
-        write_deltalake(
-            location.path,
-            kept,
-            mode="error",
-            partition_by=list(partition_by) or None,
-            storage_options=location.options,
-            commit_properties=properties(app_id, batch_id),
-        )
-    except (CommitFailedError, DeltaError) as error:
-        if open_table(location) is not None:
-            raise Lost(first_line(error)) from error
-        raise SparkSourceError(
-            f"the Delta table {location.path} cannot be made: {first_line(error)}"
-        ) from error
+    write_deltalake(
+        location.path,
+        kept,
+        mode="error",
+        partition_by=list(partition_by) or None,
+        storage_options=location.options,
+        commit_properties=properties(app_id, batch_id, makes_table=True),
+    )
 
 
 def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], app_id: str, batch_id: int) -> None:
     columns = {_quoted(name): f"source.{_quoted(name)}" for name in rows.column_names if name != _DELETES}
-    try:
-        (
-            table.merge(
-                rows,
-                predicate=" AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key),
-                source_alias="source",
-                target_alias="target",
-                commit_properties=properties(app_id, batch_id),
-            )
-            .when_matched_delete(f"source.{_quoted(_DELETES)}")
-            .when_matched_update(columns)
-            .when_not_matched_insert(columns, f"NOT source.{_quoted(_DELETES)}")
-            .execute()
+    # A row replaces the whole of the other: of that nothing stays.
+    missing = {
+        _quoted(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names
+    }
+    (
+        table.merge(
+            rows,
+            predicate=" AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key),
+            source_alias="source",
+            target_alias="target",
+            commit_properties=properties(app_id, batch_id),
         )
-    except CommitFailedError as error:
-        raise Lost(first_line(error)) from error
-    except (DeltaError, ValueError) as error:
-        raise SparkSourceError(
-            f"the Delta table {table.table_uri} cannot be merged into: {first_line(error)}"
-        ) from error
+        .when_matched_delete(f"source.{_quoted(_DELETES)}")
+        .when_matched_update({**columns, **missing})
+        .when_not_matched_insert(columns, f"NOT source.{_quoted(_DELETES)}")
+        .execute()
+    )
 
 
 def _quoted(name: str) -> str:

@@ -70,7 +70,7 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
         if name in kafka:
             raise OptionError(f"{PREFIX}{name} cannot be set: {reason}")
     topic = given.get("topic")
-    if topic is not None and not is_topic_name(topic):
+    if topic is not None and not is_legal_topic(topic):
         raise OptionError(f"the option topic: {no_topic_name(topic)}")
     return TopicOptions(
         connection=parse_connection(options),
@@ -80,7 +80,7 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
     )
 
 
-def is_topic_name(name: str) -> bool:
+def is_legal_topic(name: str) -> bool:
     """By the rule that all brokers keep."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 

@@ -6,21 +6,27 @@ write is sent any more once a later one has begun.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from moldau.client.admin import Admin
+from moldau.client.admin_cluster import ConfigResource, ResourceType
+from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.metadata import NO_LEADER
 from moldau.client.producer import Producer
 from moldau.records.build import Section
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.portal import Portal
+from moldau.spark.portal import Portal, settings_key
 from moldau.spark.sink.options import TopicOptions
 
 TOPIC_WAIT_MS = 15_000
 """So long a topic is waited for that is not there. One that the broker creates by itself appears within it."""
+
+CONFIGS_WAIT_MS = 5000
+"""So long a broker is waited for that is to tell a topic's limit."""
 
 SECTIONS_MAX = 1000
 """As many are under way at most, however small they are."""
@@ -34,6 +40,8 @@ class TopicShape:
     partition_count: int
     available: tuple[int, ...]
     """The partitions with a leader."""
+    batch_bytes_max: int | None
+    """What the topic takes at once, the batch's header included; None where the broker does not say."""
 
 
 class Sending:
@@ -42,7 +50,7 @@ class Sending:
     def __init__(self, portal: Portal, options: TopicOptions) -> None:
         self._portal = portal
         self._options = options
-        self._kept_as = (portal, (_hashable(options.connection), _hashable(options.producer)))
+        self._kept_as = (portal, (settings_key(options.connection), settings_key(options.producer)))
         self._under_way: deque[tuple[int, Future[None]]] = deque()
         self._under_way_bytes = 0
         self._bytes_max = int(options.producer["buffer_memory"])
@@ -62,10 +70,12 @@ class Sending:
             producer = Producer(cluster, **self._options.producer)
             await producer.start()
             _producers[self._kept_as] = producer
+            self._portal.on_close(partial(_end, self._kept_as))
         return producer, asyncio.Lock()
 
     def shape(self, topic: str) -> TopicShape:
-        """As it was when the task first asked: its rows are placed by one count of partitions."""
+        """As it is when the task first asks: its rows are placed by one count of partitions, and not by what an
+        earlier task has learnt about a topic that was since made anew."""
         if topic not in self._shapes:
             self._shapes[topic] = self._portal.run(self._shape(topic))
         return self._shapes[topic]
@@ -74,12 +84,15 @@ class Sending:
         cluster = await self._portal.cluster(self._options.connection)
         wait_ms = min(TOPIC_WAIT_MS, int(self._options.producer.get("max_block_ms", TOPIC_WAIT_MS)))
         try:
+            if topic in cluster.topics:
+                await cluster.refresh([topic], timeout_ms=wait_ms)
             await cluster.wait_for_topics([topic], timeout_ms=wait_ms, create=True)
             count = await self._producer.partition_count(topic)
         except KafkaError as error:
             raise _told(error, topic, self._options) from error
         partitions = cluster.topics[topic].partitions
-        return TopicShape(count, tuple(each.index for each in partitions if each.leader != NO_LEADER))
+        available = tuple(each.index for each in partitions if each.leader != NO_LEADER)
+        return TopicShape(count, available, await _batch_bytes_max(cluster, topic))
 
     def send(self, topic: str, partition: int, section: Section) -> None:
         """Takes a section; waits while too much is under way. Raises what became of an earlier one."""
@@ -120,12 +133,37 @@ class Sending:
                 delivered = await self._producer.send_section(topic, partition, section)
             await delivered
         except KafkaError as error:
-            raise _told(error, topic, self._options) from error
+            raise _told(error, topic, self._options, partition) from error
 
 
-def _told(error: KafkaError, topic: str, options: TopicOptions) -> SparkSourceError:
+async def _end(kept_as: tuple[Portal, Any]) -> None:
+    producer = _producers.pop(kept_as, None)
+    if producer is not None:
+        await producer.abort()
+
+
+async def _batch_bytes_max(cluster: Cluster, topic: str) -> int | None:
+    """Sections cannot be split once they are built. A broker that does not tell, because nobody may ask or it does not
+    know how, refuses what is too large."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    found = (await Admin(cluster, timeout_ms=CONFIGS_WAIT_MS).describe_configs([resource]))[resource]
+    limit = None if isinstance(found, KafkaError) else found.get("max.message.bytes")
+    if limit is None or limit.value is None or not limit.value.isdecimal():
+        return None
+    return int(limit.value)
+
+
+def _told(
+    error: KafkaError, topic: str, options: TopicOptions, partition: int | None = None
+) -> SparkSourceError:
     """The cause and what to do, for who wrote the query."""
+    where = repr(topic) if partition is None else f"partition {partition} of {topic!r}"
     match error.code:
+        case ErrorCode.unknown_topic_or_partition if partition is not None:
+            text = (
+                f"{where} at {options.bootstrap} is not there any more ({error}): the topic was deleted or made anew "
+                "with fewer partitions while it was written to. Start the write again"
+            )
         case ErrorCode.unknown_topic_or_partition:
             text = (
                 f"the topic {topic!r} is not there, and the broker at {options.bootstrap} does not create topics by "
@@ -135,20 +173,16 @@ def _told(error: KafkaError, topic: str, options: TopicOptions) -> SparkSourceEr
             text = f"{topic!r} is refused as the name of a topic ({error}): correct the name"
         case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
             text = (
-                f"{topic!r} takes no batch of this size ({error}): set kafka.batch.size below the topic's "
-                "max.message.bytes, or raise that"
+                f"{topic!r} takes no batch of this size ({error}): raise the topic's max.message.bytes or make the "
+                "values smaller; where many rows make the batch set kafka.batch.size below max.message.bytes"
             )
         case ErrorCode.topic_authorization_failed | ErrorCode.cluster_authorization_failed:
             text = f"writing to {topic!r} is not allowed ({error}): ask for the right to write, or change the user"
         case ErrorCode.request_timed_out | ErrorCode.network_exception:
             text = (
-                f"{topic!r} at {options.bootstrap} took no records in time ({error}): see whether its brokers run, or "
-                "raise kafka.delivery.timeout.ms"
+                f"{where} at {options.bootstrap} took no records in time ({error}): see whether its brokers run and "
+                "the partition is still there, or raise kafka.delivery.timeout.ms"
             )
         case _:
             text = f"writing to {topic!r} failed: {error}"
     return SparkSourceError(text)
-
-
-def _hashable(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(settings.items()))

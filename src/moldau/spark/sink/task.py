@@ -16,6 +16,11 @@ class Task:
     partition_id: int
     attempt: int
 
+    @property
+    def is_first(self) -> bool:
+        """Of a write, or of the first batch of a streaming query."""
+        return self.partition_id == 0 and self.attempt == 0 and self.batch_id in (None, 0)
+
 
 def of_this_task(context: TaskContext | None) -> Task:
     assert context is not None, "rows are written in a task of Spark's"

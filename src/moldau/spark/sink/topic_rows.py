@@ -1,6 +1,5 @@
 """The rows of a task into topics: encoded here, in the thread that Spark calls, and sent meanwhile by the client's."""
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -9,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from moldau.columnar.encode import to_sections
-from moldau.columnar.native import use_native
 from moldau.records.batch import HEADER_SIZE
 from moldau.records.compression import NUMBERS
+from moldau.spark.native import choose_native
 from moldau.spark.portal import portal
 from moldau.spark.sink.columns import Columns
 from moldau.spark.sink.options import TopicOptions
@@ -25,7 +24,7 @@ def write_rows(
     batches: Iterator[pa.RecordBatch], options: TopicOptions, columns: Columns
 ) -> dict[tuple[str, int], int]:
     """Returns when all rows are acknowledged, with their counts by topic and partition."""
-    use_native(os.environ.get("MOLDAU_NATIVE") != "0")
+    choose_native()
     sending = Sending(portal(), options)
     try:
         counts = _send(batches, options, columns, sending)
@@ -49,14 +48,17 @@ def _send(
             rows = rows_of(some, columns, time.time_ns() // 1_000_000)
             check_sizes(rows, topic, request_bytes_max)
             shape = sending.shape(topic)
-            partitions = placing.partitions(rows, topic, shape.partition_count, shape.available, batch_bytes)
+            bytes_max = batch_bytes
+            if shape.batch_bytes_max is not None:
+                bytes_max = max(1, min(batch_bytes, shape.batch_bytes_max - HEADER_SIZE))
+            partitions = placing.partitions(rows, topic, shape.partition_count, shape.available, bytes_max)
             for encoded in to_sections(
                 partitions,
                 key=rows.key,
                 value=rows.value,
                 headers=rows.headers,
                 timestamp_ms=rows.timestamp_ms,
-                batch_bytes_max=batch_bytes,
+                batch_bytes_max=bytes_max,
                 compression=compression,
             ):
                 sending.send(topic, encoded.partition, encoded.section)

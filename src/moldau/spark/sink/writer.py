@@ -14,6 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from moldau.observe.logging import get_logger
 from moldau.spark.errors import OptionError, told_plainly
 from moldau.spark.sink.columns import columns_of
 from moldau.spark.sink.options import parse_topic_options
@@ -21,6 +22,8 @@ from moldau.spark.sink.task import Task, of_this_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_log = get_logger("spark.sink")
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,13 @@ class TopicRows:
     def write(self, batches: "Iterator[pa.RecordBatch]") -> Written:
         from moldau.spark.sink.topic_rows import write_rows
 
+        task = of_this_task(TaskContext.get())
+        # Once in a query: writers are made several times for each batch, in processes that do not know of each other.
+        if self._columns.ignored and task.is_first:
+            _log.warning(f"a record has no columns {', '.join(self._columns.ignored)}: they are not written")
         with told_plainly(self._options.bootstrap):
             counts = write_rows(batches, self._options, self._columns)
-        return Written(of_this_task(TaskContext.get()), counts)
+        return Written(task, counts)
 
 
 class TopicWriter(DataSourceArrowWriter):
