@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from moldau.client import partition_reading
 from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode
 from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched, LogCutError, read_contents
 from moldau.client.fetcher import Fetcher
+from moldau.client.partition_reading import EMPTY_ANSWERS, EMPTY_S, Reading
 from moldau.client.record import TopicPartition, records_of
 from moldau.records.build import build_batch
 from moldau.records.control import EndTransaction, control_batch
@@ -17,7 +19,7 @@ from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 from support.scripted_broker import NODE, Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
-from support.scripted_cluster import ScriptedCluster, message, run
+from support.scripted_cluster import HERE, ScriptedCluster, message, run
 
 ORDERS = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)
@@ -377,22 +379,67 @@ def test_a_read_that_ends_where_it_begins_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("isolation_level", [READ_UNCOMMITTED, READ_COMMITTED])
-def test_a_gap_before_the_end_is_passed_over_when_the_log_is_known_to_go_on_behind_it(
-    isolation_level: int,
+def test_a_gap_before_the_end_is_passed_over_when_the_leader_has_nothing_however_often_it_is_asked(
+    isolation_level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(partition_reading, "EMPTY_S", 0)
+
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0}, until={ORDERS: 10})
         taken = await read_all(fetcher)
-        assert [(values(each), each.position, each.next_offset) for each in taken] == [
-            (["a"], 0, 1),
-            ([], 1, 10),
+        assert [(values(each), each.position, each.next_offset, each.is_empty) for each in taken] == [
+            (["a"], 0, 1, False),
+            ([], 1, 10, True),
         ]
         await a_while()
-        assert fetches(broker) == [{0: 0}, {0: 1}]
-        # What is to be read is there: nobody needs to wait for it.
-        assert [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH] == [0, 0]
+        assert fetches(broker) == [{0: 0}, *[{0: 1}] * EMPTY_ANSWERS]
+        # What is to be read is there: nobody needs to wait for it before it turns out to be missing.
+        waits_ms = [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH]
+        assert waits_ms == [0, 0, *[500] * (EMPTY_ANSWERS - 1)]
 
-    with_fetcher(test, in_turn([gives(batch(0, "a")), gives()]), isolation_level=isolation_level)
+    with_fetcher(
+        test, in_turn([gives(batch(0, "a")), *[gives()] * EMPTY_ANSWERS]), isolation_level=isolation_level
+    )
+
+
+class SlowStorage(ScriptedCluster):
+    """Its leader cannot get at its records for a while: until then it answers that there are none."""
+
+    def __init__(self, slow_s: float, answer_s: float) -> None:
+        super().__init__()
+        self.log = [b"a", b"b", b"c"]
+        self.slow_s, self.answer_s = slow_s, answer_s
+
+    async def _fetch(self, tree: Any) -> Any:
+        if asyncio.get_running_loop().time() < self.slow_s:
+            await asyncio.sleep(self.answer_s)
+            return self._fetched(b"")
+        return await super()._fetch(tree)
+
+
+@pytest.mark.parametrize(("slow_s", "answer_s"), [(0.01, 0), (0.6, 0), (1.9, 0), (1.9, 0.5), (8, 2.5)])
+def test_a_leader_that_answers_empty_for_a_while_loses_no_records(slow_s: float, answer_s: float) -> None:
+    async def scenario() -> None:
+        cluster = SlowStorage(slow_s, answer_s)
+        async with Fetcher(cluster) as fetcher:
+            fetcher.assign({HERE: 0}, until={HERE: 3})
+            taken = await read_all(fetcher)
+            assert [(values(each), each.next_offset, each.is_empty) for each in taken] == [
+                (["a", "b", "c"], 3, False)
+            ]
+            assert cluster.fetches < 20
+
+    run(scenario)
+
+
+def test_empty_answers_count_only_in_a_row() -> None:
+    """Of a log that loses records and gets them again nothing is known yet."""
+    reading = Reading(0, until=5)
+    assert not any(reading.note_empty(at / 10) for at in range(EMPTY_ANSWERS + 5))
+    assert reading.note_empty(EMPTY_S)
+    reading.empty_answers = 0
+    assert not reading.note_empty(100.0)
+    assert not reading.is_there
 
 
 @pytest.mark.parametrize(
@@ -417,8 +464,12 @@ def test_what_is_not_readable_yet_is_waited_for(isolation_level: int, marks: Tre
     )
 
 
-def test_an_answer_that_others_have_filled_says_nothing_of_those_behind_them() -> None:
+def test_an_answer_that_others_have_filled_says_nothing_of_those_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A byte limit leaves the last partitions of an answer empty, whatever their logs hold."""
+    monkeypatch.setattr(partition_reading, "EMPTY_S", 0)
+    monkeypatch.setattr(partition_reading, "EMPTY_ANSWERS", 1)
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0, OTHER: 0}, until={ORDERS: 5, OTHER: 5})
@@ -429,7 +480,7 @@ def test_an_answer_that_others_have_filled_says_nothing_of_those_behind_them() -
             (ORDERS, [], 5),
             (OTHER, [], 5),
         ]
-        assert fetches(broker) == [{0: 0, 1: 0}, {1: 0, 0: 1}, {0: 1, 1: 1}]
+        assert fetches(broker)[:3] == [{0: 0, 1: 0}, {1: 0, 0: 1}, {0: 1, 1: 1}]
 
     with_fetcher(
         test,
@@ -656,3 +707,11 @@ def test_aborted_transactions_are_read_by_those_only_who_want_them() -> None:
     aborted = [Message(producer_id=1, first_offset=0)]
     assert contents(data, isolation=READ_COMMITTED, aborted=aborted) == ([1, 2, 5], 8, None)
     assert contents(data) == ([0, 1, 2, 3, 5], 8, None)
+
+
+def test_nothing_is_handed_out_where_it_cannot_be_told_what_was_aborted() -> None:
+    one = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    unreadable = build_batch([Record(key=b"\0", value=b"")], base_offset=1, control=True, **one)
+    aborted = [Message(producer_id=1, first_offset=0)]
+    data = batch(0, "aborted", **one) + unreadable
+    assert contents(data, isolation=READ_COMMITTED, aborted=aborted) == ([], 0, ErrorCode.corrupt_message)

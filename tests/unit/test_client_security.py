@@ -90,10 +90,14 @@ def test_the_properties_of_kafkas_clients_are_understood(
     [
         ({"security.protocol": "TLS"}, "security.protocol is one of PLAINTEXT, SSL"),
         ({"sasl.mechanism": "PLAIN"}, "sasl.mechanism needs security.protocol.*SASL_SSL"),
-        ({"ssl.ca.location": "x"}, "ssl.ca.location needs security.protocol.*SSL"),
-        ({"ssl.trustore.location": "x"}, "is ssl.truststore.location meant"),
-        ({"sasl.jaas.confg": "x"}, "is sasl.jaas.config meant"),
-        ({"security.providers": "x"}, "security.providers is not known"),
+        ({"ssl.trustore.location": "x"}, "did you mean ssl.truststore.location"),
+        ({"ssl.protocl": "x"}, "did you mean ssl.protocol"),
+        ({"sasl.jaas.confg": "x"}, "did you mean sasl.jaas.config"),
+        ({"security.qqqqqqqqqqqqqqqqqqqqqq": "x"}, "is not known; what is known: security.protocol, "),
+        ({"security.providers": "x"}, "security.providers cannot be set: Java classes would decide who"),
+        ({**TLS, "ssl.engine.factory.class": "x"}, "ssl.engine.factory.class cannot be set: .* is trusted"),
+        ({**TLS, "ssl.crl.location": "x"}, "ssl.crl.location cannot be set: certificates that were revoked"),
+        ({**TLS, "ssl.trustmanager.algorithm": "TrustAll"}, "ssl.trustmanager.algorithm is PKIX"),
         ({"security.protocol": "SASL_SSL"}, "SASL needs sasl.mechanism"),
         ({**SASL, "sasl.mechanism": "GSSAPI"}, "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 here, not 'GSSAPI'"),
         (SASL, "SASL needs a user"),
@@ -106,12 +110,47 @@ def test_the_properties_of_kafkas_clients_are_understood(
         ({**TLS, "ssl.certificate.pem": "x"}, "a certificate without its key"),
         ({**TLS, "ssl.endpoint.identification.algorithm": "ldaps"}, "is https, or empty"),
         ({**TLS, "ssl.enabled.protocols": "TLSv1"}, "has 'TLSv1': TLSv1.2 and TLSv1.3"),
+        ({**TLS, "ssl.enabled.protocols": "TLSv1.3,TLSv13"}, "has 'TLSv13': TLSv1.2 and TLSv1.3"),
         ({**TLS, "enable.ssl.certificate.verification": "no"}, "true or false"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(properties: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         security_of(properties)
+
+
+@pytest.mark.parametrize(
+    ("unused", "security"),
+    [
+        ({"ssl.ca.location": "/etc/ca.pem"}, Security()),
+        ({"sasl.kerberos.service.name": "kafka"}, Security()),
+        ({**TLS, "ssl.protocol": "TLSv1.3"}, Security(tls=Tls())),
+        ({**TLS, "ssl.cipher.suites": "TLS_AES_256_GCM_SHA384"}, Security(tls=Tls())),
+        ({**TLS, "ssl.trustmanager.algorithm": "PKIX"}, Security(tls=Tls())),
+        ({**TLS, "ssl.enabled.protocols": "TLSv1.2,TLSv1.1,TLSv1"}, Security(Tls(versions=("TLSv1.2",)))),
+        (
+            {
+                **SASL,
+                "sasl.username": "ada",
+                "sasl.password": "pw",
+                "sasl.kerberos.service.name": "kafka",
+                "sasl.login.refresh.window.factor": "0.8",
+                "sasl.oauthbearer.scope.claim.name": "scope",
+            },
+            Security(sasl=Sasl("PLAIN", "ada", "pw")),
+        ),
+    ],
+)
+def test_what_java_clients_take_and_does_not_change_who_is_trusted_is_left_aside(
+    unused: dict[str, str], security: Security
+) -> None:
+    assert security_of(unused) == security
+
+
+def test_properties_of_tls_without_tls_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    security_of({"ssl.truststore.password": "SECRET"})
+    assert "ssl.truststore.password is not used: security.protocol is not set" in caplog.text
+    assert "SECRET" not in caplog.text
 
 
 def test_nothing_secret_is_shown() -> None:
@@ -123,7 +162,7 @@ def test_nothing_secret_is_shown() -> None:
             "sasl.password": "SECRET",
             "ssl.truststore.password": "SECRET",
             "ssl.keystore.key": "SECRET",
-            "ssl.keystore.certificate.chain": "CHAIN",
+            "ssl.keystore.certificate.chain": "SECRET, for the key is there too",
             "ssl.key.password": "SECRET",
         }
     )

@@ -51,6 +51,7 @@ def test_keys_and_values_may_be_text() -> None:
         (asked("Value", BinaryType()), "'Value'; did you mean value?"),
         (asked("amount", LongType()), "a read has the columns key, value, topic"),
         (asked("key", BinaryType(), nullable=False), "key NOT NULL"),
+        (asked("timestamp", TYPES["timestamp"], nullable=False), "timestamp NOT NULL"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(wanted: StructType, complaint: str) -> None:

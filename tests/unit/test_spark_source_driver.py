@@ -12,9 +12,11 @@ import pytest
 
 from moldau.client.cluster import Cluster
 from moldau.client.consumer import Consumer
+from moldau.client.errors import RequestTimedOutError
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, told_plainly
 from moldau.spark.portal import portal
+from moldau.spark.source import catalog, publishing
 from moldau.spark.source.following import Following
 from moldau.spark.source.limits import Limits
 from moldau.spark.source.offsets import Position
@@ -23,6 +25,7 @@ from moldau.spark.source.planning import plan_batch
 from moldau.spark.source.publishing import Publisher
 from moldau.spark.source.ranges import OffsetRange
 from moldau.testing import Broker
+from moldau.wire.api_keys import ApiKey
 from support.log_writer import Given, LogWriter
 
 NO_LIMITS: Limits | None = None
@@ -404,19 +407,146 @@ def test_a_topic_that_was_made_anew_is_a_loss_or_read_from_its_beginning(written
     assert lenient.advance(end) == end
 
 
-def test_a_log_that_is_shorter_than_what_was_read_is_a_loss_or_read_from_its_beginning(
-    written: LogWriter,
+def test_a_log_that_is_shorter_than_what_was_read_is_a_loss_or_goes_on_at_its_end(
+    written: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = written.create()
-    written.spread(topic, {0: 2})
+    written.spread(topic, {0: 20})
     partition = TopicPartition(topic, 0)
-    with pytest.raises(DataLossError, match=f"{topic}-0 was read up to offset 9, and its log ends at 2 now"):
-        Followed(written, subscribe=topic).advance(Position({partition: 9}))
     lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
-    end = lenient.advance(Position({partition: 9}))
-    assert end.offsets == {partition: 2}
-    assert lenient.ranges(Position({partition: 9}), end) == {0: (0, 2)}
-    assert lenient.advance(end) == end
+    ids = lenient.begin().ids
+    start = Position({partition: 23}, ids)
+    with pytest.raises(
+        DataLossError, match=f"{topic}-0 was read up to offset 23, and its log ends at 20 now.*goes on at 20"
+    ):
+        Followed(written, subscribe=topic).advance(start)
+    end = lenient.advance(start, Limits(offsets_max=4))
+    assert end.offsets == {partition: 20}
+    assert lenient.ranges(start, end) == {0: (20, 20)}
+    assert f"{topic}-0 was read up to offset 23" in caplog.text
+    written.spread(topic, {0: 2})
+    assert lenient.ranges(end, lenient.advance(end)) == {0: (20, 22)}
+
+
+def test_after_a_loss_no_batch_waits_for_more(written: LogWriter) -> None:
+    """Else what comes until then would lie below the position, and never be read."""
+    topic = written.create(partitions=2)
+    written.spread(topic, {0: 2, 1: 2})
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    begun = lenient.advance(lenient.begin())
+    end = lenient.advance(Position({zero: 9, one: 1}, begun.ids), Limits(offsets_min=100))
+    assert end.offsets == {zero: 2, one: 2}
+
+
+def test_a_shorter_log_that_may_be_another_one_is_read_from_its_beginning_as_fast_as_allowed(
+    written: LogWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = written.create(partitions=2)
+    written.spread(topic, {0: 8, 1: 1})
+    written.delete_records(topic, 2)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    start = Position({zero: 9, one: 1})
+    end = lenient.advance(start, Limits(offsets_max=4))
+    assert end.offsets == {zero: 6, one: 1}
+    assert lenient.ranges(start, end) == {0: (2, 6), 1: (1, 1)}
+    assert Followed(written, subscribe=topic, failOnDataLoss="false").ranges(start, end)[0] == (2, 6)
+    assert lenient.advance(end).offsets == {zero: 8, one: 1}
+    assert "is new and already begins" not in caplog.text
+
+
+def test_a_batch_that_is_repeated_is_not_read_from_a_topic_that_was_made_anew(written: LogWriter) -> None:
+    topic, other = written.create(), written.create()
+    written.spread(topic, {0: 3})
+    written.spread(other, {0: 1})
+    names = f"{topic},{other}"
+    query = Followed(written, subscribe=names, startingOffsets="earliest")
+    start = query.begin()
+    end = query.advance(start)
+    written.delete(topic)
+    written.create_named(topic)
+    written.spread(topic, {0: 9})
+    with pytest.raises(
+        DataLossError, match=f"the topic '{topic}' was deleted and made anew since this batch"
+    ):
+        Followed(written, subscribe=names).ranges(start, end)
+    lenient = Followed(written, subscribe=names, failOnDataLoss="false")
+    assert portal().run(lenient.following.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
+    later = lenient.advance(end)
+    assert sorted(portal().run(lenient.following.ranges(end, later))) == sorted(
+        [OffsetRange(topic, 0, 0, 9), OffsetRange(other, 0, 1, 1)]
+    )
+
+
+def test_a_topic_that_is_not_asked_for_any_more_is_told_as_such(written: LogWriter) -> None:
+    dropped, stays = written.create("dropped"), written.create("stays")
+    start = Followed(written, subscribe=f"{dropped},{stays}").begin()
+    with pytest.raises(
+        DataLossError, match=f"{dropped}-0 was read before, and subscribe does not name it any more"
+    ):
+        Followed(written, subscribe=stays).advance(start)
+    with pytest.raises(DataLossError, match="subscribePattern does not name it"):
+        Followed(written, subscribePattern="stays.*").advance(start)
+    with pytest.raises(DataLossError, match="assign does not name it"):
+        Followed(written, assign=json.dumps({stays: [0]})).advance(start)
+    lenient = Followed(written, subscribe=stays, failOnDataLoss="false")
+    assert lenient.advance(start).offsets == {TopicPartition(stays, 0): 0}
+
+
+def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
+    """Has brokers that need so long to tell offsets; what they are given is noted."""
+    given: list[int] = []
+    call = Cluster.call
+
+    async def slow(self: Cluster, node: Any, api: ApiKey, tree: Any, **more: Any) -> Any:
+        if api is ApiKey.LIST_OFFSETS:
+            timeout_ms = more["timeout_ms"]
+            given.append(timeout_ms)
+            await asyncio.sleep(min(needs_ms, timeout_ms) / 1000)
+            if timeout_ms < needs_ms:
+                raise RequestTimedOutError(f"no offsets within {timeout_ms} ms")
+        return await call(self, node, api, tree, **more)
+
+    monkeypatch.setattr(Cluster, "call", slow)
+    return given
+
+
+def test_a_broker_that_is_slow_to_tell_offsets_is_given_more_time(
+    written: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_ATTEMPT_MS", 40)
+    topic = written.create()
+    written.spread(topic, {0: 3})
+    slow_offsets(monkeypatch, 150)
+    assert sizes(planned(written, subscribe=topic)) == {0: (0, 3)}
+
+
+def test_offsets_that_do_not_come_are_told_with_the_time_they_were_waited_for(
+    written: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_ATTEMPT_MS", 100)
+    topic = written.create()
+    given = slow_offsets(monkeypatch, 60_000)
+    with pytest.raises(SparkSourceError, match=r"no offsets within \d{3} ms"):
+        planned(written, subscribe=topic, **{"kafkaConsumer.pollTimeoutMs": "1000"})
+    # 100, 200, and then all that is left.
+    assert max(given) > 400
+    assert min(given) > 50
+
+
+@pytest.mark.parametrize("how", ["subscribe", "subscribePattern"])
+def test_topics_are_not_looked_after_when_the_query_is_over(written: LogWriter, how: str) -> None:
+    topic = written.create()
+    options = {how: topic, "kafka.client.id": f"{how}-{topic}"}
+    query = Followed(written, **options)
+    query.begin()
+    cluster = portal().run(query.following._catalog.cluster())
+    assert (list(cluster._tracked), cluster._tracks_all) != ([], 0)
+    portal().run(query.following.stop())
+    assert (list(cluster._tracked), cluster._tracks_all) == ([], 0)
+    planned(written, **options)
+    assert (list(cluster._tracked), cluster._tracks_all) == ([], 0)
 
 
 def test_a_broker_that_starts_again_is_waited_for(tmp_path: Path) -> None:
@@ -502,7 +632,12 @@ def test_what_is_newer_takes_the_place_of_what_waits(
             await publisher.finished()
             publisher.publish({partition: 3})
             await publisher.finished()
+            assert commits == [{partition: 1}, {partition: 3}]
+            # Brokers forget a group that is not heard of for long.
+            monkeypatch.setattr(publishing, "AGAIN_S", 0.0)
+            publisher.publish({partition: 3})
+            await publisher.finished()
 
     asyncio.run(work())
-    assert commits == [{partition: 1}, {partition: 3}]
+    assert commits == [{partition: 1}, {partition: 3}, {partition: 3}]
     assert written.committed(f"group-{topic}") == {partition: 3}

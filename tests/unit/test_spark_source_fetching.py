@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import crc32c
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
 
+from moldau.client import partition_reading
 from moldau.records.build import build_batch
 from moldau.records.control import EndTransaction, control_batch
 from moldau.records.record import Record
@@ -15,7 +17,7 @@ from moldau.spark.errors import DataLossError, SparkSourceError, told_plainly
 from moldau.spark.portal import portal
 from moldau.spark.source import fetching
 from moldau.spark.source.columns import TYPES, columns_of
-from moldau.spark.source.fetching import read_range
+from moldau.spark.source.fetching import RangeReading, read_range
 from moldau.spark.source.options import SourceOptions, parse_source
 from moldau.spark.source.ranges import OffsetRange
 from moldau.testing import Broker
@@ -146,6 +148,58 @@ def test_a_read_that_is_given_up_does_not_disturb_the_next(written: LogWriter) -
         next(given_up)
         given_up.close()  # type: ignore[attr-defined]
     assert offsets(written.bootstrap, topic, 290, 300) == list(range(290, 300))
+
+
+def test_two_reads_of_one_worker_that_take_turns_both_have_everything(written: LogWriter) -> None:
+    topic = written.create()
+    written.send(topic, range(300), batch_size=200)
+    small = {"kafka__max__partition__fetch__bytes": "1"}
+    one = reading(written.bootstrap, topic, 0, 300, **small)
+    read = next(one).column("offset").to_pylist()
+    assert offsets(written.bootstrap, topic, 0, 300, **small) == list(range(300))
+    for part in one:
+        read += part.column("offset").to_pylist()
+    assert read == list(range(300))
+
+
+def test_a_read_that_is_given_up_does_not_end_one_that_runs(written: LogWriter) -> None:
+    topic = written.create()
+    written.send(topic, range(300), batch_size=200)
+    small = {"kafka__max__partition__fetch__bytes": "1"}
+    given_up = reading(written.bootstrap, topic, 0, 300, **small)
+    next(given_up)
+    runs = reading(written.bootstrap, topic, 0, 300, **small)
+    read = next(runs).column("offset").to_pylist()
+    given_up.close()  # type: ignore[attr-defined]
+    for part in runs:
+        read += part.column("offset").to_pylist()
+    assert read == list(range(300))
+
+
+def test_the_time_that_spark_takes_is_not_counted_against_the_broker(scripted: Any) -> None:
+    """The broker hangs up once, just when the time would be over if it had run since the last records came."""
+    log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
+    count = 0
+
+    def fetch(asked: Asked) -> Any:
+        nonlocal count
+        count += 1
+        if count == 1:
+            return Log((0, 0, batch(0, "a")), end=2).fetch(asked)
+        return HangUp if count < 12 else log.fetch(asked)
+
+    broker = scripted(fetch)
+    options = options_of(broker.bootstrap, kafkaConsumer__pollTimeoutMs="1000")
+    read = RangeReading(OffsetRange("t", 0, 0, 2), options)
+
+    async def work() -> list[int]:
+        found = [await read.next()]
+        read._quiet_since_s -= 60
+        found += [await read.next(), await read.next()]
+        await read.close()
+        return [each.position for each in found if each is not None]
+
+    assert portal().run(work()) == [0, 1]
 
 
 # Gaps
@@ -280,6 +334,52 @@ def test_what_comes_before_the_damage_is_read(scripted: Any) -> None:
         next(read)
 
 
+@pytest.mark.parametrize("codec", [5, 7])
+def test_a_batch_of_an_unknown_codec_is_told_with_its_place(scripted: Any, codec: int) -> None:
+    strange = bytearray(batch(0, "a", "b"))
+    strange[22] |= codec
+    strange[17:21] = crc32c.crc32c(bytes(strange[21:])).to_bytes(4, "big")
+    broker = scripted(Log((0, 1, bytes(strange)), end=2).fetch)
+    with pytest.raises(SparkSourceError, match=r"t-0 at .* has a batch that cannot be read, .*codec"):
+        rows(broker.bootstrap, "t", 0, 2)
+
+
+def test_a_transaction_whose_end_cannot_be_read_is_an_error_and_no_rows(scripted: Any) -> None:
+    fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    unreadable = build_batch([Record(key=b"\0", value=b"")], base_offset=1, control=True, **fields)
+    log = Log(
+        (0, 0, transactional(0, "aborted", producer_id=1)),
+        (1, 1, unreadable),
+        aborted=[{"producer_id": 1, "first_offset": 0}],
+        end=2,
+    )
+    broker = scripted(log.fetch)
+    with pytest.raises(SparkSourceError, match="CORRUPT_MESSAGE: a transaction's end in t-0"):
+        rows(broker.bootstrap, "t", 0, 2, kafka__isolation__level="read_committed")
+
+
+def test_an_answer_without_records_is_not_believed(scripted: Any) -> None:
+    """As of a leader that did not get its records from remote storage in time."""
+    log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
+    count = 0
+
+    def fetch(asked: Asked) -> Any:
+        nonlocal count
+        count += 1
+        return (Log(end=2) if count <= 3 else log).fetch(asked)
+
+    assert offsets(scripted(fetch).bootstrap, "t", 0, 2) == [0, 1]
+
+
+def test_offsets_without_records_are_told(
+    scripted: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_reading, "EMPTY_S", 0)
+    broker = scripted(Log((0, 0, batch(0, "a")), end=5).fetch)
+    assert offsets(broker.bootstrap, "t", 0, 4) == [0]
+    assert f"t-0 at {broker.bootstrap} holds no records from offset 1 to 4" in caplog.text
+
+
 # Losses
 
 
@@ -371,3 +471,18 @@ def test_a_broker_that_hangs_up_is_asked_again(scripted: Any) -> None:
 
     broker = scripted(fetch)
     assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]
+
+
+# The end of the process's portal
+
+
+def test_nothing_is_kept_of_a_portal_that_was_closed() -> None:
+    with Broker(topics=["t"]) as broker:
+        LogWriter(broker.bootstrap).send("t", range(3))
+        assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]
+        kept = [fetcher for (cluster, _), each in fetching._idle.items() for fetcher in each]
+        assert kept
+        portal().close()
+        assert fetching._idle == {}
+        assert all(fetcher._is_closed for fetcher in kept)
+        assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
+from moldau.client.log_offsets import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 from moldau.spark.source.offsets import (
-    EARLIEST,
-    LATEST,
     AtOffsets,
     AtTimes,
     Everywhere,
@@ -48,6 +47,15 @@ def test_offsets_of_a_topic_that_was_made_anew_mean_nothing() -> None:
     assert before.renewed(Position({}, {"orders": "c", "payments": "b"})) == ["orders"]
     assert before.without_renewed(Position({}, {"orders": "c"})) == {PAYMENTS: 3}
     assert Position({ORDERS_0: 7}).without_renewed(Position({}, {"orders": "c"})) == {ORDERS_0: 7}
+
+
+def test_a_log_that_ends_before_the_offset_goes_on_at_its_end_only_if_it_is_known_to_be_the_same() -> None:
+    before = Position({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a"})
+    now = Position({ORDERS_0: 5, PAYMENTS: 2}, {"orders": "a", "payments": "b"})
+    assert before.carried_to(now) == {ORDERS_0: 5}
+    assert before.carried_to(Position({ORDERS_0: 9, PAYMENTS: 9})) == {ORDERS_0: 7, PAYMENTS: 3}
+    assert before.carried_to(Position({ORDERS_0: 9, PAYMENTS: 9}, {"orders": "c"})) == {PAYMENTS: 3}
+    assert before.carried_to(Position({})) == {}
 
 
 @pytest.mark.parametrize(("text", "offset"), [("earliest", EARLIEST), (" Latest ", LATEST)])

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from moldau.client.log_offsets import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 from moldau.spark.source.limits import Limits
-from moldau.spark.source.offsets import EARLIEST, LATEST, AtOffsets, AtTime, AtTimes, Everywhere
+from moldau.spark.source.offsets import AtOffsets, AtTime, AtTimes, Everywhere
 from moldau.spark.source.options import (
     SourceOptions,
     Subscription,
@@ -101,6 +102,7 @@ def test_names_are_case_insensitive() -> None:
         ("kafka.bootstrap.server", "did you mean kafka.bootstrap.servers?"),
         ("kafka.isolation.levl", "did you mean kafka.isolation.level?"),
         ("kafka.max.pol.records", "did you mean kafka.max.poll.records?"),
+        ("kafka.securty.protocol", "did you mean kafka.security.protocol?"),
         ("topic", '.option("subscribe", "orders")'),
         ("path", "load() takes no path here"),
         ("zzz", "there is no option 'zzz'"),

@@ -42,6 +42,8 @@ class Fetched(NamedTuple):
     last_stable_offset: int
     log_start_offset: int
     error: KafkaError | None = None
+    is_empty: bool = False
+    """A bounded read ends here: from `position` to its end the leader had nothing, however often it was asked."""
 
     @property
     def size(self) -> int:
@@ -63,7 +65,8 @@ def read_contents(
     isolation_level: int,
     until: int | None = None,
 ) -> Contents:
-    """The batches of records from `position` on, up to the first that is damaged or the one that reaches `until`."""
+    """The batches of records from `position` on, up to the first that is damaged or the one that reaches `until`. Where
+    it cannot be told which of them were aborted there are none."""
     batches: list[Batch] = []
     next_offset, leader_epoch = position, -1
     error: KafkaError | None = None
@@ -76,12 +79,16 @@ def read_contents(
             if batch.next_offset > next_offset:
                 batches.append(batch)
                 next_offset, leader_epoch = batch.next_offset, batch.leader_epoch
-        if isolation_level == READ_COMMITTED:
-            batches = _without_aborted(batches, answer.aborted_transactions or ())
     except KafkaError as found:
         error = found
     except MoldauError as found:
         error = KafkaError(ErrorCode.corrupt_message, f"{partition} at offset {next_offset}: {found}")
+    if isolation_level == READ_COMMITTED:
+        try:
+            batches = _without_aborted(batches, answer.aborted_transactions or ())
+        except MoldauError as found:
+            told = f"a transaction's end in {partition} from offset {position} on: {found}"
+            return Contents([], position, -1, KafkaError(ErrorCode.corrupt_message, told))
     batches = [batch for batch in batches if not batch.is_control]
     return Contents(batches, next_offset, leader_epoch, error)
 

@@ -12,9 +12,11 @@ beyond it. Where reading starts and what is done about an offset that is gone is
 A bounded read names the offset at which each partition ends, `until`, and takes what comes while not `is_finished`. The
 last records below that offset may be gone: compacted away, or control records. A leader sends at least one batch of the
 first partition in a request that has any up to the high watermark (with READ_COMMITTED, up to the last stable offset).
-So where nothing comes for a partition, and nothing for those asked for before it, there is nothing, and if that mark
-has reached `until` the partition is done. If it has not, the records are still to come, or a log was cut: the partition
-is asked for until they are there, and how long to wait for that is again the caller's to decide.
+So where nothing comes for a partition, and nothing for those asked for before it, though that mark has reached
+`until`, there should be nothing. But a leader that cannot get at records in time says the same: it is asked several
+times more, and then the partition is done, with an entry that tells so (`is_empty`). If the mark has not reached
+`until`, the records are still to come, or a log was cut: the partition is asked for until they are there, and how long
+to wait for that is again the caller's to decide.
 """
 
 import asyncio
@@ -406,12 +408,16 @@ class Fetcher:
         reading.readable = answer.last_stable_offset if is_committed else answer.high_watermark
         reading.log_start_offset = answer.log_start_offset
         contents = read_contents(partition, answer, reading.position, self._isolation_level, reading.until)
-        next_offset = contents.next_offset
+        next_offset, is_empty = contents.next_offset, False
         if reading.until is not None:
-            is_over = nothing_there and reading.readable >= reading.until
-            next_offset = reading.until if is_over else min(next_offset, reading.until)
+            if reading.readable < reading.until:
+                reading.empty_answers = 0
+            elif nothing_there:
+                is_empty = self._is_empty(reading)
+            next_offset = reading.until if is_empty else min(next_offset, reading.until)
         if next_offset == reading.position and contents.error is None:
             return
+        reading.empty_answers = 0
         reading.ready = Fetched(
             partition,
             reading.position,
@@ -421,11 +427,21 @@ class Fetcher:
             answer.last_stable_offset,
             answer.log_start_offset,
             contents.error,
+            is_empty,
         )
         reading.position, reading.leader_epoch = next_offset, contents.leader_epoch
         reading.is_stopped = contents.error is not None
         self._partitions[partition] = self._partitions.pop(partition)
         self._news.set()
+
+    def _is_empty(self, reading: Reading) -> bool:
+        """Whether an empty answer is believed. If not, the next one is waited for, at the leader and before it
+        is asked: some answer at once."""
+        now = asyncio.get_running_loop().time()
+        if reading.note_empty(now):
+            return True
+        reading.not_before = now + self._backoff.after_ms(reading.empty_answers) / 1000
+        return False
 
     def _failed(
         self, request: Mapping[str, Any], readings: Mapping[TopicPartition, Reading], error: KafkaError

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from moldau.client.fetched import Fetched
 
+EMPTY_ANSWERS = 5
+EMPTY_S = 2.0
+"""So many empty answers in a row, over so long, and there are no records. Fewer say nothing: a leader that could not
+bring records from remote storage in time answers the same."""
+
 
 @dataclass(slots=True, eq=False)
 class Reading:
@@ -28,6 +33,17 @@ class Reading:
     """The offset below which the leader lets records be read, as it told last: the high watermark, or the last stable
     offset."""
     log_start_offset: int = -1
+    empty_answers: int = 0
+    """In a row, though all that is to be read should be there."""
+    empty_since: float = 0.0
+    """Loop time of the first of them."""
+
+    def note_empty(self, now: float) -> bool:
+        """Whether this one more empty answer is enough to believe that there is nothing."""
+        if self.empty_answers == 0:
+            self.empty_since = now
+        self.empty_answers += 1
+        return self.empty_answers >= EMPTY_ANSWERS and now - self.empty_since >= EMPTY_S
 
     @property
     def is_at_end(self) -> bool:
@@ -36,4 +52,6 @@ class Reading:
     @property
     def is_there(self) -> bool:
         """Whether all that is to be read is in the log already, for all that is known: it need not be waited for."""
-        return self.until is not None and (self.readable < 0 or self.readable >= self.until)
+        if self.until is None or self.empty_answers:
+            return False
+        return self.readable < 0 or self.readable >= self.until

@@ -6,14 +6,17 @@ secret is shown by `repr`, and no error carries any.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from moldau.client.jaas import login_of
+from moldau.observe.logging import get_logger
+from moldau.settings.values import nearest
 
 PLAIN = "PLAIN"
 SCRAM_SHA_256, SCRAM_SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
 MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512)
+
+_log = get_logger("client.security")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Tls:
     ca_pem: str = ""
     certificate_location: str = ""
     """The client's own certificate and those up to an authority, PEM."""
-    certificate_pem: str = ""
+    certificate_pem: str = field(default="", repr=False)
+    """The key may stand beside it."""
     key_location: str = ""
     """Of the client's certificate; without it the key is in the certificate's file."""
     key_pem: str = field(default="", repr=False)
@@ -89,7 +93,34 @@ _TLS_PROPERTIES = (
 )
 _SASL_PROPERTIES = ("sasl.mechanism", "sasl.mechanisms", "sasl.jaas.config", "sasl.username", "sasl.password")
 PROPERTIES = ("security.protocol", *_SASL_PROPERTIES, *_TLS_PROPERTIES)
-"""All that `security_of` knows: first the names of Kafka's Java clients, then librdkafka's."""
+"""All that means something here: first the names of Kafka's Java clients, then librdkafka's."""
+
+_UNUSED = (
+    "ssl.protocol",
+    "ssl.provider",
+    "ssl.cipher.suites",
+    "ssl.keymanager.algorithm",
+    "ssl.secure.random.implementation",
+    "sasl.client.callback.handler.class",
+    "ssl.curves.list",
+    "ssl.sigalgs.list",
+    "ssl.providers",
+    "enable.sasl.oauthbearer.unsecure.jwt",
+)
+_UNUSED_PREFIXES = ("sasl.kerberos.", "sasl.login.", "sasl.oauthbearer.")
+"""What tunes other clients, or is for mechanisms other than those here. It is left aside: properties that were written
+for such a client are to be read as they are."""
+
+_REFUSED = {
+    "security.providers": "Java classes would decide who is trusted, and there is no Java here",
+    "ssl.engine.factory.class": "a Java class would decide who is trusted, and there is no Java here",
+    "ssl.engine.location": "keys come from files or PEM texts only",
+    "ssl.engine.id": "keys come from files or PEM texts only",
+    "ssl.crl.location": "certificates that were revoked would be trusted, for such lists are not read",
+    "ssl.ca.certificate.stores": "name who is trusted by ssl.ca.location or ssl.truststore.location",
+}
+"""To leave these aside would change who is trusted."""
+_TRUST_ALGORITHMS = ("PKIX", "SUNX509", "X509", "X.509")
 
 _AS_THEY_ARE = (
     "sasl.username",
@@ -100,25 +131,29 @@ _AS_THEY_ARE = (
 )
 """Here spaces count."""
 _TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+_OLD_VERSIONS = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _STORE_TYPES = ("JKS", "PKCS12", "PEM")
 
 
 def security_of(properties: Mapping[str, str]) -> Security:
     """What these properties say, by the names of Kafka's Java clients or librdkafka's; raises ValueError."""
-    for name in properties:
-        if name not in PROPERTIES:
-            raise ValueError(f"{name} is not known{_nearest(name)}")
     given = {
         name: value if name in _AS_THEY_ARE else value.strip()
         for name, value in properties.items()
-        if value.strip() or name == "ssl.endpoint.identification.algorithm"
+        if _is_used(name, value) and (value.strip() or name == "ssl.endpoint.identification.algorithm")
     }
     protocol = given.get("security.protocol", "").upper()
     if not protocol:
-        others = [name for name in given if name != "security.protocol"]
-        if others:
-            wanted = "SASL_SSL" if any(name in _SASL_PROPERTIES for name in others) else "SSL"
-            raise ValueError(f"{others[0]} needs security.protocol, which would be {wanted} or so")
+        credentials = [name for name in given if name in _SASL_PROPERTIES]
+        if credentials:
+            raise ValueError(
+                f"{credentials[0]} needs security.protocol: SASL_SSL, or SASL_PLAINTEXT where the brokers have no TLS"
+            )
+        if given:
+            # Java's clients speak plain text then, and say nothing.
+            _log.warning(
+                f"{next(iter(given))} is not used: security.protocol is not set, and so there is no TLS"
+            )
         return Security()
     if protocol not in PROTOCOLS:
         raise ValueError(
@@ -130,9 +165,20 @@ def security_of(properties: Mapping[str, str]) -> Security:
     )
 
 
-def _nearest(name: str) -> str:
-    near = get_close_matches(name.lower(), PROPERTIES, 1)
-    return f": is {near[0]} meant?" if near else f"; what is known: {', '.join(PROPERTIES)}"
+def _is_used(name: str, value: str) -> bool:
+    """Raises ValueError for what is not known, and for what cannot be left aside."""
+    if name in PROPERTIES:
+        return True
+    if name == "ssl.trustmanager.algorithm":
+        if value.strip() and value.strip().upper() not in _TRUST_ALGORITHMS:
+            raise ValueError(f"{name} is PKIX here, and no other: leave it out")
+        return False
+    if name in _REFUSED:
+        raise ValueError(f"{name} cannot be set: {_REFUSED[name]}")
+    if name in _UNUSED or name.startswith(_UNUSED_PREFIXES):
+        return False
+    hint = nearest(name.lower(), (*PROPERTIES, *_UNUSED)) or f"; what is known: {', '.join(PROPERTIES)}"
+    raise ValueError(f"{name} is not known{hint}")
 
 
 def _sasl_of(given: Mapping[str, str]) -> Sasl:
@@ -198,10 +244,12 @@ def _tls_of(given: Mapping[str, str]) -> Tls:
 
 
 def _versions_of(text: str) -> tuple[str, ...]:
-    versions = tuple(version.strip() for version in text.split(",") if version.strip())
-    for version in versions:
-        if version not in _TLS_VERSIONS:
-            raise ValueError(
-                f"ssl.enabled.protocols has {version!r}: {' and '.join(_TLS_VERSIONS)} are spoken"
-            )
+    """Those of the versions named that are spoken; the old ones beside them are for brokers of others."""
+    named = [version.strip() for version in text.split(",") if version.strip()]
+    versions = tuple(version for version in named if version in _TLS_VERSIONS)
+    wrong = [version for version in named if version not in (*_TLS_VERSIONS, *_OLD_VERSIONS)]
+    if wrong or (named and not versions):
+        raise ValueError(
+            f"ssl.enabled.protocols has {(wrong or named)[0]!r}: {' and '.join(_TLS_VERSIONS)} are spoken"
+        )
     return versions

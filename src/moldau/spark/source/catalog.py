@@ -7,15 +7,13 @@ from typing import Any
 
 from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.log_offsets import list_offsets
+from moldau.client.log_offsets import EARLIEST, LATEST, list_offsets
 from moldau.client.metadata import TopicInfo
 from moldau.client.record import TopicPartition
 from moldau.settings.values import nearest
 from moldau.spark.errors import OptionError, SparkSourceError
 from moldau.spark.portal import portal
 from moldau.spark.source.offsets import (
-    EARLIEST,
-    LATEST,
     AtOffsets,
     AtTime,
     AtTimes,
@@ -31,7 +29,7 @@ FOLLOWING_AGE_MS = 1_000
 """How often a stream looks for new partitions, in the background, unless kafka.metadata.max.age.ms says otherwise."""
 
 _ATTEMPT_MS = 1_000
-"""After so long without offsets it is looked for partitions that have gone."""
+"""So long the first question for offsets is waited for, and each one after it twice as long."""
 
 _ABSENT = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
@@ -49,14 +47,27 @@ class Catalog:
 
     async def cluster(self) -> Cluster:
         if self._cluster is None:
-            cluster = await portal().cluster(self._settings)
+            self._cluster = cluster = await portal().cluster(self._settings)
             if self._subscription.pattern is not None:
                 cluster.track_all()
             else:
                 cluster.track(self._topics())
-            await self._refresh(cluster)
-            self._cluster = cluster
+            try:
+                await self._refresh(cluster)
+            except BaseException:
+                self.close()
+                raise
         return self._cluster
+
+    def close(self) -> None:
+        """The cluster need not look after these topics any more."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is None:
+            return
+        if self._subscription.pattern is not None:
+            cluster.untrack_all()
+        else:
+            cluster.untrack(self._topics())
 
     async def existing(self, *, is_fresh: bool) -> list[TopicPartition]:
         """The partitions that are read and there; those of the last look at the cluster, unless a fresh one is asked
@@ -146,18 +157,30 @@ class Catalog:
         left = dict(times)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.fetching.timeout_ms / 1000
+        attempt_ms = _ATTEMPT_MS
         while left:
-            left_ms = round((deadline - loop.time()) * 1000)
+            left_ms = max(1, round((deadline - loop.time()) * 1000))
+            # The last attempt has all the time that is left: one that is cut short would say nothing.
+            is_last = left_ms < 2 * attempt_ms
             try:
                 found = await list_offsets(
-                    cluster, left, isolation_level=level, timeout_ms=min(_ATTEMPT_MS, max(1, left_ms))
+                    cluster, left, isolation_level=level, timeout_ms=left_ms if is_last else attempt_ms
                 )
                 return {partition: each.offset for partition, each in found.items()}
             except KafkaError as error:
-                if not error.is_retriable or left_ms <= 0:
+                if not error.is_retriable:
                     raise
-            there = set(await self.existing(is_fresh=True))
-            left = {partition: time for partition, time in left.items() if partition in there}
+                if error.code in _ABSENT:
+                    there = set(await self.existing(is_fresh=True))
+                    gone = [partition for partition in left if partition not in there]
+                    if gone:
+                        # It was because of these: the others have not had their turn.
+                        left = {partition: time for partition, time in left.items() if partition in there}
+                        deadline = max(deadline, loop.time() + _ATTEMPT_MS / 1000)
+                        continue
+                if is_last:
+                    raise
+            attempt_ms = min(2 * attempt_ms, max(_ATTEMPT_MS, cluster.request_timeout_ms))
         return {}
 
     async def _refresh(self, cluster: Cluster) -> None:

@@ -32,7 +32,8 @@ TYPES: dict[str, DataType] = {
 }
 _AS_TEXT = ("key", "value")
 """These may be asked for as STRING: then their bytes must be UTF-8."""
-_MAY_BE_NULL = ("key", "value", HEADERS)
+_MAY_BE_NULL = ("key", "value", "timestamp", HEADERS)
+"""A time that Spark cannot hold is null."""
 
 
 class Column(NamedTuple):

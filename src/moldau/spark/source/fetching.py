@@ -1,11 +1,10 @@
 """Reads one range of offsets in a task: batches are fetched in the portal's thread while the task's own decodes those
 before, and Arrow goes to Spark.
 
-A worker process is used for many tasks, one after the other: its connections and its fetcher stay for the next.
+A worker process is used for many tasks, mostly one after the other: its connections and its fetchers stay for the next.
 """
 
 import asyncio
-import os
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -17,9 +16,10 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.fetcher import Fetched, Fetcher, LogCutError
 from moldau.client.log_offsets import EARLIEST, LATEST, list_offsets
 from moldau.columnar.decode import to_arrow_parts
-from moldau.columnar.native import use_native
-from moldau.errors import CorruptRecordError
+from moldau.errors import MoldauError
+from moldau.observe.logging import get_logger
 from moldau.spark.errors import SparkSourceError
+from moldau.spark.native import choose_native
 from moldau.spark.portal import portal
 from moldau.spark.source.columns import Column
 from moldau.spark.source.losses import report_loss
@@ -39,15 +39,18 @@ _LOG_LOOK_MS = 10_000
 _DOUBT_MS = 100
 """A leader that said something odd is asked again after this."""
 
-_fetchers: dict[tuple[Cluster, Fetching], Fetcher] = {}
-"""A process that was forked has a portal of its own, and so clusters of its own."""
+_idle: dict[tuple[Cluster, Fetching], list[Fetcher]] = {}
+"""The fetchers that nobody reads with at the moment. A process that was forked has a portal of its own, and so clusters
+of its own."""
+
+_log = get_logger("spark.source")
 
 
 def read_range(
     wanted: OffsetRange, options: SourceOptions, columns: Sequence[Column], schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """The records of the range, as Spark expects them."""
-    use_native(os.environ.get("MOLDAU_NATIVE", "1") != "0")
+    choose_native()
     names = [column.name for column in columns]
     target = to_arrow_schema(schema, timezone="UTC")
     reading = RangeReading(wanted, options)
@@ -65,9 +68,10 @@ def read_range(
                     part_bytes=ARROW_BYTES,
                 ):
                     yield shaped(part, columns, target, wanted)
-            except CorruptRecordError as error:
+            except MoldauError as error:
                 raise SparkSourceError(
-                    f"{wanted.topic_partition} at {options.bootstrap} is damaged: {error}"
+                    f"{wanted.topic_partition} at {options.bootstrap} has a batch that cannot be read, at or behind "
+                    f"offset {fetched.position}: {error}"
                 ) from None
     finally:
         gate.run(reading.close())
@@ -107,49 +111,48 @@ class RangeReading:
         self._failure: KafkaError | None = None
         """Of what came behind the batches that were handed out last."""
         self._quiet_since_s = 0.0
+        self._is_cut_short = False
+        """The rest of the range is gone, which was told."""
 
     async def next(self) -> Fetched | None:
         """The next batches, or None at the end of the range. Raises SparkSourceError and KafkaError."""
+        # Since the last call Spark was busy, which is not the partition's fault.
+        self._quiet_since_s = self._now_s()
         fetcher = self._fetcher or await self._open()
-        while not fetcher.is_finished:
+        while True:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 await self._after_error(fetcher, failure)
-                continue
-            news = await fetcher.next(_QUIET_MS)
-            if not news:
-                await self._look_around(fetcher)
-            # There is one partition, and so one entry.
-            for fetched in news:
+            elif self._is_cut_short or self._position >= self._wanted.end:
+                return None
+            elif not (news := await fetcher.next(_QUIET_MS)):
+                await self._look_around()
+            else:
+                # There is one partition, and so one entry.
+                (fetched,) = news
                 self._failure = fetched.error
+                if fetched.is_empty:
+                    self._tell_empty()
                 if fetched.next_offset > self._position:
                     self._position = fetched.next_offset
                     self._quiet_since_s = self._now_s()
                 if fetched.batches:
                     return fetched
-        return None
 
     async def close(self) -> None:
-        if self._fetcher is not None:
-            self._fetcher.assign({})
+        if self._fetcher is None:
+            return
+        assert self._cluster is not None
+        fetcher, self._fetcher = self._fetcher, None
+        fetcher.assign({})
+        _idle.setdefault((self._cluster, self._options.fetching), []).append(fetcher)
 
     async def _open(self) -> Fetcher:
         self._cluster = cluster = await portal().cluster(self._options.connection)
-        how = self._options.fetching
-        fetcher = _fetchers.get((cluster, how))
-        if fetcher is None:
-            fetcher = _fetchers[cluster, how] = Fetcher(
-                cluster,
-                max_bytes=how.max_bytes,
-                partition_max_bytes=how.partition_max_bytes,
-                buffered_bytes_max=2 * how.max_bytes,
-                isolation_level=how.isolation_level,
-            )
-        self._quiet_since_s = self._now_s()
-        self._fetcher = fetcher
+        self._fetcher = fetcher = _fetcher(cluster, self._options.fetching)
         fetcher.assign({self._partition: self._wanted.start}, {self._partition: self._wanted.end})
         if cluster.partition_info(self._partition) is None:
-            await self._look_around(fetcher)
+            await self._look_around()
         return fetcher
 
     async def _after_error(self, fetcher: Fetcher, error: KafkaError) -> None:
@@ -158,15 +161,11 @@ class RangeReading:
             raise error
         first, last = await self._log()
         if isinstance(error, LogCutError) or self._position > last:
-            self._report(f"its log was cut, and ends at {last}", "leaves out the rest of it")
-            fetcher.assign({})
+            self._leave_the_rest(f"its log was cut, and ends at {last}")
         elif self._position < first:
             self._report(f"its log begins at {first}", f"goes on at {first}")
             self._position = first
-            if first < self._wanted.end:
-                fetcher.seek(self._partition, first)
-            else:
-                fetcher.assign({})
+            fetcher.seek(self._partition, first)
         else:
             # The leader that said so may not have been the one that has the log.
             if self._left_ms() <= 0:
@@ -174,7 +173,7 @@ class RangeReading:
             await asyncio.sleep(_DOUBT_MS / 1000)
             fetcher.seek(self._partition, self._position)
 
-    async def _look_around(self, fetcher: Fetcher) -> None:
+    async def _look_around(self) -> None:
         """Nothing came for a while: the leader is away, the partition has gone, or its log is shorter than it was."""
         assert self._cluster is not None
         left_ms = self._left_ms()
@@ -186,14 +185,12 @@ class RangeReading:
                 )
                 is_long = left_ms <= self._options.fetching.timeout_ms - _ABSENT_MS
                 if code == ErrorCode.unknown_topic_or_partition and is_long:
-                    self._report("it does not exist any more", "leaves out the rest of it")
-                    fetcher.assign({})
+                    self._leave_the_rest("it does not exist any more")
                     return
             if left_ms <= 0:
                 _, last = await self._log()
                 if last < self._wanted.end:
-                    self._report(f"its log ends at {last}", "leaves out the rest of it")
-                    fetcher.assign({})
+                    self._leave_the_rest(f"its log ends at {last}")
                     return
         except KafkaError as error:
             if left_ms <= 0:
@@ -217,6 +214,17 @@ class RangeReading:
             )
         )
         return first[self._partition].offset, last[self._partition].offset
+
+    def _leave_the_rest(self, cause: str) -> None:
+        self._report(cause, "leaves out the rest of it")
+        self._is_cut_short = True
+
+    def _tell_empty(self) -> None:
+        _log.warning(
+            f"{self._partition} at {self._options.bootstrap} holds no records from offset {self._position} to "
+            f"{self._wanted.end}: its leader had none however often it was asked, though its log goes on behind them. "
+            "They were compacted away, or the storage behind that broker is too slow"
+        )
 
     def _report(self, cause: str, instead: str) -> None:
         report_loss(
@@ -247,3 +255,24 @@ class RangeReading:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _fetcher(cluster: Cluster, how: Fetching) -> Fetcher:
+    """One for a single reading: tasks that share a process may be read in turns."""
+    idle = _idle.get((cluster, how))
+    if idle:
+        return idle.pop()
+
+    async def end() -> None:
+        _idle.pop((cluster, how), None)
+        await fetcher.close()
+
+    fetcher = Fetcher(
+        cluster,
+        max_bytes=how.max_bytes,
+        partition_max_bytes=how.partition_max_bytes,
+        buffered_bytes_max=2 * how.max_bytes,
+        isolation_level=how.isolation_level,
+    )
+    portal().on_close(end)
+    return fetcher

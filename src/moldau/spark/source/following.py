@@ -43,7 +43,7 @@ class Following:
         """The end of the next batch; `start` itself where there is none. None for limits takes all there is."""
         await self.publish(start)
         now = await self._without_losses(start)
-        known, end = start.without_renewed(now), now.offsets
+        known, end = start.carried_to(now), now.offsets
         self.latest = end
         self._first = {
             partition: offset for partition, offset in self._first.items() if partition not in known
@@ -57,7 +57,9 @@ class Following:
                 # The query is over, and with it this process.
                 await self._publisher.finished()
         elif limits is not None:
-            if self._frozen is None and is_held_back(limits, count, self._since_last_ms()):
+            # After a loss the next records must not be taken for those that were lost: the position moves at once.
+            may_wait = self._frozen is None and known == start.offsets
+            if may_wait and is_held_back(limits, count, self._since_last_ms()):
                 return start
             if limits.offsets_max is not None:
                 end = capped(complete, end, limits.offsets_max)
@@ -66,14 +68,28 @@ class Following:
         return Position(end, now.ids, start.group)
 
     async def ranges(self, start: Position, end: Position) -> list[OffsetRange]:
-        known = start.without_renewed(end)
-        unknown = [
-            partition
-            for partition, stop in end.offsets.items()
-            if partition not in self._first and known.get(partition, stop + 1) > stop
-        ]
-        self._first |= await self._catalog.starts(unknown)
-        return stream_ranges(known, end.offsets, self._first, self._options)
+        """What is read between the two. A batch that is repeated after a restart may be of a topic that is another one
+        by now: its offsets mean nothing there."""
+        renewed = end.renewed(Position({}, await self._catalog.ids(end.offsets)))
+        if renewed:
+            # The broker that said so may have been the one that is behind.
+            await self._catalog.existing(is_fresh=True)
+            renewed = end.renewed(Position({}, await self._catalog.ids(end.offsets)))
+        self._report(
+            [
+                Loss(
+                    f"the topic {topic!r} was deleted and made anew since this batch of it was planned",
+                    "leaves this batch of it out, and then reads it from its beginning",
+                )
+                for topic in renewed
+            ]
+        )
+        there = {partition: stop for partition, stop in end.offsets.items() if partition.topic not in renewed}
+        end = Position(there, end.ids, end.group)
+        known = start.carried_to(end)
+        new = [partition for partition in there if partition not in known and partition not in self._first]
+        self._first |= await self._catalog.starts(new)
+        return stream_ranges(start, end, self._first, self._options)
 
     async def publish(self, position: Position) -> None:
         """Shows the group, in the background, that all up to there is in the sink."""
@@ -87,6 +103,7 @@ class Following:
     async def stop(self) -> None:
         if self._publisher is not None:
             await self._publisher.finished()
+        self._catalog.close()
 
     async def _now(self, *, is_fresh: bool) -> Position:
         ends = await self._catalog.ends(await self._catalog.existing(is_fresh=is_fresh))
@@ -95,11 +112,11 @@ class Following:
     async def _without_losses(self, start: Position) -> Position:
         """Where the logs end; what was lost of those that were read is told."""
         if self._frozen is not None:
-            self._report(losses(start, self._frozen))
+            self._report(losses(start, self._frozen, self._options.subscription))
             return self._frozen
         for attempt in range(1, self._options.offset_attempts + 1):
             now = await self._now(is_fresh=attempt > 1)
-            lost = losses(start, now)
+            lost = losses(start, now, self._options.subscription)
             if not lost:
                 return now
             if attempt < self._options.offset_attempts:

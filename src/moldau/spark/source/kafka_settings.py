@@ -6,6 +6,7 @@ all the same.
 
 from collections.abc import Mapping
 
+from moldau.client.security import PROPERTIES
 from moldau.settings.values import nearest
 from moldau.spark.errors import OptionError
 
@@ -51,4 +52,4 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _nearest(name: str) -> str:
-    return nearest(PREFIX + name, sorted(PREFIX + each for each in NAMES))
+    return nearest(PREFIX + name, sorted(PREFIX + each for each in (*NAMES, *PROPERTIES)))

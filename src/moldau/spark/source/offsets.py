@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moldau.client.log_offsets import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
-
-EARLIEST, LATEST = -2, -1
-"""What stands for them among the offsets of an option."""
 
 GROUP, IDS = "@group", "@ids"
 """What is kept beside the offsets of a stream. No topic can be called so."""
@@ -83,6 +81,21 @@ class Position:
 
     def renewed(self, later: "Position") -> list[str]:
         return [topic for topic, id_ in self.ids.items() if later.ids.get(topic, id_) != id_]
+
+    def is_same(self, topic: str, later: "Position") -> bool:
+        """Whether it is known to be the very topic that it was."""
+        return topic in self.ids and self.ids[topic] == later.ids.get(topic)
+
+    def carried_to(self, later: "Position") -> Offsets:
+        """Where reading goes on in the partitions that are there, later, and were read before; any others are read from
+        their beginning. A log that ends before the offset has lost its last records if it is the same one, and goes on
+        at its end; if nobody can say, it is taken for another one."""
+        return {
+            partition: min(offset, later.offsets[partition])
+            for partition, offset in self.without_renewed(later).items()
+            if partition in later.offsets
+            and (offset <= later.offsets[partition] or self.is_same(partition.topic, later))
+        }
 
 
 def parse_place(option: str, text: str, *, illegal: int | None = None) -> Everywhere | AtOffsets:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from moldau.client.log_offsets import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.settings.values import nearest
 from moldau.spark.errors import OptionError
 from moldau.spark.source.kafka_settings import PREFIX, SECURITY, kafka_settings
 from moldau.spark.source.limits import Limits
 from moldau.spark.source.offsets import (
-    EARLIEST,
-    LATEST,
     AtTime,
     Everywhere,
     Place,
@@ -92,6 +91,17 @@ class Subscription:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     partitions: tuple[TopicPartition, ...] = ()
+
+    @property
+    def option(self) -> str:
+        if self.pattern is not None:
+            return "subscribePattern"
+        return "subscribe" if self.topics else "assign"
+
+    def has(self, partition: TopicPartition) -> bool:
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, partition.topic) is not None
+        return partition.topic in self.topics if self.topics else partition in self.partitions
 
 
 @dataclass(frozen=True, slots=True)

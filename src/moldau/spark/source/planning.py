@@ -3,17 +3,25 @@
 import asyncio
 from collections.abc import Mapping
 
+from moldau.client.log_offsets import EARLIEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 from moldau.spark.source.catalog import Catalog
 from moldau.spark.source.losses import report_loss
-from moldau.spark.source.offsets import EARLIEST, AtOffsets, Offsets, Place
+from moldau.spark.source.offsets import AtOffsets, Offsets, Place, Position
 from moldau.spark.source.options import SourceOptions
 from moldau.spark.source.ranges import OffsetRange
 
 
 async def plan_batch(options: SourceOptions) -> list[OffsetRange]:
     catalog = Catalog(options, is_stream=False)
+    try:
+        return await _plan_batch(catalog, options)
+    finally:
+        catalog.close()
+
+
+async def _plan_batch(catalog: Catalog, options: SourceOptions) -> list[OffsetRange]:
     partitions = await catalog.required()
     starts, ends, first, last = await asyncio.gather(
         catalog.resolve("starting", options.starting, partitions),
@@ -105,26 +113,21 @@ def _report_deleted(partition: TopicPartition, options: SourceOptions) -> None:
 
 
 def stream_ranges(
-    start: Mapping[TopicPartition, int],
-    end: Mapping[TopicPartition, int],
-    first: Mapping[TopicPartition, int],
-    options: SourceOptions,
+    start: Position, end: Position, first: Mapping[TopicPartition, int], options: SourceOptions
 ) -> list[OffsetRange]:
-    """What a micro-batch reads. `first` tells where logs begin that the start does not name, or that end before it."""
-    known = {partition.topic for partition in start}
+    """What a micro-batch reads. `first` tells where logs begin to which the start is not carried."""
+    carried = start.carried_to(end)
+    topics = {partition.topic for partition in carried}
     ranges = []
-    for partition, stop in sorted(end.items()):
-        begin = start.get(partition)
+    for partition, stop in sorted(end.offsets.items()):
+        begin = carried.get(partition)
         if begin is None:
             begin = first.get(partition, stop)
-            if begin > 0 and partition.topic in known:
+            if begin > 0 and partition.topic in topics and partition not in start.offsets:
                 report_loss(
                     f"{partition} at {options.bootstrap} is new and already begins at offset {begin}",
                     fails=options.fail_on_data_loss,
                     instead=f"begins at {begin}",
                 )
-        elif stop < begin:
-            # Told of, as a loss or as an error, when the end was looked for.
-            begin = first.get(partition, stop)
         ranges.append(OffsetRange(*partition, min(begin, stop), stop))
     return ranges

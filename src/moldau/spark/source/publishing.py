@@ -16,6 +16,9 @@ from moldau.spark.source.offsets import Offsets
 
 TIMEOUT_MS = 10_000
 
+AGAIN_S = 3600.0
+"""After so long the same offsets are published once more: brokers forget those of groups that are not heard of."""
+
 _log = get_logger("spark.source")
 
 
@@ -26,12 +29,16 @@ class Publisher:
         self._group_id = group_id
         self._offsets = GroupOffsets(cluster, group_id)
         self._published: Offsets = {}
+        self._published_at_s = -AGAIN_S
         self._waiting: Offsets = {}
         self._publishing: asyncio.Task[None] | None = None
         self._has_warned = False
 
     def publish(self, offsets: Mapping[TopicPartition, int]) -> None:
         """In the background: no micro-batch waits for it."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._published_at_s >= AGAIN_S:
+            self._published, self._published_at_s = {}, now_s
         self._waiting = {
             partition: offset
             for partition, offset in offsets.items()
