@@ -94,6 +94,14 @@ ALL = [
         {"MOLDAU_SPARK_KILLS": "20"},
     ),
     Proof(
+        "pipeline-kills",
+        "A pipeline that sums into a topic (update) and a Delta table (upsert), killed with SIGKILL 20 times, every "
+        "other time its Python only: the table has every record once, and every sum in the topic is that of records "
+        "counted once.",
+        ("-m", "pytest", "-s", "tests/spark/test_pipeline_run_kills.py"),
+        {"MOLDAU_SPARK_KILLS": "20"},
+    ),
+    Proof(
         "power-cuts",
         "Power cuts at every step of a scripted life of a log, with appends, rolls, truncation, deletion and "
         "compaction: nothing that was promised is lost.",

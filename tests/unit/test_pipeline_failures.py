@@ -53,3 +53,36 @@ def test_a_pipeline_error_is_a_sentence_already() -> None:
 
 def test_what_is_too_long_for_a_line_is_cut() -> None:
     assert len(sentence_of(RuntimeError("x" * 10_000))) == 600
+
+
+def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: SparkSourceError: no answer from the "
+        "cluster at 127.0.0.1:9092. Is a broker running there?\n=== Streaming Query ===\n"
+        "Identifier: revenue: out [id = 1, runId = 2]\nCurrent Committed Offsets: {}"
+    )
+    assert sentence_of(RuntimeError(text)) == (
+        "no answer from the cluster at 127.0.0.1:9092. Is a broker running there?"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'deltalake'", name="deltalake"),
+        ModuleNotFoundError("No module named 'deltalake.fs'", name="deltalake.fs"),
+        RuntimeError(
+            "PythonException: Traceback (most recent call last):\n  File x\n"
+            "ModuleNotFoundError: No module named 'deltalake'\n" + JAVA
+        ),
+    ],
+)
+def test_what_is_not_installed_is_named_with_the_way_to_install_it(error: Exception) -> None:
+    assert sentence_of(error) == (
+        "Pipelines run on Spark, and deltalake is not installed: pip install 'moldau[spark]'"
+    )
+
+
+def test_a_module_that_is_not_ours_to_install_is_told_as_it_is() -> None:
+    assert "mine" in sentence_of(ModuleNotFoundError("No module named 'mine'", name="mine"))
+    assert "pip install" not in sentence_of(ModuleNotFoundError("No module named 'mine'", name="mine"))

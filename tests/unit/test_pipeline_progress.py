@@ -53,6 +53,7 @@ def test_a_batch_is_told_in_a_few_numbers() -> None:
         lag=5,
         late=4,
         watermark="2026-01-31T11:59:50.000Z",
+        read={"orders": {"0": 10, "1": 20}},
     )
 
 
@@ -92,6 +93,17 @@ def test_lag_is_what_is_in_the_topics_behind_what_was_read(
     assert lag_of(sources) == lag
 
 
+def test_what_is_behind_now_is_counted_from_where_reading_has_come_to() -> None:
+    batch = progress_of("table", TOLD)
+    assert batch.behind({("orders", "0"): 110, ("orders", "1"): 25, ("others", "0"): 7}) == 105
+    assert batch.behind({("orders", "0"): 4, ("orders", "1"): 20}) == 0
+    assert batch.behind({("orders", "0"): 110}) is None
+    assert from_json(to_json(batch)) == batch
+    assert progress_of("q", {"sources": [source(None, None)]}).behind({}) is None
+    same = {"sources": [source({"t": {"0": 4}}, None), source({"t": {"0": 9}}, None)]}
+    assert progress_of("join", same).behind({("t", "0"): 9}) == 5
+
+
 def test_a_query_counts_the_rows_of_its_batches() -> None:
     state = QueryState("table")
     assert state.state is State.STARTING
@@ -112,6 +124,15 @@ def test_progress_is_read_back_and_other_lines_are_left_out() -> None:
     ]
     assert latest_of(lines) == {"a": first, "b": second}
     assert from_json(lines[0]) is None
+
+
+def test_batches_of_one_generation_can_be_told_from_those_of_others() -> None:
+    first, second = progress_of("a", TOLD), progress_of("a", {**TOLD, "batchId": 1})
+    begun = [json.dumps({"event": "started", "generation": number}) for number in (1, 2)]
+    lines = [begun[0], to_json(first), begun[1], to_json(second)]
+    assert latest_of(lines, 1) == {"a": first}
+    assert latest_of(lines, 2) == {"a": second}
+    assert latest_of(lines[:3], 2) == {}
 
 
 def test_a_full_file_begins_anew_and_the_one_before_is_kept(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a pipeline keeps on disk: one run at a time, who runs it, and which checkpoints are used."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,85 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     assert not state.is_locked()
 
 
+JAVA = """
+import os, pathlib, struct, sys, time
+told = pathlib.Path(os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"])
+told.with_name("new").write_bytes(struct.pack(">ii", 1, 0))
+told.with_name("new").rename(told)
+time.sleep(60)
+"""
+DRIVER = f"""
+import os, sys, time
+from pathlib import Path
+from moldau.pipelines.running.state_directory import StateDirectory
+from moldau.spark.launcher import gateway
+with StateDirectory(Path(sys.argv[1])).locked() as locks:
+    java = gateway.start(lambda _: [sys.executable, "-c", {JAVA!r}], "", os.environ, descriptors=locks)
+    print(java.process.pid, flush=True)
+    if sys.argv[2] == "killed":
+        time.sleep(60)
+print("left", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lock_stays_until_the_java_of_a_killed_run_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDirectory.of(tmp_path, "revenue")
+    command = [sys.executable, "-c", DRIVER, str(state.path), "killed"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        java = int(driver.stdout.readline())
+        driver.kill()
+        driver.wait()
+    try:
+        assert state.is_locked()
+        monkeypatch.setattr("moldau.pipelines.running.state_directory.LEFT_WITHIN_S", 0.2)
+        with pytest.raises(PipelineError, match="is running already"), state.locked():
+            pass
+    finally:
+        os.kill(java, signal.SIGKILL)
+    monkeypatch.undo()
+    with state.locked():
+        """It is waited for."""
+
+
+def test_a_run_that_has_ended_holds_no_lock_though_its_java_stays(tmp_path: Path) -> None:
+    state = StateDirectory.of(tmp_path, "revenue")
+    command = [sys.executable, "-c", DRIVER, str(state.path), "ended"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        java = int(driver.stdout.readline())
+        try:
+            assert driver.stdout.readline() == b"left\n"
+            assert not state.is_locked()
+        finally:
+            os.kill(java, signal.SIGKILL)
+            driver.kill()
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_two_runs_with_one_checkpoint_are_refused_whatever_their_state_directories(
+    tmp_path: Path, scheme: str
+) -> None:
+    checkpoint = f"{scheme}{tmp_path / 'checkpoints'}"
+    one, other = (StateDirectory.of(tmp_path / each, "revenue") for each in ("one", "other"))
+    with one.locked(checkpoint):
+        with (
+            pytest.raises(PipelineError, match=f"another state directory as process {os.getpid()}"),
+            other.locked(checkpoint),
+        ):
+            pass
+        assert not other.is_locked(), "who was refused holds nothing"
+        with StateDirectory.of(tmp_path / "one", "orders").locked(checkpoint):
+            """Another pipeline has other queries."""
+    with other.locked(checkpoint):
+        pass
+    with one.locked("s3a://bucket/checkpoints"), other.locked("s3a://bucket/checkpoints"):
+        """There is no lock in a bucket."""
+
+
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
@@ -139,6 +219,9 @@ def test_a_replay_begins_a_generation_and_the_old_one_can_be_gone_back_to(tmp_pa
 def test_the_state_is_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert root(environment={}) == tmp_path / "moldau-pipelines"
+    (tmp_path / "a").mkdir()
+    assert root(file=Path("a/../x.yaml"), environment={}) == tmp_path / "moldau-pipelines"
+    assert root(file=tmp_path / "a" / "x.yaml", environment={}) == tmp_path / "a" / "moldau-pipelines"
     assert root(environment={"MOLDAU_PIPELINES": "/elsewhere"}) == Path("/elsewhere")
     assert root(Path("given"), environment={"MOLDAU_PIPELINES": "/elsewhere"}) == tmp_path / "given"
     assert state_directories(tmp_path / "nowhere") == []

@@ -35,7 +35,21 @@ def test_before_there_is_anything_to_finish_a_signal_ends_at_once() -> None:
             signalled(signal.SIGINT)
         with pytest.raises(SystemExit, match="143"):
             signalled(signal.SIGTERM)
+        with pytest.raises(SystemExit, match="129"):
+            signalled(signal.SIGHUP)
         assert not wish.is_made, "whoever catches it may go on"
+
+
+def test_a_run_that_shall_outlive_its_terminal_does() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with listening() as wish:
+            wish.be_patient()
+            signalled(signal.SIGHUP)
+            assert not wish.wait(0)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_handler_that_spark_sets_for_ctrl_c_is_replaced() -> None:

@@ -112,7 +112,25 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("    topic: orders\n", "    topc: orders\n"), "sources.orders needs topic or topics or pattern"),
+        (
+            ("    topic: orders\n", "    tpoic: orders\n"),
+            ":6: sources.orders knows no 'tpoic'; did you mean topic?",
+        ),
+        (("{topic: revenue, key", "{tpoic: revenue, key"), "sinks.out knows no 'tpoic'; did you mean topic?"),
+        (("    topic: orders\n", ""), "sources.orders needs topic or topics or pattern"),
+        (
+            ("  screen: {console: true}", "  more: {parquet: tables/../tables/revenue/, from: orders}"),
+            "the sinks table and more write to one directory",
+        ),
+        (
+            ("  screen: {console: true}", "  more: {delta: s3a://lake/x/../orders/, from: orders}"),
+            "the sinks archive and more write to one directory",
+        ),
+        (
+            ("    topic: orders\n", "    pattern: orders.*\n"),
+            "orders.dead is read by the source orders ('orders.*' fits it): bad records would go in circles",
+        ),
+        (("topic: revenue, key", "topic: orders, key"), ":19: orders is read by the source orders, of which"),
         (
             ("    format: json", "    formt: json"),
             ":7: sources.orders knows no 'formt'; did you mean format?",
@@ -158,6 +176,32 @@ def test_a_mistake_is_told_with_its_place_and_what_is_near(
     told = failure(path)
     assert told.startswith(f"{path}:")
     assert said in told
+
+
+CHAIN = """
+sources: {{a: {{topic: a, format: string}}, b: {{pattern: "b.*", format: string}}}}
+sinks:
+  first: {{topic: b1, from: a, format: string}}
+  second: {{topic: {target}, from: b, format: string{options}}}
+"""
+
+
+def test_a_sink_may_write_for_another_source_but_not_in_a_circle(tmp_path: Path) -> None:
+    assert len(load(written(tmp_path, CHAIN.format(target="c", options=""))).sinks) == 2
+    circle = written(tmp_path, CHAIN.format(target="a", options=""))
+    assert "b1 is read by the source b ('b.*' fits it), of which this sink is made" in failure(circle)
+    # The topic of this name in another cluster is another one.
+    elsewhere = ", options: {kafka.bootstrap.servers: far.away:9092}"
+    assert len(load(written(tmp_path, CHAIN.format(target="a", options=elsewhere))).sinks) == 2
+
+
+def test_a_directory_has_one_name_however_it_is_written(tmp_path: Path) -> None:
+    text = WHOLE.replace("tables/revenue", "other/../tables//revenue/").replace(
+        "checkpoint: here", "checkpoint: ./here/"
+    )
+    pipeline = load(written(tmp_path, text))
+    assert pipeline.sinks[1].target == str(tmp_path / "tables/revenue")
+    assert pipeline.checkpoint == str(tmp_path / "here")
 
 
 def test_what_is_not_yaml_is_told_with_its_line(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
 """The parts of a pipeline that need no Spark: the environment, names, what needs what, whose a checkpoint is."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines.definition import Pipeline, PipelineError, Sink, SinkKind, Source, View
+from moldau.pipelines.failures import sentence_of
 from moldau.pipelines.form.environment import substituted
 from moldau.pipelines.form.given import is_secret
 from moldau.pipelines.form.needing import needed
-from moldau.pipelines.form.texts import duration, starting_point, time_ms
-from moldau.pipelines.planning.identity import FILE, claimed, identity_of
+from moldau.pipelines.form.texts import duration, is_slug, starting_point, time_ms
+from moldau.pipelines.planning.identity import FILE, Identity, claimed, hash_of, identity_of
+from moldau.pipelines.planning.table_owner import FILE as OWNER
+from moldau.pipelines.planning.table_owner import check_owner, claim
 from moldau.pipelines.records.dead_letters import Return, returned
 
 ORDERS = Source("orders", ("orders",))
@@ -67,6 +71,15 @@ def test_durations_are_as_spark_takes_them() -> None:
     for wrong in ("", "soon", "1", "-1 s", "1 fortnight"):
         with pytest.raises(ValueError, match="is not a duration"):
             duration(wrong)
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "_a", "-a", "a b", "a/b", "ä", "x" * 129])
+def test_what_cannot_name_a_pipeline_is_known_before_a_file_is_written(name: str) -> None:
+    from moldau.pipelines.running.state_directory import StateDirectory
+
+    assert not is_slug(name)
+    with pytest.raises(PipelineError, match="use letters, digits, - and _"):
+        StateDirectory.of(Path(), name)
 
 
 def test_a_time_without_a_zone_is_in_utc() -> None:
@@ -158,6 +171,47 @@ def test_a_damaged_identity_is_named_and_not_overwritten() -> None:
     assert json.loads(good[f"ck/{FILE}"])["sources"] == {"orders": "orders"}
 
 
+def test_the_sql_of_a_query_is_remembered_and_may_change() -> None:
+    files = Files()
+    view = View("v", "SELECT *\n  FROM orders")
+    one = hash_of([ORDERS, view])
+    assert one == hash_of([ORDERS, View("v", "SELECT * FROM orders")]) != hash_of([View("v", "SELECT 1")])
+    claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", one))
+    assert claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", "another")).sql == one
+
+
+# Whose a directory of Parquet is
+
+
+def identity(query: str = "out") -> Identity:
+    return claimed(Files(), "ck", identity_of(pipeline(), query, [ORDERS], "parquet d"))
+
+
+def test_a_directory_belongs_to_the_query_that_claimed_it_first() -> None:
+    files, first, second = Files(), identity("a"), identity("b")
+    check_owner(files, "d", "a", None)
+    claim(files, "d", first)
+    claim(files, "d", first)
+    files["d/_spark_metadata"] = ""
+    claim(files, "d", first)
+    with pytest.raises(
+        PipelineError, match="belongs to the query a of the pipeline p with another checkpoint"
+    ):
+        claim(files, "d", second)
+    with pytest.raises(PipelineError, match="belongs to the query a"):
+        # Its checkpoint was made anew: batch 0 would be taken for one that is there.
+        claim(files, "d", identity("a"))
+    with pytest.raises(PipelineError, match="b begins anew, and d has the rows of another query"):
+        check_owner(files, "d", "b", None)
+
+
+def test_a_directory_that_another_program_writes_to_is_refused() -> None:
+    with pytest.raises(PipelineError, match="something else than a pipeline of Moldau"):
+        claim(Files({"d/_spark_metadata": ""}), "d", identity())
+    with pytest.raises(PipelineError, match="cannot be read"):
+        claim(Files({f"d/{OWNER}": "{}"}), "d", identity())
+
+
 # Dead letters
 
 
@@ -190,3 +244,30 @@ def test_how_often_a_dead_letter_was_sent_back_is_counted() -> None:
 def test_a_record_that_does_not_say_where_it_came_from_is_nobodys_dead_letter() -> None:
     assert returned(letter(("a", b"b"))) is None
     assert returned(letter(("moldau.error.topic", b""))) is None
+
+
+# What Spark says
+
+
+def test_a_state_that_does_not_fit_is_told_with_what_to_do_and_not_with_what_spark_advises() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided "
+        "key schema does not match existing state key schema. If you want to force running the query without schema "
+        "validation, please set spark.sql.streaming.stateStore.stateSchemaCheck to false. SQLSTATE: 42K06"
+    )
+    told = sentence_of(RuntimeError(text))
+    assert "replay FILE --from earliest" in told
+    assert "stateSchemaCheck" not in told
+
+
+def test_columns_that_stay_inside_are_not_offered() -> None:
+    text = (
+        "[UNRESOLVED_COLUMN] `m` cannot be resolved. Did you mean one of the following? [{}]. SQLSTATE: 42703"
+    )
+    said = "`m` cannot be resolved. Did you mean one of the following? [`n`, `_key`]."
+    for offered in (
+        "`n`, `__key`, `_key`, `__bad`",
+        "`__is_bad`, `n`, `_key`",
+        "`__key`, `__bad`, `n`, `_key`",
+    ):
+        assert sentence_of(RuntimeError(text.format(offered))) == said

@@ -100,6 +100,11 @@ def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         ),
         (("@pipeline.view\n", "@pipeline.vew\n"), ":15: the file ended in AttributeError"),
         (("def joined(", "def joined(("), ":16: this is not Python"),
+        (("@pipeline.view\n", "import sys; sys.exit(0)\n"), ":15: the file ended itself with sys.exit(0)"),
+        (
+            ("@pipeline.view\n", "from pyspark.sql import functions as F; F.udf('int')(len)('x')\n"),
+            ":15: this asks Spark, which is not started when the file is read: give types as objects",
+        ),
         (('mode="update"', 'mode="upsert"'), "a topic sink has no mode 'upsert'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Dead letters sent back, over a real broker."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,9 @@ def pipeline(broker: Broker) -> Pipeline:
     )
 
 
-async def bury(broker: Broker, count: int, *, topic: str = "orders", partition: int = 0) -> None:
+async def bury(
+    broker: Broker, count: int, *, topic: str = "orders", partition: int = 0, pipeline: str = "p"
+) -> None:
     async with Producer(broker.bootstrap) as producer:
         for number in range(count):
             headers = [
@@ -34,6 +37,7 @@ async def bury(broker: Broker, count: int, *, topic: str = "orders", partition: 
                 ("moldau.error.partition", b"1"),
                 ("moldau.error.timestamp", str(1000 + number).encode()),
                 ("moldau.error.detail", b"because"),
+                ("moldau.error.pipeline", pipeline.encode()),
             ]
             value = f"v{number}".encode()
             await producer.send(DEAD, value, key=b"k", partition=partition, headers=headers)
@@ -99,6 +103,20 @@ def test_records_that_are_no_dead_letters_are_passed_over_and_counted() -> None:
                 await (await producer.send(DEAD, b"stray"))
             await bury(broker, 1)
             assert await redrive(pipeline(broker)) == Redriven(1, {"orders": 1}, skipped=1)
+
+    asyncio.run(run())
+
+
+def test_pipelines_that_share_a_topic_send_back_their_own_dead_letters_only() -> None:
+    async def run() -> None:
+        async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
+            await bury(broker, 2, pipeline="other")
+            await bury(broker, 1)
+            await bury(broker, 1, pipeline="other")
+            mine, other = pipeline(broker), replace(pipeline(broker), name="other")
+            assert await redrive(mine, limit=1) == Redriven(1, {"orders": 1}, others=2)
+            assert await redrive(mine) == Redriven(0, others=1)
+            assert await redrive(other) == Redriven(3, {"orders": 3}, others=1)
 
     asyncio.run(run())
 

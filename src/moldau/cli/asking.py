@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from moldau.client.admin import Admin
 from moldau.client.cluster import Cluster
@@ -136,9 +137,16 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def table(*columns: str, numbers: tuple[str, ...] = (), cut: tuple[str, ...] = ()) -> Table:
+class TextTable(Table):
+    """A table whose cells are text as it is: brackets in what users wrote are no markup."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **how)
+
+
+def table(*columns: str, numbers: tuple[str, ...] = (), cut: tuple[str, ...] = ()) -> TextTable:
     """What does not fit a terminal is folded, or cut where a part says enough."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(
             column,

@@ -1,6 +1,7 @@
 """`moldau demo`: everything at work in one terminal, with data made on the spot, and nothing left behind."""
 
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -15,7 +16,8 @@ from moldau.cli.asking import CommandError, complain, output, say
 from moldau.cli.demo_node import PORT, choose_port, node
 from moldau.cli.demo_screen import Screen
 from moldau.cli.demo_traffic import DEAD, ORDERS, REVENUE, Traffic
-from moldau.cli.pipeline_given import Master, loaded, told_plainly
+from moldau.cli.pipeline_given import loaded
+from moldau.cli.spark_given import MasterUrl, told_plainly
 from moldau.pipelines.running.run import Outcome, RunOptions, run
 from moldau.pipelines.running.state_directory import DIRECTORY, StateDirectory
 from moldau.pipelines.running.stopping import Wish, listening
@@ -52,7 +54,7 @@ def demo(
     seed: Annotated[
         int, typer.Option("--seed", metavar="NUMBER", help="The same makes the same orders.")
     ] = 1,
-    master: Master = None,
+    master: MasterUrl = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the data, the table and the checkpoints.")
     ] = False,
@@ -64,10 +66,13 @@ def demo(
     with told_plainly():
         _need_spark()
         with directory(keep) as place, listening() as wish:
-            outcome, has_results = show(place, wish, seconds, port, rate, seed, master)
+            outcome, has_results = show(place, wish, seconds, port, rate, seed, master, keep)
         if outcome.error is not None:
             complain(CommandError(outcome.error))
             raise typer.Exit(1)
+        if wish.number == signal.SIGHUP:
+            # Nobody is there to be told.
+            raise typer.Exit(0)
         if keep:
             say(f"Everything is kept in {place}.")
         if wish.number is None and not has_results:
@@ -83,10 +88,14 @@ def show(
     rate: float,
     seed: int,
     master: str | None,
+    keep: bool,
 ) -> tuple[Outcome, bool]:
     """Gives how the pipeline ended, and whether it came to a result."""
     output.print("Moldau: a node, orders that come in, and a pipeline on Spark that makes revenue of them.\n")
-    with node(choose_port(port), place) as bootstrap, Screen(tips(place, bootstrap)) as screen:
+    with (
+        node(choose_port(port), place, None if keep else place) as bootstrap,
+        Screen(tips(place, bootstrap)) as screen,
+    ):
         screen.done(f"a node on {bootstrap}, its data in {place}")
         with Traffic(bootstrap, rate, seed) as traffic, _ending(wish, traffic, seconds):
             screen.done(f"{rate:g} orders a second into the topic {ORDERS}")

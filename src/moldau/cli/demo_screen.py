@@ -11,6 +11,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from moldau.cli.asking import TextTable
 from moldau.cli.demo_traffic import Results, Traffic
 from moldau.cli.drawing import Drawing
 from moldau.cli.pipeline_display import states_table
@@ -24,7 +25,7 @@ LINE_EVERY_S = 2.0
 def revenue_table(results: Results) -> Table:
     """A row per product, a column for each of the last minutes."""
     minutes = sorted(results)[-MINUTES:]
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = TextTable(box=None, pad_edge=False, header_style="bold")
     made.add_column("revenue", min_width=14)
     for minute in minutes:
         made.add_column(f"{minute:%H:%M}", justify="right", min_width=10)

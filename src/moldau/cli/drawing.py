@@ -27,8 +27,16 @@ class Drawing:
         self._staying.append(line)
 
     def _draw_on(self) -> None:
-        while not self._is_over.wait(EVERY_S):
+        while not self._is_over.wait(EVERY_S) and self._draw_if_seen():
+            pass
+
+    def _draw_if_seen(self) -> bool:
+        """A terminal that was closed is no reason to fail: what is drawn is not what is done."""
+        try:
             self._draw()
+        except OSError:
+            return False
+        return True
 
     def _draw(self) -> None:
         if self._staying:
@@ -49,5 +57,5 @@ class Drawing:
     ) -> None:
         self._is_over.set()
         self._thread.join()
-        self._draw()
-        self._live.stop()
+        if self._draw_if_seen():
+            self._live.stop()

@@ -2,66 +2,79 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from moldau.cli.asking import counted, output, say, show, table
-from moldau.cli.pipeline_given import (
-    Bootstrap,
-    Conf,
-    File,
-    Master,
-    State,
-    loaded,
-    parse_conf,
-    told_plainly,
-)
+from moldau.cli.pipeline_given import Bootstrap, File, State, loaded, state_directory
+from moldau.cli.spark_given import MasterUrl, Settings, parsed_settings, told_plainly
 from moldau.pipelines.running.run import now
-from moldau.pipelines.running.state_directory import StateDirectory, root
+from moldau.spark.launcher.errors import LaunchError
 
 
 def pipeline_check(
     file: File,
     bootstrap: Bootstrap = None,
-    master: Master = None,
+    master: MasterUrl = None,
     state: State = None,
-    conf: Conf = None,
+    conf: Settings = None,
 ) -> None:
     """See whether topics exist, schemas fit, the SQL is right and sinks can be written. Nothing is started.
 
     The exit code is 1 where something would keep the pipeline from running.
     """
-    settings = parse_conf(conf)
+    settings = parsed_settings(conf)
     with told_plainly():
         pipeline = loaded(file, bootstrap)
         from moldau.pipelines.planning.building import Place
         from moldau.pipelines.planning.checking import check
         from moldau.spark import session
 
-        directory = StateDirectory.of(root(state), pipeline.name)
+        directory = state_directory(pipeline, state)
         generation = directory.generations(now()).current
         place = Place(pipeline.checkpoint or str(directory.checkpoints), generation)
         say("starting Spark ...")
-        log = Path(tempfile.gettempdir()) / f"moldau-check-{os.getpid()}.log"
-        spark = session(
-            f"moldau check {pipeline.name}", master=master, settings={**pipeline.spark, **settings}, log=log
-        )
-        try:
-            findings = check(spark, pipeline, place)
-        finally:
-            spark.stop()
-            log.unlink(missing_ok=True)
+        with _log() as log:
+            spark = session(
+                f"moldau check {pipeline.name}",
+                master=master,
+                settings={**pipeline.spark, **settings},
+                log=log,
+            )
+            try:
+                findings = check(spark, pipeline, place)
+            finally:
+                spark.stop()
     if findings:
         rows = table("", "where", "what", "what to do")
         for finding in findings:
             colour = "red" if finding.severity == "error" else "yellow"
-            rows.add_row(
-                f"[{colour}]{finding.severity}[/]", finding.where, finding.message, finding.fix or ""
-            )
+            severity = Text(finding.severity, style=colour)
+            rows.add_row(severity, finding.where, finding.message, finding.fix or "")
         show(rows)
     errors = sum(finding.severity == "error" for finding in findings)
     if errors:
         output.print(f"{pipeline.name} would not run: {counted(errors, 'error')}.", markup=False)
         raise typer.Exit(1)
     output.print(f"{pipeline.name} is ready: moldau pipeline run {file}", markup=False)
+
+
+@contextmanager
+def _log() -> Iterator[Path]:
+    """For what Java prints. It stays where Spark could not be started and said something: that is the answer."""
+    descriptor, name = tempfile.mkstemp(prefix="moldau-check-", suffix=".log")
+    os.close(descriptor)
+    log = Path(name)
+    is_the_answer = False
+    try:
+        yield log
+    except LaunchError:
+        is_the_answer = log.stat().st_size > 0
+        raise
+    finally:
+        if not is_the_answer:
+            log.unlink()

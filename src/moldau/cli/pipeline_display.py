@@ -12,6 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from moldau.cli.asking import TextTable
 from moldau.cli.drawing import Drawing
 from moldau.pipelines.running.progress import Progress, QueryState, State, to_json
 
@@ -51,7 +52,7 @@ def display(title: str, *, as_json: bool, quiet: bool) -> Display:
 
 def states_table(states: Sequence[QueryState]) -> Table:
     """One row per query."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = TextTable(box=None, pad_edge=False, header_style="bold")
     made.add_column("query")
     made.add_column("state", width=8)
     for column, width in (("in/s", 9), ("able/s", 9), ("batch", 8), ("rows", 11), ("lag", 9)):
@@ -66,7 +67,7 @@ def states_table(states: Sequence[QueryState]) -> Table:
             "-" if last is None or is_idle else number(last.process_rate),
             "-" if last is None else f"{last.batch_ms} ms",
             f"{each.rows:,}",
-            "-" if last is None or last.lag is None else f"{last.lag:,}",
+            "-" if each.lag is None else f"{each.lag:,}",
         )
     return made
 
@@ -79,7 +80,7 @@ def line_of(state: QueryState) -> str:
     last = state.last
     if last is None:
         return f"{state.query}: {state.state}"
-    lag = "unknown" if last.lag is None else f"{last.lag:,}"
+    lag = "unknown" if state.lag is None else f"{state.lag:,}"
     return (
         f"{state.query}: {state.state}, {state.rows:,} rows, in {number(last.input_rate)}/s, "
         f"able {number(last.process_rate)}/s, batch {last.batch} took {last.batch_ms} ms, lag {lag}"

@@ -1,28 +1,49 @@
 """`moldau pipeline list`: the pipelines that ran here."""
 
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from moldau.cli.asking import output, say, show, table
-from moldau.cli.pipeline_given import State, told_plainly
+from moldau.cli.pipeline_given import State
 from moldau.cli.pipeline_status import how_it_stands
-from moldau.pipelines.running.state_directory import root, state_directories
+from moldau.cli.spark_given import told_plainly
+from moldau.pipelines.running.state_directory import DIRECTORY, root, state_directories
 from moldau.pipelines.running.times import since
 
 
-def pipeline_list(state: State = None) -> None:
-    """List the pipelines that run or ran with their state here, and how each stands."""
+def pipeline_list(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIRECTORY]",
+            exists=True,
+            file_okay=False,
+            help="Where their files are; the working directory by default.",
+        ),
+    ] = None,
+    state: State = None,
+) -> None:
+    """List the pipelines that run or ran with their state here, and how each stands.
+
+    moldau pipeline list
+
+    moldau pipeline list pipelines/
+    """
     with told_plainly():
-        where = root(state)
+        where = (directory.resolve() / DIRECTORY) if directory is not None else root(state)
         now = datetime.now(UTC)
         rows = table("pipeline", "state", "since", "generation", "file", numbers=("generation",))
         found = [(each, each.read_run()) for each in state_directories(where)]
-        for directory, record in found:
+        for each, record in found:
             if record is None:
                 continue
             changed = record.ended or record.started
             rows.add_row(
-                directory.name,
-                how_it_stands(directory, record),
+                each.name,
+                how_it_stands(each, record),
                 f"{since(changed, now)} ago",
                 str(record.generation),
                 record.file,
@@ -32,4 +53,4 @@ def pipeline_list(state: State = None) -> None:
         return
     show(rows)
     output.print()
-    output.print("moldau pipeline status NAME tells more.", markup=False)
+    output.print("moldau pipeline status FILE tells more.", markup=False)

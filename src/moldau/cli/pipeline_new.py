@@ -7,8 +7,8 @@ import typer
 
 from moldau.cli.asking import CommandError, output
 from moldau.cli.given import name as checked_name
-from moldau.cli.pipeline_given import told_plainly
-from moldau.pipelines.running.state_directory import NAME
+from moldau.cli.spark_given import told_plainly
+from moldau.pipelines.form.texts import SLUG_RULE, is_slug
 from moldau.pipelines.shipped import TEMPLATES, template
 
 
@@ -43,8 +43,8 @@ def pipeline_new(
     moldau pipeline new customers --from compacted-table
     """
     with told_plainly():
-        if NAME.fullmatch(name) is None:
-            raise CommandError(f"{name!r} cannot be a name: use letters, digits, '.', '_' and '-'.")
+        if not is_slug(name):
+            raise CommandError(f"{name!r} cannot be a name: {SLUG_RULE}.")
         file = Path(f"{name}.py" if python else f"{name}.yaml")
         if file.exists() and not force:
             raise CommandError(f"{file} is there already: choose another name, or add --force.")

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from moldau.cli.asking import CommandError, counted, output, say
-from moldau.cli.pipeline_given import Bootstrap, File, loaded, told_plainly
+from moldau.cli.pipeline_given import Bootstrap, File, loaded
+from moldau.cli.spark_given import told_plainly
 
 
 def pipeline_redrive(
@@ -38,3 +39,5 @@ def pipeline_redrive(
         output.print(f"  {topic}: {count}", markup=False)
     if done.skipped:
         say(f"{counted(done.skipped, 'record')} left out: no header says which topic they came from.")
+    if done.others:
+        say(f"{counted(done.others, 'dead letter')} left where they are: they are of other pipelines.")

@@ -10,20 +10,17 @@ from moldau.cli.asking import say
 from moldau.cli.pipeline_given import (
     AvailableNow,
     Bootstrap,
-    Conf,
     File,
     Json,
-    Master,
     Quiet,
     State,
     loaded,
-    parse_conf,
-    told_plainly,
+    state_directory,
 )
 from moldau.cli.pipeline_run import run_and_tell
+from moldau.cli.spark_given import MasterUrl, Settings, parsed_settings, told_plainly
 from moldau.pipelines.planning.replaying import consequences
 from moldau.pipelines.running.run import RunOptions, now
-from moldau.pipelines.running.state_directory import StateDirectory, root
 from moldau.pipelines.running.times import start_at
 
 
@@ -38,10 +35,10 @@ def pipeline_replay(
         ),
     ],
     available_now: AvailableNow = False,
-    master: Master = None,
+    master: MasterUrl = None,
     bootstrap: Bootstrap = None,
     state: State = None,
-    conf: Conf = None,
+    conf: Settings = None,
     as_json: Json = False,
     quiet: Quiet = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")] = False,
@@ -58,14 +55,14 @@ def pipeline_replay(
     with told_plainly():
         start = start_at(begin, datetime.now(UTC))
         pipeline = loaded(file, bootstrap)
-        generations = StateDirectory.of(root(state), pipeline.name).generations(now())
+        generations = state_directory(pipeline, state).generations(now())
         for line in consequences(pipeline, start, generations):
             say(line)
         if not (yes or _is_wanted()):
             say("Nothing is changed: add --yes to do it.")
             raise typer.Exit(1)
         options = RunOptions(
-            master=master, available_now=available_now, conf=parse_conf(conf), replay_from=start
+            master=master, available_now=available_now, conf=parsed_settings(conf), replay_from=start
         )
         run_and_tell(pipeline, state, options, as_json=as_json, quiet=quiet)
 

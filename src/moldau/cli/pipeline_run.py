@@ -11,30 +11,27 @@ from moldau.cli.pipeline_display import display
 from moldau.cli.pipeline_given import (
     AvailableNow,
     Bootstrap,
-    Conf,
     File,
     Json,
-    Master,
     Quiet,
     State,
     loaded,
-    parse_conf,
-    told_plainly,
+    state_directory,
 )
+from moldau.cli.spark_given import MasterUrl, Settings, parsed_settings, told_plainly
 from moldau.pipelines.definition import Pipeline
 from moldau.pipelines.failures import PLAIN
 from moldau.pipelines.running.run import Outcome, RunOptions, run
-from moldau.pipelines.running.state_directory import StateDirectory, root
 from moldau.pipelines.running.stopping import listening
 
 
 def pipeline_run(
     file: File,
     available_now: AvailableNow = False,
-    master: Master = None,
+    master: MasterUrl = None,
     bootstrap: Bootstrap = None,
     state: State = None,
-    conf: Conf = None,
+    conf: Settings = None,
     as_json: Json = False,
     quiet: Quiet = False,
     generation: Annotated[
@@ -57,7 +54,7 @@ def pipeline_run(
     moldau pipeline run revenue.yaml --master spark://host:7077 --conf spark.executor.memory=2g
     """
     options = RunOptions(
-        master=master, available_now=available_now, conf=parse_conf(conf), generation=generation
+        master=master, available_now=available_now, conf=parsed_settings(conf), generation=generation
     )
     with told_plainly():
         pipeline = loaded(file, bootstrap)
@@ -68,7 +65,7 @@ def run_and_tell(
     pipeline: Pipeline, state: Path | None, options: RunOptions, *, as_json: bool, quiet: bool
 ) -> None:
     """Runs it with what a terminal shows, and leaves with the exit code."""
-    directory = StateDirectory.of(root(state), pipeline.name)
+    directory = state_directory(pipeline, state)
     with listening() as wish:
         with display(f"pipeline {pipeline.name}", as_json=as_json, quiet=quiet) as shown:
             outcome = run(pipeline, directory, options, wish, shown)
@@ -77,6 +74,9 @@ def run_and_tell(
             if not isinstance(outcome.failure, PLAIN):
                 say(f"All that is known about it: {directory.error_log}")
             raise typer.Exit(1)
+        if wish.number == signal.SIGHUP:
+            # Nobody is there to be told.
+            raise typer.Exit(0)
         if not (as_json or quiet):
             output.print(summary(pipeline, outcome), markup=False)
         if wish.number == signal.SIGINT:

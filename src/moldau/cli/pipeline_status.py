@@ -3,13 +3,15 @@
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 
 from moldau.cli.asking import output, show, table
 from moldau.cli.pipeline_display import number
-from moldau.cli.pipeline_given import Json, Name, State, state_of, told_plainly
+from moldau.cli.pipeline_given import Json, Name, State, state_of
+from moldau.cli.spark_given import told_plainly
 from moldau.pipelines.running.progress import latest_of
 from moldau.pipelines.running.progress_file import lines_of
-from moldau.pipelines.running.run import now
+from moldau.pipelines.running.run import file_hash, now
 from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
 from moldau.pipelines.running.times import since
 
@@ -21,7 +23,7 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
     """
     with told_plainly():
         directory, record = state_of(name, state)
-        progress = latest_of(lines_of(directory.progress))
+        progress = latest_of(lines_of(directory.progress), record.generation)
         generations = directory.generations(now())
     if as_json:
         told = {
@@ -41,7 +43,7 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
     facts.add_row("state", f"{stands}, since {since(changed, clock)}")
     if stands == "running":
         facts.add_row("process", f"{record.pid} on {record.host}")
-    facts.add_row("file", record.file)
+    facts.add_row("file", record.file + _changed(record))
     facts.add_row("reads from", record.bootstrap)
     facts.add_row("master", record.master)
     facts.add_row("checkpoints", f"{record.checkpoints}/{record.generation}")
@@ -56,7 +58,7 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
     if not progress:
         return
     output.print()
-    columns = ("last batch", "number", "rows", "in/s", "able/s", "took", "lag")
+    columns = ("last batch", "number", "rows", "in/s", "able/s", "took", "lag then")
     rows = table("query", *columns, numbers=columns[1:])
     for last in progress.values():
         rows.add_row(
@@ -70,6 +72,15 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
             "-" if last.lag is None else f"{last.lag:,}",
         )
     show(rows)
+
+
+def _changed(record: RunRecord) -> str:
+    """Whether the file is another one than that which runs or ran."""
+    try:
+        is_same = not record.file or file_hash(Path(record.file)) == record.file_hash
+    except OSError:
+        return " (not there any more)"
+    return "" if is_same else " (changed since the run began)"
 
 
 def how_it_stands(directory: StateDirectory, record: RunRecord) -> str:

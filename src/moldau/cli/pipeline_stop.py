@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from moldau.cli.asking import CommandError, output, say
-from moldau.cli.pipeline_given import Name, State, state_of, told_plainly
+from moldau.cli.pipeline_given import Name, State, state_of
+from moldau.cli.spark_given import told_plainly
 from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
 
 POLL_S = 0.1

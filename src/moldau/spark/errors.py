@@ -20,7 +20,7 @@ class DataLossError(SparkSourceError):
 
 _TOLD = re.compile(
     # Not behind a parenthesis: there it is part of a plan that raises one, and Spark shows plans in errors of its own.
-    r"(?<!\()(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |SQLSTATE|$)|\Z)",
+    r"(?<!\()(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |===|SQLSTATE|$)|\Z)",
     re.S,
 )
 

@@ -12,8 +12,7 @@ All rows are one batch, so a window is told of once, with all its rows, whatever
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -109,7 +108,7 @@ class _Trial:
         self._schemas = {each.name: self._schema(each) for each in pipeline.sources}
 
     def run(self) -> PipelineResult:
-        from moldau.pipelines.planning.transforming import rows_of
+        from moldau.pipelines.planning.transforming import rows_of, told_of
         from moldau.pipelines.records.encoding import encoded
 
         rows: dict[str, list[dict[str, Any]]] = {}
@@ -118,7 +117,7 @@ class _Trial:
             frame = rows_of(
                 self._spark, self._pipeline, sink.view, lambda each: self._raw[each.name], self._schemas
             )
-            with _told_of(f"the sink {sink.name}"):
+            with told_of(f"the sink {sink.name}"):
                 rows[sink.name] = self._rows(frame, sink)
                 if sink.kind is SinkKind.TOPIC:
                     records[sink.name] = [
@@ -149,7 +148,7 @@ class _Trial:
             return [] if table is None else _plain(table.to_pyarrow_table())
 
     def _dead_letters(self) -> list[DeadLetter]:
-        from moldau.pipelines.planning.transforming import judged
+        from moldau.pipelines.planning.transforming import judged, told_of
         from moldau.pipelines.records.bad_records import dead_letters
 
         if self._pipeline.on_bad is OnBad.FAIL:
@@ -157,7 +156,7 @@ class _Trial:
         found = []
         for source in self._pipeline.sources:
             records = judged(self._raw[source.name], source, self._schemas[source.name])
-            with _told_of(f"the dead letters of the source {source.name}"):
+            with told_of(f"the dead letters of the source {source.name}"):
                 letters = _collected(dead_letters(records, self._pipeline.name, source))
             found += [_dead_letter(source, each) for each in letters]
         return found
@@ -240,17 +239,3 @@ def _collected(frame: "DataFrame") -> list[dict[str, Any]]:
 def _plain(table: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     return rows
-
-
-@contextmanager
-def _told_of(what: str) -> Iterator[None]:
-    """What fails while it is computed comes out in a sentence."""
-    from pyspark.errors import PySparkException
-
-    from moldau.pipelines.failures import sentence_of
-    from moldau.spark.errors import SparkSourceError
-
-    try:
-        yield
-    except (PySparkException, SparkSourceError) as error:
-        raise PipelineError(f"{what}: {sentence_of(error)}") from error

@@ -158,7 +158,7 @@ class Given:
         return None if value is None else Given(value, (*self.path, key), self.places)
 
     def one_of(self, *keys: str) -> str:
-        """The one that is there of several that exclude each other."""
+        """The one that is there of several that exclude each other; asked for last, when all other keys are known."""
         found = [key for key in keys if self.has(key)]
         if len(found) == 1:
             return found[0]
@@ -166,6 +166,10 @@ class Given:
             raise self.error(
                 found[1], f"{self._name()} has both {' and '.join(found)}: leave one of them out"
             )
+        for key in self._tree:
+            hint = "" if key in self._known else nearest(str(key), keys)
+            if hint:
+                raise self.error(str(key), f"{self._name()} knows no {str(key)!r}{hint}")
         raise self.error(None, f"{self._name()} needs {' or '.join(keys)}")
 
     def file_text(self, key: str, beside: Path | None) -> str | None:

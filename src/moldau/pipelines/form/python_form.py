@@ -33,6 +33,8 @@ from moldau.pipelines.form.reading import read_settings, read_sink, read_source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_NO_SPARK_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"
+
 
 class Pipeline:
     """Collects what a file declares; `definition()` is the pipeline then."""
@@ -151,10 +153,20 @@ def run_file(path: Path, text: str) -> Pipeline:
         raise
     except SyntaxError as error:
         raise PipelineError(f"{path}:{error.lineno}: this is not Python: {error.msg}") from None
-    except Exception as error:
+    except SystemExit as error:
         raise PipelineError(
-            f"{path}:{_line_of(error, path)}: the file ended in {type(error).__name__}: {error}"
+            f"{path}:{_line_of(error, path)}: the file ended itself with sys.exit({error.code!r}); a pipeline's file "
+            "only declares, and is read to its end"
         ) from error
+    except Exception as error:
+        where = f"{path}:{_line_of(error, path)}"
+        if _NO_SPARK_YET in str(error):
+            raise PipelineError(
+                f"{where}: this asks Spark, which is not started when the file is read: give types as objects "
+                '(@F.udf(T.IntegerType()), not @F.udf("int")), and do what needs a session inside the functions of '
+                "sources, views and sinks"
+            ) from error
+        raise PipelineError(f"{where}: the file ended in {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent.absolute()))
     # Executors do not have the file: what it defines travels with the functions.

@@ -1,5 +1,6 @@
 """From what was given, in a YAML file or as arguments in Python, to the values of `definition`."""
 
+import os.path
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,13 +58,8 @@ def read_settings(
 
 
 def read_source(name: str, given: Given, folder: Path | None) -> Source:
-    topics: tuple[str, ...] = ()
-    which = given.one_of("topic", "topics", "pattern")
-    if which != "pattern":
-        topics = given.texts(which)
     source = Source(
         name=name,
-        topics=topics,
         pattern=given.text("pattern"),
         format=given.choice("format", Format, Format.JSON),
         schema=_schema(given, folder),
@@ -73,25 +69,18 @@ def read_source(name: str, given: Given, folder: Path | None) -> Source:
         expectations=given.settings("expectations"),
         options=given.settings("options"),
     )
+    which = given.one_of("topic", "topics", "pattern")
     given.finish()
-    return source
+    return source if which == "pattern" else replace(source, topics=given.texts(which))
 
 
 def read_sink(name: str, given: Given, folder: Path | None) -> Sink:
-    kind = SinkKind(given.one_of(*SinkKind))
-    if kind is SinkKind.CONSOLE:
-        given.flag("console")
-        target = ""
-    elif kind is SinkKind.TOPIC:
-        target = given.text("topic") or ""
-    else:
-        target = _located(given.text(kind.value), folder) or ""
+    mode = given.text("mode")
     sink = Sink(
         name=name,
-        kind=kind,
-        target=target,
+        kind=SinkKind.CONSOLE,
         view=given.text("from") or "",
-        mode=given.text("mode") or ("update" if kind is SinkKind.CONSOLE else "append"),
+        mode=mode or "update",
         key=given.texts("key"),
         order_by=given.texts("order_by"),
         delete_when=given.text("delete_when"),
@@ -100,8 +89,15 @@ def read_sink(name: str, given: Given, folder: Path | None) -> Sink:
         partition_by=given.texts("partition_by"),
         options=given.settings("options"),
     )
+    kind = SinkKind(given.one_of(*SinkKind))
     given.finish()
-    return sink
+    if kind is SinkKind.CONSOLE:
+        given.flag("console")
+        return sink
+    target = given.text(kind.value) or ""
+    if kind is not SinkKind.TOPIC:
+        target = _located(target, folder) or ""
+    return replace(sink, kind=kind, target=target, mode=mode or "append")
 
 
 def _read_views(given: Given) -> tuple[View, ...]:
@@ -142,6 +138,7 @@ def _watermark(given: Given) -> Watermark | None:
 
 def _located(target: str | None, folder: Path | None) -> str | None:
     """Relative paths are relative to the pipeline's file; addresses such as `s3a://…` stay."""
-    if target is None or "://" in target or folder is None:
+    if not target or "://" in target or folder is None:
         return target
-    return str((folder / Path(target).expanduser()).absolute())
+    # One directory has one name, for checkpoints remember it.
+    return os.path.normpath(folder.absolute() / Path(target).expanduser())

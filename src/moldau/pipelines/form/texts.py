@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 _DURATION = re.compile(r"\s*(\d+)\s*(ms|milliseconds?|s|seconds?|min|minutes?|h|hours?|d|days?)\s*", re.I)
 _UNITS = {"ms": "milliseconds", "s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+"""What pipelines and sinks are called: it is part of paths, of groups' ids and of command lines."""
+SLUG_RULE = "use letters, digits, - and _, a letter or digit first, at most 128"
 
 
 def duration(text: str) -> str:

@@ -1,12 +1,14 @@
 """What must hold for any pipeline, however it was written. Needs no Spark and no cluster: `checking` asks those."""
 
 import json
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 
 from moldau.pipelines.definition import Format, OnBad, Pipeline, Sink, SinkKind, Source, View
+from moldau.pipelines.form.circles import circles
 from moldau.pipelines.form.parameters import parameters_of
-from moldau.pipelines.form.texts import is_name, is_slug
+from moldau.pipelines.form.texts import SLUG_RULE, is_name, is_slug
 from moldau.settings.values import nearest
 
 Problem = tuple[tuple[str, ...], str]
@@ -22,8 +24,16 @@ _MODES = {
 
 def problems(pipeline: Pipeline) -> Iterator[Problem]:
     """In the order in which a reader of the file meets them."""
+    found = list(_of_parts(pipeline))
+    yield from found
+    if not found:
+        # Who writes to whom can be asked when all names mean something.
+        yield from circles(pipeline)
+
+
+def _of_parts(pipeline: Pipeline) -> Iterator[Problem]:
     if not is_slug(pipeline.name):
-        yield ("name",), f"{pipeline.name!r} cannot name a pipeline: use letters, digits, - and _"
+        yield ("name",), f"{pipeline.name!r} cannot name a pipeline: {SLUG_RULE}"
     if not pipeline.sources:
         yield ("sources",), "a pipeline needs a source: sources: {orders: {topic: orders, …}}"
     if not pipeline.sinks:
@@ -41,6 +51,7 @@ def problems(pipeline: Pipeline) -> Iterator[Problem]:
         yield from _of_sink(sink, names)
         yield from _unique(("sinks", sink.name), sink.name, seen)
         seen.append(sink.name)
+    yield from _of_tables(pipeline.sinks)
     yield from _of_bad(pipeline)
 
 
@@ -98,7 +109,7 @@ def _of_view(view: View, before: Sequence[str]) -> Iterator[Problem]:
 def _of_sink(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
     path = ("sinks", sink.name)
     if not is_slug(sink.name):
-        yield path, f"{sink.name!r} cannot name a sink: use letters, digits, - and _"
+        yield path, f"{sink.name!r} cannot name a sink: {SLUG_RULE}"
     if not sink.view:
         yield path, f"the sink {sink.name} must say what it shows: from: {' or '.join(views) or 'a source'}"
     elif sink.view not in views:
@@ -127,15 +138,25 @@ def _of_sink(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
         yield from _avro(path, sink.schema, f"the sink {sink.name}")
 
 
+def _of_tables(sinks: Sequence[Sink]) -> Iterator[Problem]:
+    """A table has one writer: two would take each other's batches for their own."""
+    writers: dict[str, str] = {}
+    for sink in sinks:
+        if sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA) or not sink.target:
+            continue
+        # The slashes of `s3a://bucket` are not of a path.
+        before, slashes, path = sink.target.rpartition("://")
+        directory = before + slashes + posixpath.normpath(path)
+        other = writers.setdefault(directory, sink.name)
+        if other != sink.name:
+            both = f"the sinks {other} and {sink.name} write to one directory, {directory}"
+            advice = "give each its own, or bring their rows together in one view with UNION ALL"
+            yield ("sinks", sink.name, sink.kind.value), f"{both}: {advice}"
+
+
 def _of_bad(pipeline: Pipeline) -> Iterator[Problem]:
     if pipeline.on_bad is OnBad.DEAD_LETTER and not pipeline.dead_letter_topic:
         yield ("on_bad",), "on_bad: dead_letter needs the topic: dead_letters: <topic>"
     if pipeline.on_bad is not OnBad.DEAD_LETTER and pipeline.dead_letter_topic:
         topic = pipeline.dead_letter_topic
         yield ("on_bad",), f"on_bad: {pipeline.on_bad} sends nothing to dead_letters: {topic}; leave one out"
-    for source in pipeline.sources:
-        if pipeline.dead_letter_topic in source.topics:
-            yield (
-                ("dead_letters",),
-                f"{pipeline.dead_letter_topic} is read by the source {source.name}: bad records would go in circles",
-            )

@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from moldau.pipelines.definition import OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
-from moldau.pipelines.form.needing import sources_of
+from moldau.pipelines.definition import OnBad, Pipeline, Sink, SinkKind, Source
+from moldau.pipelines.form.needing import needed, sources_of
 from moldau.pipelines.planning.console import print_batch
-from moldau.pipelines.planning.identity import Identity, claimed, identity_of, what_is_written
+from moldau.pipelines.planning.identity import (
+    Identity,
+    claimed,
+    hash_of,
+    identity_of,
+    read_identity,
+    what_is_written,
+)
+from moldau.pipelines.planning.output_modes import check_mode
 from moldau.pipelines.planning.replaying import replayed
+from moldau.pipelines.planning.starts import settled_start
 from moldau.pipelines.planning.storage import Storage
 from moldau.pipelines.planning.stream_plans import columns_needed, empty_stream
+from moldau.pipelines.planning.table_owner import check_owner, claim
 from moldau.pipelines.planning.topic_streams import AS_THE_SOURCES_SAY, Start, stream, stream_options
 from moldau.pipelines.planning.transforming import Raw, judged, rows_of, told_of
 from moldau.pipelines.planning.writing import Show, shaped_for, topic_writer, writer
@@ -76,11 +86,20 @@ def plan(
     *,
     show: Show = print_batch,
 ) -> list[PlannedQuery]:
-    """Raises PipelineError. Nothing is started; the schemas that had to be inferred are kept in the place."""
+    """Raises PipelineError. Nothing is started; the schemas that had to be inferred, and where the sources begin, are
+    kept in the place."""
     schemas = {
         each.name: schema_of(spark, pipeline, each, place.directory) for each in _all_sources(pipeline)
     }
-    planning = _Planning(spark, pipeline, place, start, schemas, show)
+    files = Storage(spark)
+    has_begun = any(
+        files.exists(f"{place.of(each.query)}/metadata") for each in query_identities(pipeline, place)
+    )
+    begins = {
+        each.name: settled_start(files, pipeline, each, start, place.directory, has_begun=has_begun)
+        for each in _all_sources(pipeline)
+    }
+    planning = _Planning(spark, pipeline, place, begins, schemas, show)
     queries = [planning.of_sink(sink) for sink in pipeline.sinks]
     if pipeline.on_bad is OnBad.DEAD_LETTER:
         queries += [planning.of_dead_letters(source) for source in _all_sources(pipeline)]
@@ -96,7 +115,8 @@ def query_identities(pipeline: Pipeline, place: Place) -> list[Identity]:
 
 
 def _of_sink(pipeline: Pipeline, sink: Sink) -> Identity:
-    return identity_of(pipeline, sink.name, sources_of(pipeline, sink.view), what_is_written(sink))
+    sql = hash_of(needed(pipeline, sink.view))
+    return identity_of(pipeline, sink.name, sources_of(pipeline, sink.view), what_is_written(sink), sql)
 
 
 def _of_dead_letters(pipeline: Pipeline, source: Source) -> Identity:
@@ -114,7 +134,8 @@ class _Planning:
     spark: SparkSession
     pipeline: Pipeline
     place: Place
-    start: Start
+    begins: Mapping[str, Mapping[str, str]]
+    """By source: what says where it begins."""
     schemas: Mapping[str, T.StructType]
     show: Show
 
@@ -127,27 +148,16 @@ class _Planning:
             with told_of(f"the sink {sink.name}"):
                 return shaped_for(rows, sink)
 
-        self._check_files(sink)
+        if sink.kind is SinkKind.PARQUET:
+            files = Storage(self.spark)
+            check_owner(files, sink.target, sink.name, read_identity(files, self.place.of(sink.name)))
         frame = self._over_topics(sink.name, shape, sources)
+        check_mode(frame, sink)
         return self._query(
             _of_sink(self.pipeline, sink),
             lambda app_id: writer(frame, sink, self.pipeline, app_id, self.show),
             sink=sink,
         )
-
-    def _check_files(self, sink: Sink) -> None:
-        """Spark's file sink counts the batches in its directory: of a query that begins anew it takes none
-        until it has counted as far as the last one did."""
-        storage = Storage(self.spark)
-        if (
-            sink.kind is SinkKind.PARQUET
-            and storage.exists(f"{sink.target}/_spark_metadata")
-            and not storage.exists(f"{self.place.of(sink.name)}/metadata")
-        ):
-            raise PipelineError(
-                f"the sink {sink.name} begins anew, and {sink.target} has the rows of another query: move that "
-                "directory away, or name another one"
-            )
 
     def of_dead_letters(self, source: Source) -> PlannedQuery:
         topic = self.pipeline.dead_letter_topic
@@ -171,7 +181,9 @@ class _Planning:
         needed = {each.name: columns_needed(probe, each) for each in sources}
 
         def raw(source: Source) -> DataFrame:
-            options = stream_options(self.pipeline, source, group_of(self.pipeline, query), self.start)
+            options = stream_options(
+                self.pipeline, source, group_of(self.pipeline, query), self.begins[source.name]
+            )
             with told_of(f"the source {source.name}"):
                 return stream(self.spark, options, needed[source.name])
 
@@ -189,7 +201,10 @@ class _Planning:
         checkpoint = self.place.of(name)
 
         def begin(available_now: bool) -> "StreamingQuery":
-            known = claimed(Storage(self.spark), checkpoint, identity)
+            files = Storage(self.spark)
+            known = claimed(files, checkpoint, identity)
+            if sink is not None and sink.kind is SinkKind.PARQUET:
+                claim(files, sink.target, known)
             stream = writing(f"moldau-{self.pipeline.name}-{name}-{known.id}")
             stream = stream.queryName(f"{self.pipeline.name}: {name}").option(
                 "checkpointLocation", checkpoint

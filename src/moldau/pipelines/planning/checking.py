@@ -1,5 +1,5 @@
 """Whether a pipeline would run, without starting it: topics, schemas, SQL, streaming operations, sinks. Spark analyses
-the plans over empty streams; the cluster is asked for its topics, and for a sample where a schema is to be inferred."""
+the plans over empty streams; the cluster is asked for its topics, and for a sample of their records."""
 
 import json
 import os
@@ -12,24 +12,32 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from moldau.pipelines.definition import Format, Pipeline, PipelineError, Sink, SinkKind, Source
+from moldau.pipelines.definition import Format, OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
 from moldau.pipelines.failures import sentence_of
 from moldau.pipelines.form.needing import needed
 from moldau.pipelines.form.validating import problems
 from moldau.pipelines.planning.building import Place, query_identities
 from moldau.pipelines.planning.checking_topics import Topics, ask, check_topics, missing
 from moldau.pipelines.planning.findings import Finding, error, warning
-from moldau.pipelines.planning.identity import check_same, read_identity
+from moldau.pipelines.planning.identity import Identity, check_same, read_identity
+from moldau.pipelines.planning.output_modes import mode_problem
+from moldau.pipelines.planning.replaying import replayed
 from moldau.pipelines.planning.storage import Storage
 from moldau.pipelines.planning.stream_plans import empty_stream, unsupported
-from moldau.pipelines.planning.topic_streams import AS_THE_SOURCES_SAY, own_options, stream_options
-from moldau.pipelines.planning.transforming import rows_of
+from moldau.pipelines.planning.table_owner import check_owner
+from moldau.pipelines.planning.topic_streams import own_options, sample, starting, stream_options
+from moldau.pipelines.planning.transforming import judged, rows_of
 from moldau.pipelines.planning.writing import shaped_for
+from moldau.pipelines.records.bad_records import where_and_why
+from moldau.pipelines.records.columns import IS_BAD
 from moldau.pipelines.records.decoding import decoded
 from moldau.pipelines.records.inference import schema_of
 from moldau.spark.errors import OptionError, SparkSourceError
 
 __all__ = ["Finding", "check"]
+
+SAMPLE_RECORDS = 100
+"""Of each source, to see whether they are as the pipeline takes them."""
 
 
 def check(spark: SparkSession, pipeline: Pipeline, place: Place | None = None) -> list[Finding]:
@@ -69,7 +77,8 @@ class _Check:
 
     def _source(self, source: Source, topics: Topics | None) -> Iterator[Finding]:
         where = f"sources.{source.name}"
-        yield from self._options(source)
+        wrong = list(self._options(source))
+        yield from wrong
         is_inferred = source.format is Format.JSON and source.schema is None
         if is_inferred and (topics is None or missing(source, topics)):
             # The topic is the trouble, and that was told.
@@ -89,11 +98,37 @@ class _Check:
             self.failed.add(source.name)
             return
         yield from self._view(source.name)
+        if topics is not None and not missing(source, topics) and not wrong:
+            yield from self._sample(source)
+
+    def _sample(self, source: Source) -> Iterator[Finding]:
+        """Whether the schema fits what is there."""
+        try:
+            records = sample(self.spark, self.pipeline, source, SAMPLE_RECORDS)
+            judged_ones = judged(records, source, self.schemas[source.name]).selectExpr(
+                IS_BAD, f"CASE WHEN {IS_BAD} THEN {where_and_why()} END AS why"
+            )
+            rows = judged_ones.collect()
+        except (PipelineError, PySparkException, SparkSourceError) as failure:
+            yield warning(f"sources.{source.name}", f"its records cannot be read: {sentence_of(failure)}")
+            return
+        reasons = [row["why"] for row in rows if row[IS_BAD]]
+        if reasons:
+            becomes = {
+                OnBad.FAIL: "the run ends there: change the schema, or set on_bad: drop or dead_letters: <topic>",
+                OnBad.DROP: "they are left out; if they should not be, change the schema",
+                OnBad.DEAD_LETTER: "they go to the dead letters; if they should not, change the schema",
+            }[self.pipeline.on_bad]
+            yield warning(
+                f"sources.{source.name}",
+                f"{len(reasons)} of the first {len(rows)} records are bad: {reasons[0]}",
+                becomes,
+            )
 
     def _options(self, source: Source) -> Iterator[Finding]:
         from moldau.spark.source.options import parse_source
 
-        options = stream_options(self.pipeline, source, "check", AS_THE_SOURCES_SAY)
+        options = stream_options(self.pipeline, source, "check", starting(source.starting))
         try:
             parse_source(options, is_stream=True)
         except OptionError as failure:
@@ -146,7 +181,9 @@ class _Check:
         except (PipelineError, PySparkException) as failure:
             yield error(where, sentence_of(failure))
             return
-        yield from _mode(frame, sink)
+        problem = mode_problem(frame, sink)
+        if problem is not None:
+            yield error(f"{where}.mode", *problem)
         is_ordered = bool(sink.order_by) or "_offset" in rows.columns or _is_aggregated(rows)
         if sink.mode == "upsert" and not is_ordered:
             yield warning(
@@ -169,22 +206,32 @@ class _Check:
                 found = read_identity(storage, checkpoint)
                 if found is not None:
                     check_same(checkpoint, found, identity)
+                    yield from _state(storage, checkpoint, found, identity)
             except PipelineError as failure:
                 yield error("checkpoint", str(failure))
+        for sink in self.pipeline.sinks:
+            if sink.kind is SinkKind.PARQUET:
+                yield from self._owner(storage, replayed(sink, place.generation), place)
+
+    def _owner(self, storage: Storage, sink: Sink, place: Place) -> Iterator[Finding]:
+        try:
+            known = read_identity(storage, place.of(sink.name))
+        except PipelineError:
+            # That was told.
+            return
+        try:
+            check_owner(storage, sink.target, sink.name, known)
+        except PipelineError as failure:
+            yield error(f"sinks.{sink.name}.parquet", str(failure))
 
 
-def _mode(frame: DataFrame, sink: Sink) -> Iterator[Finding]:
-    tried = {"upsert": ("update", "append"), "update": ("update",)}.get(sink.mode, (sink.mode,))
-    if sink.kind is SinkKind.CONSOLE:
-        tried = (sink.mode, "append", "complete")
-    reasons = [unsupported(frame, mode) for mode in tried]
-    if None in reasons:
-        return
-    others = [mode for mode in ("append", "update", "complete") if unsupported(frame, mode) is None]
-    fix = f"mode: {' or '.join(others)}" if others else "see Spark's guide to structured streaming"
-    if sink.mode == "append" and others:
-        fix += ", or a watermark on its source and a window in GROUP BY"
-    yield error(f"sinks.{sink.name}.mode", reasons[0] or "", fix)
+def _state(storage: Storage, checkpoint: str, found: Identity, now: Identity) -> Iterator[Finding]:
+    if found.sql and found.sql != now.sql and storage.exists(f"{checkpoint}/state"):
+        yield warning(
+            "checkpoint",
+            f"the SQL of {now.query} is not the one its state was made with; if the state does not fit, the run ends",
+            "change it back, or begin anew: moldau pipeline replay FILE --from earliest",
+        )
 
 
 def _is_aggregated(rows: DataFrame) -> bool:

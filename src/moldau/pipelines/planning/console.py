@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from moldau.pipelines.planning.writing import ShownBatch
 
@@ -17,12 +18,13 @@ def print_batch(batch: ShownBatch) -> None:
 
 def table_of(batch: ShownBatch) -> Table:
     caption = "… and more rows" if batch.is_cut else None
-    table = Table(title=f"{batch.sink.name}, batch {batch.batch_id}", caption=caption)
+    # What is in a record is text, whatever it looks like: brackets in it are no markup.
+    table = Table(title=Text(f"{batch.sink.name}, batch {batch.batch_id}"), caption=caption)
     for index, name in enumerate(batch.columns):
         is_number = all(isinstance(row[index], int | float) for row in batch.rows)
-        table.add_column(name, justify="right" if is_number else "left")
+        table.add_column(Text(name), justify="right" if is_number else "left")
     for row in batch.rows:
-        table.add_row(*map(_shown, row))
+        table.add_row(*(Text(_shown(value)) for value in row))
     return table
 
 

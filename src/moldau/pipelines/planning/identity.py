@@ -1,12 +1,14 @@
 """Whose a checkpoint is. A file beside it says so, and a query refuses to go on with one of another: its offsets and
 state would be taken for its own."""
 
+import hashlib
 import json
 import uuid
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
-from moldau.pipelines.definition import Pipeline, PipelineError, Sink, Source
+from moldau.pipelines.definition import Pipeline, PipelineError, Sink, Source, View
 
 FILE = "pipeline.json"
 
@@ -18,6 +20,8 @@ class Identity:
     sources: dict[str, str]
     """What each source reads: topics, or a pattern."""
     sink: str
+    sql: str = field(default="", compare=False)
+    """A hash of the SQL: another may still go on with the state that there is."""
     id: str = field(default="", compare=False)
     """Made with the checkpoint: what a table remembers of batches that it has."""
 
@@ -28,8 +32,14 @@ class Files(Protocol):
     def write(self, path: str, text: str) -> None: ...
 
 
-def identity_of(pipeline: Pipeline, query: str, sources: list[Source], sink: str) -> Identity:
-    return Identity(pipeline.name, query, {each.name: what_is_read(each) for each in sources}, sink)
+def identity_of(pipeline: Pipeline, query: str, sources: list[Source], sink: str, sql: str = "") -> Identity:
+    return Identity(pipeline.name, query, {each.name: what_is_read(each) for each in sources}, sink, sql)
+
+
+def hash_of(parts: Iterable[Source | View]) -> str:
+    """Of what SQL says of the rows. Where it is broken into lines does not matter."""
+    texts = [" ".join(each.sql.split()) for each in parts if isinstance(each, View) and each.sql]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def what_is_read(source: Source) -> str:
@@ -51,7 +61,7 @@ def claimed(files: Files, checkpoint: str, wanted: Identity) -> Identity:
             f"the checkpoint {checkpoint} was made by something else than a pipeline of Moldau: give the pipeline "
             "another place with checkpoint: …"
         )
-    new = Identity(wanted.pipeline, wanted.query, wanted.sources, wanted.sink, uuid.uuid4().hex)
+    new = replace(wanted, id=uuid.uuid4().hex)
     files.write(f"{checkpoint}/{FILE}", json.dumps(asdict(new), indent=2) + "\n")
     return new
 

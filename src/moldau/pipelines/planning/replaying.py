@@ -38,7 +38,10 @@ def replayed(sink: Sink, generation: int) -> Sink:
 
 def _becomes(sink: Sink, generation: int) -> str:
     if sink.kind is SinkKind.DELTA and sink.mode == "upsert":
-        return "rows with the same key are replaced, none is there twice."
+        return (
+            "rows with the same key are replaced, none is there twice; until it has caught up they are as they were "
+            "then."
+        )
     if sink.kind is SinkKind.DELTA and sink.mode == "complete":
         return "is computed anew."
     if sink.kind is SinkKind.CONSOLE:

@@ -38,11 +38,14 @@ def starting(at: str) -> dict[str, str]:
     return {"startingTimestamp": str(time_ms(at)), "startingOffsetsByTimestampStrategy": "latest"}
 
 
-def stream_options(pipeline: Pipeline, source: Source, group: str, start: Start) -> dict[str, str]:
+def stream_options(
+    pipeline: Pipeline, source: Source, group: str, begin: Mapping[str, str]
+) -> dict[str, str]:
+    """`begin`: what says where a query without a checkpoint begins."""
     options = {
         **connection(pipeline),
         **subscription(source),
-        **starting(start.at or source.starting),
+        **begin,
         "kafka.group.id": group,
     }
     if pipeline.rate_limit is not None:
@@ -73,9 +76,13 @@ def stream(spark: SparkSession, options: Mapping[str, str], columns: Iterable[st
     )
 
 
-def sample(spark: SparkSession, pipeline: Pipeline, source: Source, records_max: int) -> DataFrame:
-    """Values of the topics as they are now, the oldest that are there."""
+def sample(
+    spark: SparkSession, pipeline: Pipeline, source: Source, records_max: int, *, values_only: bool = False
+) -> DataFrame:
+    """Records of the topics as they are now, the oldest that are there."""
     options = {**connection(pipeline), **subscription(source), **own_options(source.options)}
     of_streams = ("starting", "maxoffsets", "minoffsets", "maxtrigger")
     options = {name: value for name, value in options.items() if not name.lower().startswith(of_streams)}
-    return spark.read.format("moldau").schema("value BINARY").options(**options).load().limit(records_max)
+    schema = "value BINARY" if values_only else raw_schema()
+    options["includeHeaders"] = str(not values_only).lower()
+    return spark.read.format("moldau").schema(schema).options(**options).load().limit(records_max)

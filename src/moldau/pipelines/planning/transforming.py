@@ -18,6 +18,7 @@ from moldau.pipelines.records.columns import METADATA
 from moldau.pipelines.records.decoding import decoded
 from moldau.pipelines.records.expectations import expected
 from moldau.settings.values import nearest
+from moldau.spark.errors import SparkSourceError
 
 Raw = Callable[[Source], DataFrame]
 """The records of a source with the columns of `decoding.raw_schema`."""
@@ -101,10 +102,10 @@ def _shaped(what: str, shaping: Shaping, frames: Mapping[str, DataFrame]) -> Dat
 
 @contextmanager
 def told_of(what: str) -> Iterator[None]:
-    """What Spark says about a plan comes out as a PipelineError that says whose plan it is."""
+    """What Spark says about a plan, or of what it computes, comes out as a PipelineError that says whose it is."""
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, SparkSourceError) as error:
         raise PipelineError(f"{what}: {_told(error)}") from error
 
 

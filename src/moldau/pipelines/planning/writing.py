@@ -1,8 +1,8 @@
 """The rows of a view go to their sink: what Spark's writer is told for each kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame, Row
 
@@ -13,9 +13,6 @@ from moldau.pipelines.planning.topic_streams import own_options
 from moldau.pipelines.records.bad_records import without_metadata
 from moldau.pipelines.records.columns import METADATA
 from moldau.pipelines.records.encoding import check_column, encoded
-
-if TYPE_CHECKING:
-    pass
 
 CONSOLE_ROWS_MAX = 20
 
@@ -33,7 +30,6 @@ class ShownBatch:
 
 
 Show = Callable[[ShownBatch], None]
-Writer = "DataStreamWriter[Any]"
 
 
 def shaped_for(frame: DataFrame, sink: Sink) -> DataFrame:
@@ -102,19 +98,25 @@ def _delta(frame: DataFrame, sink: Sink, app_id: str) -> Any:
     return frame.writeStream.outputMode(mode).foreachBatch(upserting(sink, app_id))
 
 
+def ordering(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
+    """By what the last of several rows with one key is found. Of those that are equal by the sink's own columns the one
+    that was read last counts, where the rows tell."""
+    told = "_offset" in columns and "_offset" not in sink.order_by
+    return (*sink.order_by, "_offset") if told else sink.order_by
+
+
 def upserting(sink: Sink, app_id: str) -> Callable[[DataFrame, int], None]:
     """What a batch does to the table."""
     from moldau.spark.sink.delta_upsert import upsert
 
     def merge(batch: DataFrame, batch_id: int) -> None:
-        order_by = sink.order_by or (("_offset",) if "_offset" in batch.columns else ())
         upsert(
             batch,
             batch_id,
             sink.target,
             app_id,
             sink.key,
-            order_by,
+            ordering(sink, batch.columns),
             sink.delete_when,
             partition_by=sink.partition_by,
             storage_options=_storage(sink),

@@ -19,9 +19,14 @@ def good(frame: DataFrame, source: Source, on_bad: OnBad) -> DataFrame:
 def _sentence(source: Source) -> str:
     advice = f". The source {source.name} fails on bad records: set on_bad: drop, or dead_letters: <topic>"
     # It ends in a line of its own: Spark writes its codes behind.
+    return f"concat('PipelineError: the record at ', {where_and_why(' is bad')}, {literal(advice)}, char(10))"
+
+
+def where_and_why(between: str = "") -> str:
+    """Of a bad record, as `orders-0 offset 7 (malformed): …`."""
     return (
-        f"concat('PipelineError: the record at ', _topic, '-', _partition, ' offset ', _offset, ' is bad (', "
-        f"{BAD}.reason, '): ', {BAD}.detail, {literal(advice)}, char(10))"
+        f"concat(_topic, '-', _partition, ' offset ', _offset, {literal(between + ' (')}, {BAD}.reason, '): ', "
+        f"{BAD}.detail)"
     )
 
 

@@ -1,7 +1,7 @@
 """Dead letters go back to where they came from: with their key, value and headers as they were, to be read once more.
 
 Progress is kept in a consumer group of the dead-letter topic, so nothing is sent back twice unless a run is interrupted
-between sending and committing.
+between sending and committing. Everyone who reads the topic they go back to gets them once more.
 """
 
 import asyncio
@@ -31,6 +31,8 @@ class Redriven:
     """How many went, or would go, back to each topic."""
     skipped: int = 0
     """Records that do not say where they came from: nobody's dead letters."""
+    others: int = 0
+    """Dead letters of other pipelines, which share the topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,12 @@ class Return:
     headers: tuple[Header, ...]
 
 
-def group_of(dead_letter_topic: str) -> str:
-    return f"moldau-redrive-{dead_letter_topic}"
+def redrive_group(pipeline: str, dead_letter_topic: str) -> str:
+    return f"moldau-redrive-{pipeline}-{dead_letter_topic}"
+
+
+def is_of(record: ConsumerRecord, pipeline: str) -> bool:
+    return any(key == Error.PIPELINE and _text(value) == pipeline for key, value in record.headers)
 
 
 def returned(record: ConsumerRecord) -> Return | None:
@@ -83,7 +89,8 @@ async def redrive(
     limit: int | None = None,
     dry_run: bool = False,
 ) -> Redriven:
-    """Sends back what is in the topic now, and not what fails again meanwhile. Raises PipelineError."""
+    """Sends back the pipeline's own of what is in the topic now, and not what fails again meanwhile. Raises
+    PipelineError."""
     topic = dead_letter_topic or pipeline.dead_letter_topic
     if topic is None:
         raise PipelineError(
@@ -91,22 +98,24 @@ async def redrive(
         )
     try:
         async with Cluster(**cluster_settings(pipeline)) as cluster:
-            return await _Redrive(cluster, topic, limit, dry_run).run()
+            return await _Redrive(cluster, pipeline.name, topic, limit, dry_run).run()
     except KafkaError as error:
         raise PipelineError(
             f"the dead letters of {topic} were not all sent back: {error}. What was sent is noted in the group "
-            f"{group_of(topic)}; once the cause is gone, run it again"
+            f"{redrive_group(pipeline.name, topic)}; once the cause is gone, run it again"
         ) from error
 
 
 class _Redrive:
-    def __init__(self, cluster: Cluster, topic: str, limit: int | None, dry_run: bool) -> None:
+    def __init__(self, cluster: Cluster, pipeline: str, topic: str, limit: int | None, dry_run: bool) -> None:
         self._cluster = cluster
+        self._pipeline = pipeline
         self._topic = topic
         self._left = limit
         self._dry_run = dry_run
         self._topics: Counter[str] = Counter()
         self._skipped = 0
+        self._others = 0
 
     async def run(self) -> Redriven:
         await self._cluster.refresh((self._topic,))
@@ -118,7 +127,7 @@ class _Redrive:
         partitions = [TopicPartition(self._topic, each.index) for each in known.partitions]
         consumer = Consumer(
             cluster=self._cluster,
-            group_id=group_of(self._topic),
+            group_id=redrive_group(self._pipeline, self._topic),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
         )
@@ -134,7 +143,7 @@ class _Redrive:
                     await consumer.commit(_after(records, ends))
                 if self._left == 0:
                     break
-        return Redriven(sum(self._topics.values()), dict(self._topics), self._skipped)
+        return Redriven(sum(self._topics.values()), dict(self._topics), self._skipped, self._others)
 
     async def _unread(
         self, consumer: Consumer, ends: Mapping[TopicPartition, int]
@@ -156,11 +165,14 @@ class _Redrive:
         sent = []
         for record in records:
             back = returned(record)
-            if self._left is not None:
-                self._left -= 1
             if back is None:
                 self._skipped += 1
                 continue
+            if not is_of(record, self._pipeline):
+                self._others += 1
+                continue
+            if self._left is not None:
+                self._left -= 1
             self._topics[back.topic] += 1
             if not self._dry_run:
                 sent.append(await self._send(back, producer))

@@ -6,6 +6,7 @@ the optimizer the parsing is a generator, through which it pushes no filter (it 
 """
 
 import json
+import secrets
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
 from moldau.pipelines.definition import Format, PipelineError, Source
+from moldau.pipelines.failures import sentence_of
 from moldau.pipelines.records.avro_types import readable, spark_schema
 from moldau.pipelines.records.columns import (
     BAD,
@@ -68,9 +70,8 @@ def _of_ddl(ddl: str, what: str) -> T.StructType:
     try:
         found = T.StructType.fromDDL(ddl)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PipelineError(
-            f"the schema of {what} is not name TYPE, name TYPE, … in Spark's types: {first}"
+            f"the schema of {what} is not name TYPE, name TYPE, … in Spark's types: {sentence_of(error)}"
         ) from None
     if not isinstance(found, T.StructType):
         raise PipelineError(f"the schema of {what} is one type: write name TYPE, name TYPE, …")
@@ -133,25 +134,29 @@ def _plain(kind: Format) -> tuple[list[str], str, str]:
 
 # JSON
 
-# Parsed inside an object of our own: alone, Spark takes the beginning of a text for the whole of it, and overlooks what
-# follows.
-_WRAPPED = f"""concat('{{"v":', {_TEXT}, '}}')"""
+# Spark takes the beginning of a text for the whole of it, and overlooks what follows. So each value is the first
+# element of a list that ends with a mark: whatever a text opens, closes or adds, the mark is the second element only
+# behind one whole value. It is made for each process, so that no record can bring it along.
+_MARK = f"m{secrets.token_hex(6)}"
+_WRAPPED = f"""concat('{{"{_MARK}":[', {_TEXT}, ',{{"{_MARK}":""}}]}}')"""
+_VALUE, _END = f"get({_PARSED}.{_MARK}, 0)", f"get({_PARSED}.{_MARK}, 1).{_MARK}"
 _JSON_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
 
 
 def _json(raw: DataFrame, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
-    outer = T.StructType([T.StructField("v", schema), T.StructField(_CORRUPT, T.StringType())])
+    marked = T.StructType([*schema.fields, T.StructField(_MARK, T.StringType())])
+    outer = T.StructType([T.StructField(_MARK, T.ArrayType(marked)), T.StructField(_CORRUPT, T.StringType())])
     parsed = F.from_json(F.expr(_WRAPPED), outer, _JSON_OPTIONS)
     raw = raw.select("*", F.explode(F.array(parsed)).alias(_PARSED))
-    is_no_json = f"({_PARSED}.{_CORRUPT} IS NOT NULL OR {_PARSED}.v IS NULL)"
+    is_no_json = f"({_PARSED}.{_CORRUPT} IS NOT NULL OR {_VALUE} IS NULL OR {_END} IS NULL)"
     is_bad = f"{RAW_VALUE} IS NOT NULL AND ({is_no_json} OR NOT {_IS_TEXT})"
     no_text = failure(MALFORMED, literal("the value is not text in UTF-8, as JSON must be"))
     bad = cases((f"NOT {_IS_TEXT}", no_text), otherwise=_json_failure(schema))
-    return raw, _fields(schema), is_bad, bad
+    return raw, _fields(schema, _VALUE), is_bad, bad
 
 
-def _fields(schema: T.StructType) -> list[str]:
-    return [f"{_PARSED}.v.{quoted(name)} AS {quoted(name)}" for name in schema.names]
+def _fields(schema: T.StructType, value: str) -> list[str]:
+    return [f"{value}.{quoted(name)} AS {quoted(name)}" for name in schema.names]
 
 
 def _json_failure(schema: T.StructType) -> str:
@@ -159,8 +164,8 @@ def _json_failure(schema: T.StructType) -> str:
     mismatches = [
         cases(
             (
-                f"given[{literal(field.name)}] IS NOT NULL AND {_PARSED}.v.{quoted(field.name)} IS NULL",
-                f"concat({literal(_expected(field))}, left(given[{literal(field.name)}], {_SHOWN_MAX}))",
+                f"get(given, 0)[{literal(field.name)}] IS NOT NULL AND {_VALUE}.{quoted(field.name)} IS NULL",
+                f"concat({literal(_expected(field))}, left(get(given, 0)[{literal(field.name)}], {_SHOWN_MAX}))",
             )
         )
         for field in schema.fields
@@ -169,12 +174,14 @@ def _json_failure(schema: T.StructType) -> str:
     inside = ", ".join(field.name for field in schema.fields if isinstance(field.dataType, nested))
     elsewhere = f"a field {f'inside {inside} ' if inside else ''}does not fit the schema"
     detail = f"coalesce(nullif(concat_ws('; ', {', '.join(mismatches)}), ''), {literal(elsewhere)})"
+    is_no_object = f"get(given, 0) IS NULL OR get(given, 1)[{literal(_MARK)}] IS NULL"
     told = cases(
-        ("given IS NULL", failure(MALFORMED, literal("the value is not a JSON object"))),
+        (is_no_object, failure(MALFORMED, literal("the value is not a JSON object"))),
         otherwise=failure(SCHEMA_MISMATCH, detail),
     )
     options = ", ".join(f"{literal(key)}, {literal(value)}" for key, value in _JSON_OPTIONS.items())
-    given = f"from_json({_WRAPPED}, 'v MAP<STRING, STRING>, {_CORRUPT} STRING', map({options})).v"
+    fields = f"{_MARK} ARRAY<MAP<STRING, STRING>>, {_CORRUPT} STRING"
+    given = f"from_json({_WRAPPED}, {literal(fields)}, map({options})).{_MARK}"
     # An array of one, so that the fields are parsed once and not for each question.
     return f"element_at(transform(array({given}), given -> {told}), 1)"
 
@@ -189,7 +196,7 @@ def _expected(field: T.StructField) -> str:
 def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
     raw = raw.select("*", _avro_decoder(source, schema)(F.col(RAW_VALUE)).alias(_PARSED))
     told = f"concat('the value is not in its Avro schema: ', {_PARSED}.error)"
-    return raw, _fields(schema), f"{_PARSED}.error IS NOT NULL", failure(MALFORMED, told)
+    return raw, _fields(schema, f"{_PARSED}.v"), f"{_PARSED}.error IS NOT NULL", failure(MALFORMED, told)
 
 
 def _avro_decoder(source: Source, schema: T.StructType) -> Any:

@@ -26,7 +26,7 @@ def schema_of(
     text = None if path is None else storage.read(path)
     if text is not None:
         return value_schema(source, T.StructType.fromJson(json.loads(text)))
-    inferred = infer(spark, sample(spark, pipeline, source, SAMPLE_RECORDS), source)
+    inferred = infer(spark, sample(spark, pipeline, source, SAMPLE_RECORDS, values_only=True), source)
     if path is not None and keep:
         storage.write(path, inferred.json() + "\n")
     return value_schema(source, inferred)

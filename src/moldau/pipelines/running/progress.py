@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -31,11 +31,20 @@ class Progress:
     """Records per second that the batch could have gone on with."""
     batch_ms: int
     lag: int | None
-    """Records that are in the topics and not processed yet; None where the source does not say."""
+    """Records that were in the topics behind those of the batch when it was told of; None where nobody knows."""
     late: int = 0
     """Rows left out because the watermark had passed them. Spark sums before it looks: one may stand for several
     records."""
     watermark: str | None = None
+    read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """How far the topics have been read: the next offset, by topic and partition."""
+
+    def behind(self, ends: Mapping[tuple[str, str], int]) -> int | None:
+        """How many records there are behind what was read; None where the end of a partition is not known."""
+        read = _by_partition(self.read)
+        if not read or not read.keys() <= ends.keys():
+            return None
+        return sum(max(0, ends[each] - offset) for each, offset in read.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,17 @@ class QueryState:
     late: int = 0
     last: Progress | None = None
     error: str | None = None
+    lag: int | None = None
+    """Records that are in the topics now, and not in a batch that is done; None where nobody knows."""
 
     def after(self, progress: Progress) -> "QueryState":
-        return replace(self, rows=self.rows + progress.rows, late=self.late + progress.late, last=progress)
+        return replace(
+            self,
+            rows=self.rows + progress.rows,
+            late=self.late + progress.late,
+            last=progress,
+            lag=progress.lag,
+        )
 
 
 def progress_of(query: str, told: Mapping[str, Any]) -> Progress:
@@ -72,11 +89,23 @@ def progress_of(query: str, told: Mapping[str, Any]) -> Progress:
         lag=lag_of(sources),
         late=sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in operators),
         watermark=(told.get("eventTime") or {}).get("watermark"),
+        read=_read(sources),
     )
 
 
+def _read(sources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """A partition that several sources read counts as far as the last of them has come."""
+    read: dict[str, dict[str, int]] = {}
+    for each in sources:
+        for (topic, partition), offset in (_offsets(each.get("endOffset")) or {}).items():
+            known = read.setdefault(topic, {})
+            known[partition] = min(offset, known.get(partition, offset))
+    return read
+
+
 def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
-    """How many records are in the topics behind what was read, over all sources; None where one does not say."""
+    """How many records were in the topics behind those of a batch when it was planned, over all sources; None where
+    one does not say."""
     lags = [_source_lag(each) for each in sources]
     return None if None in lags else sum(lag for lag in lags if lag is not None)
 
@@ -96,8 +125,10 @@ def _offsets(told: object) -> dict[tuple[str, str], int] | None:
             told = json.loads(told)
         except ValueError:
             return None
-    if not isinstance(told, Mapping):
-        return None
+    return _by_partition(told) if isinstance(told, Mapping) else None
+
+
+def _by_partition(told: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     return {
         (topic, partition): offset
         for topic, partitions in told.items()
@@ -128,7 +159,22 @@ def from_json(line: str) -> Progress | None:
         return None
 
 
-def latest_of(lines: Iterable[str]) -> dict[str, Progress]:
-    """The last batch of each query."""
-    found = (from_json(line) for line in lines)
-    return {each.query: each for each in found if each is not None}
+def latest_of(lines: Iterable[str], generation: int | None = None) -> dict[str, Progress]:
+    """The last batch of each query, of all or of those of one generation of checkpoints."""
+    found: dict[str, Progress] = {}
+    begun = generation
+    for line in lines:
+        each = from_json(line)
+        if each is None:
+            begun = _generation_begun(line) or begun
+        elif generation in (None, begun):
+            found[each.query] = each
+    return found
+
+
+def _generation_begun(line: str) -> int | None:
+    try:
+        kept = json.loads(line)
+        return int(kept["generation"]) if kept["event"] == "started" else None
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from moldau.pipelines.planning.building import PlannedQuery
+    from moldau.pipelines.running.log_ends import Ends, LogEnds
 
 POLL_S = 0.05
 LAST_WORDS_S = 5.0
@@ -34,8 +35,10 @@ class Queries:
         spark: "SparkSession",
         planned: Sequence["PlannedQuery"],
         on_batch: Callable[[Progress], None] = lambda progress: None,
+        ends: "LogEnds | None" = None,
     ) -> None:
         self._spark = spark
+        self._ends = ends
         self._planned = planned
         self._on_batch = on_batch
         self._running: dict[str, StreamingQuery] = {}
@@ -59,6 +62,9 @@ class Queries:
             except Exception as error:
                 self.failure = error
                 self.stop(finish_s=0)
+                if isinstance(error, PipelineError):
+                    # It says itself which query that is.
+                    raise
                 raise PipelineError(f"{each.name}: {sentence_of(error)}") from error
             run_id = str(query.runId)
             self._running[each.name] = query
@@ -71,8 +77,19 @@ class Queries:
         for name, query in self._running.items():
             before = self._states[name]
             if before.state not in (State.DONE, State.STOPPED, State.FAILED):
-                self._states[name] = self._after_looking(query, before)
+                self._states[name] = self._with_lag(self._after_looking(query, before))
         return list(self._states.values())
+
+    def _with_lag(self, state: QueryState) -> QueryState:
+        ends = self._known_ends()
+        if ends is None or state.last is None:
+            return state
+        return replace(state, lag=state.last.behind(ends))
+
+    def _known_ends(self) -> "Ends | None":
+        if self._ends is None:
+            return None
+        return self._ends.look(each.last for each in self._states.values() if each.last is not None)
 
     def _after_looking(self, query: "StreamingQuery", before: QueryState) -> QueryState:
         if not query.isActive:
@@ -117,6 +134,8 @@ class Queries:
             self._hear(POLL_S)
         self._untold.clear()
         self._spark.streams.removeListener(self._listener)
+        if self._ends is not None:
+            self._ends.close()
         return self.look()
 
     def _hear(self, timeout_s: float = 0.0) -> None:
@@ -137,6 +156,10 @@ class Queries:
                 self._untold.discard(run_id)
                 continue
             progress = progress_of(name, json.loads(told))
+            behind = progress.behind(self._known_ends() or {})
+            if behind is not None:
+                # What came while the batch was under way was not there when Spark planned it.
+                progress = replace(progress, lag=behind)
             self._states[name] = self._states[name].after(progress)
             self._on_batch(progress)
 

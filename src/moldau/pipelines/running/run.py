@@ -83,21 +83,19 @@ def run(
 ) -> Outcome:
     """Runs until it is done, fails, or is wished to end. Raises PipelineError where it cannot begin. A session that is
     given is used, and stays."""
-    with state.locked():
-        generations = _chosen(state.generations(now()), options)
-        generation = generations.get(generations.current)
-        # Before anything is read: a run that is killed at once has still begun a generation.
-        state.write_generations(generations)
+    with state.locked(pipeline.checkpoint) as locks:
+        known = state.generations(now())
+        chosen = _chosen(known, options)
+        generation = chosen.get(chosen.current)
         record = _record(pipeline, state, options, generation)
         state.write_run(record)
         with ProgressFile(state.progress) as file:
             file.append(_event("started", record.started, generation=generation.number))
             outcome = Outcome("stopped", (), generation.number)
             try:
-                spark_log = state.path / "spark.log"
-                outcome = _run_on_spark(
-                    pipeline, record, generation, options, wish, _Kept(watcher, file), spark, spark_log
-                )
+                kept = _Kept(watcher, file)
+                this = _Run(pipeline, state, record, options, known, chosen, wish, kept, locks)
+                outcome = this.on_spark(spark)
             finally:
                 ended = now()
                 file.append(_event(outcome.name, ended, error=outcome.error))
@@ -107,35 +105,89 @@ def run(
         return outcome
 
 
-def _run_on_spark(
-    pipeline: Pipeline,
-    record: RunRecord,
-    generation: Generation,
-    options: RunOptions,
-    wish: Wish,
-    watcher: Watcher,
-    given: "SparkSession | None",
-    spark_log: Path,
-) -> Outcome:
-    spark = given
-    try:
-        if spark is None:
-            spark = _session(pipeline, options, watcher, spark_log)
-        wish.be_patient()
-        queries = _planned(spark, pipeline, record, generation, watcher)
-        watcher.step("starting the queries")
-        queries.start(options.available_now)
-        states = watch(queries, wish, watcher)
-    except Exception as error:
-        return Outcome("failed", (), generation.number, sentence_of(error), error)
-    finally:
-        if spark is not None and given is None:
-            watcher.step("stopping Spark")
-            spark.stop()
-    if queries.failure is None:
-        return Outcome("stopped" if wish.is_made else "done", states, generation.number)
-    failed = next(each for each in states if each.error)
-    return Outcome("failed", states, generation.number, f"{failed.query}: {failed.error}", queries.failure)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    pipeline: Pipeline
+    state: StateDirectory
+    record: RunRecord
+    options: RunOptions
+    known: Generations
+    """As they were before."""
+    chosen: Generations
+    wish: Wish
+    watcher: Watcher
+    locks: Sequence[int]
+
+    @property
+    def generation(self) -> Generation:
+        return self.chosen.get(self.chosen.current)
+
+    def on_spark(self, given: "SparkSession | None") -> Outcome:
+        number, spark = self.chosen.current, given
+        try:
+            if spark is None:
+                spark = self._session()
+            self.wish.be_patient()
+            # A number is used once: what is planned is kept in the place of its generation.
+            self._write_generations(is_begun=False)
+            queries = self._planned(spark)
+            self.watcher.step("starting the queries")
+            self._start(queries)
+            states = watch(queries, self.wish, self.watcher)
+        except Exception as error:
+            return Outcome("failed", (), number, sentence_of(error), error)
+        finally:
+            if spark is not None and given is None:
+                self.watcher.step("stopping Spark")
+                spark.stop()
+        if queries.failure is None:
+            return Outcome("stopped" if self.wish.is_made else "done", states, number)
+        failed = next(each for each in states if each.error)
+        return Outcome("failed", states, number, f"{failed.query}: {failed.error}", queries.failure)
+
+    def _session(self) -> "SparkSession":
+        from moldau.spark import session
+
+        starting = f"starting Spark on {self.record.master}"
+
+        def say(text: str) -> None:
+            """It comes in parts: what is begun, and how it ended."""
+            self.watcher.step(starting if text.endswith("\n") else text.rstrip(". "))
+
+        self.watcher.step(starting)
+        return session(
+            f"moldau {self.pipeline.name}",
+            master=self.options.master,
+            settings={**self.pipeline.spark, **self.options.conf},
+            say=say,
+            log=self.state.path / "spark.log",
+            # So that nobody runs the pipeline while a Java that has lost its driver still writes.
+            descriptors=self.locks,
+        )
+
+    def _planned(self, spark: "SparkSession") -> "Queries":
+        from moldau.pipelines.planning.building import Place, Start, plan
+        from moldau.pipelines.running.log_ends import LogEnds
+        from moldau.pipelines.running.queries import Queries
+
+        self.watcher.step("planning")
+        place = Place(checkpoints=self.record.checkpoints, generation=self.generation.number)
+        planned = plan(spark, self.pipeline, place, Start(self.generation.start), show=self.watcher.rows)
+        return Queries(spark, planned, self.watcher.batch, LogEnds(self.pipeline))
+
+    def _start(self, queries: "Queries") -> None:
+        """Who is killed from now on goes on with this generation. Where the queries cannot begin, the one before stays
+        in use."""
+        self._write_generations(is_begun=True)
+        try:
+            queries.start(self.options.available_now)
+        except BaseException:
+            self._write_generations(is_begun=False)
+            raise
+
+    def _write_generations(self, *, is_begun: bool) -> None:
+        current = self.chosen.current if is_begun else self.known.current
+        self.state.write_generations(replace(self.chosen, current=current))
 
 
 def watch(queries: "Queries", wish: Wish, watcher: Watcher) -> list[QueryState]:
@@ -157,35 +209,9 @@ def watch(queries: "Queries", wish: Wish, watcher: Watcher) -> list[QueryState]:
     return states
 
 
-def _session(pipeline: Pipeline, options: RunOptions, watcher: Watcher, log: Path) -> "SparkSession":
-    from moldau.spark import session
-
-    settings = {**pipeline.spark, **options.conf}
-    starting = f"starting Spark on {_master(pipeline, options)}"
-
-    def say(text: str) -> None:
-        """It comes in parts: what is begun, and how it ended."""
-        watcher.step(starting if text.endswith("\n") else text.rstrip(". "))
-
-    watcher.step(starting)
-    return session(f"moldau {pipeline.name}", master=options.master, settings=settings, say=say, log=log)
-
-
 def _master(pipeline: Pipeline, options: RunOptions) -> str:
     settings = {**pipeline.spark, **options.conf}
     return options.master or settings.get("spark.master") or os.environ.get("MASTER") or "local[*]"
-
-
-def _planned(
-    spark: "SparkSession", pipeline: Pipeline, record: RunRecord, generation: Generation, watcher: Watcher
-) -> "Queries":
-    from moldau.pipelines.planning.building import Place, Start, plan
-    from moldau.pipelines.running.queries import Queries
-
-    watcher.step("planning")
-    place = Place(checkpoints=record.checkpoints, generation=generation.number)
-    planned = plan(spark, pipeline, place, Start(generation.start), show=watcher.rows)
-    return Queries(spark, planned, watcher.batch)
 
 
 def _chosen(generations: Generations, options: RunOptions) -> Generations:
@@ -207,13 +233,17 @@ def _record(
         host=socket.gethostname(),
         started=now(),
         file=file,
-        file_hash=hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else "",
+        file_hash=file_hash(Path(file)) if file else "",
         master=_master(pipeline, options),
         bootstrap=pipeline.bootstrap,
         generation=generation.number,
         checkpoints=pipeline.checkpoint or str(state.checkpoints),
         available_now=options.available_now,
     )
+
+
+def file_hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _event(name: str, at: str, **facts: object) -> str:

@@ -1,4 +1,4 @@
-"""What a pipeline keeps on disk beside its results: `moldau-pipelines/<name>/`.
+"""What a pipeline keeps on disk beside its results: `moldau-pipelines/<name>/`, beside the pipeline's file.
 
 lock                     held while the pipeline runs, so that it runs once
 run.json                 the run under way, or the last one
@@ -11,19 +11,22 @@ error.log                all that is known about the last failure
 import fcntl
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.running.process_identity import process_start
+from moldau.pipelines.form.texts import SLUG_RULE, is_slug
+from moldau.pipelines.running.process_identity import own_start, process_start
 
 DIRECTORY = "moldau-pipelines"
 VARIABLE = "MOLDAU_PIPELINES"
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+LEFT_WITHIN_S = 30.0
+"""How long what a killed run has left behind, its Java, is waited for."""
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,14 @@ class Generations:
         return replace(self, current=self.get(number).number)
 
 
-def root(given: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the state directories are: as given, else as MOLDAU_PIPELINES says, else in the working directory."""
-    return (given or Path(environment.get(VARIABLE) or DIRECTORY)).absolute()
+def root(
+    given: Path | None = None, *, file: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Path:
+    """Where the state directories are: as given, else as MOLDAU_PIPELINES says, else beside the pipeline's file:
+    wherever it is run from, it is one pipeline. Without a file in the working directory."""
+    if given is not None or environment.get(VARIABLE):
+        return (given or Path(environment[VARIABLE])).absolute()
+    return (Path() if file is None else file.parent).resolve() / DIRECTORY
 
 
 def state_directories(root: Path) -> list["StateDirectory"]:
@@ -99,10 +107,8 @@ class StateDirectory:
 
     @classmethod
     def of(cls, root: Path, name: str) -> "StateDirectory":
-        if NAME.fullmatch(name) is None:
-            raise PipelineError(
-                f"{name!r} cannot name a directory: use letters, digits, '.', '_' and '-', at most 128"
-            )
+        if not is_slug(name):
+            raise PipelineError(f"{name!r} cannot name a directory: {SLUG_RULE}")
         return cls(root / name)
 
     @property
@@ -124,30 +130,31 @@ class StateDirectory:
     # One run at a time
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Raises PipelineError, naming the process, where the pipeline runs already. The system lets go of the lock
-        when this process ends, however it ends."""
+    def locked(self, checkpoint: str | None = None) -> Iterator[list[int]]:
+        """Raises PipelineError, naming the process, where the pipeline runs already, be it with another state directory
+        and the same checkpoint. Gives the descriptors of the locks: the system lets go of them when all processes have
+        ended that were handed them, however they end."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise PipelineError(
                 f"cannot use the state directory {self.path}: {error.strerror}; choose another with --state"
             ) from error
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-                by = f" as process {holder}" if holder.isdigit() else ""
-                raise PipelineError(
-                    f"{self.name} is running already{by}; stop it with `moldau pipeline stop {self.name}`"
-                ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            yield
-        finally:
-            os.close(descriptor)
+        with ExitStack() as held:
+            stop = f"stop it with `moldau pipeline stop {self.name} --state {self.path.parent}`"
+            lock = _locked(self.path / "lock", lambda by: f"{self.name} is running already as {by}; {stop}")
+            locks = [held.enter_context(lock)]
+            place = None if checkpoint is None else _on_this_machine(checkpoint)
+            if place is not None:
+                lock = _locked(
+                    place / f"{self.name}.lock",
+                    lambda by: (
+                        f"{self.name} runs with another state directory as {by}, and its checkpoints are the "
+                        f"same, in {place}; stop that run first"
+                    ),
+                )
+                locks.append(held.enter_context(lock))
+            yield locks
 
     def is_locked(self) -> bool:
         try:
@@ -211,3 +218,47 @@ class StateDirectory:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+
+
+@contextmanager
+def _locked(path: Path, refusal: Callable[[str], str]) -> Iterator[int]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise PipelineError(f"cannot use {path}: {error.strerror}") from error
+    try:
+        _lock(descriptor, refusal)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {own_start()}\n".encode(), 0)
+        try:
+            yield descriptor
+        finally:
+            # Java may have it too, and stay for the next session of this process.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
+    """Waits where the run that has it was killed, and only its Java is still to end."""
+    deadline = time.monotonic() + LEFT_WITHIN_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pid, _, start = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip().partition(" ")
+            is_dead = pid.isdigit() and process_start(int(pid)) != start
+            if not is_dead or time.monotonic() >= deadline:
+                raise PipelineError(
+                    refusal(f"process {pid}" if pid.isdigit() else "another process")
+                ) from None
+        time.sleep(POLL_S)
+
+
+def _on_this_machine(checkpoint: str) -> Path | None:
+    """None for a directory of another file system than the machine's own, which has no locks."""
+    if checkpoint.startswith("file:"):
+        return Path("/" + checkpoint.removeprefix("file:").lstrip("/"))
+    return None if "://" in checkpoint else Path(checkpoint)

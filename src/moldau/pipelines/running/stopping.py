@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM as a wish, for code that waits in threads: what has begun is finished first.
+"""Ctrl-C, SIGTERM and the end of a terminal as a wish, for code that waits in threads: what has begun is finished
+first.
 
 While Spark is still starting there is nothing to finish, and signals do what they always do: they raise.
 """
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Wish:
@@ -42,10 +43,12 @@ class Wish:
         """To signals, in the main thread."""
         self._is_listening = True
         for number in SIGNALS:
-            signal.signal(number, self._heard)
+            # Ignored where the run shall outlive its terminal: nohup.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._heard)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_patient and number == signal.SIGTERM:
+        if not self._is_patient and number != signal.SIGINT:
             raise SystemExit(128 + number)
         if not self._is_patient or self.number is not None:
             raise KeyboardInterrupt

@@ -23,6 +23,7 @@ def start_driver(
     quiet: bool = False,
     say: Callable[[str], None] | None = None,
     log: Path | None = None,
+    descriptors: Sequence[int] = (),
     for_all_sessions: bool = False,
     code: Path | None = None,
     java: Java | None = None,
@@ -46,6 +47,7 @@ def start_driver(
         properties_text(properties),
         environ,
         log,
+        descriptors,
     )
 
 

@@ -52,10 +52,11 @@ def start(
     properties: str,
     environ: Mapping[str, str],
     log: Path | None = None,
+    descriptors: Sequence[int] = (),
 ) -> Gateway:
     """Runs the command, which is given a file of these properties; what it prints goes to the log, or to where this
-    process prints. Raises LaunchError where the process ends, or says nothing for too long, before it can be talked
-    to."""
+    process prints. The descriptors stay open in it. Raises LaunchError where the process ends, or says nothing for too
+    long, before it can be talked to."""
     with _own_directory() as directory, _opened(log) as output:
         told, settings = directory / "connection", directory / "settings"
         settings.write_text(properties)
@@ -67,6 +68,7 @@ def start(
             stderr=output,
             # Ctrl-C is for the driver, which may want to finish what it does.
             process_group=0,
+            pass_fds=tuple(descriptors),
             env={
                 **environ,
                 "SPARK_CONNECT_MODE": "0",

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,13 +44,15 @@ def session(
     quiet: bool = False,
     say: Callable[[str], None] | None = None,
     log: Path | None = None,
+    descriptors: Sequence[int] = (),
 ) -> "SparkSession":
     """The running session, or a new one.
 
     The master is `local[*]` unless it is given here, as `spark.master`, or in the environment as MASTER. Settings are
     Spark's own and win over ours. Quiet means that only errors are told. `say` is told what takes long before Spark
     starts, and `log` gets what Java and the Python workers of this machine print; both go to standard error
-    otherwise. Raises LaunchError, whose text says what to do.
+    otherwise. Java keeps the descriptors open as long as it lives: with a lock it may outlive this process by a moment.
+    Raises LaunchError, whose text says what to do.
     """
     spark = find_spark()
     where, chosen = choose(
@@ -66,7 +68,8 @@ def session(
             return _remote(where, chosen)
         if _running(where if master else None) is None:
             _set_python(chosen)
-            _new_context(spark, where, chosen, quiet, say, log)
+            _new_context(spark, where, chosen, quiet, say, log, descriptors)
+        _hush()
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.config(map=dict(settings or {})).getOrCreate()
@@ -105,9 +108,19 @@ def _new_context(
     quiet: bool,
     say: Callable[[str], None] | None,
     log: Path | None,
+    descriptors: Sequence[int],
 ) -> "SparkContext":
     prepared = _prepared(where, chosen)
-    _connect(spark, where, prepared, quiet=quiet, say=say, log=log, for_all_sessions=False)
+    _connect(
+        spark,
+        where,
+        prepared,
+        quiet=quiet,
+        say=say,
+        log=log,
+        descriptors=descriptors,
+        for_all_sessions=False,
+    )
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAll(list(brought_by_sessions(prepared).items()))
@@ -146,6 +159,7 @@ def _connect(
     quiet: bool,
     say: Callable[[str], None] | None = None,
     log: Path | None = None,
+    descriptors: Sequence[int] = (),
     for_all_sessions: bool,
 ) -> None:
     """To a Java process. Sessions with one master that follow each other share it."""
@@ -157,12 +171,27 @@ def _connect(
         _forget(_java)
     code = None if where.kind is Kind.LOCAL else Path(python_files(settings)[0])
     _java = start_driver(
-        spark, settings, quiet=quiet, say=say, log=log, for_all_sessions=for_all_sessions, code=code
+        spark,
+        settings,
+        quiet=quiet,
+        say=say,
+        log=log,
+        descriptors=descriptors,
+        for_all_sessions=for_all_sessions,
+        code=code,
     )
     _java_master = where.url
     from pyspark import SparkContext
 
     SparkContext._ensure_initialized(gateway=_java.connect())
+
+
+def _hush() -> None:
+    """PySpark writes each error of a query to standard error as well, as JSON with all of Java's stack."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def _gateway() -> Any:

@@ -1,0 +1,92 @@
+"""A run that cannot begin: nothing that others go by has changed, and what is told names the query once."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moldau.pipelines.definition import Pipeline, PipelineError
+from moldau.pipelines.running.progress import Progress
+from moldau.pipelines.running.run import Outcome, RunOptions, run
+from moldau.pipelines.running.state_directory import Generation, Generations, StateDirectory
+from moldau.pipelines.running.stopping import Wish
+
+NOW = "2026-01-31T12:00:00.000Z"
+FIRST = Generations(1, (Generation(1, NOW),))
+
+
+class Nobody:
+    def step(self, what: str) -> None: ...
+    def batch(self, progress: Progress) -> None: ...
+    def states(self, states: Any) -> None: ...
+    def rows(self, batch: Any) -> None: ...
+
+
+class Streams:
+    def addListener(self, listener: object) -> None: ...
+    def removeListener(self, listener: object) -> None: ...
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDirectory:
+    made = StateDirectory.of(tmp_path, "revenue")
+    made.write_generations(FIRST)
+    return made
+
+
+SPARK: Any = SimpleNamespace(streams=Streams())
+
+
+def replayed(state: StateDirectory, spark: Any = SPARK) -> Outcome:
+    pipeline = Pipeline("revenue", (), (), ())
+    return run(pipeline, state, RunOptions(replay_from="earliest"), Wish(), Nobody(), spark=spark)
+
+
+def test_a_replay_without_spark_is_no_generation(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setattr("moldau.spark.launcher.session._running", lambda _: None)
+    monkeypatch.setattr("moldau.spark.launcher.session._java", None)
+    outcome = replayed(state, spark=None)
+    assert outcome.error is not None
+    assert "JAVA_HOME is /nowhere" in outcome.error
+    assert state.generations("later") == FIRST
+
+
+def test_a_replay_that_cannot_be_planned_is_not_the_one_in_use(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(*_: object, **__: object) -> list[object]:
+        raise PipelineError("there is no column numbr")
+
+    monkeypatch.setattr("moldau.pipelines.planning.building.plan", plan)
+    outcome = replayed(state)
+    assert (outcome.name, outcome.error) == ("failed", "there is no column numbr")
+    kept = state.generations("later")
+    assert (kept.current, [each.number for each in kept.all]) == (1, [1, 2]), "its number is not used again"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PipelineError("out: Invalid mode"), "out: Invalid mode"),
+        (RuntimeError("the disk is full"), "out: the disk is full"),
+    ],
+)
+def test_a_replay_whose_queries_do_not_start_is_not_the_one_in_use(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    current: list[int] = []
+
+    def start(available_now: bool) -> object:
+        current.append(state.generations("later").current)
+        raise error
+
+    planned = [SimpleNamespace(name="out", start=start)]
+    monkeypatch.setattr("moldau.pipelines.planning.building.plan", lambda *_, **__: planned)
+    assert replayed(state).error == told
+    assert current == [2], "who is killed from now on has begun"
+    kept = state.generations("later")
+    assert (kept.current, [each.number for each in kept.all]) == (1, [1, 2]), "its number is not used again"

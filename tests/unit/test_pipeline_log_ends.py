@@ -1,0 +1,61 @@
+"""What is in the topics now is asked for in the background; brokers that do not answer are nothing to fail for."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moldau.client import Producer
+from moldau.pipelines.definition import Pipeline
+from moldau.pipelines.running import log_ends
+from moldau.pipelines.running.log_ends import Ends, LogEnds
+from moldau.pipelines.running.progress import Progress
+from moldau.testing import Broker
+
+BATCH = Progress("out", "", 0, 1, 0.0, 0.0, 1, 0, read={"numbers": {"0": 0, "1": 0}})
+WITHIN_S = 30.0
+
+
+def send(broker: Broker, count: int) -> None:
+    async def sending() -> None:
+        async with Producer(broker.bootstrap) as producer:
+            for _ in range(count):
+                await producer.send("numbers", b"x", partition=1)
+
+    asyncio.run(sending())
+
+
+def looked(ends: LogEnds, wanted: Ends) -> Ends | None:
+    deadline = time.monotonic() + WITHIN_S
+    while (known := ends.look([BATCH])) != wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return known
+
+
+def test_the_ends_are_those_of_now_and_not_known_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_ends, "EVERY_S", 0.05)
+    with Broker(topics={"numbers": 2}) as broker:
+        ends = LogEnds(Pipeline("p", (), (), (), bootstrap=broker.bootstrap))
+        assert ends.look([]) is None, "nothing is asked where nothing is read"
+        for sent in (3, 5):
+            send(broker, sent - (0 if sent == 3 else 3))
+            wanted = {("numbers", "0"): 0, ("numbers", "1"): sent}
+            assert looked(ends, wanted) == wanted
+            assert BATCH.behind(wanted) == sent
+    monkeypatch.setattr(log_ends, "OLD_S", 0.2)
+    monkeypatch.setattr(log_ends, "WITHIN_MS", 200)
+    assert looked(ends, {}) == {}
+    assert BATCH.behind({}) is None
+    ends.close()
+
+
+def test_who_reads_what_is_committed_is_told_of_no_more() -> None:
+    def level(kafka: dict[str, str], **options: str) -> bool:
+        source: Any = SimpleNamespace(options=options)
+        return log_ends._reads_committed(Pipeline("p", (source,), (), (), kafka=kafka))
+
+    assert not level({})
+    assert level({"isolation.level": "read_committed"})
+    assert level({}, **{"kafka.isolation.level": "read_committed"})
