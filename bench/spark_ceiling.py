@@ -28,7 +28,10 @@ class NothingFetched(DataSource):
         return "nothing_fetched"
 
     def schema(self) -> str:
-        return "key BINARY, value BINARY, topic STRING, partition INT, offset LONG, timestamp TIMESTAMP, timestampType INT"
+        return (
+            "key BINARY, value BINARY, topic STRING, partition INT, offset LONG, timestamp TIMESTAMP, "
+            "timestampType INT"
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return SameBatchAgain(int(self.options["size"]), int(self.options["rows"]) // PARTITIONS)
