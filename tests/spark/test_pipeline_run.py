@@ -140,7 +140,9 @@ def test_when_one_query_fails_all_are_stopped_and_the_cause_is_told_in_a_sentenc
     record = runs.state.read_run()
     assert record is not None
     assert (record.outcome, record.error) == ("failed", outcome.error)
-    assert "DIVIDE_BY_ZERO" in runs.state.error_log.read_text()
+    known = runs.state.error_log.read_text()
+    assert "DIVIDE_BY_ZERO" in known
+    assert "at org.apache.spark" in known
 
 
 def test_a_pipeline_that_cannot_begin_says_why(

@@ -251,8 +251,20 @@ def _event(name: str, at: str, **facts: object) -> str:
 
 
 def _keep_error(state: StateDirectory, error: BaseException) -> None:
-    trace = "".join(traceback.format_exception(error))
-    state.error_log.write_text(f"{now()}\n{trace}\n", errors="replace")
+    traces = ["".join(traceback.format_exception(error)), *_java_traces(error)]
+    state.error_log.write_text("\n".join([now(), *traces, ""]), errors="replace")
+
+
+def _java_traces(error: BaseException) -> list[str]:
+    """Where it happened in Java: PySpark keeps that of an error and of its causes, and shows neither."""
+    traces = []
+    at: object = error
+    while at is not None:
+        trace = getattr(at, "_stackTrace", None)
+        if trace:
+            traces.append(str(trace))
+        at = getattr(at, "_cause", None)
+    return traces
 
 
 class _Kept:
