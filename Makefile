@@ -39,8 +39,10 @@ run: .venv/.spark
 serve: .venv/.runtime
 	$(BIN)/moldau serve $(ARGS)
 
+# Spark's tests have a process of their own: a JVM and PySpark's signal handlers stay in it to the end.
 test: .venv/.development
-	$(BIN)/python -m pytest tests --ignore=tests/interop -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/interop --ignore=tests/spark -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest tests/spark -m "not slow" $(ARGS)
 
 check: .venv/.development
 	$(BIN)/ruff check .
