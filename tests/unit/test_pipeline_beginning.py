@@ -11,6 +11,7 @@ from moldau.pipelines.running.progress import Progress
 from moldau.pipelines.running.run import Outcome, RunOptions, run
 from moldau.pipelines.running.state_directory import Generation, Generations, StateDirectory
 from moldau.pipelines.running.stopping import Wish
+from support.new_process import as_if_new
 
 NOW = "2026-01-31T12:00:00.000Z"
 FIRST = Generations(1, (Generation(1, NOW),))
@@ -47,8 +48,7 @@ def test_a_replay_without_spark_is_no_generation(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    monkeypatch.setattr("moldau.spark.launcher.session._running", lambda _: None)
-    monkeypatch.setattr("moldau.spark.launcher.session._java", None)
+    as_if_new(monkeypatch)
     outcome = replayed(state, spark=None)
     assert outcome.error is not None
     assert "JAVA_HOME is /nowhere" in outcome.error

@@ -25,6 +25,7 @@ from moldau.pipelines.running.run import file_hash
 from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
 from moldau.pipelines.shipped import TEMPLATES
 from moldau.spark.errors import SparkSourceError
+from support.new_process import as_if_new
 
 HELD = """
 import signal, sys, time
@@ -291,6 +292,7 @@ def test_a_check_without_spark_says_why_in_a_sentence(
     write(in_directory / "revenue.yaml")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    as_if_new(monkeypatch)
     assert told in fails("pipeline", "check", "revenue.yaml", *given)
 
 
