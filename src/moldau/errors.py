@@ -71,7 +71,12 @@ class StorageError(MoldauError):
 
 
 class NotLeaderError(MoldauError):
-    """This node does not lead the partition (any more)."""
+    """This node does not lead the partition (any more); `leader_id` is who does, -1 where that is not known."""
+
+    def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
+        super().__init__(message)
+        self.leader_id = leader_id
+        self.leader_epoch = leader_epoch
 
 
 class FencedLeaderEpochError(MoldauError):
@@ -100,6 +105,18 @@ class InvalidAcksError(MoldauError):
 
 class NotEnoughReplicasError(MoldauError):
     """Fewer replicas in sync than min.insync.replicas asks for."""
+
+
+class NotEnoughReplicasAfterAppendError(MoldauError):
+    """Appended, but the in-sync set has become too small since: the records may or may not stay."""
+
+
+class OffsetNotAvailableError(MoldauError):
+    """A leader that has just begun cannot say yet how far its log is committed."""
+
+
+class ReplicaNotAvailableError(MoldauError):
+    """This node has no replica of the partition that could be asked."""
 
 
 class PolicyViolationError(MoldauError):
@@ -151,6 +168,89 @@ class RequestTimedOutError(MoldauError):
 
 class TopicDeletionDisabledError(MoldauError):
     """delete.topic.enable is false."""
+
+
+# The cluster: brokers, partitions and the quorum
+
+
+class InconsistentClusterIdError(MoldauError):
+    """A node of another cluster."""
+
+
+class BrokerIdNotRegisteredError(MoldauError):
+    """No broker with this id is registered."""
+
+
+class DuplicateBrokerRegistrationError(MoldauError):
+    """Another process is alive that has registered with this node id."""
+
+
+class InvalidRegistrationError(MoldauError):
+    """A registration that names no endpoints, or features that the cluster cannot work with."""
+
+
+class StaleBrokerEpochError(MoldauError):
+    """The broker has registered anew since: this request is of its former life."""
+
+
+class InvalidUpdateVersionError(MoldauError):
+    """The partition has changed since the caller looked: its partition epoch is another one now."""
+
+
+class IneligibleReplicaError(MoldauError):
+    """A replica that may not join the in-sync set: its broker is fenced, shutting down or started anew."""
+
+
+class NewLeaderElectedError(MoldauError):
+    """The change was made, and by it the caller lost the leadership."""
+
+
+class NoReassignmentInProgressError(MoldauError):
+    """No reassignment of this partition is under way."""
+
+
+class ElectionNotNeededError(MoldauError):
+    """The partition has the leader that was asked for."""
+
+
+class PreferredLeaderNotAvailableError(MoldauError):
+    """The preferred replica is not alive or not in sync."""
+
+
+class EligibleLeadersNotAvailableError(MoldauError):
+    """No replica is alive that may lead."""
+
+
+class InconsistentVoterSetError(MoldauError):
+    """A request of the quorum from or for a node that is no voter."""
+
+
+class DuplicateVoterError(MoldauError):
+    """The voter is one already."""
+
+
+class VoterNotFoundError(MoldauError):
+    """No such voter."""
+
+
+class InvalidVoterKeyError(MoldauError):
+    """A request for a voter that is not this one: another node id or another directory."""
+
+
+class SnapshotNotFoundError(MoldauError):
+    """No snapshot of this end offset and epoch is kept any more."""
+
+
+class PositionOutOfRangeError(MoldauError):
+    """A position beyond the end of a snapshot."""
+
+
+class PeerUnreachableError(MoldauError):
+    """Another node did not answer. `is_gone`: nobody listens at its address, so its process is not running."""
+
+    def __init__(self, message: str, *, is_gone: bool = False) -> None:
+        super().__init__(message)
+        self.is_gone = is_gone
 
 
 # Groups

@@ -52,14 +52,14 @@ KNOWN = [
             partition_epoch=5,
             directories=(None, None),
         ),
-        "01 03 01 00000003"
+        "01 03 02 00000003"
         + TOPIC_ID.hex
         + "03 00000001 00000002 02 00000001 01 01 00000001 00000004 00000005"
         "03" + "00" * 32 + "00",
     ),
     (
         PartitionChangeRecord(partition_id=3, topic_id=TOPIC_ID, isr=(1,), leader=1),
-        "01 05 01 00000003" + TOPIC_ID.hex + "02 00 05 02 00000001 01 04 00000001",
+        "01 05 02 00000003" + TOPIC_ID.hex + "02 00 05 02 00000001 01 04 00000001",
     ),
     (
         BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=7, fenced=-1),

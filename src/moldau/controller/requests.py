@@ -7,7 +7,7 @@ from enum import IntEnum
 from uuid import UUID
 
 from moldau.errors import MoldauError
-from moldau.metadata.image import ConfigResource
+from moldau.metadata.image import ConfigResource, Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,114 @@ class ConfigChange:
 class ConfigResult:
     resource: ConfigResource
     error: MoldauError | None = None
+
+
+# Between brokers and their controller
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a broker says of itself when it starts."""
+
+    broker_id: int
+    incarnation_id: UUID
+    """New with every start of the process."""
+    endpoints: Sequence[Endpoint]
+    rack: str | None = None
+    cluster_id: str = ""
+    """Empty is not checked."""
+    previous_epoch: int = -1
+    """The broker epoch of its former life, if that ended cleanly: its logs are as it left them. -1: records that
+    were not yet safe may be gone."""
+    features: Mapping[str, tuple[int, int]] | None = None
+    """Lowest and highest level by name; None is this version's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    broker_id: int
+    broker_epoch: int
+    metadata_offset: int
+    """The last metadata record that all of the broker has taken: logs of topics up to there are open, save those in
+    `not_ready`."""
+    wants_fence: bool = False
+    wants_shutdown: bool = False
+    not_ready: Sequence["NotReady"] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """A replica that its broker could not open, and why."""
+
+    topic_id: UUID
+    partition: int
+    broker_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    is_caught_up: bool
+    is_fenced: bool
+    should_shut_down: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InSyncChange:
+    """What the leader of a partition wants its in-sync set to be (AlterPartition)."""
+
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    """Of the state the change was thought up on; another one since refuses it."""
+    in_sync: tuple[tuple[int, int], ...]
+    """Broker ids with their broker epochs: a member that started anew since is refused."""
+    is_recovering: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InSyncResult:
+    """The partition as it is after the change, or why there was none."""
+
+    topic_id: UUID
+    partition: int
+    leader: int = -1
+    leader_epoch: int = -1
+    in_sync: tuple[int, ...] = ()
+    is_recovering: bool = False
+    partition_epoch: int = -1
+    error: MoldauError | None = None
+
+
+class ElectionType(IntEnum):
+    """As ElectLeaders numbers them."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """For elections and reassignments, partition by partition."""
+
+    topic: str
+    partition: int
+    error: MoldauError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reassignment:
+    topic: str
+    partition: int
+    replicas: Sequence[int] | None
+    """The new ones, the first preferred; None cancels the reassignment under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingReassignment:
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]

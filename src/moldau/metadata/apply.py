@@ -23,6 +23,8 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.metadata.records import (
+    NO_CHANGE,
+    RECOVERING,
     UNCHANGED,
     BrokerRegistrationChangeRecord,
     ConfigRecord,
@@ -35,6 +37,7 @@ from moldau.metadata.records import (
     RegisterBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
 
 K = TypeVar("K")
@@ -110,6 +113,8 @@ class _Step:
                 self._set_config(change)
             case RegisterBrokerRecord():
                 self._register_broker(change)
+            case UnregisterBrokerRecord():
+                self._unregister_broker(change)
             case BrokerRegistrationChangeRecord():
                 self._change_broker(change)
             case FeatureLevelRecord():
@@ -183,6 +188,11 @@ class _Step:
                 record.leader,
                 record.leader_epoch,
                 record.partition_epoch,
+                record.adding_replicas,
+                record.removing_replicas,
+                record.eligible_leader_replicas or (),
+                record.last_known_elr or (),
+                record.leader_recovery_state == RECOVERING,
             )
         )
 
@@ -200,6 +210,13 @@ class _Step:
             record.leader if elected else old.leader,
             old.leader_epoch + 1 if elected else old.leader_epoch,
             old.partition_epoch + 1,
+            old.adding if record.adding_replicas is None else record.adding_replicas,
+            old.removing if record.removing_replicas is None else record.removing_replicas,
+            old.eligible if record.eligible_leader_replicas is None else record.eligible_leader_replicas,
+            old.last_known_eligible if record.last_known_elr is None else record.last_known_elr,
+            old.is_recovering
+            if record.leader_recovery_state == NO_CHANGE
+            else record.leader_recovery_state == RECOVERING,
         )
 
     # Configurations
@@ -243,6 +260,16 @@ class _Step:
             record.fenced,
             record.in_controlled_shutdown,
         )
+
+    def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
+        brokers = self._broker_map()
+        old = brokers.get(record.broker_id)
+        if old is None or old.epoch != record.broker_epoch:
+            raise CorruptRecordError(
+                f"broker {record.broker_id} is not registered with epoch {record.broker_epoch}"
+            )
+        self._brokers_touched[record.broker_id] = None
+        del brokers[record.broker_id]
 
     def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
         brokers = self._broker_map()

@@ -42,8 +42,25 @@ class PartitionImage:
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     leader: int
+    """NO_LEADER while none can be had."""
     leader_epoch: int
+    """Grows with every change of the leader, and where a leader's log may have become shorter."""
     partition_epoch: int
+    """Grows with every change of the partition: who asks for one says which state it was thought up on."""
+    adding: tuple[int, ...] = ()
+    """Replicas that a reassignment adds; they are in `replicas` too."""
+    removing: tuple[int, ...] = ()
+    """Replicas that leave when the reassignment is done; they are in `replicas` until then."""
+    eligible: tuple[int, ...] = ()
+    """Eligible leader replicas: not in sync, but known to have all that is committed (KIP-966)."""
+    last_known_eligible: tuple[int, ...] = ()
+    """The last leader, where neither in-sync nor eligible replicas are left."""
+    is_recovering: bool = False
+    """Elected uncleanly: its leader has not yet said that its log is in order."""
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding or self.removing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ FRAME_VERSION = 1
 UNCHANGED = -2
 """A PartitionChangeRecord's leader where the leader stays."""
 
+NO_CHANGE, RECOVERED, RECOVERING = -1, 0, 1
+"""A partition's leader_recovery_state; RECOVERING after an unclean election."""
+
 
 def _wire(kafka_type: str, *, tag: int | None = None) -> dict[str, Any]:
     return {"kafka_type": kafka_type} if tag is None else {"kafka_type": kafka_type, "tag": tag}
@@ -30,6 +33,9 @@ class _Schema:
     __type__: ClassVar = EntityType.data
     __flexible__: ClassVar = True
     __version__: ClassVar[int] = 0
+    """The one that is written."""
+    __lowest__: ClassVar[int] = -1
+    """The oldest that can be read, where that is not only the one that is written: it has fewer tagged fields."""
     __api_key__: ClassVar[int]
 
 
@@ -67,6 +73,15 @@ class RegisterBrokerRecord(_Schema):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterBrokerRecord(_Schema):
+    """The broker is gone for good: it is not waited for any more."""
+
+    __api_key__: ClassVar[int] = 1
+    broker_id: int = field(metadata=_wire("int32"))
+    broker_epoch: int = field(metadata=_wire("int64"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord(_Schema):
     __api_key__: ClassVar[int] = 2
     name: str = field(metadata=_wire("string"))
@@ -78,7 +93,8 @@ class PartitionRecord(_Schema):
     """A new partition. `directories` goes with `replicas`; None is a replica without a directory so far."""
 
     __api_key__: ClassVar[int] = 3
-    __version__: ClassVar[int] = 1
+    __version__: ClassVar[int] = 2
+    __lowest__: ClassVar[int] = 1
     partition_id: int = field(metadata=_wire("int32"))
     topic_id: UUID = field(metadata=_wire("uuid"))
     replicas: tuple[int, ...] = field(metadata=_wire("int32"))
@@ -90,6 +106,8 @@ class PartitionRecord(_Schema):
     leader_epoch: int = field(metadata=_wire("int32"))
     partition_epoch: int = field(metadata=_wire("int32"))
     directories: tuple[UUID | None, ...] = field(metadata=_wire("uuid"))
+    eligible_leader_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=1), default=None)
+    last_known_elr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=2), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +126,8 @@ class PartitionChangeRecord(_Schema):
     """What changed in a partition. Naming a leader, even the same one, begins a new leader epoch."""
 
     __api_key__: ClassVar[int] = 5
-    __version__: ClassVar[int] = 1
+    __version__: ClassVar[int] = 2
+    __lowest__: ClassVar[int] = 1
     partition_id: int = field(metadata=_wire("int32"))
     topic_id: UUID = field(metadata=_wire("uuid"))
     isr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=0), default=None)
@@ -117,6 +136,8 @@ class PartitionChangeRecord(_Schema):
     removing_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=3), default=None)
     adding_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=4), default=None)
     leader_recovery_state: int = field(metadata=_wire("int8", tag=5), default=-1)
+    eligible_leader_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=6), default=None)
+    last_known_elr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=7), default=None)
     directories: tuple[UUID | None, ...] | None = field(metadata=_wire("uuid", tag=8), default=None)
 
 
@@ -167,6 +188,7 @@ class NoOpRecord(_Schema):
 
 Record = (
     RegisterBrokerRecord
+    | UnregisterBrokerRecord
     | TopicRecord
     | PartitionRecord
     | ConfigRecord
@@ -180,6 +202,7 @@ Record = (
 
 RECORD_TYPES: tuple[type[Record], ...] = (
     RegisterBrokerRecord,
+    UnregisterBrokerRecord,
     TopicRecord,
     PartitionRecord,
     ConfigRecord,
@@ -191,14 +214,19 @@ RECORD_TYPES: tuple[type[Record], ...] = (
     NoOpRecord,
 )
 
+
+def _versions(kind: type[Record]) -> range:
+    return range(kind.__version__ if kind.__lowest__ < 0 else kind.__lowest__, kind.__version__ + 1)
+
+
 # Keys and versions are all below 128, so each of the three varints of a frame is one byte.
 _FRAME_SIZE = 3
 _WRITERS: dict[type, tuple[bytes, Callable[[io.BytesIO, Any], None]]] = {
     kind: (bytes((FRAME_VERSION, kind.__api_key__, kind.__version__)), entity_writer(kind))
     for kind in RECORD_TYPES
 }
-_READERS: dict[int, tuple[int, Callable[[bytes, int], tuple[Any, int]]]] = {
-    kind.__api_key__: (kind.__version__, entity_reader(kind)) for kind in RECORD_TYPES
+_READERS: dict[int, tuple[range, Callable[[bytes, int], tuple[Any, int]]]] = {
+    kind.__api_key__: (_versions(kind), entity_reader(kind)) for kind in RECORD_TYPES
 }
 
 
@@ -224,9 +252,9 @@ def decode(value: bytes) -> Record:
     known = _READERS.get(api_key)
     if known is None:
         raise UnsupportedVersionError(f"metadata records with api key {api_key} are not supported")
-    if known[0] != version:
+    if version not in known[0]:
         raise UnsupportedVersionError(
-            f"metadata records with api key {api_key} are supported in version {known[0]}, not {version}"
+            f"metadata records with api key {api_key} are supported in version {known[0][-1]}, not {version}"
         )
     try:
         record: Record

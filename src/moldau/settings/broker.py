@@ -8,18 +8,32 @@ from types import MappingProxyType
 from typing import Any
 
 from moldau.settings.listeners import Listener, check_listeners, parse_listeners
-from moldau.settings.registry import INT_MAX, Alias, Declared, declared, setting
+from moldau.settings.registry import INT_MAX, LONG_MAX, Alias, Declared, declared, setting
 from moldau.settings.topic import TopicSettings
+from moldau.settings.voters import QuorumVoter, parse_voters
 
 START_HERE = "Start here"
 IDENTITY = "Identity"
+CLUSTER = "Cluster"
+REPLICATION = "Replication"
 TOPICS = "Topics"
 LIMITS = "Limits"
 UPKEEP = "Log upkeep"
 CONSUMER_GROUPS = "Groups"
 PROCESS = "Process"
 TOPIC_DEFAULTS = "Defaults of topic settings"
-GROUPS = (START_HERE, IDENTITY, TOPICS, LIMITS, CONSUMER_GROUPS, UPKEEP, PROCESS, TOPIC_DEFAULTS)
+GROUPS = (
+    START_HERE,
+    IDENTITY,
+    CLUSTER,
+    REPLICATION,
+    TOPICS,
+    LIMITS,
+    CONSUMER_GROUPS,
+    UPKEEP,
+    PROCESS,
+    TOPIC_DEFAULTS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +85,194 @@ class BrokerSettings:
         "cluster.id",
         "The id of the cluster; when empty, one is made at the first start and kept in data.dir.",
         group=IDENTITY,
+    )
+    rack: str = setting(
+        "",
+        "broker.rack",
+        "Where this node stands: replicas are spread over racks, and consumers may read from their own.",
+        group=IDENTITY,
+    )
+    quorum_voters: tuple[str, ...] = setting(
+        (),
+        "controller.quorum.voters",
+        "The nodes that keep the cluster's metadata at its first start, each as id@host:port; this node alone "
+        "when empty. Later changes are made with `moldau cluster`, and the metadata itself remembers them.",
+        values="id@host:port, several with commas between",
+        group=CLUSTER,
+    )
+    quorum_bootstrap: tuple[str, ...] = setting(
+        (),
+        "controller.quorum.bootstrap.servers",
+        "Nodes of the cluster that a new node asks for its way in, when it is not among the first voters.",
+        values="host:port, several with commas between",
+        group=CLUSTER,
+    )
+    quorum_fetch_timeout_ms: int = setting(
+        1_500,
+        "controller.quorum.fetch.timeout.ms",
+        "How long a voter hears nothing of the quorum's leader before it looks for another one, and how long a "
+        "leader goes on without a majority. (Kafka's default is 2000.)",
+        low=1,
+        high=INT_MAX,
+        group=CLUSTER,
+    )
+    quorum_election_timeout_ms: int = setting(
+        500,
+        "controller.quorum.election.timeout.ms",
+        "How long an election may take before it is tried again, after a random time of as much at most. "
+        "(Kafka's default is 1000.)",
+        low=1,
+        high=INT_MAX,
+        group=CLUSTER,
+    )
+    quorum_request_timeout_ms: int = setting(
+        1_000,
+        "controller.quorum.request.timeout.ms",
+        "How long a voter waits for the answer of another one. (Kafka's default is 2000.)",
+        low=1,
+        high=INT_MAX,
+        group=CLUSTER,
+    )
+    broker_heartbeat_interval_ms: int = setting(
+        500,
+        "broker.heartbeat.interval.ms",
+        "How often a broker tells the controller that it is alive. (Kafka's default is 2000.)",
+        low=1,
+        high=INT_MAX,
+        group=CLUSTER,
+    )
+    broker_session_timeout_ms: int = setting(
+        3_000,
+        "broker.session.timeout.ms",
+        "How long the controller waits for a silent broker before others lead in its place. A broker's lease ends "
+        "a little sooner: from then on it takes no writes. (Kafka's default is 9000.)",
+        low=1,
+        high=INT_MAX,
+        group=CLUSTER,
+    )
+    inter_broker_listener_name: str = setting(
+        "",
+        "inter.broker.listener.name",
+        "The listener by which nodes talk to each other; the first one when empty. When it is named, requests that "
+        "only nodes make are served there and nowhere else.",
+        group=CLUSTER,
+    )
+    controlled_shutdown_enable: bool = setting(
+        True,
+        "controlled.shutdown.enable",
+        "Hand leadership over to other nodes before stopping.",
+        group=CLUSTER,
+    )
+    auto_leader_rebalance_enable: bool = setting(
+        True,
+        "auto.leader.rebalance.enable",
+        "Give leadership back to the preferred replicas, by and by, when too many of a broker's are led elsewhere.",
+        group=CLUSTER,
+    )
+    leader_imbalance_check_interval_seconds: int = setting(
+        300,
+        "leader.imbalance.check.interval.seconds",
+        "How often the controller looks whether leaders are where they should be.",
+        low=1,
+        group=CLUSTER,
+    )
+    leader_imbalance_per_broker_percentage: int = setting(
+        10,
+        "leader.imbalance.per.broker.percentage",
+        "The share of a broker's preferred partitions that may be led elsewhere before they are given back.",
+        low=0,
+        high=100,
+        group=CLUSTER,
+    )
+    placement_policy: str = setting(
+        "round-robin",
+        "placement.policy",
+        "How replicas of new partitions are placed: `round-robin` over racks and brokers, or `load`, which begins "
+        "with the brokers that have the fewest.",
+        choices=("round-robin", "load"),
+        dynamic=True,
+        group=CLUSTER,
+    )
+    metadata_snapshot_bytes: int = setting(
+        20_971_520,
+        "metadata.log.max.record.bytes.between.snapshots",
+        "How many bytes the metadata log grows before a snapshot takes the place of its beginning.",
+        low=1,
+        group=CLUSTER,
+    )
+    metadata_snapshot_interval_ms: int = setting(
+        3_600_000,
+        "metadata.log.max.snapshot.interval.ms",
+        "The longest time between two snapshots of the metadata while it changes; 0 sets no limit.",
+        low=0,
+        group=CLUSTER,
+    )
+    replica_lag_time_max_ms: int = setting(
+        10_000,
+        "replica.lag.time.max.ms",
+        "How long a follower may be behind before it is no longer waited for. (Kafka's default is 30000.)",
+        low=1,
+        group=REPLICATION,
+    )
+    replica_fetch_max_bytes: int = setting(
+        1_048_576,
+        "replica.fetch.max.bytes",
+        "The most bytes that a follower asks for of one partition; a larger batch comes whole all the same.",
+        low=0,
+        high=INT_MAX,
+        group=REPLICATION,
+    )
+    replica_fetch_response_max_bytes: int = setting(
+        10_485_760,
+        "replica.fetch.response.max.bytes",
+        "The most bytes that a follower asks for at a time, over all partitions.",
+        low=0,
+        high=INT_MAX,
+        group=REPLICATION,
+    )
+    replica_fetch_wait_max_ms: int = setting(
+        500,
+        "replica.fetch.wait.max.ms",
+        "How long a leader lets a follower wait while there is nothing new.",
+        low=0,
+        high=INT_MAX,
+        group=REPLICATION,
+    )
+    replica_fetch_backoff_ms: int = setting(
+        200,
+        "replica.fetch.backoff.ms",
+        "How long a follower rests after a fetch that failed. (Kafka's default is 1000.)",
+        low=0,
+        high=INT_MAX,
+        group=REPLICATION,
+    )
+    leader_replication_throttled_rate: int = setting(
+        LONG_MAX,
+        "leader.replication.throttled.rate",
+        "The most bytes a second that this broker sends of throttled replicas that are catching up.",
+        low=0,
+        dynamic=True,
+        group=REPLICATION,
+    )
+    follower_replication_throttled_rate: int = setting(
+        LONG_MAX,
+        "follower.replication.throttled.rate",
+        "The most bytes a second that this broker fetches of throttled replicas that are catching up.",
+        low=0,
+        dynamic=True,
+        group=REPLICATION,
+    )
+    replica_selector_class: str = setting(
+        "",
+        "replica.selector.class",
+        "Set to RackAwareReplicaSelector (Kafka's full class name is taken too) to send consumers that say their "
+        "rack to a replica in it; when empty, everybody reads from leaders.",
+        check=lambda name: (
+            None
+            if name.rpartition(".")[2] in ("", "RackAwareReplicaSelector", "LeaderSelector")
+            else "No such replica selector"
+        ),
+        group=REPLICATION,
     )
     num_partitions: int = setting(
         1,
@@ -319,6 +521,7 @@ class BrokerSettings:
     def __post_init__(self) -> None:
         # Also for settings made in Python: no node may start on a listener that fails open.
         check_listeners(self.listeners, self.advertised)
+        parse_voters(self.quorum_voters)
 
     def contradiction(self) -> str | None:
         """What two settings say against each other; such settings are refused."""
@@ -333,12 +536,29 @@ class BrokerSettings:
                 f"message.max.bytes ({self.topic_defaults.max_message_bytes}) is more than "
                 f"socket.request.max.bytes ({request_bytes_max}): such a batch could never be read"
             )
+        if self.broker_heartbeat_interval_ms * 2 > self.broker_session_timeout_ms:
+            return (
+                f"broker.session.timeout.ms ({self.broker_session_timeout_ms}) is less than two times "
+                f"broker.heartbeat.interval.ms ({self.broker_heartbeat_interval_ms}): one late heartbeat would "
+                f"cost a broker its place"
+            )
+        if self.inter_broker_listener not in [listener.name for listener in self.listeners]:
+            return f"inter.broker.listener.name: no listener is named {self.inter_broker_listener}"
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             return (
                 f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is more than "
                 f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms}): no member could join"
             )
         return self.topic_defaults.contradiction()
+
+    @property
+    def voters(self) -> tuple[QuorumVoter, ...]:
+        """The first voters as the settings name them; empty where this node is alone."""
+        return parse_voters(self.quorum_voters)
+
+    @property
+    def inter_broker_listener(self) -> str:
+        return self.inter_broker_listener_name.upper() or self.listeners[0].name
 
     @property
     def listeners(self) -> tuple[Listener, ...]:

@@ -3,9 +3,20 @@
 Names, defaults and limits are Kafka's, except where a doc says otherwise.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moldau.settings.registry import INT_MAX, LONG_MAX, Alias, setting
+
+_THROTTLED = re.compile("[0-9]+:[0-9]+", re.ASCII)
+
+
+def throttled_replicas(value: Sequence[str]) -> str | None:
+    """A complaint about what is neither `*` alone nor partition:broker pairs."""
+    if tuple(value) == ("*",) or all(_THROTTLED.fullmatch(pair) for pair in value):
+        return None
+    return "Values must be partition:broker pairs, or * alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +222,26 @@ class TopicSettings:
         False,
         "unclean.leader.election.enable",
         "Let a replica that is not in sync become leader when no other is left: available again, but records "
-        "may be lost. It has no effect while every partition has one replica.",
+        "may be lost.",
         broker_name="unclean.leader.election.enable",
+    )
+    leader_replication_throttled_replicas: tuple[str, ...] = setting(
+        (),
+        "leader.replication.throttled.replicas",
+        "The replicas whose leaders send at most leader.replication.throttled.rate while they catch up: "
+        "partition:broker pairs, or * for all.",
+        values="partition:broker, several with commas between, or *",
+        check=throttled_replicas,
+        broker_name="log.leader.replication.throttled.replicas",
+    )
+    follower_replication_throttled_replicas: tuple[str, ...] = setting(
+        (),
+        "follower.replication.throttled.replicas",
+        "The replicas that fetch at most follower.replication.throttled.rate while they catch up: "
+        "partition:broker pairs, or * for all.",
+        values="partition:broker, several with commas between, or *",
+        check=throttled_replicas,
+        broker_name="log.follower.replication.throttled.replicas",
     )
     write_caching: bool = setting(
         False,
