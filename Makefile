@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 500
 START ?= 1
+SECONDS ?= 120
 
-.PHONY: run serve test check format bench interop soak simulate setup clean
+.PHONY: run serve test check format bench interop soak simulate chaos setup clean
 .DEFAULT_GOAL := run
 
 # What a node needs to run.
@@ -41,7 +42,7 @@ serve: .venv/.runtime
 
 # Spark's tests have a process of their own: a JVM and PySpark's signal handlers stay in it to the end.
 test: .venv/.development
-	$(BIN)/python -m pytest tests --ignore=tests/interop --ignore=tests/spark -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/interop --ignore=tests/spark --ignore=tests/chaos -m "not slow" $(ARGS)
 	$(BIN)/python -m pytest tests/spark -m "not slow" $(ARGS)
 
 check: .venv/.development
@@ -62,6 +63,10 @@ interop: .venv/.development
 
 simulate: .venv/.development
 	$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --start $(START) $(ARGS)
+
+# Real processes in network namespaces, with disks of their own, under every kind of fault. Needs root.
+chaos: .venv/.development
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(ARGS)
 
 # The full numbers of the long proofs, of which `make test` runs a sample; writes docs/proof/.
 soak: .venv/.development

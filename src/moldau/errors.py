@@ -246,11 +246,13 @@ class PositionOutOfRangeError(MoldauError):
 
 
 class PeerUnreachableError(MoldauError):
-    """Another node did not answer. `is_gone`: nobody listens at its address, so its process is not running."""
+    """Another node did not answer. `is_gone`: nobody listens at its address, so its process is not running.
+    `was_sent`: the request had left, so that the other node may have done what it asks for."""
 
-    def __init__(self, message: str, *, is_gone: bool = False) -> None:
+    def __init__(self, message: str, *, is_gone: bool = False, was_sent: bool = False) -> None:
         super().__init__(message)
         self.is_gone = is_gone
+        self.was_sent = was_sent
 
 
 # Groups

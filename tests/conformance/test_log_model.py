@@ -148,6 +148,16 @@ class LogModel(RuleBasedStateMachine):
             for producer in (0, 1)
         ]
 
+    @rule(offset=st.integers(0, 150))
+    def begin_anew(self, offset: int) -> None:
+        self.run(self.log.truncate_fully_and_start_at(offset))
+        self.batches = []
+        self.taken = set()
+        self.start = self.end = self.compacted = offset
+        self.next_sequence = [0, 0]
+        assert self.log.durable_offset == offset
+        assert len(self.log.epochs) == 0
+
     @rule(part=st.floats(0, 1))
     def advance_start(self, part: float) -> None:
         self.start += int(part * (self.end - self.start))

@@ -316,6 +316,74 @@ def test_truncation_below_the_start_begins_anew_there(make_store: MakeStore) -> 
     asyncio.run(body())
 
 
+def test_truncation_into_the_batch_the_log_begins_in_keeps_what_producers_wrote_before(
+    make_store: MakeStore,
+) -> None:
+    async def body() -> None:
+        producer = {"producer_id": 9, "producer_epoch": 0}
+        async with opened(make_store) as log:
+            await append(log, b"a", base_sequence=0, **producer)
+            await append(log, b"b", b"c", base_sequence=1, **producer)
+            await log.advance_start(2)
+            await log.truncate_to(2)
+            assert (log.start_offset, log.end_offset, log.size) == (2, 2, 0)
+            repeated = log.producers.check(batch_at(2, [b"a"], base_sequence=0, **producer))
+            assert repeated is not None
+            assert repeated.base_offset == 0
+            assert log.producers.check(batch_at(2, [b"b", b"c"], base_sequence=1, **producer)) is None
+            await append(log, b"b", b"c", base_sequence=1, **producer)
+            assert await values_of(log) == [b"b", b"c"]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 5, 1_000_000, 2**40])
+def test_a_log_begins_anew_anywhere(make_store: MakeStore, offset: int) -> None:
+    async def body() -> None:
+        async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
+            for number, letter in enumerate((b"a", b"b", b"c", b"d")):
+                await append(
+                    log,
+                    big(letter),
+                    leader_epoch=number,
+                    producer_id=9,
+                    producer_epoch=0,
+                    base_sequence=number,
+                )
+            await log.advance_start(2)
+            await log.truncate_fully_and_start_at(offset)
+            assert (log.start_offset, log.end_offset, log.durable_offset) == (offset,) * 3
+            assert (log.size, list(log.epochs), len(log.producers)) == (0, [], 0)
+            assert await log.read(offset, 1000, offset + 1) == NOTHING
+            assert await log.max_timestamp(offset + 1) is None
+            await append(log, b"x", leader_epoch=2)
+            await append(log, big(b"y"), leader_epoch=2)
+            await made_durable(log)
+            assert [(record.offset, record.value) for record in await records_of(log)] == [
+                (offset, b"x"),
+                (offset + 1, big(b"y")),
+            ]
+            assert list(log.epochs) == [(2, offset)]
+            await log.truncate_to(offset + 1)
+            assert log.end_offset == offset + 1
+
+    asyncio.run(body())
+
+
+def test_a_read_goes_on_while_the_log_begins_anew(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store) as log:
+            await append(log, b"a", b"b")
+            await made_durable(log)
+            slices = await log.read(0, 1000, 2)
+            before = slices.read()
+            await log.truncate_fully_and_start_at(0)
+            await append(log, b"other")
+            assert slices.read() == before
+
+    asyncio.run(body())
+
+
 def test_the_start_moves_and_what_lies_below_is_dropped(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:

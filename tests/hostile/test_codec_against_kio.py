@@ -1,5 +1,6 @@
 """Moldau's codec and kio's, which know nothing of each other, must agree on every message of every API and version."""
 
+import dataclasses
 import random
 from typing import Any
 
@@ -7,16 +8,23 @@ import pytest
 from kio.serial import entity_reader
 
 from moldau.wire.codec import Message, decoder, encoder
+from moldau.wire.own_fields import OWN_FIELDS
 from support.messages import all_versions, random_tree, schema
 from support.wire import entity, plain, write
 
 SAMPLES = 5
 
 
+@dataclasses.dataclass
+class Nothing:
+    pass
+
+
 def tree_of(value: Any) -> Any:
-    """What Moldau decoded, as a plain tree."""
+    """What Moldau decoded, as a plain tree of what Kafka knows."""
     if isinstance(value, Message):
-        return {name: tree_of(each) for name, each in vars(value).items()}
+        own = {field.name for field in dataclasses.fields(OWN_FIELDS.get(type(value).__name__, Nothing))}
+        return {name: tree_of(each) for name, each in vars(value).items() if name not in own}
     if isinstance(value, list | tuple):
         return [tree_of(each) for each in value]
     return bytes(value) if isinstance(value, memoryview) else value

@@ -4,12 +4,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from command_line import DUMP, Tools
 from confluent_kafka import Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
+from moldau.metadata.image import BrokerImage, ClusterImage, Endpoint, PartitionImage, TopicImage
+from moldau.metadata.image import ConfigResource as ConfigOf
+from moldau.metadata.records import TopicRecord, encode
+from moldau.metadata.snapshot import to_records
+from moldau.quorum import snapshot_format
+from moldau.quorum.messages import SnapshotId, Voter, VoterEndpoint
+from moldau.quorum.snapshot_format import SnapshotContents
 from support.served import Served
 from support.topics import QUIET, Topics
 
@@ -134,3 +142,43 @@ def test_the_metadata_log_is_kafkas(tools: Tools, written: Written) -> None:
     for topic in (*written.topic_of.values(), written.idempotent_topic, written.deleted_topic):
         assert f'"name":"{topic}"' in printed
     assert '"name":"retention.ms","value":"12345"' in printed
+
+
+def test_a_snapshot_of_the_metadata_is_kafkas(tools: Tools, tmp_path: Path) -> None:
+    topic = TopicRecord(name="orders", topic_id=UUID(int=77))
+    partition = PartitionImage(0, (1, 2, 3), (1, 2), 1, 4, 9, (3,), (), (3,), (2,), True)
+    broker = BrokerImage(1, 7, UUID(int=5), (Endpoint("PLAINTEXT", "host-1", 9092),), "rack-1", False)
+    image = ClusterImage(
+        offset=41,
+        features={"metadata.version": 25},
+        brokers={1: broker},
+        topics={"orders": TopicImage("orders", topic.topic_id, (partition,))},
+        configs={ConfigOf(2, "orders"): {"retention.ms": "12345"}},
+        next_producer_id=4000,
+    )
+    voters = (Voter(1, UUID(int=11), (VoterEndpoint("PLAINTEXT", "host-1", 9092),)),)
+    values = [encode(record) for record in to_records(image)]
+    made = SnapshotContents(SnapshotId(42, 3), voters, values, 1_700_000_000_000, leader_id=1)
+    path = tmp_path / "00000000000000000042-0000000003.checkpoint"
+    path.write_bytes(b"".join(snapshot_format.encode(made)))
+    printed = tools.run(DUMP, "--files", str(path), "--cluster-metadata-decoder")
+    assert "isvalid: false" not in printed
+    assert "Error" not in printed
+    for control_record in ("SnapshotHeader", "KRaftVersion", "KRaftVoters", "LeaderChange", "SnapshotFooter"):
+        assert control_record in printed
+    types = re.findall(r'"type":"(\w+)"', printed)
+    assert types == [
+        "FEATURE_LEVEL_RECORD",
+        "REGISTER_BROKER_RECORD",
+        "TOPIC_RECORD",
+        "PARTITION_RECORD",
+        "CONFIG_RECORD",
+        "PRODUCER_IDS_RECORD",
+    ]
+    for shown in (
+        '"leader":1,"leaderRecoveryState":1,"leaderEpoch":4,"partitionEpoch":9',
+        '"eligibleLeaderReplicas":[3]',
+        '"host":"host-1","port":9092',
+        '"nextProducerId":4000',
+    ):
+        assert shown in printed

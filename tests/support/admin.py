@@ -158,6 +158,8 @@ class AdminBroker:
         self.metadata = SimpleNamespace(image=image)
         self.settings = EffectiveSettings(settings or BrokerSettings(), image)
         self.controller = DecidingController(self)
+        self.gateway = self.controller
+        self.ready = SimpleNamespace(is_set=lambda: True)
         self.partitions = PartitionsHere()
 
     def ask(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:

@@ -5,22 +5,67 @@ import random
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from moldau.controller.brokers import Registration
 from moldau.controller.driver import Controller
 from moldau.controller.ids import new_id
+from moldau.controller.requests import Heartbeat, Registration
+from moldau.errors import PeerUnreachableError
 from moldau.logs.memory import MemoryLog
 from moldau.logs.store import Slices
 from moldau.metadata.image import ClusterDelta, ClusterImage, Endpoint
 from moldau.metadata.loader import MetadataLoader
 from moldau.quorum.driver import METADATA_LOG, METADATA_TOPIC_ID, Quorum
 from moldau.quorum.elections import ElectionMemory, Elections
+from moldau.quorum.messages import (
+    BeginEpochRequest,
+    EndEpochRequest,
+    EpochReply,
+    QuorumFetch,
+    QuorumFetched,
+    SnapshotFetch,
+    SnapshotFetched,
+    Voter,
+    VoterEndpoint,
+    VoteReply,
+    VoteRequest,
+)
 from moldau.records.batch import Batch
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.settings.topic import TopicSettings
 
 NODE = 1
+DIRECTORY = UUID(int=0xD1)
+DIRECTORY = UUID(int=0xD1)
 ENDPOINT = Endpoint("PLAINTEXT", "127.0.0.1", 9092)
+
+
+class NoPeers:
+    """A quorum of one talks to nobody."""
+
+    def know(self, node_id: int, endpoints: object) -> None:
+        pass
+
+
+class NoPeers:
+    """Of a quorum of one."""
+
+    def know(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+        raise AssertionError("there is nobody to know")
+
+    async def vote(self, node_id: int, request: VoteRequest) -> VoteReply:
+        raise PeerUnreachableError("there is nobody else")
+
+    async def begin_epoch(self, node_id: int, request: BeginEpochRequest) -> EpochReply:
+        raise PeerUnreachableError("there is nobody else")
+
+    async def end_epoch(self, node_id: int, request: EndEpochRequest) -> EpochReply:
+        raise PeerUnreachableError("there is nobody else")
+
+    async def fetch(self, node_id: int, request: QuorumFetch) -> QuorumFetched:
+        raise PeerUnreachableError("there is nobody else")
+
+    async def fetch_snapshot(self, node_id: int, request: SnapshotFetch) -> SnapshotFetched:
+        raise PeerUnreachableError("there is nobody else")
 
 
 class FixedClock:
@@ -112,21 +157,34 @@ class ControlPlane:
         self.loader.on_failure(self.failures.append)
         self.quorum = Quorum(
             NODE,
-            [NODE],
+            DIRECTORY,
             self.log,
             self.elections,
             FixedClock(),
+            self.random,
+            first_voters=[Voter(NODE, DIRECTORY)],
+            peers=NoPeers(),  # type: ignore[arg-type]
             on_commit=self.loader.commit,
+            on_leader_change=lambda leader_id, epoch: self.controller.leader_changed(leader_id, epoch),
             on_fatal=self.loader.fail,
         )
-        self.controller = Controller(NODE, self.quorum, self.loader, self.settings, self.random)
+        self.controller = Controller(NODE, self.quorum, self.loader, self.settings, self.random, FixedClock())
         await self.controller.start()
         if register:
-            await self.controller.register_broker(self.registration(clean=clean))
+            await self.register(clean=clean)
         return self.controller
 
-    def registration(self, *, clean: bool = True, incarnation: UUID | None = None) -> Registration:
-        return Registration(NODE, incarnation or new_id(self.random), [ENDPOINT], clean_shutdown=clean)
+    async def register(self, *, clean: bool = True) -> None:
+        """A broker that begins a new life, and is taken in by its first heartbeat."""
+        known = self.image.brokers.get(NODE)
+        previous = known.epoch if clean and known is not None else -1
+        self.broker_epoch = await self.controller.register_broker(self.registration(previous))
+        await self.controller.heartbeat(Heartbeat(NODE, self.broker_epoch, self.image.offset))
+
+    def registration(self, previous_epoch: int = -1, *, incarnation: UUID | None = None) -> Registration:
+        return Registration(
+            NODE, incarnation or new_id(self.random), [ENDPOINT], previous_epoch=previous_epoch
+        )
 
     async def shut_down(self) -> None:
         await self.controller.close()

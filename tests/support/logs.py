@@ -87,6 +87,7 @@ class AwaitingLog(Log):
             "start_offset",
             "end_offset",
             "durable_offset",
+            "saved_high_watermark",
             "producers",
             "epochs",
             "failure",
@@ -131,6 +132,11 @@ class AwaitingLog(Log):
     async def truncate_to(self, offset: int) -> None:
         await asyncio.sleep(0)
         await self.inner.truncate_to(offset)
+        await asyncio.sleep(0)
+
+    async def truncate_fully_and_start_at(self, offset: int) -> None:
+        await asyncio.sleep(0)
+        await self.inner.truncate_fully_and_start_at(offset)
         await asyncio.sleep(0)
 
     async def advance_start(self, offset: int) -> None:
@@ -187,9 +193,18 @@ class AwaitingStore(LogStore):
         await self.inner.remove(name)
         await asyncio.sleep(0)
 
-    async def close(self) -> None:
+    async def set_aside(self, name: LogName) -> None:
         await asyncio.sleep(0)
-        await self.inner.close()
+        await self.inner.set_aside(name)
+        await asyncio.sleep(0)
+
+    async def save_high_watermarks(self) -> None:
+        await asyncio.sleep(0)
+        await self.inner.save_high_watermarks()
+
+    async def close(self, broker_epoch: int = -1) -> None:
+        await asyncio.sleep(0)
+        await self.inner.close(broker_epoch)
         await asyncio.sleep(0)
 
     def space(self) -> tuple[int, int]:

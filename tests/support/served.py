@@ -32,11 +32,13 @@ class Served:
         self,
         data_dir: Path,
         *arguments: str,
+        host: str = "127.0.0.1",
         port: int | None = None,
         wrapper: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
         self.data_dir = data_dir
+        self.host = host
         self.port = free_port() if port is None else port
         self.log_path = data_dir.with_name(data_dir.name + ".out")
         self._arguments = arguments
@@ -47,7 +49,7 @@ class Served:
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -55,7 +57,12 @@ class Served:
         return self.process.pid
 
     def start(self) -> "Served":
-        process = self._spawn()
+        self.spawn()
+        return self.wait_ready()
+
+    def wait_ready(self) -> "Served":
+        process = self.process
+        assert process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._listens():
             if process.poll() is not None:
@@ -71,11 +78,12 @@ class Served:
 
     def start_and_kill(self, after_s: float) -> None:
         """Starts and is killed, perhaps before it was ready: recovery is cut short too."""
-        self._spawn()
+        self.spawn()
         time.sleep(after_s)
         self.kill()
 
-    def _spawn(self) -> "subprocess.Popen[bytes]":
+    def spawn(self) -> None:
+        """Starts it and does not wait for it."""
         assert self.process is None, "it runs already"
         command = [
             *self._wrapper,
@@ -84,7 +92,7 @@ class Served:
             "moldau",
             "serve",
             "--listen",
-            f"127.0.0.1:{self.port}",
+            self.bootstrap,
         ]
         command += ["--data-dir", str(self.data_dir), *self._arguments]
         self._run_start = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -92,16 +100,15 @@ class Served:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environment
             )
-        return self.process
 
     def _listens(self) -> bool:
         if self.port == 0:
-            told = re.search(r"127\.0\.0\.1:([1-9]\d*)", self.output())
+            told = re.search(re.escape(self.host) + r":([1-9]\d*)", self.output())
             if told is None:
                 return False
             self.port = int(told[1])
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            socket.create_connection((self.host, self.port), timeout=1).close()
         except OSError:
             return False
         return True

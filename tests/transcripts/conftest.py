@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from transcripts.controller_storyteller import ControllerStoryteller
 from transcripts.group_storyteller import GroupStoryteller
 from transcripts.member_storyteller import MemberStoryteller
+from transcripts.replica_storyteller import ReplicaStoryteller
 from transcripts.storyteller import Storyteller
 
-Teller = Storyteller | GroupStoryteller | MemberStoryteller
+Teller = Storyteller | ControllerStoryteller | GroupStoryteller | MemberStoryteller
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "TranscriptFile | None":
@@ -41,8 +43,12 @@ class TranscriptItem(pytest.Item):
 
 
 def storyteller_of(name: str) -> Teller:
+    if name.startswith("controller_"):
+        return ControllerStoryteller()
     if name.startswith("group_"):
         return GroupStoryteller()
+    if name.startswith("replica_"):
+        return ReplicaStoryteller()
     return MemberStoryteller() if name.startswith("member_") else Storyteller()
 
 

@@ -11,9 +11,9 @@ from moldau.metadata.image import TOPIC_RESOURCE, ClusterDelta, ClusterImage, Co
 from moldau.metadata.records import Record, decode
 from moldau.quorum.batches import committed_batch
 from moldau.quorum.elections import ElectionMemory
-from moldau.quorum.state import Election
+from moldau.quorum.events import Election
 from moldau.records.batch import Batch
-from support.control_plane import ControlPlane, TestLog
+from support.control_plane import NODE, ControlPlane, TestLog
 
 
 class Storyteller:
@@ -86,7 +86,7 @@ class Storyteller:
         return f"{name} has {dict(self._plane.image.config(resource)) or 'no configs of its own'}"
 
     async def _producer_ids(self) -> str:
-        block = await self._plane.controller.allocate_producer_ids()
+        block = await self._plane.controller.allocate_producer_ids(NODE, self._plane.broker_epoch)
         return f"producer ids {block.start} to {block.stop - 1}"
 
     # What is told of the image
@@ -94,7 +94,8 @@ class Storyteller:
     def _publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
         self.tell("image", f"at offset {image.offset}, controller {image.controller_id}")
         for broker_id in delta.brokers_changed:
-            self.tell("", f"broker {broker_id} has epoch {image.brokers[broker_id].epoch}")
+            broker = image.brokers[broker_id]
+            self.tell("", f"broker {broker_id} has epoch {broker.epoch}{', fenced' if broker.fenced else ''}")
         for feature in delta.features_changed:
             self.tell("", f"feature {feature} is at level {image.features.get(feature, 0)}")
         for topic in delta.topics_deleted:

@@ -15,6 +15,10 @@ from moldau.cli.log_verify import log_verify
 from moldau.logs.epochs import EpochHistory
 from moldau.logs.producers import ProducerStates
 from moldau.metadata import records as metadata_records
+from moldau.quorum import snapshot_format
+from moldau.quorum.messages import SnapshotId, VoterEndpoint
+from moldau.quorum.messages import Voter as QuorumVoter
+from moldau.quorum.snapshot_format import SnapshotContents
 from moldau.records.batch import Batch
 from moldau.records.build import build_batch, changed
 from moldau.records.control import LeaderChange, SnapshotFooter, SnapshotHeader, Voter, control_batch
@@ -337,6 +341,39 @@ def test_dump_decodes_the_metadata_log_and_its_snapshots(metadata_log: Path) -> 
 def test_the_metadata_log_and_its_snapshots_are_all_right(metadata_log: Path) -> None:
     result = run("verify", "--records", metadata_log)
     assert result.exit_code == 0, result.output
+
+
+def test_dump_names_the_voters_in_a_snapshot(metadata_log: Path) -> None:
+    voters = (QuorumVoter(1, UUID(int=11), (VoterEndpoint("NODES", "host-1", 9092),)),)
+    made = SnapshotContents(SnapshotId(9, 3), voters, (), START_MS, leader_id=1)
+    path = metadata_log / f"{9:020d}-{3:010d}.checkpoint"
+    path.write_bytes(b"".join(snapshot_format.encode(made)))
+    text = run("dump", "--records", path).stdout
+    assert "KRaftVersion version=1" in text
+    assert "host='host-1', port=9092" in text
+    (found,) = [line for line in lines_of("--records", path) if line.get("type") == "Voters"]
+    (voter,) = found["fields"]["voters"]
+    assert (voter["id"], voter["directory_id"]) == (1, str(UUID(int=11)))
+    assert voter["endpoints"] == [{"listener": "NODES", "host": "host-1", "port": 9092}]
+    assert run("verify", "--records", path).exit_code == 0
+
+
+def test_a_snapshot_that_is_not_whole_is_found(metadata_log: Path) -> None:
+    path = metadata_log / f"{2:020d}-{1:010d}.checkpoint"
+    header = control_batch(SnapshotHeader(START_MS), timestamp=START_MS, leader_epoch=1)
+    path.write_bytes(header)
+    result = run("verify", path)
+    assert result.exit_code == 1
+    assert "it has no footer" in result.stdout
+    assert "begins with the one before it" in result.stderr
+
+
+def test_a_snapshot_that_was_set_aside_is_looked_at_only_by_name(metadata_log: Path) -> None:
+    path = metadata_log / f"{2:020d}-{1:010d}.checkpoint"
+    aside = path.rename(path.with_name(path.name + ".damaged"))
+    aside.write_bytes(b"damaged")
+    assert run("verify", metadata_log).exit_code == 0
+    assert run("verify", aside).exit_code == 1
 
 
 def test_a_metadata_record_that_cannot_be_read_is_found(metadata_log: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from moldau.client.connection import Connection
 from moldau.client.errors import ConnectionLostError, RequestTimedOutError, UnsupportedVersionError
-from moldau.client.versions import VERSIONS, Versions, choose
+from moldau.client.versions import VERSIONS, Versions, check_offered, choose
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.schema import message_type
@@ -80,6 +80,27 @@ def test_a_connection_speaks_with_a_real_broker() -> None:
             connection.close()
 
     asyncio.run(main())
+
+
+def test_exactly_the_version_that_is_asked_for_is_used_or_none() -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=11)
+        assert broker.asked[-1].version == 11
+        sent = len(broker.asked)
+        with pytest.raises(UnsupportedVersionError, match="METADATA: version 99 is needed"):
+            connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=99)
+        assert len(broker.asked) == sent
+
+    with_broker(test)
+    with pytest.raises(UnsupportedVersionError, match="does not have METADATA"):
+        check_offered(ApiKey.METADATA, {}, 11)
+
+
+def test_nodes_may_use_versions_that_the_client_does_not() -> None:
+    assert VERSIONS[ApiKey.FETCH].high < 17
+    check_offered(ApiKey.FETCH, {ApiKey.FETCH: Versions(4, 17)}, 17)
+    with pytest.raises(UnsupportedVersionError, match="FETCH: version 18 is needed, and the broker has 4-17"):
+        check_offered(ApiKey.FETCH, {ApiKey.FETCH: Versions(4, 17)}, 18)
 
 
 @pytest.mark.parametrize("theirs", [Versions(0, 0), Versions(0, 2), Versions(0, 3)])

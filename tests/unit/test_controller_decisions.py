@@ -2,19 +2,29 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
 
 import pytest
 
-from moldau.controller.brokers import Registration, allocate_producer_ids, register_broker, update_features
+from moldau.controller.brokers import (
+    allocate_producer_ids,
+    heartbeat,
+    register_broker,
+    unregister_broker,
+    update_features,
+)
 from moldau.controller.configs import alter_configs
 from moldau.controller.ids import new_id
+from moldau.controller.liveness import Sessions
 from moldau.controller.requests import (
     ConfigChange,
     ConfigOperation,
+    Heartbeat,
     MorePartitions,
     NewTopic,
+    Registration,
     TopicCreated,
     TopicRef,
     TopicResult,
@@ -23,18 +33,24 @@ from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
 from moldau.decisions import Decision
 from moldau.errors import (
+    BrokerIdNotRegisteredError,
+    DuplicateBrokerRegistrationError,
+    InconsistentClusterIdError,
     InvalidConfigError,
     InvalidPartitionsError,
+    InvalidRegistrationError,
     InvalidReplicaAssignmentError,
     InvalidReplicationFactorError,
     InvalidRequestError,
     InvalidTopicError,
     MoldauError,
     PolicyViolationError,
+    StaleBrokerEpochError,
     TopicDeletionDisabledError,
     TopicExistsError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
 from moldau.metadata.image import (
     BROKER_RESOURCE,
@@ -60,12 +76,27 @@ class Cluster:
         self.state = ControllerState(EMPTY_IMAGE)
         self.settings = settings
         self.random = random.Random(1)
+        self.sessions = Sessions(3_000)
         for broker_id in brokers:
             self.register(broker_id)
+            self.unfence(broker_id)
 
-    def register(self, broker_id: int, rack: str | None = None, **more: bool) -> int:
-        broker = Registration(broker_id, new_id(self.random), [Endpoint("P", "h", 9092)], rack, **more)
-        return self._do(register_broker(self.state, broker))
+    def register(self, broker_id: int, rack: str | None = None, *, previous_epoch: int = -1) -> int:
+        """A new life of the broker, fenced."""
+        endpoints = [Endpoint("P", "h", 9092)]
+        return self.register_as(
+            Registration(broker_id, new_id(self.random), endpoints, rack, previous_epoch=previous_epoch)
+        )
+
+    def register_as(self, broker: Registration) -> int:
+        epoch = self._do(register_broker(self.state, self.settings, broker, self.sessions, 0))
+        assert epoch is not None
+        return epoch
+
+    def unfence(self, broker_id: int) -> None:
+        epoch = self.state.image.brokers[broker_id].epoch
+        beat = Heartbeat(broker_id, epoch, epoch)
+        self._do(heartbeat(self.state, self.settings, beat, self.sessions))
 
     def create(self, *topics: NewTopic, validate_only: bool = False) -> list[TopicCreated]:
         return self._do(
@@ -76,7 +107,9 @@ class Cluster:
         return self._do(delete_topics(self.state, topics, self.settings))
 
     def more(self, *changes: MorePartitions, validate_only: bool = False) -> list[TopicResult]:
-        return self._do(create_partitions(self.state, changes, self.random, validate_only=validate_only))
+        return self._do(
+            create_partitions(self.state, changes, self.settings, self.random, validate_only=validate_only)
+        )
 
     def alter(
         self,
@@ -547,25 +580,101 @@ def test_the_same_incarnation_keeps_its_epoch() -> None:
     cluster = Cluster(brokers=())
     broker = Registration(1, UUID(int=5), [Endpoint("P", "h", 1)])
     for _ in range(2):
-        decision = register_broker(cluster.state, broker)
-        assert cluster._do(decision) == 0
+        assert cluster.register_as(broker) == 0
+    cluster.unfence(1)
+    cluster.register_as(broker)
+    assert cluster.state.image.brokers[1].is_active, "and stays what it was"
 
 
-def test_only_an_unclean_restart_begins_new_leader_epochs() -> None:
+def test_a_broker_leads_nothing_from_its_registration_to_its_first_heartbeats() -> None:
     cluster = Cluster(brokers=(1, 2))
     cluster.create(NewTopic("a", assignment={0: [1, 2], 1: [2, 1]}))
-    cluster.register(1, clean_shutdown=True)
-    assert [at.leader_epoch for at in cluster.state.image.topics["a"].partitions] == [0, 0]
-    cluster.register(1, clean_shutdown=False)
-    assert [at.leader_epoch for at in cluster.state.image.topics["a"].partitions] == [1, 0]
+    epoch = cluster.state.image.brokers[1].epoch
+    cluster.register(1, previous_epoch=epoch)
+    [first, second] = cluster.state.image.topics["a"].partitions
+    assert (first.leader, first.leader_epoch, first.in_sync) == (2, 1, (2,))
+    assert (second.leader, second.leader_epoch, second.in_sync) == (2, 0, (2,))
+    broker = cluster.state.image.brokers[1]
+    behind = Heartbeat(1, broker.epoch, broker.epoch - 1)
+    reply = cluster._do(heartbeat(cluster.state, cluster.settings, behind, cluster.sessions))
+    assert (reply.is_caught_up, reply.is_fenced) == (False, True)
+    cluster.unfence(1)
+    assert cluster.state.image.brokers[1].is_active
+
+
+def test_a_broker_that_wants_to_be_fenced_is() -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", assignment={0: [1, 2]}))
+    epoch = cluster.state.image.brokers[1].epoch
+    for _ in range(2):
+        beat = Heartbeat(1, epoch, 99, wants_fence=True)
+        reply = cluster._do(heartbeat(cluster.state, cluster.settings, beat, cluster.sessions))
+        assert reply.is_fenced
+        assert cluster.state.image.topics["a"].partitions[0].leader == 2
+    assert cluster.last_records == []
+
+
+def test_only_a_known_life_of_a_broker_is_listened_to() -> None:
+    cluster = Cluster()
+    epoch = cluster.state.image.brokers[1].epoch
+    for broker_id, broker_epoch, error in (
+        (1, epoch - 1, StaleBrokerEpochError),
+        (1, epoch + 1, StaleBrokerEpochError),
+        (9, epoch, BrokerIdNotRegisteredError),
+    ):
+        with pytest.raises(error):
+            heartbeat(
+                cluster.state, cluster.settings, Heartbeat(broker_id, broker_epoch, 9), cluster.sessions
+            )
+        with pytest.raises(error):
+            allocate_producer_ids(cluster.state, broker_id, broker_epoch)
+
+
+def test_a_living_broker_is_not_replaced_by_one_from_elsewhere() -> None:
+    cluster = Cluster(brokers=())
+    epoch = cluster.register(1)
+    cluster.sessions.begin(1, epoch, 0)
+    cluster.sessions.heard(Heartbeat(1, epoch, 0), 10)
+    for endpoint in (Endpoint("P", "h", 9092), Endpoint("P", "other", 9092)):
+        twin = Registration(1, UUID(int=9), [endpoint])
+        with pytest.raises(DuplicateBrokerRegistrationError, match="h:9092"):
+            register_broker(cluster.state, cluster.settings, twin, cluster.sessions, 3_009)
+        assert register_broker(cluster.state, cluster.settings, twin, cluster.sessions, 3_010).reply
+
+
+def test_registrations_that_cannot_be_are_refused_with_what_to_do() -> None:
+    cluster = Cluster()
+    cluster.state.image = replace(cluster.state.image, cluster_id="ours")
+    cluster._do(update_features(cluster.state, {"metadata.version": 30}))
+    good = Registration(2, UUID(int=9), [Endpoint("P", "h", 9)], cluster_id="ours")
+    for changes, error, advice in (
+        ({"cluster_id": "theirs"}, InconsistentClusterIdError, "empty data.dir"),
+        ({"endpoints": []}, InvalidRegistrationError, "endpoint"),
+        ({"features": {"metadata.version": (1, 29)}}, UnsupportedVersionError, "version of Moldau"),
+        ({"features": {}}, UnsupportedVersionError, "version of Moldau"),
+    ):
+        broker = replace(good, **changes)
+        with pytest.raises(error, match=advice):
+            register_broker(cluster.state, cluster.settings, broker, cluster.sessions, 0)
+    assert cluster.register_as(good) > 0
+
+
+def test_an_unregistered_broker_is_in_sync_nowhere_and_not_listed() -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", assignment={0: [1, 2]}))
+    assert cluster._do(unregister_broker(cluster.state, cluster.settings, 1))
+    [partition] = cluster.state.image.topics["a"].partitions
+    assert (partition.leader, partition.in_sync, partition.replicas) == (2, (2,), (1, 2))
+    assert list(cluster.state.image.brokers) == [2]
+    with pytest.raises(BrokerIdNotRegisteredError):
+        unregister_broker(cluster.state, cluster.settings, 1)
 
 
 def test_no_producer_id_is_given_twice() -> None:
     cluster = Cluster()
-    blocks = [cluster._do(allocate_producer_ids(cluster.state, 1)) for _ in range(3)]
+    epoch = cluster.state.image.brokers[1].epoch
+    blocks = [cluster._do(allocate_producer_ids(cluster.state, 1, epoch)) for _ in range(3)]
     assert blocks == [range(1000), range(1000, 2000), range(2000, 3000)]
-    with pytest.raises(InvalidRequestError):
-        allocate_producer_ids(cluster.state, 9)
 
 
 def test_features_are_finalized_only_at_levels_that_are_supported() -> None:

@@ -95,7 +95,7 @@ class GatedLog(MemoryLog):
 
 
 def image(leader: int = 1, epoch: int = 3) -> PartitionImage:
-    return PartitionImage(NAME.partition, (1,), (1,), leader, epoch, 0)
+    return PartitionImage(NAME.partition, (1,), (1,), leader, epoch, epoch)
 
 
 class Stage:
@@ -184,7 +184,7 @@ def on_stage(
 ) -> T:
     async def run() -> T:
         log = GatedLog(**settings)
-        partition = Partition(NAME, TOPIC_ID, 1, log)
+        partition = Partition(NAME, TOPIC_ID, 1, log, SystemClock())
         await partition.take_role(image())
         stage = Stage(log, partition, commit_timeout_ms)
         stage.shard.serve(GroupsState(LIMITS), 0)
@@ -314,7 +314,7 @@ def test_a_request_that_was_given_up_before_it_was_decided_comes_to_nothing() ->
 
 
 def test_after_a_sync_that_failed_for_the_moment_the_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.partitions.partition.SYNC_AGAIN_S_MIN", 0.001)
+    monkeypatch.setattr("moldau.partitions.syncing.SYNC_AGAIN_S_MIN", 0.001)
 
     async def scene(stage: Stage) -> None:
         joined = await stage.join()

@@ -253,3 +253,114 @@ def test_the_newest_record_is_found_where_compaction_has_emptied_the_newest_batc
         assert (newest.timestamp_ms, newest.offset) == (1000, 0)
 
     run(body)
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("offset", [1, 3, 5, 40])
+def test_a_crash_while_a_log_begins_anew_leaves_the_old_one_or_the_new_one(
+    offset: int, power_cut: bool
+) -> None:
+    async def body() -> None:
+        outcomes = set()
+        for cut in range(1, 200):
+            disk = DyingDisk(random.Random(cut), settings=QUICK)
+            _, log = await open_store(disk)
+            for number in range(5):
+                await append(log, b"%d" % number * 600, leader_epoch=number)
+            await made_durable(log)
+            await log.advance_start(2)
+            expected = await values_of(log)
+            disk.left = cut
+            try:
+                await log.truncate_fully_and_start_at(offset)
+            except MoldauError:
+                pass
+            is_through = not disk.is_dead
+            _, log = await open_store(disk.after(power_cut=power_cut))
+            if is_through or log.start_offset != 2:
+                assert (log.start_offset, log.end_offset, log.size) == (offset, offset, 0), f"{cut} steps"
+                assert list(log.epochs) == []
+                outcomes.add("new")
+            else:
+                assert (log.start_offset, log.end_offset) == (2, 5), f"{cut} steps"
+                assert await values_of(log) == expected
+                assert list(log.epochs) == [(2, 2), (3, 3), (4, 4)]
+                outcomes.add("old")
+            await append(log, b"next", leader_epoch=7)
+            await made_durable(log)
+            _, log = await open_store(disk._successor())
+            assert (await values_of(log))[-1] == b"next"
+            if is_through:
+                assert outcomes == {"new", "old"}
+                return
+        raise AssertionError("it never came to its end")
+
+    run(body)
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_crash_while_the_batch_that_a_log_begins_in_is_cut_off_forgets_no_producer(power_cut: bool) -> None:
+    async def body() -> None:
+        producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
+        for cut in range(1, 100):
+            disk = DyingDisk(random.Random(cut), settings=QUICK)
+            _, log = await open_store(disk)
+            await append(log, b"a", base_sequence=0, **producer)
+            await append(log, b"b", b"c", base_sequence=1, **producer)
+            await log.advance_start(2)
+            disk.left = cut
+            try:
+                await log.truncate_to(2)
+            except MoldauError:
+                pass
+            is_through = not disk.is_dead
+            _, log = await open_store(disk.after(power_cut=power_cut))
+            first = log.producers.check(batch_at(0, [b"a"], base_sequence=0, **producer))
+            assert first is not None, f"forgotten after {cut} steps"
+            second = log.producers.check(batch_at(0, [b"b", b"c"], base_sequence=1, **producer))
+            assert (second is not None) == (log.end_offset == 3), f"{cut} steps"
+            if is_through:
+                assert log.end_offset == 2
+                return
+        raise AssertionError("it never came to its end")
+
+    run(body)
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_crash_during_truncation_leaves_no_epoch_without_its_records(power_cut: bool) -> None:
+    async def body() -> None:
+        for cut in range(1, 100):
+            disk = DyingDisk(random.Random(cut), settings=QUICK)
+            store, log = await open_store(disk)
+            for number in range(4):
+                await append(log, b"a" * 200, leader_epoch=1 if number < 2 else 5)
+            await store.close()
+            store, log = await open_store(disk)
+            disk.left = cut
+            try:
+                await log.truncate_to(2)
+            except MoldauError:
+                pass
+            is_through = not disk.is_dead
+            _, log = await open_store(disk.after(power_cut=power_cut))
+            epochs = [(1, 0)] if log.end_offset == 2 else [(1, 0), (5, 2)]
+            assert list(log.epochs) == epochs, f"after {cut} steps the log ends at {log.end_offset}"
+            if is_through:
+                return
+        raise AssertionError("it never came to its end")
+
+    run(body)
+
+
+def test_a_note_to_begin_anew_that_cannot_be_read_is_damage() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        _, log = await open_store(disk)
+        await append(log, b"a")
+        await made_durable(log)
+        await disk.replace("data/orders-0/begin-anew", b'{"version": 0, "offset": -4}')
+        with pytest.raises(StorageError, match="begin-anew"):
+            await open_store(disk)
+
+    run(body)

@@ -10,7 +10,6 @@ import pytest
 
 from moldau.errors import (
     FencedLeaderEpochError,
-    NotEnoughReplicasError,
     NotLeaderError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
@@ -21,18 +20,18 @@ from moldau.logs.memory import MemoryStore
 from moldau.logs.store import Log, LogName
 from moldau.metadata.image import PartitionImage
 from moldau.partitions.partition import Partition
-from moldau.partitions.state import LeaderState
 from moldau.records.batch import Batch
 from moldau.records.build import build_batch
 from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
+from moldau.world.clock import SystemClock
 
 NAME = LogName("orders", 0)
 PATIENCE_S = 20
 
 
 def image(leader: int = 1, epoch: int = 3) -> PartitionImage:
-    return PartitionImage(0, (1,), (1,), leader, epoch, 0)
+    return PartitionImage(0, (1, 2), (leader,), leader, epoch, epoch)
 
 
 def batch(count: int = 1, **more: Any) -> Batch:
@@ -47,7 +46,7 @@ async def opened(settings: TopicSettings | None = None) -> Partition:
     store = MemoryStore()
     await store.start()
     log = await store.open(NAME, UUID(int=9), settings or TopicSettings())
-    partition = Partition(NAME, UUID(int=9), 1, log)
+    partition = Partition(NAME, UUID(int=9), 1, log, SystemClock())
     await partition.take_role(image())
     return partition
 
@@ -152,7 +151,7 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
 def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("moldau.partitions.partition.SYNC_AGAIN_S_MIN", 0.001)
+    monkeypatch.setattr("moldau.partitions.syncing.SYNC_AGAIN_S_MIN", 0.001)
 
     async def main() -> None:
         partition = await opened()
@@ -176,7 +175,7 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
 
 
 def test_a_partition_that_is_closed_syncs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.partitions.partition.SYNC_AGAIN_S_MIN", 0.001)
+    monkeypatch.setattr("moldau.partitions.syncing.SYNC_AGAIN_S_MIN", 0.001)
 
     async def main() -> None:
         partition = await opened()
@@ -185,7 +184,7 @@ def test_a_partition_that_is_closed_syncs_no_more(monkeypatch: pytest.MonkeyPatc
         held.release.set()
         await partition.append([batch()])
         await partition.close()
-        assert partition._sync_again is None
+        assert partition._syncing._again is None
         syncs = held.syncs
         await asyncio.sleep(0.01)
         assert held.syncs == syncs
@@ -287,23 +286,3 @@ def test_a_new_epoch_keeps_the_high_watermark_and_stamps_batches() -> None:
         assert list(partition.log.epochs) == [(3, 0), (7, 1)]
 
     with_partition(main())
-
-
-def test_the_high_watermark_is_the_least_durable_offset_of_the_in_sync_set() -> None:
-    state = LeaderState(leader_epoch=1, in_sync=(1, 2, 3), replicas=3)
-    assert not state.on_durable(1, 10)
-    assert not state.on_durable(2, 5)
-    assert state.on_durable(3, 7)
-    assert state.high_watermark == 5
-    assert state.on_in_sync((1, 3))
-    assert state.high_watermark == 7
-    assert not state.on_in_sync((1, 2, 3)), "a member that lags cannot pull it back"
-    assert state.high_watermark == 7
-
-
-def test_min_insync_replicas_never_asks_for_more_than_there_are() -> None:
-    state = LeaderState(leader_epoch=1, in_sync=(1,), replicas=1)
-    state.check_in_sync(2)
-    shrunk = LeaderState(leader_epoch=1, in_sync=(1,), replicas=3)
-    with pytest.raises(NotEnoughReplicasError):
-        shrunk.check_in_sync(2)

@@ -100,6 +100,17 @@ def test_batches_one_after_the_other_are_split_again() -> None:
 
 
 VOTERS = (control.Voter(1), control.Voter(2), control.Voter(3))
+QUORUM_VOTERS = (
+    control.QuorumVoter(
+        1,
+        UUID(int=11),
+        (
+            control.VoterEndpoint("NODES", "host-1", 9092),
+            control.VoterEndpoint("CLIENTS", "10.0.0.1", 65_535),
+        ),
+    ),
+    control.QuorumVoter(2, None, (), 0, 2),
+)
 NAMED_VOTERS = (control.Voter(1, UUID(int=11)), control.Voter(2, UUID(int=12)))
 
 
@@ -112,7 +123,10 @@ NAMED_VOTERS = (control.Voter(1, UUID(int=11)), control.Voter(2, UUID(int=12)))
         control.EndTransaction(commit=False, coordinator_epoch=0),
         control.SnapshotHeader(123_456),
         control.SnapshotFooter(),
-        control.OtherControl(control.ControlType.KRAFT_VERSION, b"\x00\x01"),
+        control.KRaftVersion(1),
+        control.Voters(()),
+        control.Voters(QUORUM_VOTERS),
+        control.OtherControl(9, b"\x00\x01"),
     ],
 )
 def test_control_records_come_back(message: control.Control) -> None:
@@ -148,6 +162,8 @@ def test_a_commit_marker_is_laid_out_as_kafka_does() -> None:
         control.EndTransaction(True, 7),
         control.SnapshotHeader(5),
         control.SnapshotFooter(),
+        control.KRaftVersion(1),
+        control.Voters(QUORUM_VOTERS),
     ],
 )
 def test_control_records_cut_short_are_corrupt(message: control.Control) -> None:

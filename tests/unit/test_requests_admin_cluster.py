@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moldau.logs.store import LogName
-from moldau.metadata.image import PartitionImage, TopicImage
+from moldau.metadata.image import BrokerImage, PartitionImage, TopicImage
 from moldau.settings.broker import BrokerSettings
 from moldau.wire.api_keys import ApiKey
 from support.admin import AdminBroker, broker_image, image_of, topic_id, versions_of
@@ -53,8 +53,23 @@ def test_operations_are_told_when_asked_for() -> None:
     assert answer.cluster_authorized_operations == ALL_OF_A_CLUSTER
 
 
-def test_a_controller_that_the_caller_cannot_reach_is_not_named() -> None:
-    image = dataclasses.replace(image_of({}), controller_id=9)
+@pytest.mark.parametrize(
+    ("controller", "told"),
+    [
+        (broker_image(2), 2),
+        (broker_image(2, fenced=True), 1),
+        (broker_image(2, listener="OTHERS"), 1),
+    ],
+)
+def test_where_the_controller_cannot_be_reached_another_broker_is_named_that_hands_on(
+    controller: BrokerImage, told: int
+) -> None:
+    image = dataclasses.replace(image_of({}, brokers=[controller]), controller_id=2)
+    assert describe_cluster(AdminBroker(image)).controller_id == told
+
+
+def test_where_no_broker_can_be_reached_no_controller_is_named() -> None:
+    image = dataclasses.replace(image_of({}, brokers=[broker_image(1, fenced=True)]), controller_id=1)
     assert describe_cluster(AdminBroker(image)).controller_id == -1
 
 

@@ -25,6 +25,14 @@ GROUPED = {
         "reset": "moldau.cli.group_reset:group_reset",
         "delete": "moldau.cli.group_delete:group_delete",
     },
+    "cluster": {
+        "status": "moldau.cli.cluster_status:cluster_status",
+        "drain": "moldau.cli.cluster_drain:cluster_drain",
+        "elect-leaders": "moldau.cli.cluster_elect_leaders:cluster_elect_leaders",
+        "add-voter": "moldau.cli.cluster_add_voter:cluster_add_voter",
+        "remove-voter": "moldau.cli.cluster_remove_voter:cluster_remove_voter",
+        "unregister": "moldau.cli.cluster_unregister:cluster_unregister",
+    },
     "spark": {
         "shell": "moldau.cli.spark_shell:spark_shell",
         "submit": "moldau.cli.spark_submit:spark_submit",
@@ -99,6 +107,12 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(serve(context.args))
 
 
+@app.command("up", context_settings=WHOLE_LINE)
+def up(context: typer.Context) -> None:
+    """Run a cluster of several nodes on this machine."""
+    _load("up", "moldau.cli.up:up").main(context.args, "moldau up")
+
+
 @app.command("produce", context_settings=WHOLE_LINE)
 def produce(context: typer.Context) -> None:
     """Send each line of standard input as a record."""
@@ -125,6 +139,7 @@ def _add_group(name: str, doc: str) -> None:
 
 _add_group("topic", "Create, look at and delete topics.")
 _add_group("group", "Look at consumer groups, set how far they have come.")
+_add_group("cluster", "Look at the nodes of a cluster, move what they keep, add and remove them.")
 _add_group(
     "pipeline",
     "Run pipelines from topics to topics and tables, on Spark.\n\n"

@@ -73,6 +73,9 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", callback=name, help="The 
 Groups = Annotated[
     list[str], typer.Argument(metavar="GROUP", callback=name, help="One group or several, by id.")
 ]
+NodeId = Annotated[
+    int, typer.Argument(metavar="NODE", min=0, callback=int32, help="The id of the node (node.id).")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 
 

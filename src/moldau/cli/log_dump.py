@@ -62,7 +62,7 @@ def log_dump(
 
 
 def _lines(file: LogFile, with_records: bool) -> Iterator[Line]:
-    if file.kind is Kind.BATCHES:
+    if file.kind in (Kind.BATCHES, Kind.METADATA_SNAPSHOT):
         yield from _batch_lines(file, with_records)
     elif file.kind is Kind.OFFSET_INDEX:
         for offset, position in read_entries(file.path, OFFSET_ENTRY):
@@ -137,7 +137,18 @@ def _producer_lines(file: LogFile) -> Iterator[Line]:
 
 
 def _as_json(file: LogFile, line: Line) -> str:
+    if line["is"] == "control record":
+        line = line | {"fields": _with_names(line["fields"])}
     return json.dumps({"file": str(file.path)} | line, default=_json_value, ensure_ascii=True)
+
+
+def _with_names(value: Any) -> Any:
+    """Named tuples within a control record as objects: JSON would make bare lists of them."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: _with_names(each) for name, each in value.items()}
+    return [_with_names(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _json_value(value: Any) -> Any:

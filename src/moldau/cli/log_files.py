@@ -12,19 +12,22 @@ import typer
 
 from moldau.errors import CorruptRecordError
 from moldau.logs.files.names import EPOCHS, INDEX, LOG, SNAPSHOT, TIME_INDEX
+from moldau.quorum.messages import SnapshotId
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
 
 OFFSET_ENTRY = struct.Struct(">ii")
 TIME_ENTRY = struct.Struct(">qi")
 METADATA_LOG_PREFIX = "__cluster_metadata-"
 
-_BATCHES = re.compile(r"[0-9]{20}(-[0-9]{10})?\.(log|checkpoint)(\.[a-z]+)?")
+_BATCHES = re.compile(r"[0-9]{20}\.log(\.[a-z]+)?")
+_SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint(\.[a-z]+)?")
 _OFFSET = re.compile(r"[0-9]{20}")
-_LEFTOVERS = (".deleted", ".cleaned", ".swap", ".tmp", ".part")
+_LEFTOVERS = (".deleted", ".cleaned", ".swap", ".tmp", ".part", ".damaged")
 
 
 class Kind(enum.Enum):
     BATCHES = "record batches"
+    METADATA_SNAPSHOT = "snapshot of the metadata"
     OFFSET_INDEX = "offset index"
     TIME_INDEX = "time index"
     PRODUCERS = "producer snapshot"
@@ -44,7 +47,14 @@ class LogFile(NamedTuple):
     @property
     def is_snapshot(self) -> bool:
         """A snapshot of the metadata log: its offset is where it ends, and its own records count from 0."""
-        return ".checkpoint" in self.path.name
+        return self.kind is Kind.METADATA_SNAPSHOT
+
+    @property
+    def snapshot_id(self) -> SnapshotId:
+        """What a snapshot's name says that it stands for."""
+        match = _SNAPSHOT.fullmatch(self.path.name)
+        assert match is not None, "only a snapshot has an id"
+        return SnapshotId(int(match[1]), int(match[2]))
 
     @property
     def is_metadata(self) -> bool:
@@ -61,6 +71,8 @@ def kind_of(path: Path) -> Kind | None:
         return Kind.EPOCHS
     if _BATCHES.fullmatch(path.name):
         return Kind.BATCHES
+    if _SNAPSHOT.fullmatch(path.name):
+        return Kind.METADATA_SNAPSHOT
     if _OFFSET.match(path.name):
         kinds = {INDEX: Kind.OFFSET_INDEX, TIME_INDEX: Kind.TIME_INDEX, SNAPSHOT: Kind.PRODUCERS}
         return kinds.get(path.suffix)

@@ -16,6 +16,7 @@ from moldau.errors import CorruptRecordError, MoldauError
 from moldau.logs.epochs import NO_EPOCH, EpochHistory
 from moldau.logs.producers import ProducerStates
 from moldau.metadata import records as metadata_records
+from moldau.quorum import snapshot_format
 from moldau.records import control
 from moldau.records.batch import Batch
 from moldau.records.record import iterate
@@ -27,6 +28,10 @@ ADVICE = {
     Kind.BATCHES: (
         "A torn end of a partition's newest segment is cut off at the next start. Anything else in a segment "
         "is lost data: stop the node, keep a copy of the directory, restore it from a replica or a backup."
+    ),
+    Kind.METADATA_SNAPSHOT: (
+        "At the next start the node sets a damaged snapshot aside and begins with the one before it, if the metadata "
+        "log reaches back to that. Keep a copy of the directory."
     ),
     Kind.OFFSET_INDEX: "Stop the node and delete the index: the next start builds it again.",
     Kind.TIME_INDEX: "Stop the node and delete the time index: the next start builds it again.",
@@ -76,7 +81,14 @@ class Directory:
 
     def problems(self) -> Iterator[tuple[LogFile, str]]:
         """Segments come after the epochs they are compared with and before the indexes that point at them."""
-        order = (Kind.EPOCHS, Kind.BATCHES, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.PRODUCERS)
+        order = (
+            Kind.EPOCHS,
+            Kind.BATCHES,
+            Kind.METADATA_SNAPSHOT,
+            Kind.OFFSET_INDEX,
+            Kind.TIME_INDEX,
+            Kind.PRODUCERS,
+        )
         for file in sorted(self.files, key=lambda file: (order.index(file.kind), file.path)):
             try:
                 for problem in self._check(file):
@@ -90,6 +102,8 @@ class Directory:
     def _check(self, file: LogFile) -> Iterator[str]:
         if file.kind is Kind.BATCHES:
             return self._check_batches(file)
+        if file.kind is Kind.METADATA_SNAPSHOT:
+            return self._check_snapshot(file)
         if file.kind is Kind.OFFSET_INDEX:
             return self._check_offset_index(file)
         if file.kind is Kind.TIME_INDEX:
@@ -115,6 +129,15 @@ class Directory:
                 yield f"{problem} (batch at position {position})"
             tail.last_offset = max(tail.last_offset, batch.last_offset)
             tail.epoch = max(tail.epoch, batch.leader_epoch)
+
+    def _check_snapshot(self, file: LogFile) -> Iterator[str]:
+        is_damaged = False
+        for problem in self._check_batches(file):
+            is_damaged = True
+            yield problem
+        if not is_damaged:
+            # Its batches are right; header, footer and whether they belong together are not known yet.
+            snapshot_format.decode(file.snapshot_id, file.path.read_bytes())
 
     def _check_batch(self, file: LogFile, batch: Batch, tail: Tail) -> Iterator[str]:
         if batch.last_offset_delta < 0 or not 0 <= batch.count <= batch.last_offset_delta + 1:

@@ -16,6 +16,7 @@ from moldau.settings.sources import build
 if TYPE_CHECKING:
     import asyncio
 
+    from moldau.node.node import Node
     from moldau.world import World
 
 FAILED = 1
@@ -89,7 +90,8 @@ async def _serve_until_told(world: "World", settings: BrokerSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
     node = Node(world, settings, on_fatal=lambda _: told.set())
-    await node.start()
+    if not await _start_unless_told(node, told):
+        return
     # What the node is made of lives as long as the node: the collector need not look at it ever again.
     gc.collect()
     gc.freeze()
@@ -99,6 +101,24 @@ async def _serve_until_told(world: "World", settings: BrokerSettings) -> None:
     await node.stop()
     if node.failure is not None:
         raise node.failure
+
+
+async def _start_unless_told(node: "Node", told: "asyncio.Event") -> bool:
+    """A node waits for its cluster when it starts, and whoever wants it to stop need not wait with it."""
+    import asyncio
+
+    starting = asyncio.create_task(node.start())
+    asked = asyncio.create_task(told.wait())
+    await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        if node.failure is not None:
+            raise node.failure
+        return False
+    starting.result()
+    return True
 
 
 def ready_line(addresses: list[str], settings: BrokerSettings) -> str:

@@ -1,4 +1,4 @@
-"""The admin client: topics, configs, brokers and groups.
+"""The admin client: topics, partitions, configs, brokers, the quorum and groups.
 
 Methods about many things give a mapping from each to its result or KafkaError; those about one thing raise it.
 
@@ -26,6 +26,8 @@ from moldau.client.admin_groups import (
     GroupMember,
     MemberToRemove,
 )
+from moldau.client.admin_partitions import ElectionType, OngoingReassignment, PartitionAdmin
+from moldau.client.admin_quorum import NodeEndpoint, QuorumAdmin, QuorumInfo, QuorumReplica
 from moldau.client.admin_topics import CreatedTopic, NewTopic, TopicAdmin
 from moldau.client.log_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
 
@@ -40,6 +42,7 @@ __all__ = [
     "ConfigResource",
     "ConfigSource",
     "CreatedTopic",
+    "ElectionType",
     "GroupDescription",
     "GroupListing",
     "GroupMember",
@@ -47,10 +50,14 @@ __all__ = [
     "LogDirReplica",
     "MemberToRemove",
     "NewTopic",
+    "NodeEndpoint",
+    "OngoingReassignment",
     "Operation",
+    "QuorumInfo",
+    "QuorumReplica",
     "ResourceType",
 ]
 
 
-class Admin(TopicAdmin, ClusterAdmin, GroupAdmin):
+class Admin(TopicAdmin, PartitionAdmin, ClusterAdmin, QuorumAdmin, GroupAdmin):
     """Use it in `async with`, or start it before use and close it after."""

@@ -82,7 +82,11 @@ class ConfigEntry:
 class ClusterDescription(NamedTuple):
     cluster_id: str
     controller_id: int
+    """Where changes are asked for; others hand them on."""
     brokers: tuple[BrokerInfo, ...]
+    """Those that are alive."""
+    fenced: tuple[BrokerInfo, ...] = ()
+    """Those that are registered and not alive, where they were asked for."""
 
 
 class LogDirReplica(NamedTuple):
@@ -102,13 +106,17 @@ class LogDir:
 
 
 class ClusterAdmin(AdminBase):
-    async def describe_cluster(self) -> ClusterDescription:
+    async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
         async def attempt(retry: Retry) -> ClusterDescription:
-            tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": False}
+            tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": fenced_too}
             answer = await self._cluster.call(None, ApiKey.DESCRIBE_CLUSTER, tree)
             check(answer.error_code, answer.error_message)
-            brokers = [BrokerInfo(each.broker_id, each.host, each.port, each.rack) for each in answer.brokers]
-            return ClusterDescription(answer.cluster_id, answer.controller_id, tuple(sorted(brokers)))
+            found: dict[bool, list[BrokerInfo]] = {False: [], True: []}
+            for each in answer.brokers:
+                broker = BrokerInfo(each.broker_id, each.host, each.port, each.rack)
+                found[each.get("is_fenced", False)].append(broker)
+            alive, fenced = (tuple(sorted(found[is_fenced])) for is_fenced in (False, True))
+            return ClusterDescription(answer.cluster_id, answer.controller_id, alive, fenced)
 
         return await self._once(attempt)
 

@@ -7,7 +7,7 @@ does not come in time ends the connection, because those behind it cannot come e
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from moldau.client.errors import (
     check,
 )
 from moldau.client.securing import SASL_IS_MISSING, TLS_IS_MISSING, Securing, lost
-from moldau.client.versions import VERSIONS, Versions, choose
+from moldau.client.versions import VERSIONS, Versions, check_offered, choose
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, uses_flexible_headers
@@ -68,6 +68,8 @@ class Connection:
         self._is_leaving = False
         self.renew_at: float | None = None
         """Loop time from which on another connection should be used: soon after, the broker wants a new proof."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called once, at the moment the other side ends it or the network does; not when this side does."""
         self._may_write = asyncio.Event()
         self._may_write.set()
 
@@ -138,16 +140,35 @@ class Connection:
     # Requests
 
     async def call(
-        self, api: ApiKey, tree: Mapping[str, Any], *, timeout_ms: int, version_max: int | None = None
+        self,
+        api: ApiKey,
+        tree: Mapping[str, Any],
+        *,
+        timeout_ms: int,
+        version_max: int | None = None,
+        version: int | None = None,
     ) -> Message:
-        """The answer to a request; its attribute `api_version` says in which version the two were."""
-        return await self.send(api, tree, timeout_ms=timeout_ms, version_max=version_max)
+        """The answer to a request; its attribute `api_version` says in which version the two were.
+
+        `version` is for those who need exactly this one, among them nodes, whose messages clients do not send:
+        UnsupportedVersionError where the broker does not have it."""
+        return await self.send(api, tree, timeout_ms=timeout_ms, version_max=version_max, version=version)
 
     def send(
-        self, api: ApiKey, tree: Mapping[str, Any], *, timeout_ms: int, version_max: int | None = None
+        self,
+        api: ApiKey,
+        tree: Mapping[str, Any],
+        *,
+        timeout_ms: int,
+        version_max: int | None = None,
+        version: int | None = None,
     ) -> "asyncio.Future[Message]":
         """As `call`, without waiting: requests leave in the order of these calls."""
-        return self._send(api, choose(api, self.versions, version_max), tree, timeout_ms)
+        if version is None:
+            version = choose(api, self.versions, version_max)
+        else:
+            check_offered(api, self.versions, version)
+        return self._send(api, version, tree, timeout_ms)
 
     def send_unanswered(
         self, api: ApiKey, tree: Mapping[str, Any], *, version_max: int | None = None
@@ -256,10 +277,13 @@ class Connection:
         self._fail(reason)
 
     def _lost(self, cause: Exception | None) -> None:
+        was_open = self._end is None
         if cause is None:
             self._fail(f"the broker closed it{self._suspicion}")
         else:
             self._fail(f"the broker closed it ({cause}){self._suspicion}", cause)
+        if was_open and self.on_lost is not None:
+            self.on_lost()
 
     def _fail(self, reason: str, cause: Exception | None = None) -> None:
         """Ends the connection; whoever waits for an answer hears of it."""

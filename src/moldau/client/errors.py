@@ -46,10 +46,14 @@ class KafkaError(Exception):
 
 
 class ConnectionLostError(KafkaError):
-    """A connection could not be made or has ended: whether the broker saw the request is not known."""
+    """A connection could not be made or has ended: whether the broker saw the request is not known.
 
-    def __init__(self, message: str) -> None:
+    `errno` is what the operating system said, where it did.
+    """
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
         super().__init__(ErrorCode.network_exception, message)
+        self.errno = errno
 
 
 class ClientClosedError(ConnectionLostError):

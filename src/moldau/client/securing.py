@@ -93,7 +93,7 @@ async def _agree_on_mechanism(connection: Caller, sasl: Sasl, timeout_ms: int) -
 def lost(text: str, cause: Exception | None) -> KafkaError:
     """What the end of a connection means: a retry may help, unless TLS has refused it."""
     if not isinstance(cause, ssl.SSLError) or isinstance(cause, _PASSING):
-        return ConnectionLostError(text)
+        return ConnectionLostError(text, cause.errno if isinstance(cause, OSError) else None)
     if isinstance(cause, ssl.SSLCertVerificationError):
         text = f"{text}. Are the right authorities in ssl.truststore.location (ssl.ca.location)?"
     elif cause.reason == "WRONG_VERSION_NUMBER":

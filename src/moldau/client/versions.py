@@ -83,3 +83,12 @@ def choose(api: ApiKey, offered: Mapping[int, Versions], version_max: int | None
             f"{api.name}: this client speaks versions {ours}{at_most}, and the broker {theirs}"
         )
     return high
+
+
+def check_offered(api: ApiKey, offered: Mapping[int, Versions], version: int) -> None:
+    """Raises UnsupportedVersionError where the broker does not have exactly this version."""
+    theirs = offered.get(api)
+    if theirs is None:
+        raise UnsupportedVersionError(f"the broker does not have {api.name}")
+    if not theirs.low <= version <= theirs.high:
+        raise UnsupportedVersionError(f"{api.name}: version {version} is needed, and the broker has {theirs}")

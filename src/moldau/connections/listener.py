@@ -118,6 +118,15 @@ class Listener:
             await self._all_closed
             timer.cancel()
 
+    def abort(self) -> None:
+        """Closes the door and every connection at once, as the end of a process does."""
+        self._is_closing = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        self._abort_all()
+
     def _abort_all(self) -> None:
         for connection in list(self._connections):
             connection.abort()

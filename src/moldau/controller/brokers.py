@@ -1,23 +1,38 @@
-"""Decisions on brokers and what the cluster grants them: registrations, producer ids, feature levels."""
+"""Decisions on brokers and what the cluster grants them: registration, heartbeats, fencing, producer ids, features.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+A change of a broker and the changes of its partitions are one decision. Where there are too many for one, the decision
+says so and is made again: each of them leaves a cluster that is in order, only not finished.
+"""
+
+from collections.abc import Mapping
 from types import MappingProxyType
-from uuid import UUID
 
-from moldau.controller.state import ControllerState, bounded
+from moldau.controller.elections import become_available, leave_in_sync
+from moldau.controller.liveness import Sessions
+from moldau.controller.requests import Heartbeat, HeartbeatReply, Registration
+from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, bounded
 from moldau.decisions import Decision
-from moldau.errors import InvalidRequestError
-from moldau.metadata.image import ClusterImage, Endpoint
+from moldau.errors import (
+    BrokerIdNotRegisteredError,
+    DuplicateBrokerRegistrationError,
+    InconsistentClusterIdError,
+    InvalidRegistrationError,
+    InvalidRequestError,
+    StaleBrokerEpochError,
+    UnsupportedVersionError,
+)
+from moldau.metadata.image import BrokerImage, ClusterImage
 from moldau.metadata.records import (
     BrokerEndpoint,
     BrokerFeature,
+    BrokerRegistrationChangeRecord,
     FeatureLevelRecord,
-    PartitionChangeRecord,
     ProducerIdsRecord,
     Record,
     RegisterBrokerRecord,
+    UnregisterBrokerRecord,
 )
+from moldau.settings.effective import EffectiveSettings
 
 METADATA_VERSION = "metadata.version"
 
@@ -28,76 +43,232 @@ versions the metadata records are written."""
 PRODUCER_ID_BLOCK = 1000
 PRODUCER_ID_LIMIT = 2**63
 
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What a broker says of itself when it starts."""
-
-    broker_id: int
-    incarnation_id: UUID
-    """New with every start of the process."""
-    endpoints: Sequence[Endpoint]
-    rack: str | None = None
-    clean_shutdown: bool = True
-    """Whether its logs are as it left them: if not, records that were not yet safe may be gone."""
+FENCED, UNFENCED = 1, -1
 
 
-def register_broker(state: ControllerState, broker: Registration) -> Decision[Record, int]:
-    """Registers a broker, ready to lead; the reply is its epoch, the offset of its registration in the log.
+def check_broker_epoch(image: ClusterImage, broker_id: int, broker_epoch: int) -> BrokerImage:
+    """The broker, if this is the life of it that is registered: what a former one says has no meaning any more."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
+    if broker.epoch != broker_epoch:
+        raise StaleBrokerEpochError(
+            f"Broker {broker_id} is registered with epoch {broker.epoch}, not {broker_epoch}."
+        )
+    return broker
+
+
+def is_clean_restart(known: BrokerImage, broker: Registration) -> bool:
+    """Whether the broker closed its logs at the end of the very life that is registered: then they hold all that was
+    said of them. Otherwise what had not been synced may be gone."""
+    return broker.previous_epoch == known.epoch
+
+
+# Registration
+
+
+def register_broker(
+    state: ControllerState, settings: EffectiveSettings, broker: Registration, sessions: Sessions, now_ms: int
+) -> Decision[Record, int | None]:
+    """Registers a broker, fenced until it has caught up. The reply is its epoch, the offset of its registration in the
+    log; None: there was too much to change before it, and it has to be decided again.
 
     The same incarnation asking again (its first answer was lost, or its endpoints changed) keeps its epoch.
     """
-    if not broker.endpoints:
-        raise InvalidRequestError(f"Broker {broker.broker_id} registers without an endpoint.")
+    _check_registration(state.image, broker)
     known = state.image.brokers.get(broker.broker_id)
-    same = known if known is not None and known.incarnation_id == broker.incarnation_id else None
-    epoch = state.next_offset if same is None else same.epoch
-    records: list[Record] = [
-        RegisterBrokerRecord(
-            broker_id=broker.broker_id,
-            incarnation_id=broker.incarnation_id,
-            broker_epoch=epoch,
-            end_points=tuple(
-                BrokerEndpoint(
-                    name=at.listener, host=at.host, port=at.port, security_protocol=at.security_protocol
-                )
-                for at in broker.endpoints
-            ),
-            features=tuple(
-                BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)
-                for name, (low, high) in SUPPORTED_FEATURES.items()
-            ),
-            rack=broker.rack,
-            fenced=False if same is None else same.fenced,
-            in_controlled_shutdown=False if same is None else same.in_controlled_shutdown,
+    if known is not None and known.incarnation_id == broker.incarnation_id:
+        return Decision([_registration(broker, known.epoch, known)], known.epoch)
+    records: list[Record] = []
+    if known is not None:
+        _check_not_alive(known, broker, sessions, now_ms)
+        records = leave_in_sync(state, settings, broker.broker_id, clean=is_clean_restart(known, broker))
+        if len(records) >= RECORDS_PER_DECISION_MAX:
+            # The former life must not be elected again while this goes on.
+            fence = [] if known.fenced else [_change(known, fenced=FENCED)]
+            return Decision(_first([*fence, *records]), None)
+    # The registration comes first, so that its offset is the epoch.
+    return Decision([_registration(broker, state.next_offset, None), *records], state.next_offset)
+
+
+def _check_registration(image: ClusterImage, broker: Registration) -> None:
+    if broker.cluster_id and image.cluster_id and broker.cluster_id != image.cluster_id:
+        raise InconsistentClusterIdError(
+            f"Node {broker.broker_id} belongs to cluster {broker.cluster_id}, and this is cluster {image.cluster_id}. "
+            "Start it with the nodes of its own cluster, or with an empty data.dir to join this one."
         )
-    ]
-    if same is None and not broker.clean_shutdown:
-        records += _new_leader_epochs(state.image, broker.broker_id)
-    return Decision(records, epoch)
+    if not broker.endpoints:
+        raise InvalidRegistrationError(f"Broker {broker.broker_id} registers without an endpoint.")
+    supported = SUPPORTED_FEATURES if broker.features is None else broker.features
+    for name, level in image.features.items():
+        low, high = supported.get(name, (0, 0))
+        if not low <= level <= high:
+            raise UnsupportedVersionError(
+                f"The cluster works at level {level} of {name}; node {broker.broker_id} supports {low} to {high}. "
+                "Start it with a version of Moldau that supports this level."
+            )
 
 
-def _new_leader_epochs(image: ClusterImage, broker_id: int) -> list[Record]:
-    """A leader that came back with a shorter log must not write new records under the epoch of those it lost:
-    who has read or copied the lost ones finds out by the epoch."""
-    return [
-        PartitionChangeRecord(partition_id=partition.index, topic_id=topic.topic_id, leader=broker_id)
-        for topic in image.topics.values()
-        for partition in topic.partitions
-        if partition.leader == broker_id
-    ]
+def _check_not_alive(known: BrokerImage, broker: Registration, sessions: Sessions, now_ms: int) -> None:
+    """A process at the address of one that was never heard of, as after a restart of the whole cluster, can only have
+    taken its place."""
+    session = sessions.of(known.broker_id, known.epoch)
+    if session is None or now_ms >= session.deadline_ms or known.in_controlled_shutdown:
+        return
+    if session.heard > 0 or known.endpoints != tuple(broker.endpoints):
+        at = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in known.endpoints)
+        raise DuplicateBrokerRegistrationError(
+            f"Another process is registered as node {known.broker_id} ({at}) and was heard of just now. Give this one "
+            "another node.id, or stop the other one; if that is how it ended, its session runs out by itself."
+        )
 
 
-def allocate_producer_ids(state: ControllerState, broker_id: int) -> Decision[Record, range]:
-    """The next block of ids, for this broker alone and for ever."""
+def _registration(broker: Registration, epoch: int, same: BrokerImage | None) -> RegisterBrokerRecord:
+    features = SUPPORTED_FEATURES if broker.features is None else broker.features
+    return RegisterBrokerRecord(
+        broker_id=broker.broker_id,
+        incarnation_id=broker.incarnation_id,
+        broker_epoch=epoch,
+        end_points=tuple(
+            BrokerEndpoint(
+                name=at.listener, host=at.host, port=at.port, security_protocol=at.security_protocol
+            )
+            for at in broker.endpoints
+        ),
+        features=tuple(
+            BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, (low, high) in features.items()
+        ),
+        rack=broker.rack,
+        fenced=True if same is None else same.fenced,
+        in_controlled_shutdown=False if same is None else same.in_controlled_shutdown,
+    )
+
+
+def unregister_broker(
+    state: ControllerState, settings: EffectiveSettings, broker_id: int
+) -> Decision[Record, bool]:
+    """The broker is not waited for any more. False: it has to be decided again. One that is alive all the same
+    registers anew."""
     broker = state.image.brokers.get(broker_id)
     if broker is None:
-        raise InvalidRequestError(f"Broker {broker_id} is not registered.")
+        raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
+    records = leave_in_sync(state, settings, broker_id, clean=True)
+    if len(records) >= RECORDS_PER_DECISION_MAX:
+        fence = [] if broker.fenced else [_change(broker, fenced=FENCED)]
+        return Decision(_first([*fence, *records]), False)
+    return Decision([*records, UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)], True)
+
+
+# Alive or not
+
+
+def heartbeat(
+    state: ControllerState, settings: EffectiveSettings, beat: Heartbeat, sessions: Sessions
+) -> Decision[Record, HeartbeatReply]:
+    """What becomes of a broker by what it says of itself.
+
+    One that is fenced is taken in when it has caught up with its own registration: it then knows all that was decided
+    before, and first of all what it does not lead any more.
+    """
+    broker = check_broker_epoch(state.image, beat.broker_id, beat.broker_epoch)
+    is_caught_up = beat.metadata_offset >= broker.epoch
+    records: list[Record] = []
+    fenced, stop = broker.fenced, False
+    if beat.wants_shutdown:
+        records, fenced, stop = _shut_down(state, settings, broker, sessions)
+    elif beat.wants_fence:
+        if not broker.fenced:
+            records = [_change(broker, fenced=FENCED)]
+            records += leave_in_sync(state, settings, broker.broker_id, clean=True)
+            fenced = True
+    elif broker.fenced and is_caught_up:
+        records = [_change(broker, fenced=UNFENCED)]
+        records += become_available(state, settings, broker.broker_id)
+        fenced = False
+    return Decision(_first(records), HeartbeatReply(is_caught_up, fenced, stop))
+
+
+def _shut_down(
+    state: ControllerState, settings: EffectiveSettings, broker: BrokerImage, sessions: Sessions
+) -> tuple[list[Record], bool, bool]:
+    """A controlled shutdown, step by step: its partitions are handed over, the other brokers learn of that, and then
+    it is fenced and may stop."""
+    if broker.fenced:
+        return [], True, True
+    records: list[Record] = []
+    if not broker.in_controlled_shutdown:
+        records.append(_change(broker, in_controlled_shutdown=1))
+    records += leave_in_sync(state, settings, broker.broker_id, clean=True)
+    if records:
+        return records, False, False
+    session = sessions.of(broker.broker_id, broker.epoch)
+    handed_over = None if session is None else session.handed_over_offset
+    others = [each.broker_id for each in state.image.brokers.values() if each.is_active]
+    behind = sessions.lowest_offset(others)
+    if handed_over is None or (behind is not None and behind < handed_over):
+        return [], False, False
+    return [_change(broker, fenced=FENCED)], True, True
+
+
+def fence_broker(
+    state: ControllerState, settings: EffectiveSettings, broker_id: int, broker_epoch: int
+) -> Decision[Record, bool]:
+    """Takes the broker out of everything it was in. True when nothing is left to be done; a broker that has begun
+    another life meanwhile, or is registered no more, is left alone."""
+    broker = state.image.brokers.get(broker_id)
+    if broker is None or broker.epoch != broker_epoch:
+        return Decision([], True)
+    records: list[Record] = [] if broker.fenced else [_change(broker, fenced=FENCED)]
+    records += leave_in_sync(state, settings, broker_id, clean=True)
+    return Decision(_first(records), len(records) <= RECORDS_PER_DECISION_MAX)
+
+
+def finish_broker(
+    state: ControllerState, settings: EffectiveSettings, broker_id: int
+) -> Decision[Record, bool]:
+    """Does what a controller before this one, or a decision that was too large, has left to be done for a broker: one
+    that is not active leads nothing, one that is leads what waits for it. True when nothing is left."""
+    broker = state.image.brokers.get(broker_id)
+    if broker is None:
+        return Decision([], True)
+    if broker.is_active:
+        records = become_available(state, settings, broker_id)
+    else:
+        records = leave_in_sync(state, settings, broker_id, clean=True)
+    return Decision(_first(records), len(records) <= RECORDS_PER_DECISION_MAX)
+
+
+def _change(
+    broker: BrokerImage, *, fenced: int = 0, in_controlled_shutdown: int = 0
+) -> BrokerRegistrationChangeRecord:
+    return BrokerRegistrationChangeRecord(
+        broker_id=broker.broker_id,
+        broker_epoch=broker.epoch,
+        fenced=fenced,
+        in_controlled_shutdown=in_controlled_shutdown,
+    )
+
+
+def _first(records: list[Record]) -> list[Record]:
+    """As many as one decision may have. The change of the broker is the first of them: what is left out is found
+    again by looking at the partitions of a broker that is no longer what they take it for."""
+    return records[:RECORDS_PER_DECISION_MAX]
+
+
+# What the cluster grants
+
+
+def allocate_producer_ids(
+    state: ControllerState, broker_id: int, broker_epoch: int
+) -> Decision[Record, range]:
+    """The next block of ids, for this broker alone and for ever."""
+    check_broker_epoch(state.image, broker_id, broker_epoch)
     first = state.image.next_producer_id
     block = range(first, first + PRODUCER_ID_BLOCK)
     if block.stop > PRODUCER_ID_LIMIT:
         raise InvalidRequestError("All producer ids have been given away.")
-    record = ProducerIdsRecord(broker_id=broker_id, broker_epoch=broker.epoch, next_producer_id=block.stop)
+    record = ProducerIdsRecord(broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=block.stop)
     return Decision([record], block)
 
 

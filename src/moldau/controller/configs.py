@@ -1,7 +1,9 @@
 """Decisions on configurations of topics and brokers. A resource's changes are all made, or none of them."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
+from moldau.controller.elections import settle_eligible
 from moldau.controller.names import validate_topic_name
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
 from moldau.controller.state import ControllerState, bounded
@@ -11,6 +13,8 @@ from moldau.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterImage,
 from moldau.metadata.records import ConfigRecord, Record
 from moldau.settings.changes import append_to_list, subtract_from_list
 from moldau.settings.effective import EffectiveSettings
+
+MIN_IN_SYNC = "min.insync.replicas"
 
 
 def alter_configs(
@@ -24,6 +28,7 @@ def alter_configs(
     """Incremental: each change by itself. Otherwise the changes are all that the resource is to have."""
     records: list[Record] = []
     results: list[ConfigResult] = []
+    minimum: dict[ConfigResource, Mapping[str, str]] = {}
     for resource, asked in changes.items():
         try:
             _check_resource(state.image, resource)
@@ -39,7 +44,22 @@ def alter_configs(
         else:
             records += _difference(resource, current, wanted)
             results.append(ConfigResult(resource))
+            if current.get(MIN_IN_SYNC) != wanted.get(MIN_IN_SYNC):
+                minimum[resource] = wanted
+    records += _by_another_minimum(state, settings, minimum)
     return Decision([] if validate_only else bounded(records), results)
+
+
+def _by_another_minimum(
+    state: ControllerState, settings: EffectiveSettings, configs: Mapping[ConfigResource, Mapping[str, str]]
+) -> list[Record]:
+    """What else changes when the resources have these `configs` and by them another min.insync.replicas."""
+    if not configs:
+        return []
+    image = dataclasses.replace(state.image, configs={**state.image.configs, **configs})
+    of_all = any(resource.type == BROKER_RESOURCE for resource in configs)
+    topics = list(image.topics) if of_all else [resource.name for resource in configs]
+    return settle_eligible(state, EffectiveSettings(settings.static, image), topics)
 
 
 def _check_resource(image: ClusterImage, resource: ConfigResource) -> None:

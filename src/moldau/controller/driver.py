@@ -1,45 +1,83 @@
 """The controller as the rest of the node sees it: awaitable calls that return when the change is committed
-and every part of this node has taken it."""
+and every part of this node has taken it.
 
-from collections.abc import Mapping, Sequence
+All of them raise NotControllerError where another node's controller decides; `gateway.py` finds that one.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from moldau.controller.brokers import (
-    METADATA_VERSION,
-    SUPPORTED_FEATURES,
-    Registration,
     allocate_producer_ids,
+    heartbeat,
     register_broker,
-    update_features,
+    unregister_broker,
 )
 from moldau.controller.configs import alter_configs
+from moldau.controller.elections import LogEnds, elect_leaders, unclean_candidates
 from moldau.controller.ids import Randomness
+from moldau.controller.in_sync import alter_in_sync
+from moldau.controller.liveness import Sessions
+from moldau.controller.readiness import unready
+from moldau.controller.reassignment import alter_reassignments, list_reassignments
 from moldau.controller.requests import (
     ConfigChange,
     ConfigResult,
+    ElectionType,
+    Heartbeat,
+    HeartbeatReply,
+    InSyncChange,
+    InSyncResult,
     MorePartitions,
     NewTopic,
+    OngoingReassignment,
+    PartitionResult,
+    Reassignment,
+    Registration,
     TopicCreated,
     TopicRef,
     TopicResult,
 )
-from moldau.controller.state import ControllerState
+from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
+from moldau.controller.upkeep import AskLogEnd, ProbeBroker, Upkeep, has_leaderless
+from moldau.decisions import Decision
 from moldau.decisions.runtime import DecisionRuntime
 from moldau.errors import NotControllerError, StorageError
-from moldau.metadata.image import ClusterImage, ConfigResource
+from moldau.metadata.image import NO_LEADER, ClusterImage, ConfigResource
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, encode
 from moldau.observe.logging import get_logger
-from moldau.quorum.driver import Quorum
 from moldau.settings.effective import EffectiveSettings
+from moldau.world.clock import Clock
 
 log = get_logger("controller")
+
+
+class MetadataQuorum(Protocol):
+    """What the controller needs of the quorum whose log it writes."""
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def confirmed_ms(self) -> int:
+        """When a majority of the voters last confirmed this leader: no other can have been elected before the fetch
+        timeout has passed since."""
+
+    async def start(self) -> None: ...
+
+    async def append(self, values: Sequence[bytes]) -> int: ...
 
 
 class _MetadataLog:
     """The quorum's log as the decision runtime sees it."""
 
-    def __init__(self, quorum: Quorum) -> None:
+    def __init__(self, quorum: MetadataQuorum) -> None:
         self._quorum = quorum
 
     async def append(self, records: Sequence[Record]) -> int:
@@ -50,19 +88,34 @@ class Controller:
     def __init__(
         self,
         node_id: int,
-        quorum: Quorum,
+        quorum: MetadataQuorum,
         loader: MetadataLoader,
         settings: EffectiveSettings,
         random: Randomness,
+        clock: Clock,
+        *,
+        probe: ProbeBroker | None = None,
+        ask_log_end: AskLogEnd | None = None,
     ) -> None:
+        """`probe` looks whether a broker's process is there at all. `ask_log_end` asks a broker, this one too, for the
+        end of its log of a partition: only where it is given are there unclean elections."""
         self._node_id = node_id
         self._quorum = quorum
         self._loader = loader
         self._settings = settings
         self._random = random
+        self._clock = clock
+        self._probe = probe
+        self._ask_log_end = ask_log_end
         self._runtime: DecisionRuntime[ControllerState, Record] = DecisionRuntime(
             _MetadataLog(quorum), refuse_with=_not_controller
         )
+        self._state: ControllerState | None = None
+        self._upkeep: Upkeep | None = None
+        self._ended: list[Upkeep] = []
+        """Those of former terms whose tasks may still be ending."""
+        self._former_controller = NO_LEADER
+        self._awaiting_news: list[asyncio.Future[None]] = []
         loader.listen(self._published)
         loader.on_failure(self._failed)
 
@@ -84,13 +137,15 @@ class Controller:
         """Joins the quorum; returns when the cluster has a controller and this node its committed image."""
         await self._quorum.start()
         await self._loader.wait_for(0)
-        if self.is_active and METADATA_VERSION not in self._loader.image.features:
-            levels = {name: high for name, (_, high) in SUPPORTED_FEATURES.items()}
-            await self._runtime.submit(lambda state: update_features(state, levels))
 
     async def close(self) -> None:
         """Refuses from now on; returns when no decision is being appended any more."""
+        self._deactivate(NotControllerError("the controller is shutting down"))
+        for upkeep in self._ended:
+            await upkeep.wait_ended()
         await self._runtime.close(NotControllerError("the controller is shutting down"))
+
+    # Topics and configs
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
@@ -108,8 +163,27 @@ class Controller:
         self, changes: Sequence[MorePartitions], *, validate_only: bool = False
     ) -> list[TopicResult]:
         return await self._runtime.submit(
-            lambda state: create_partitions(state, changes, self._random, validate_only=validate_only)
+            lambda state: create_partitions(
+                state, changes, self._settings, self._random, validate_only=validate_only
+            )
         )
+
+    async def wait_ready(
+        self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
+    ) -> dict[str, list[str]]:
+        """Returns when all replicas of these topics are ready (of those with more partitions than before: from the
+        first new one on), or else at the deadline with what is not, in words, by topic."""
+        upkeep = self._active()
+        offset = self._loader.image.offset
+        wanted = {name: (first_partition or {}).get(name, 0) for name in topics}
+        while True:
+            found = unready(self._loader.image, upkeep.sessions, wanted, offset)
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if not found or left_ms <= 0:
+                return found
+            await self._news(left_ms)
+            if self._upkeep is not upkeep:
+                raise _not_controller()
 
     async def alter_configs(
         self,
@@ -124,27 +198,217 @@ class Controller:
             )
         )
 
-    async def allocate_producer_ids(self) -> range:
-        """A block of producer ids that nobody has had before."""
-        return await self._runtime.submit(lambda state: allocate_producer_ids(state, self._node_id))
+    # Brokers
 
-    async def register_broker(self, broker: Registration) -> int:
-        """The broker's epoch."""
-        return await self._runtime.submit(lambda state: register_broker(state, broker))
+    async def register_broker(self, broker: Registration, *, from_afar: bool = False) -> int:
+        """The broker's epoch. A broker that is not `from_afar` is in this process, so its former life is over."""
+        upkeep = self._active()
+        sessions = upkeep.sessions
+
+        def decide(state: ControllerState) -> Decision[Record, int | None]:
+            now_ms = self._clock.monotonic_ms()
+            known = state.image.brokers.get(broker.broker_id)
+            if not from_afar and known is not None and known.incarnation_id != broker.incarnation_id:
+                sessions.cut_short(known.broker_id, known.epoch, now_ms)
+            return register_broker(state, self._settings, broker, sessions, now_ms)
+
+        epoch = None
+        while epoch is None:
+            epoch = await self._runtime.submit(decide)
+        sessions.begin(broker.broker_id, epoch, self._clock.monotonic_ms())
+        upkeep.sessions_changed()
+        return epoch
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        upkeep = self._active()
+        while not await self._runtime.submit(
+            lambda state: unregister_broker(state, self._settings, broker_id)
+        ):
+            pass
+        upkeep.sessions.forget(broker_id)
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        upkeep = self._active()
+        sessions = upkeep.sessions
+        now_ms = self._clock.monotonic_ms()
+        confirmed_age_ms = self._confirmed_age_ms(now_ms)
+        if sessions.heard(beat, now_ms):
+            self._tell_news()
+        records: Sequence[Record] = ()
+
+        def decide(state: ControllerState) -> Decision[Record, HeartbeatReply]:
+            nonlocal records
+            decision = heartbeat(state, self._settings, beat, sessions)
+            records = decision.records
+            if sessions.of(beat.broker_id, beat.broker_epoch) is None:
+                # Whoever registered it did not wait for the answer. It must not be unfenced and unwatched.
+                sessions.begin(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
+                upkeep.sessions_changed()
+            return decision
+
+        reply = await self._runtime.submit(decide)
+        if len(records) == RECORDS_PER_DECISION_MAX:
+            upkeep.finish(beat.broker_id)
+        if beat.wants_shutdown:
+            self._note_shutdown(sessions, beat, reply, has_changed=bool(records))
+        return HeartbeatReply(
+            reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
+        )
+
+    def _note_shutdown(
+        self, sessions: Sessions, beat: Heartbeat, reply: HeartbeatReply, *, has_changed: bool
+    ) -> None:
+        if reply.should_shut_down:
+            sessions.cut_short(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
+        elif has_changed:
+            session = sessions.of(beat.broker_id, beat.broker_epoch)
+            if session is not None:
+                # The decision is committed, so this node's image holds it.
+                session.handed_over_offset = self._loader.image.offset
+
+    def _confirmed_age_ms(self, now_ms: int) -> int:
+        """How long ago a majority last confirmed this controller.
+
+        A controller that is cut off does not know of its successor. It must not prolong leases that the successor
+        takes to have run out, so it stops to answer before there can be one.
+        """
+        age_ms = now_ms - self._quorum.confirmed_ms
+        if not self._quorum.is_leader or age_ms > self._settings.static.quorum_fetch_timeout_ms:
+            raise NotControllerError("This controller has not heard of a majority of the quorum lately.")
+        return max(age_ms, 0)
+
+    def broker_connection_closed(self, broker_id: int, broker_epoch: int) -> None:
+        """A connection on which this broker's heartbeats came has closed."""
+        if self._upkeep is not None:
+            self._upkeep.connection_closed(broker_id, broker_epoch)
+
+    async def allocate_producer_ids(self, broker_id: int, broker_epoch: int) -> range:
+        """A block of producer ids that nobody has had before."""
+        return await self._runtime.submit(lambda state: allocate_producer_ids(state, broker_id, broker_epoch))
+
+    # Partitions
+
+    async def alter_in_sync(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
+    ) -> list[InSyncResult]:
+        return await self._runtime.submit(
+            lambda state: alter_in_sync(state, self._settings, broker_id, broker_epoch, changes)
+        )
+
+    async def elect_leaders(
+        self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
+    ) -> list[PartitionResult]:
+        """For an unclean election the live replicas are first asked for the ends of their logs."""
+        upkeep = self._active()
+        log_ends: LogEnds = {}
+        if election is ElectionType.UNCLEAN:
+            wanted = await self._runtime.submit(
+                lambda state: Decision(
+                    [], unclean_candidates(state, self._settings, _named(state, partitions))
+                )
+            )
+            log_ends, _ = await upkeep.log_ends(wanted)
+        return await self._runtime.submit(
+            lambda state: elect_leaders(state, self._settings, election, partitions, log_ends)
+        )
+
+    async def alter_reassignments(
+        self, reassignments: Sequence[Reassignment], allow_rf_change: bool = True
+    ) -> list[PartitionResult]:
+        return await self._runtime.submit(
+            lambda state: alter_reassignments(
+                state, self._settings, reassignments, allow_rf_change=allow_rf_change
+            )
+        )
+
+    def list_reassignments(
+        self, partitions: Sequence[tuple[str, int]] | None = None
+    ) -> list[OngoingReassignment]:
+        self._active()
+        return list_reassignments(self._loader.image, partitions)
+
+    # Becoming active and ceasing to be
+
+    def leader_changed(self, leader_id: int, epoch: int) -> None:
+        """The quorum has another leader, or none: decisions could not be committed any more."""
+        if self.is_active and (leader_id != self._node_id or epoch != self.epoch):
+            self._deactivate(_not_controller())
 
     def _published(self, image: ClusterImage) -> None:
         """An image that all of this node has taken. It holds the record by which its controller began, and
         all before it, so from here on that controller may decide."""
         elected = image.controller_id == self._node_id and image.controller_epoch == self._quorum.epoch
         if self.is_active and not elected:
-            self._runtime.unload(_not_controller())
+            self._deactivate(_not_controller())
         elif elected and self._quorum.is_leader and not self.is_active:
-            log.info("controller is active", epoch=image.controller_epoch, offset=image.offset)
-            self._runtime.load(ControllerState(image), image.offset + 1)
+            self._activate(image)
+        self._former_controller = image.controller_id
         self._runtime.committed(image.offset + 1)
+        if self._upkeep is not None and self._state is not None:
+            self._upkeep.image_changed(has_leaderless(self._state))
+        self._tell_news()
+
+    def _activate(self, image: ClusterImage) -> None:
+        log.info("controller is active", epoch=image.controller_epoch, offset=image.offset)
+        self._state = ControllerState(image)
+        self._runtime.load(self._state, image.offset + 1)
+        self._upkeep = Upkeep(
+            self._node_id,
+            self._runtime,
+            self._settings,
+            self._clock,
+            image,
+            former_controller=self._former_controller,
+            probe=self._probe,
+            ask_log_end=self._ask_log_end,
+        )
+
+    def _deactivate(self, error: BaseException) -> None:
+        if self._upkeep is not None:
+            self._upkeep.end()
+            self._ended = [each for each in self._ended if not each.has_ended]
+            self._ended.append(self._upkeep)
+        self._upkeep = self._state = None
+        self._runtime.unload(error)
+        self._tell_news()
 
     def _failed(self, error: BaseException) -> None:
-        self._runtime.unload(StorageError(f"the metadata of this node has failed: {error}"))
+        self._deactivate(StorageError(f"the metadata of this node has failed: {error}"))
+
+    def _active(self) -> Upkeep:
+        if self._upkeep is None or not self._runtime.is_loaded:
+            raise _not_controller()
+        return self._upkeep
+
+    # News for those who wait until something is ready
+
+    async def _news(self, within_ms: int) -> None:
+        """Returns when something has changed in what is ready, or the time is over."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[None] = loop.create_future()
+        self._awaiting_news.append(told)
+        timer = loop.call_later(within_ms / 1000, _tell, told)
+        try:
+            await told
+        finally:
+            timer.cancel()
+            if told in self._awaiting_news:
+                self._awaiting_news.remove(told)
+
+    def _tell_news(self) -> None:
+        awaiting, self._awaiting_news = self._awaiting_news, []
+        for told in awaiting:
+            _tell(told)
+
+
+def _tell(told: "asyncio.Future[None]") -> None:
+    if not told.done():
+        told.set_result(None)
+
+
+def _named(state: ControllerState, partitions: Sequence[tuple[str, int]] | None) -> Sequence[tuple[str, int]]:
+    """An administrator who names no partitions means all that have no leader."""
+    return state.index.leaderless() if partitions is None else partitions
 
 
 def _not_controller() -> NotControllerError:

@@ -1,20 +1,63 @@
 """Which brokers hold the replicas of a partition: spread over racks and brokers, or as the caller says."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from moldau.controller.ids import Randomness
+from moldau.controller.index import PartitionIndex
 from moldau.errors import InvalidReplicaAssignmentError, InvalidReplicationFactorError
-from moldau.metadata.image import BrokerImage
+from moldau.metadata.image import BrokerImage, PartitionImage
 
 Replicas = tuple[int, ...]
 """The first is the preferred leader."""
 
 
+class Load:
+    """How much brokers have already, which those to be placed make even. `place` adds what it places."""
+
+    def __init__(self) -> None:
+        self.leaders: Counter[int] = Counter()
+        self.followers: Counter[int] = Counter()
+
+    @classmethod
+    def of_topic(cls, partitions: Iterable[PartitionImage]) -> "Load":
+        """Round robin goes on where the topic's other partitions ended."""
+        load = cls()
+        for partition in partitions:
+            load.add(partition.replicas)
+        return load
+
+    @classmethod
+    def of_cluster(cls, index: PartitionIndex, brokers: Iterable[int]) -> "Load":
+        load = cls()
+        for broker_id in brokers:
+            load.leaders[broker_id] = index.count_preferring(broker_id)
+            load.followers[broker_id] = index.count_of(broker_id) - load.leaders[broker_id]
+        return load
+
+    def as_leader(self, broker_id: int) -> tuple[int, int]:
+        """The less, the sooner it leads."""
+        return self.leaders[broker_id], self.followers[broker_id]
+
+    def as_follower(self, broker_id: int) -> tuple[int, int]:
+        followers = self.followers[broker_id]
+        return self.leaders[broker_id] + followers, followers
+
+    def add(self, replicas: Replicas) -> None:
+        self.leaders[replicas[0]] += 1
+        self.followers.update(replicas[1:])
+
+
 def place(
-    brokers: Mapping[int, BrokerImage], partitions: int, replication_factor: int, random: Randomness
+    brokers: Mapping[int, BrokerImage],
+    partitions: int,
+    replication_factor: int,
+    random: Randomness,
+    load: Load | None = None,
 ) -> list[Replicas]:
-    """Replicas for new partitions. Leaders go round the brokers from a random one on; each partition's other
-    replicas go to as many other racks as there are. Only an active broker is made a leader."""
+    """Replicas for new partitions. Leaders go round the brokers from a random one on, or first to those that have
+    fewest; a partition's other replicas go to as many other racks as there are. A broker that is fenced leads
+    nothing and gets replicas only where the others are too few."""
     active = [broker for broker in brokers.values() if broker.is_active]
     if not active:
         raise InvalidReplicationFactorError(
@@ -26,35 +69,43 @@ def place(
             f"Unable to replicate the partition {replication_factor} time(s): The target replication factor "
             f"of {replication_factor} cannot be reached because only {len(brokers)} broker(s) are registered."
         )
-    ring = _ring(brokers)
+    ring = _ring(active)
+    rest = _ring([broker for broker in brokers.values() if not broker.is_active])
     start = random.randrange(len(ring))
-    return [_pick(ring, start + index, index // len(ring), replication_factor) for index in range(partitions)]
+    ring = ring[start:] + ring[:start]
+    load = Load() if load is None else load
+    placed = []
+    for _ in range(partitions):
+        placed.append(_pick(ring, rest, replication_factor, load))
+        load.add(placed[-1])
+    return placed
 
 
-def _ring(brokers: Mapping[int, BrokerImage]) -> list[BrokerImage]:
-    """All brokers in an order in which neighbours are in different racks, as far as that can be."""
+def _ring(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
+    """The brokers in an order in which neighbours are in different racks, as far as that can be."""
     racks: dict[str, list[BrokerImage]] = {}
-    for broker_id in sorted(brokers):
-        racks.setdefault(brokers[broker_id].rack or "", []).append(brokers[broker_id])
+    for broker in sorted(brokers, key=lambda each: each.broker_id):
+        racks.setdefault(broker.rack or "", []).append(broker)
     members = [racks[rack] for rack in sorted(racks)]
-    longest = max(map(len, members))
+    longest = max(map(len, members), default=0)
     return [rack[row] for row in range(longest) for rack in members if row < len(rack)]
 
 
-def _pick(ring: Sequence[BrokerImage], start: int, lap: int, count: int) -> Replicas:
-    turned = [ring[(start + step) % len(ring)] for step in range(len(ring))]
-    leader = next(broker for broker in turned if broker.is_active)
-    others = [broker for broker in turned if broker is not leader]
+def _pick(ring: Sequence[BrokerImage], rest: Sequence[BrokerImage], count: int, load: Load) -> Replicas:
+    """The leader from `ring`; from `rest` only what the ring cannot give. Of equals the next in the ring."""
+    leads = min(range(len(ring)), key=lambda at: load.as_leader(ring[at].broker_id))
+    leader = ring[leads]
     # With each lap the followers move on by one, so that a broker shares partitions with all others.
-    turn = lap % len(others) if others else 0
+    others = [*ring[leads + 1 :], *ring[:leads]]
+    turn = load.leaders[leader.broker_id] % len(others) if others else 0
     others = others[turn:] + others[:turn]
-    chosen, racks = [leader], {leader.rack}
-    # A rack that has no replica yet comes first, then a broker that could be in sync at once.
-    while len(chosen) < count:
-        best = min(others, key=lambda broker: (broker.rack in racks, not broker.is_active))
-        others.remove(best)
-        chosen.append(best)
-        racks.add(best.rack)
+    chosen, racks = [leader], Counter([leader.rack])
+    for candidates in (others, list(rest)):
+        while candidates and len(chosen) < count:
+            best = min(candidates, key=lambda each: (racks[each.rack], load.as_follower(each.broker_id)))
+            candidates.remove(best)
+            chosen.append(best)
+            racks[best.rack] += 1
     return tuple(broker.broker_id for broker in chosen)
 
 

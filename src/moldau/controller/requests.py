@@ -126,6 +126,9 @@ class HeartbeatReply:
     is_caught_up: bool
     is_fenced: bool
     should_shut_down: bool
+    confirmed_age_ms: int = 0
+    """How long before the heartbeat came a majority of the quorum had last confirmed the controller. A lease that a
+    node's own controller grants counts from then: it may be the one that is cut off."""
 
 
 @dataclass(frozen=True, slots=True)

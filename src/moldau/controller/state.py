@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from moldau.controller.index import PartitionIndex
 from moldau.controller.names import collision_key
 from moldau.errors import PolicyViolationError
 from moldau.metadata.apply import apply
@@ -18,6 +19,7 @@ class ControllerState:
     def __init__(self, image: ClusterImage) -> None:
         """`image` is committed up to the end of the log."""
         self.image = image
+        self.index = PartitionIndex(image)
         self._twins: dict[str, str] = {}
         """A topic for each collision key in use."""
         for name in image.topics:
@@ -29,7 +31,9 @@ class ControllerState:
         return self.image.offset + 1
 
     def apply(self, records: Sequence[Record], end_offset: int) -> None:
-        self.image, delta = apply(self.image, records, end_offset - 1)
+        before = self.image
+        self.image, delta = apply(before, records, end_offset - 1)
+        self.index.update(before, self.image, delta)
         for topic in delta.topics_deleted:
             key = collision_key(topic.name)
             if key is not None and self._twins.get(key) == topic.name:

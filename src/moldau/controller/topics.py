@@ -6,7 +6,7 @@ from uuid import UUID
 
 from moldau.controller.ids import Randomness, new_id
 from moldau.controller.names import METADATA_TOPIC, collision_key, is_internal, validate_topic_name
-from moldau.controller.placement import Replicas, check_manual, in_sync_at_first, place
+from moldau.controller.placement import Load, Replicas, check_manual, in_sync_at_first, place
 from moldau.controller.requests import MorePartitions, NewTopic, TopicCreated, TopicRef, TopicResult
 from moldau.controller.state import ControllerState, bounded
 from moldau.decisions import Decision
@@ -55,6 +55,7 @@ def create_topics(
     records: list[Record] = []
     results: dict[str, TopicCreated] = {}
     twins: dict[str, str] = {}
+    load = _cluster_load(state, settings)
     for topic in topics:
         if topic.name in results:
             continue
@@ -62,7 +63,7 @@ def create_topics(
             if times_named[topic.name] > 1:
                 raise InvalidRequestError("Duplicate topic name.")
             _check_name(state, topic.name, twins)
-            made = _create(state.image, topic, settings, random)
+            made = _create(state.image, topic, settings, random, load)
         except MoldauError as error:
             results[topic.name] = TopicCreated(topic.name, error=error)
         else:
@@ -93,14 +94,24 @@ def _check_name(state: ControllerState, name: str, twins: Mapping[str, str]) -> 
         raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {twin}")
 
 
+def _cluster_load(state: ControllerState, settings: EffectiveSettings) -> Load | None:
+    if settings.broker.placement_policy == "load":
+        return Load.of_cluster(state.index, state.image.brokers)
+    return None
+
+
 def _create(
-    image: ClusterImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness
+    image: ClusterImage,
+    topic: NewTopic,
+    settings: EffectiveSettings,
+    random: Randomness,
+    load: Load | None,
 ) -> list[Record]:
     nulls = [name for name, value in topic.configs.items() if value is None]
     if nulls:
         raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
     settings.validate_topic_configs(topic.configs)
-    replicas = _manual(image, topic) if topic.assignment else _placed(image, topic, settings, random)
+    replicas = _manual(image, topic) if topic.assignment else _placed(image, topic, settings, random, load)
     if len(replicas) > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
     topic_id = new_id(random, taken=image.topic_names)
@@ -129,7 +140,11 @@ def _manual(image: ClusterImage, topic: NewTopic) -> list[Replicas]:
 
 
 def _placed(
-    image: ClusterImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness
+    image: ClusterImage,
+    topic: NewTopic,
+    settings: EffectiveSettings,
+    random: Randomness,
+    load: Load | None,
 ) -> list[Replicas]:
     if topic.replication_factor == 0 or topic.replication_factor < -1:
         raise InvalidReplicationFactorError(
@@ -142,7 +157,7 @@ def _placed(
     replication_factor = topic.replication_factor
     if replication_factor == -1:
         replication_factor = defaults.default_replication_factor
-    return place(image.brokers, partitions, replication_factor, random)
+    return place(image.brokers, partitions, replication_factor, random, load)
 
 
 def _partition(image: ClusterImage, topic_id: UUID, index: int, replicas: Replicas) -> PartitionRecord:
@@ -199,8 +214,14 @@ def _look_up(image: ClusterImage, ref: TopicRef) -> TopicImage | MoldauError:
 
 
 def create_partitions(
-    state: ControllerState, changes: Sequence[MorePartitions], random: Randomness, *, validate_only: bool
+    state: ControllerState,
+    changes: Sequence[MorePartitions],
+    settings: EffectiveSettings,
+    random: Randomness,
+    *,
+    validate_only: bool,
 ) -> Decision[Record, list[TopicResult]]:
+    load = _cluster_load(state, settings)
     records: list[Record] = []
     results: list[TopicResult] = []
     times_named = Counter(change.topic for change in changes)
@@ -208,7 +229,7 @@ def create_partitions(
         try:
             if times_named[change.topic] > 1:
                 raise InvalidRequestError("Duplicate topic name.")
-            added = _more_partitions(state.image, change, random)
+            added = _more_partitions(state.image, change, random, load)
         except MoldauError as error:
             results.append(TopicResult(change.topic, error=error))
         else:
@@ -219,7 +240,9 @@ def create_partitions(
     return Decision([] if validate_only else records, results)
 
 
-def _more_partitions(image: ClusterImage, change: MorePartitions, random: Randomness) -> list[Record]:
+def _more_partitions(
+    image: ClusterImage, change: MorePartitions, random: Randomness, load: Load | None
+) -> list[Record]:
     topic = image.topics.get(change.topic)
     if topic is None:
         raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
@@ -238,9 +261,11 @@ def _more_partitions(image: ClusterImage, change: MorePartitions, random: Random
     if change.count > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
     additional = change.count - have
-    replication_factor = len(topic.partitions[0].replicas)
+    first = topic.partitions[0]
+    replication_factor = len(first.replicas) - len(first.removing)
     if change.assignments is None:
-        placed = place(image.brokers, additional, replication_factor, random)
+        load = Load.of_topic(topic.partitions) if load is None else load
+        placed = place(image.brokers, additional, replication_factor, random, load)
     else:
         if len(change.assignments) != additional:
             raise InvalidReplicaAssignmentError(

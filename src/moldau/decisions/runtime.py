@@ -45,6 +45,8 @@ class _Parked(NamedTuple):
     answered: asyncio.Future[Any]
     reply: Any
     error: BaseException | None
+    is_change: bool
+    """Whether it has records of its own, which may be committed even if this node never hears of it."""
 
 
 class DecisionRuntime(Generic[S, R]):
@@ -76,20 +78,20 @@ class DecisionRuntime(Generic[S, R]):
         self._state = state
         self._seen_offset = self._committed_offset = end_offset
 
-    def unload(self, error: BaseException) -> None:
+    def unload(self, error: BaseException, *, in_doubt: BaseException | None = None) -> None:
         """Leadership is lost (or the log): throws the state away and fails every reply that has not left.
 
-        A decision whose records are appended may still be committed by the next leader, so its caller learns
-        only that this node cannot say.
+        A decision whose records are appended may still be committed by the next leader: its caller gets `in_doubt`,
+        where there is one, to know that it must look before it asks again.
         """
         self._state = None
         self._generation += 1
         parked, self._parked = self._parked, deque()
         queued, self._queue = self._queue, deque()
         for left in parked:
-            _fail(left.answered, error)
+            _fail(left.answered, in_doubt if in_doubt is not None and left.is_change else error)
         if self._deciding is not None:
-            _fail(self._deciding.answered, error)
+            _fail(self._deciding.answered, in_doubt or error)
         for waiting in queued:
             _fail(waiting.answered, error)
 
@@ -148,7 +150,7 @@ class DecisionRuntime(Generic[S, R]):
         try:
             decision: Decision[R, Any] = submitted.decide(state)
         except Exception as error:
-            self._park(_Parked(self._seen_offset, submitted.answered, None, error))
+            self._park(_Parked(self._seen_offset, submitted.answered, None, error, is_change=False))
             return
         if decision.records:
             try:
@@ -161,7 +163,8 @@ class DecisionRuntime(Generic[S, R]):
             assert end_offset > self._seen_offset, "a log grows"
             state.apply(decision.records, end_offset)
             self._seen_offset = end_offset
-        self._park(_Parked(self._seen_offset, submitted.answered, decision.reply, None))
+        is_change = bool(decision.records)
+        self._park(_Parked(self._seen_offset, submitted.answered, decision.reply, None, is_change))
 
     def _park(self, parked: _Parked) -> None:
         if parked.end_offset <= self._committed_offset:

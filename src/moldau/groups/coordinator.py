@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from moldau.controller.driver import Controller
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     InvalidGroupIdError,
@@ -37,7 +36,7 @@ from moldau.groups.requests import (
 )
 from moldau.groups.shard import Shard, Step
 from moldau.groups.state import GroupsState
-from moldau.groups.topic import OFFSETS_TOPIC, OffsetsTopic, partition_for
+from moldau.groups.topic import OFFSETS_TOPIC, OffsetsTopic, TopicCreator, partition_for
 from moldau.metadata.image import EMPTY_IMAGE, ClusterDelta, ClusterImage, PartitionImage, TopicImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.observe.logging import get_logger
@@ -72,7 +71,7 @@ class GroupCoordinator:
         node_id: int,
         partitions: PartitionTable,
         metadata: MetadataLoader,
-        controller: Controller,
+        controller: TopicCreator,
         settings: EffectiveSettings,
         clock: Clock,
     ) -> None:

@@ -1,14 +1,14 @@
 """The log of a shard: reading the groups out of it when this node begins to lead it, and writing to it after."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from moldau.errors import CorruptRecordError, RecordTooLargeError, StorageError
 from moldau.groups.formats import decode, encode
 from moldau.groups.records import GroupRecord
 from moldau.groups.state import GroupsState
 from moldau.partitions.partition import Partition
-from moldau.records.batch import LOG_OVERHEAD, Batch, split
+from moldau.records.batch import Batch, split, whole_batches
 from moldau.records.build import build_batch
 from moldau.records.record import Record, iterate
 from moldau.world.clock import Clock
@@ -36,7 +36,7 @@ async def load(partition: Partition, state: GroupsState, bytes_per_read: int) ->
         except OSError as error:
             raise StorageError(f"{partition.name} cannot be read: {error}") from error
         began_at = offset
-        for batch in _whole_batches(data):
+        for batch in split(whole_batches(data)):
             records = _decoded(batch)
             state.apply(records, batch.next_offset)
             offset = batch.next_offset
@@ -47,19 +47,6 @@ async def load(partition: Partition, state: GroupsState, bytes_per_read: int) ->
         if offset == began_at:
             raise CorruptRecordError(f"no batch is found at offset {offset} of {partition.name}")
     return end_offset
-
-
-def _whole_batches(data: bytes) -> Iterator[Batch]:
-    """Those that are there to their end: a read of so many bytes may cut the last one off."""
-    whole = 0
-    while whole + LOG_OVERHEAD <= len(data):
-        size = int.from_bytes(data[whole + 8 : whole + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
-        if size <= LOG_OVERHEAD:
-            raise CorruptRecordError(f"a batch says it has {size} bytes")
-        if whole + size > len(data):
-            break
-        whole += size
-    return split(memoryview(data)[:whole])
 
 
 def _decoded(batch: Batch) -> list[GroupRecord]:

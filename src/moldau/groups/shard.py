@@ -312,7 +312,8 @@ class Shard:
     def _progressed(self) -> None:
         if self.partition.failure is not None or not self.partition.is_leader:
             self._give_up(self.partition.failure)
-        else:
+        elif self.partition.has_lease:
+            # Without a lease others may coordinate already: who waits is not answered, and asks again.
             self._runtime.committed(self.partition.high_watermark)
 
     def _give_up(self, error: BaseException | None) -> None:

@@ -1,10 +1,16 @@
 """The topic that groups live in: how they are spread over its partitions, and how it comes to be."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Protocol
 
-from moldau.controller.driver import Controller
-from moldau.controller.requests import NewTopic
-from moldau.errors import CoordinatorNotAvailableError, MoldauError, TopicExistsError
+from moldau.controller.requests import NewTopic, TopicCreated
+from moldau.errors import (
+    CoordinatorNotAvailableError,
+    InvalidReplicationFactorError,
+    MoldauError,
+    TopicExistsError,
+)
 from moldau.groups.java_hash import java_hash
 from moldau.metadata.image import TopicImage
 from moldau.metadata.loader import MetadataLoader
@@ -38,14 +44,23 @@ def offsets_topic(settings: BrokerSettings) -> NewTopic:
     )
 
 
+class TopicCreator(Protocol):
+    """The active controller, wherever it is."""
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> list[TopicCreated]: ...
+
+
 class OffsetsTopic:
     """Made when the first group asks for its coordinator; all who ask meanwhile wait for the same creation."""
 
-    def __init__(self, metadata: MetadataLoader, controller: Controller, settings: EffectiveSettings) -> None:
+    def __init__(
+        self, metadata: MetadataLoader, controller: TopicCreator, settings: EffectiveSettings
+    ) -> None:
         self._metadata = metadata
         self._controller = controller
         self._settings = settings
         self._creation: asyncio.Task[None] | None = None
+        self._last_complaint = ""
 
     async def ensure(self) -> TopicImage:
         """The topic, ready for use on this node; raises CoordinatorNotAvailableError."""
@@ -63,11 +78,29 @@ class OffsetsTopic:
 
     async def _create(self) -> None:
         try:
+            self._check_brokers()
             (created,) = await self._controller.create_topics([offsets_topic(self._settings.broker)])
             if created.error is not None and not isinstance(created.error, TopicExistsError):
                 raise created.error
         except MoldauError as error:
-            log.warning("the topic of groups cannot be made", topic=OFFSETS_TOPIC, why=str(error))
+            self._complain(str(error))
             raise CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} cannot be made: {error}") from error
         finally:
             self._creation = None
+
+    def _check_brokers(self) -> None:
+        """A topic with fewer replicas than it should have would stay so: better to have none until there are enough
+        brokers."""
+        wanted = self._settings.broker.offsets_topic_replication_factor
+        active = sum(broker.is_active for broker in self._metadata.image.brokers.values())
+        if active < wanted:
+            raise InvalidReplicationFactorError(
+                f"it is to have {wanted} replicas and {active} brokers are there: start more, or lower "
+                f"offsets.topic.replication.factor"
+            )
+
+    def _complain(self, why: str) -> None:
+        """Once for each reason: clients ask again many times a second."""
+        if why != self._last_complaint:
+            self._last_complaint = why
+            log.warning("the topic of groups cannot be made", topic=OFFSETS_TOPIC, why=why)

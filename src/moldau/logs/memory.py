@@ -118,6 +118,17 @@ class MemoryLog(Log):
         self.epochs.truncate_from_end(self.end_offset)
         self.producers.rebuild(self._producers_before.snapshot(), map(Batch, self._batches))
 
+    async def truncate_fully_and_start_at(self, offset: int) -> None:
+        self._cuts += 1
+        self._batches.clear()
+        self._last_offsets.clear()
+        self._max_timestamps.clear()
+        self._size = 0
+        self.start_offset = self.end_offset = self.durable_offset = self._cleaned_offset = offset
+        self.epochs.clear()
+        self.producers.rebuild(None, ())
+        self._producers_before.rebuild(None, ())
+
     async def advance_start(self, offset: int) -> None:
         if offset > self.end_offset:
             raise OffsetOutOfRangeError(f"{self.name} ends at {self.end_offset}, before {offset}")
@@ -214,6 +225,8 @@ class MemoryStore(LogStore):
     def __init__(self, producer_expiration_ms: int = PRODUCER_EXPIRATION_MS) -> None:
         self._producer_expiration_ms = producer_expiration_ms
         self._logs: dict[LogName, MemoryLog] = {}
+        self.strays: list[MemoryLog] = []
+        """Logs that were set aside."""
 
     async def start(self) -> None:
         pass
@@ -223,7 +236,10 @@ class MemoryStore(LogStore):
 
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> MemoryLog:
         log = self._logs.get(name)
-        if log is None or log.topic_id != topic_id:
+        if log is not None and log.topic_id != topic_id:
+            await self.set_aside(name)
+            log = None
+        if log is None:
             log = self._logs[name] = MemoryLog(name, topic_id, settings, self._producer_expiration_ms)
         log.configure(settings)
         return log
@@ -231,7 +247,15 @@ class MemoryStore(LogStore):
     async def remove(self, name: LogName) -> None:
         self._logs.pop(name, None)
 
-    async def close(self) -> None:
+    async def set_aside(self, name: LogName) -> None:
+        log = self._logs.pop(name, None)
+        if log is not None:
+            self.strays.append(log)
+
+    async def save_high_watermarks(self) -> None:
+        pass
+
+    async def close(self, broker_epoch: int = -1) -> None:
         for log in self._logs.values():
             await log.close()
 

@@ -76,6 +76,10 @@ class Log(ABC):
     durable_offset: int
     """Everything below it survives a power cut. Moves with make_durable; never above end_offset."""
 
+    saved_high_watermark: int = 0
+    """Everything below it was committed once; kept by LogStore.save_high_watermarks, so that a restart knows it. More
+    may have been committed since, and after a crash the log may end before it."""
+
     producers: ProducerStates
     """Rebuilt from the log; kept up to date by append, truncate_to and retention."""
     epochs: EpochHistory
@@ -130,6 +134,11 @@ class Log(ABC):
         """Drops everything at and after `offset`, durably; producers and epochs follow."""
 
     @abstractmethod
+    async def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Drops everything, producers and epochs too, durably: the log is empty and begins at `offset`, which may lie
+        anywhere. After a crash it is as it was or as it should be."""
+
+    @abstractmethod
     async def advance_start(self, offset: int) -> None:
         """Moves start_offset to `offset`, durably, and drops what lies wholly below it."""
 
@@ -163,6 +172,8 @@ class LogStore(ABC):
 
     was_closed_cleanly: bool = True
     """Set by start(): False where the node ended without closing its logs, so that unsynced records may be gone."""
+    previous_broker_epoch: int = -1
+    """Set by start(): what `close` was given last, if it was the last thing that happened to the logs."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -176,7 +187,7 @@ class LogStore(ABC):
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> Log:
         """Opens a log, recovering it after a crash, or creates it (durably).
 
-        A log of the same name but another topic id belongs to a deleted topic: it is removed first. Raises
+        A log of the same name but another topic id belongs to a deleted topic: it is set aside first. Raises
         StorageError when the log cannot be trusted; other logs are not harmed.
         """
 
@@ -185,8 +196,17 @@ class LogStore(ABC):
         """Closes and deletes; returns when a restart would not find it any more."""
 
     @abstractmethod
-    async def close(self) -> None:
-        """Closes all logs and marks the shutdown as clean."""
+    async def set_aside(self, name: LogName) -> None:
+        """Keeps a log that nobody knows, under a name by which it is never found or opened again: only an operator
+        can say what is to become of it."""
+
+    @abstractmethod
+    async def save_high_watermarks(self) -> None:
+        """Writes down what was noted in the logs' `saved_high_watermark`."""
+
+    @abstractmethod
+    async def close(self, broker_epoch: int = -1) -> None:
+        """Closes all logs and marks the shutdown as clean, in the life of the broker that has this epoch."""
 
     @abstractmethod
     def space(self) -> tuple[int, int]:

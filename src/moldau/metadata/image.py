@@ -62,6 +62,11 @@ class PartitionImage:
     def is_reassigning(self) -> bool:
         return bool(self.adding or self.removing)
 
+    def min_in_sync(self, configured: int) -> int:
+        """How many replicas must be in sync for a write to be taken: as configured, but no more than there are.
+        Those that a reassignment adds do not count before it is done."""
+        return max(1, min(configured, len(self.replicas) - len(self.adding)))
+
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:

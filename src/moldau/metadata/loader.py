@@ -1,19 +1,31 @@
 """Keeps the committed image and tells the parts of the node of every change, one after the other.
 
-Committed batches queue up here; all that wait are applied as one delta (at boot: the whole log), which every
-publisher takes before the next delta is made.
+Committed batches queue up here; all that wait are applied as one delta (at boot: the whole log, from its snapshot
+on), which every publisher takes before the next delta is made.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from moldau.metadata.apply import Change, LeaderChange, apply
 from moldau.metadata.image import ClusterDelta, ClusterImage
 from moldau.metadata.records import decode
+from moldau.metadata.snapshot import delta_between, image_from
 from moldau.quorum.batches import CommittedBatch
+from moldau.quorum.messages import SnapshotId
 
 Publisher = Callable[[ClusterDelta, ClusterImage], Awaitable[None] | None]
 Listener = Callable[[ClusterImage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """A snapshot that the image begins anew with."""
+
+    values: Sequence[bytes]
+    id: SnapshotId
+    leader_id: int
 
 
 class MetadataLoader:
@@ -23,7 +35,11 @@ class MetadataLoader:
         self._listeners: list[Listener] = []
         self._on_failure: list[Callable[[BaseException], None]] = []
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._beginning: _Beginning | None = None
+        """A snapshot that comes before all that is in the queue."""
         self._queue: list[CommittedBatch] = []
+        self.bytes_applied = 0
+        """Of the records in all batches that were published."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
@@ -55,7 +71,22 @@ class MetadataLoader:
         if self._failure is not None:
             return
         self._queue += batches
-        if self._task is None and self._queue:
+        self._run_soon()
+
+    def begin_with(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:
+        """Takes a snapshot as the image's new beginning: what was committed up to its end is in it.
+
+        Publishers are told of the difference to what they know. A snapshot of what the image has already changes
+        nothing.
+        """
+        newest = self._queue[-1].last_offset if self._queue else self._image.offset
+        if self._failure is None and snapshot.end_offset - 1 > newest:
+            self._queue.clear()
+            self._beginning = _Beginning(values, snapshot, leader_id)
+            self._run_soon()
+
+    def _run_soon(self) -> None:
+        if self._task is None and (self._queue or self._beginning is not None):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def wait_for(self, offset: int) -> None:
@@ -71,27 +102,46 @@ class MetadataLoader:
     async def close(self) -> None:
         """Lets the publication under way come to its end; takes no more."""
         self._queue.clear()
+        self._beginning = None
         if self._task is not None:
             await self._task
         self._end(RuntimeError("the metadata loader is closed"))
 
     async def _run(self) -> None:
         try:
-            while self._queue:
+            while self._queue or self._beginning is not None:
                 batches, self._queue = self._queue, []
-                await self._publish(batches)
+                beginning, self._beginning = self._beginning, None
+                if beginning is None:
+                    image, delta = _apply_all(self._image, batches)
+                else:
+                    image = _apply_all(self._image_of(beginning), batches)[0]
+                    delta = delta_between(self._image, image)
+                await self._publish(delta, image)
+                self.bytes_applied += sum(len(value) for batch in batches for value in batch.values)
+                self._tell(image)
         except Exception as error:
             self.fail(error)
         finally:
             self._task = None
 
-    async def _publish(self, batches: Sequence[CommittedBatch]) -> None:
-        image, delta = apply(self._image, _changes(batches), batches[-1].last_offset)
+    def _image_of(self, beginning: _Beginning) -> ClusterImage:
+        return image_from(
+            map(decode, beginning.values),
+            cluster_id=self._image.cluster_id,
+            end_offset=beginning.id.end_offset,
+            epoch=beginning.id.epoch,
+            leader_id=beginning.leader_id,
+        )
+
+    async def _publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
         for publisher in self._publishers:
             taken = publisher(delta, image)
             if taken is not None:
                 await taken
         self._image = image
+
+    def _tell(self, image: ClusterImage) -> None:
         for listener in self._listeners:
             listener(image)
         still_waiting = []
@@ -112,10 +162,17 @@ class MetadataLoader:
     def _end(self, error: BaseException) -> None:
         self._failure = error
         self._queue.clear()
+        self._beginning = None
         for _, arrived in self._waiting:
             if not arrived.done():
                 arrived.set_exception(error)
         self._waiting.clear()
+
+
+def _apply_all(image: ClusterImage, batches: Sequence[CommittedBatch]) -> tuple[ClusterImage, ClusterDelta]:
+    if not batches:
+        return image, ClusterDelta()
+    return apply(image, _changes(batches), batches[-1].last_offset)
 
 
 def _changes(batches: Sequence[CommittedBatch]) -> list[Change]:

@@ -13,21 +13,30 @@ from moldau.connections.budget import Budget
 from moldau.connections.connection import Answer, Connection
 from moldau.connections.large_frames import LargeFrames
 from moldau.connections.listener import Listener
-from moldau.controller.brokers import Registration
 from moldau.controller.driver import Controller
+from moldau.controller.gateway import ControllerGateway
 from moldau.controller.ids import new_id
 from moldau.groups.coordinator import GroupCoordinator
 from moldau.logs.store import LogStore
+from moldau.membership.driver import Membership
 from moldau.metadata.image import Endpoint
 from moldau.metadata.loader import MetadataLoader
+from moldau.metadata.snapshotter import Snapshotter
 from moldau.node import identity
 from moldau.node.identity import Identity
+from moldau.node.log_ends import LogEnds
+from moldau.node.voting import bootstrap_servers, check_membership, first_voters
 from moldau.observe.logging import get_logger
 from moldau.partitions.housekeeping import Housekeeping
 from moldau.partitions.table import PartitionTable
 from moldau.partitions.waiting import Listeners
-from moldau.quorum.driver import METADATA_LOG, Quorum, open_metadata_log
-from moldau.quorum.elections import ElectionFile, ElectionMemory, Elections
+from moldau.peers.addresses import PeerAddresses
+from moldau.peers.peers import Connect, Peers
+from moldau.quorum.driver import METADATA_LOG, Quorum, QuorumSettings, open_metadata_log
+from moldau.quorum.elections import ElectionFile, ElectionMemory
+from moldau.quorum.snapshots import SnapshotFiles, SnapshotMemory
+from moldau.quorum.wire import WireQuorumPeers
+from moldau.replication.driver import Replication
 from moldau.requests import REGISTRY
 from moldau.requests.broker import Broker
 from moldau.requests.dispatch import Dispatcher
@@ -54,9 +63,13 @@ class Node:
         *,
         store: LogStore | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """`store` takes the place of the one that the settings name; `on_fatal` hears when the node can no
-        longer serve (its metadata cannot be kept), and should stop it."""
+        longer serve (its metadata cannot be kept), and should stop it. `connect` takes the place of the way to other
+        nodes."""
+        check_membership(settings)
+        self._connect = connect
         self._world = world
         self._static = settings
         self._settings = EffectiveSettings(settings)
@@ -93,68 +106,28 @@ class Node:
             raise
 
     async def _start(self) -> None:
-        world, static = self._world, self._static
         await self._store.start()
-        self._undo.push_async_callback(self._store.close)
+        self._undo.push_async_callback(self._close_store)
         if not self._store.was_closed_cleanly and self._store.found():
             log.warning("the node did not stop cleanly: logs are checked and what was torn is cut off")
-        bound = await self._bind()
+        self.addresses = advertise(await self._bind(), self._static.advertised)
         who = await self._identity()
-        self._metadata = MetadataLoader(who.cluster_id)
-        self._metadata.on_failure(self._fatal)
-        self._partitions = PartitionTable(
-            static.node_id, self._store, self._settings, not_ours=(METADATA_LOG,)
-        )
-        self._metadata.subscribe(lambda delta, image: self._settings.apply(image, delta))
-        self._metadata.subscribe(self._partitions.publish)
-        self._undo.push_async_callback(self._partitions.close)
-
-        voters = [static.node_id]
-        metadata_log = await open_metadata_log(self._store)
-        self._quorum = Quorum(
-            static.node_id,
-            voters,
-            metadata_log,
-            self._elections(voters),
-            world.clock,
-            on_commit=self._metadata.commit,
-            on_fatal=self._metadata.fail,
-        )
-        self._undo.push_async_callback(self._quorum.close)
-        self._undo.push_async_callback(self._metadata.close)
-        self._controller = Controller(
-            static.node_id, self._quorum, self._metadata, self._settings, world.random
-        )
-        self._undo.push_async_callback(self._controller.close)
-        self._groups = GroupCoordinator(
-            static.node_id, self._partitions, self._metadata, self._controller, self._settings, world.clock
-        )
-        self._metadata.subscribe(self._groups.publish)
-        self._undo.push_async_callback(self._groups.close)
-        await self._controller.start()
-        self.addresses = advertise(bound, static.advertised)
-        await self._controller.register_broker(self._registration())
-
-        self._broker = Broker(
-            broker_id=static.node_id,
-            world=world,
-            settings=self._settings,
-            metadata=self._metadata,
-            controller=self._controller,
-            partitions=self._partitions,
-            groups=self._groups,
-            fetch_sessions=FetchSessions(world.random, static.max_incremental_fetch_session_cache_slots),
-            producer_ids=ProducerIds(self._controller.allocate_producer_ids),
-            long_polls=Listeners(),
-        )
-        self._dispatcher = Dispatcher(self._broker, REGISTRY)
-        self._housekeeping = Housekeeping(self._partitions, self._settings, world.clock)
-        self._housekeeping.start()
-        self._groups.start()
-        self._undo.push_async_callback(self._housekeeping.stop)
+        await self._put_together(who)
+        # Nodes talk to each other from here on. Clients are let in when the cluster has taken this one.
         self._undo.push_async_callback(self._close_listeners)
         for listener in self._listeners:
             await listener.serve()
+        await self._controller.start()
+        await self._membership.start()
+        self._replication.start()
+        await self._membership.wait_active()
+        await self._partitions.set_strays_aside()
+        self._housekeeping = Housekeeping(self._partitions, self._settings, self._world.clock)
+        self._housekeeping.start()
+        self._undo.push_async_callback(self._housekeeping.stop)
+        self._groups.start()
+        self._broker.ready.set()
+        self._undo.push_async_callback(self._hand_over)
         log.info(
             "ready",
             addresses=",".join(str(address) for address in self.addresses),
@@ -162,10 +135,147 @@ class Node:
             partitions=len(self._partitions),
         )
 
+    async def _put_together(self, who: Identity) -> None:
+        """All parts, none of them at work yet; what is pushed last is closed first."""
+        world, static, settings = self._world, self._static, self._settings
+        node_id, clock = static.node_id, world.clock
+        peers = self._peers = Peers(
+            node_id, clock, request_timeout_ms=static.quorum_request_timeout_ms, connect=self._connect
+        )
+        self._undo.push_async_callback(peers.close)
+        metadata = self._metadata = MetadataLoader(who.cluster_id)
+        metadata.on_failure(self._fatal)
+        table = self._partitions = PartitionTable(
+            node_id, self._store, settings, clock, not_ours=(METADATA_LOG,)
+        )
+        metadata.subscribe(lambda delta, image: settings.apply(image, delta))
+        metadata.subscribe(PeerAddresses(peers, static.inter_broker_listener).publish)
+        metadata.subscribe(table.publish)
+
+        quorum = self._quorum = await self._make_quorum(who)
+        self._undo.push_async_callback(quorum.close)
+        snapshotter = Snapshotter(
+            metadata,
+            quorum,
+            clock,
+            bytes_max=static.metadata_snapshot_bytes,
+            interval_ms=static.metadata_snapshot_interval_ms,
+        )
+        self._undo.push_async_callback(snapshotter.close)
+        self._undo.push_async_callback(quorum.resign)
+        self._undo.push_async_callback(metadata.close)
+        controller = self._controller = Controller(
+            node_id,
+            quorum,
+            metadata,
+            settings,
+            world.random,
+            clock,
+            probe=lambda broker_id: peers.probe(broker_id, static.quorum_request_timeout_ms),
+            ask_log_end=LogEnds(node_id, table, peers).ask,
+        )
+        self._undo.push_async_callback(controller.close)
+        gateway = ControllerGateway(node_id, controller, quorum, peers, metadata, clock)
+        membership = self._membership = Membership(
+            node_id,
+            new_id(world.random),
+            gateway,
+            static,
+            clock,
+            cluster_id=who.cluster_id,
+            endpoints=[Endpoint(each.name, each.host, each.port) for each in self.addresses],
+            previous_epoch=self._store.previous_broker_epoch,
+            on_fatal=self._fatal,
+        )
+        self._undo.push_async_callback(membership.close)
+        table.lease = membership.lease
+        metadata.listen(lambda image: membership.report(image.offset, table.not_ready()))
+        self._undo.push_async_callback(table.close)
+        groups = self._groups = GroupCoordinator(node_id, table, metadata, gateway, settings, clock)
+        metadata.subscribe(groups.publish)
+        self._undo.push_async_callback(groups.close)
+        self._replication = Replication(
+            node_id,
+            table,
+            peers,
+            gateway,
+            membership,
+            settings,
+            clock,
+            world.random,
+            cluster_id=who.cluster_id,
+        )
+        self._undo.push_async_callback(self._replication.close)
+        self._broker = Broker(
+            broker_id=node_id,
+            world=world,
+            settings=settings,
+            metadata=metadata,
+            controller=controller,
+            partitions=table,
+            groups=groups,
+            fetch_sessions=FetchSessions(world.random, static.max_incremental_fetch_session_cache_slots),
+            producer_ids=ProducerIds(lambda: gateway.allocate_producer_ids(node_id, membership.broker_epoch)),
+            long_polls=Listeners(),
+            quorum=quorum,
+            gateway=gateway,
+            membership=membership,
+            peers=peers,
+            replication=self._replication,
+            ready=asyncio.Event(),
+        )
+        self._dispatcher = Dispatcher(self._broker, REGISTRY)
+
+    async def _make_quorum(self, who: Identity) -> Quorum:
+        static, metadata = self._static, self._metadata
+        metadata_log = await open_metadata_log(self._store)
+        directory = f"{static.data_dir}/{METADATA_LOG}"
+        in_memory = static.store == "memory"
+        bootstrap = bootstrap_servers(static)
+        return Quorum(
+            static.node_id,
+            who.directory_id,
+            metadata_log,
+            ElectionMemory() if in_memory else ElectionFile(self._world.disk, directory, who.cluster_id),
+            self._world.clock,
+            self._world.random,
+            first_voters=first_voters(static, who, self.addresses),
+            peers=WireQuorumPeers(
+                self._peers,
+                who.cluster_id,
+                listener=static.inter_broker_listener,
+                request_timeout_ms=static.quorum_request_timeout_ms,
+                bootstrap=bootstrap,
+            ),
+            snapshots=SnapshotMemory() if in_memory else SnapshotFiles(self._world.disk, directory),
+            settings=QuorumSettings(
+                fetch_timeout_ms=static.quorum_fetch_timeout_ms,
+                election_timeout_ms=static.quorum_election_timeout_ms,
+                request_timeout_ms=static.quorum_request_timeout_ms,
+            ),
+            bootstrap=tuple(bootstrap),
+            on_commit=metadata.commit,
+            on_snapshot=metadata.begin_with,
+            on_leader_change=self._leader_changed,
+            on_fatal=metadata.fail,
+        )
+
+    def _leader_changed(self, leader_id: int, epoch: int) -> None:
+        self._controller.leader_changed(leader_id, epoch)
+
     async def stop(self) -> None:
-        """Answers what is under way, closes logs so that the next start needs no recovery."""
+        """Hands leadership over, answers what is under way, closes logs so that the next start needs no recovery."""
         await self._undo.aclose()
         log.info("stopped")
+
+    async def _hand_over(self) -> None:
+        """A node that is alone has nobody to hand over to."""
+        if self._static.controlled_shutdown_enable and len(self._metadata.image.brokers) > 1:
+            await self._membership.shut_down()
+
+    async def _close_store(self) -> None:
+        epoch = -1 if self._dispatcher is None or self.failure is not None else self._membership.broker_epoch
+        await self._store.close(epoch)
 
     async def _close_listeners(self) -> None:
         for listener in self._listeners:
@@ -198,19 +308,6 @@ class Node:
         return await identity.load_or_create(
             self._world.disk, static.data_dir, self._world.random, static.cluster_id, static.node_id
         )
-
-    def _registration(self) -> Registration:
-        return Registration(
-            broker_id=self._static.node_id,
-            incarnation_id=new_id(self._world.random),
-            endpoints=[Endpoint(each.name, each.host, each.port) for each in self.addresses],
-            clean_shutdown=self._store.was_closed_cleanly,
-        )
-
-    def _elections(self, voters: list[int]) -> Elections:
-        if self._static.store == "memory":
-            return ElectionMemory()
-        return ElectionFile(self._world.disk, f"{self._static.data_dir}/{METADATA_LOG}", voters)
 
     def _opened(self, connection: Connection, listener: str) -> Answer:
         assert self._dispatcher is not None

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from moldau.errors import MoldauError
+from moldau.errors import MoldauError, StorageError
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.partitions.table import PartitionTable
@@ -11,6 +11,9 @@ from moldau.settings.effective import EffectiveSettings
 from moldau.world.clock import Clock
 
 log = get_logger(__name__)
+
+HIGH_WATERMARKS_MS = 5_000
+"""How often high watermarks are saved."""
 
 
 class Housekeeping:
@@ -31,6 +34,7 @@ class Housekeeping:
             loop.create_task(
                 self._repeat(lambda: self._settings.broker.log_cleaner_backoff_ms, self.compaction_round)
             ),
+            loop.create_task(self._repeat(lambda: HIGH_WATERMARKS_MS, self.high_watermarks_round)),
         ]
 
     async def stop(self) -> None:
@@ -46,15 +50,21 @@ class Housekeeping:
     async def retention_round(self) -> None:
         await self._partitions.open_again()
         for partition in self._partitions:
-            if partition.is_leader and partition.failure is None:
+            if partition.failure is None:
                 await self._one(partition, partition.apply_retention(self._clock.wall_ms()))
 
     async def compaction_round(self) -> None:
         if not self._settings.broker.log_cleaner_enable:
             return
         for partition in self._partitions:
-            if partition.is_leader and partition.failure is None:
+            if partition.failure is None:
                 await self._one(partition, partition.compact(self._clock.wall_ms()))
+
+    async def high_watermarks_round(self) -> None:
+        try:
+            await self._partitions.save_high_watermarks()
+        except StorageError as error:
+            log.warning("high watermarks are not saved", why=str(error))
 
     async def _one(self, partition: Partition, work: Awaitable[object]) -> None:
         """A partition in trouble, or one that closes under our hands, must not end the round for the

@@ -1,32 +1,41 @@
-"""One replica of a partition: takes appends in order, makes them durable, knows what may be read, wakes who
-waits."""
+"""A partition as its callers see it: takes appends in order, knows who may read what, and wakes who waits."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import NamedTuple, TypeVar
-from uuid import UUID
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from moldau.eager import start_now
+from moldau.controller.requests import InSyncChange, InSyncResult
 from moldau.errors import (
     MoldauError,
+    NotEnoughReplicasAfterAppendError,
     NotLeaderError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     StorageError,
 )
-from moldau.logs.store import NOTHING, Log, LogName, Slices, TimeAndOffset
-from moldau.metadata.image import PartitionImage
-from moldau.observe.logging import get_logger
-from moldau.partitions.state import NO_EPOCH, LeaderState
-from moldau.partitions.waiting import Listeners, OffsetWaiters
+from moldau.logs.store import NOTHING, Slices, TimeAndOffset
+from moldau.partitions.follower import FollowerState
+from moldau.partitions.replica import Replica
+from moldau.partitions.state import NO_EPOCH, LeaderState, ReplicaFetch
+from moldau.quorum.messages import LogEnd
 from moldau.records.batch import NO_TIMESTAMP, Batch
-from moldau.settings.topic import TopicSettings
 
-log = get_logger(__name__)
 
-T = TypeVar("T")
+class Diverged(MoldauError):
+    """The caller's last fetched epoch ended earlier here: it has records that this log has not."""
 
-SYNC_AGAIN_S_MIN, SYNC_AGAIN_S_MAX = 0.1, 5.0
-"""How long a sync that failed for the moment is put off: twice as long after each failure, up to the second."""
+    def __init__(self, epoch: int, end_offset: int) -> None:
+        super().__init__(f"epoch {epoch} ended at {end_offset}")
+        self.epoch = epoch
+        self.end_offset = end_offset
+
+
+class OutsideLogError(OffsetOutOfRangeError):
+    """The offset is not in the log, which begins at `start_offset`: a follower that is before it begins anew there."""
+
+    def __init__(self, message: str, start_offset: int) -> None:
+        super().__init__(message)
+        self.start_offset = start_offset
 
 
 class Appended(NamedTuple):
@@ -42,94 +51,50 @@ class Fetched(NamedTuple):
     high_watermark: int
     last_stable_offset: int
     start_offset: int
+    nearest_replica: int = -1
+    """Where the consumer should rather read; then there are no records."""
 
 
-class Partition:
-    """A partition that this node has a replica of.
+class Partition(Replica):
+    """A partition that this node has a replica of."""
 
-    Appends, truncations and moves of the start go one after the other behind `_lock`, because a store may
-    take its time; what the log knows (end, durable and start offset) is only trusted inside it or for
-    answers that may be a moment old.
-    """
+    on_joinable: "Sequence[Callable[[Partition], None]]" = ()
+    """Called when a follower that was out of sync has come far enough to be in sync again."""
 
-    def __init__(self, name: LogName, topic_id: UUID, replica_id: int, log_: Log) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.log = log_
-        self.committed = OffsetWaiters()
-        self.progress = Listeners()
-        self._synced = OffsetWaiters()
-        self._replica_id = replica_id
-        self._leader: LeaderState | None = None
-        self._failure: StorageError | None = None
-        self._closed = False
-        self._lock = asyncio.Lock()
-        self._sync: asyncio.Task[None] | None = None
-        self._settling: asyncio.Task[None] | None = None
-        self._syncing = False
-        self._sync_again: asyncio.TimerHandle | None = None
-        self._sync_again_s = SYNC_AGAIN_S_MIN
+    # Leading
 
-    # The role
+    def leader(self, known_epoch: int = NO_EPOCH) -> LeaderState:
+        """The leader's state, for a caller that knows `known_epoch`; raises where it cannot be asked of
+        this node."""
+        role = self._role(known_epoch)
+        if isinstance(role, LeaderState):
+            return role
+        raise NotLeaderError(f"this node does not lead {self.name}", self.leader_id, self.leader_epoch)
 
-    async def take_role(self, image: PartitionImage) -> None:
-        """Becomes what the metadata says: leader in a new epoch, leader as before, or not leader.
-
-        Behind the lock, so that an append under way ends in the epoch it began in.
-        """
-        async with self._lock:
-            self._take_role(image)
-
-    def _take_role(self, image: PartitionImage) -> None:
-        if image.leader != self._replica_id:
-            self._leader = None
-            self._refuse_waiting(NotLeaderError(f"{self.name} has a new leader"))
-            return
-        if self._leader is not None and self._leader.leader_epoch == image.leader_epoch:
-            if self._leader.on_in_sync(image.in_sync):
-                self._high_watermark_moved()
-            return
-        before = self._leader.high_watermark if self._leader is not None else self.log.start_offset
-        self.log.epochs.assign(image.leader_epoch, self.log.end_offset)
-        self._leader = LeaderState(
-            leader_epoch=image.leader_epoch,
-            in_sync=image.in_sync,
-            replicas=len(image.replicas),
-            high_watermark=before,
-        )
-        self._note_durable()
-        self._start_sync()
+    def _role(self, known_epoch: int) -> LeaderState | FollowerState:
+        if self._failure is not None:
+            raise self._failure
+        role = self._leader or self._follower
+        if role is None:
+            raise NotLeaderError(f"this node does not lead {self.name}")
+        role.check_epoch(known_epoch)
+        return role
 
     @property
-    def leader_epoch(self) -> int:
-        return NO_EPOCH if self._leader is None else self._leader.leader_epoch
+    def has_lease(self) -> bool:
+        return self._lease is None or self._lease.is_valid()
 
-    @property
-    def is_leader(self) -> bool:
-        return self._leader is not None
-
-    @property
-    def failure(self) -> StorageError | None:
-        return self._failure
-
-    @property
-    def high_watermark(self) -> int:
-        return self.leader().high_watermark
+    def check_lease(self) -> None:
+        """Refuses to promise anything once others may lead in this node's place."""
+        if not self.has_lease:
+            raise NotLeaderError(
+                f"this node has not heard of the controller for too long to lead {self.name}"
+            )
 
     @property
     def last_stable_offset(self) -> int:
         """What read_committed sees. No transaction is ever open yet, so it is the high watermark."""
         return self.high_watermark
-
-    def leader(self, known_epoch: int = NO_EPOCH) -> LeaderState:
-        """The leader's state, for a caller that knows `known_epoch`; raises where it cannot be asked of
-        this node."""
-        if self._failure is not None:
-            raise self._failure
-        if self._leader is None:
-            raise NotLeaderError(f"this node does not lead {self.name}")
-        self._leader.check_epoch(known_epoch)
-        return self._leader
 
     # Writing
 
@@ -142,8 +107,9 @@ class Partition:
         there."""
         async with self._lock:
             leader = self.leader()
+            self.check_lease()
             if all_in_sync:
-                leader.check_in_sync(self.log.settings.min_insync_replicas)
+                leader.check_in_sync()
             log_ = self.log
             first = batches[0]
             if first.producer_id >= 0:
@@ -162,95 +128,30 @@ class Partition:
             except StorageError:
                 log_.producers.not_written(first)
                 raise
+            leader.on_appended(offset, self._clock.monotonic_ms())
+        self.growth.tell()
         if self.log.settings.write_caching:
             self._note_durable()
-        self._start_sync()
+        self._syncing.start()
         return Appended(base_offset, offset, append_time_ms)
 
-    def committing(self, next_offset: int) -> "asyncio.Future[None] | None":
+    def committing(self, next_offset: int, *, all_in_sync: bool = False) -> "asyncio.Future[None] | None":
         """Done when the high watermark reaches `next_offset`, failed when that can no longer be promised;
-        None where it is there already."""
-        if self.leader().high_watermark >= next_offset:
+        None where it is there already. `all_in_sync` fails, too, once fewer than min.insync.replicas are in sync."""
+        leader = self.leader()
+        if all_in_sync and len(leader.in_sync) < leader.min_in_sync:
+            raise NotEnoughReplicasAfterAppendError(
+                f"only {len(leader.in_sync)} replicas of {self.name} are in sync since the records were appended"
+            )
+        if leader.high_watermark >= next_offset:
             return None
-        return self.committed.add(next_offset)
+        return (self._acknowledging if all_in_sync else self.committed).add(next_offset)
 
     async def settle(self) -> None:
         """Lets the sync of what is appended come to its end, for callers who ask where the log ends: a
         producer that did not wait for the sync should find its own records counted all the same."""
-        log_ = self.log
-        if self._leader is not None and self._syncing and log_.durable_offset < log_.end_offset:
-            await self._synced.add(log_.end_offset)
-
-    def _note_durable(self) -> None:
-        if self._leader is None:
-            return
-        safe = self.log.end_offset if self.log.settings.write_caching else self.log.durable_offset
-        if self._leader.on_durable(self._replica_id, safe):
-            self._high_watermark_moved()
-        self._synced.reached(safe)
-
-    def _high_watermark_moved(self) -> None:
-        assert self._leader is not None
-        self.committed.reached(self._leader.high_watermark)
-        self.progress.tell()
-
-    def _start_sync(self) -> None:
-        """One sync runs at a time; whatever is appended meanwhile shares the next."""
-        log_ = self.log
-        if self._syncing or log_.durable_offset >= log_.end_offset or log_.settings.write_caching:
-            return
-        self._stop_waiting_to_sync()
-        self._syncing = True
-        self._sync = start_now(self._sync_until_durable(), self._sync_ended)
-
-    async def _sync_until_durable(self) -> None:
-        while self.log.durable_offset < self.log.end_offset:
-            await self.log.make_durable()
-            self._sync_again_s = SYNC_AGAIN_S_MIN
-            self._note_durable()
-            self._start_settling()
-
-    def _sync_ended(self, _: None, error: BaseException | None) -> None:
-        self._syncing = False
-        self._sync = None
-        if error is None:
-            self._start_sync()
-        elif isinstance(error, Exception):
-            # Whatever went wrong, nobody may wait for a sync that will not come.
-            known = error if isinstance(error, StorageError) else StorageError(f"syncing failed: {error!r}")
-            if known is error and self.log.failure is None:
-                # It may pass, and is tried again; but who waits now gets no promise.
-                self._refuse_waiting(known)
-                self._sync_later(known)
-            else:
-                self.fail(known)
-
-    def _sync_later(self, error: StorageError) -> None:
-        """What is appended is not left as it is until somebody appends again: others may wait for it."""
-        if self._closed or self._syncing:
-            return
-        delay_s, self._sync_again_s = self._sync_again_s, min(2 * self._sync_again_s, SYNC_AGAIN_S_MAX)
-        log.warning("records are not synced yet", partition=str(self.name), why=str(error), again_s=delay_s)
-        self._sync_again = asyncio.get_running_loop().call_later(delay_s, self._start_sync)
-
-    def _stop_waiting_to_sync(self) -> None:
-        if self._sync_again is not None:
-            self._sync_again.cancel()
-            self._sync_again = None
-
-    def _start_settling(self) -> None:
-        """Beside the syncs, so that nobody who waits for records waits for indexes."""
-        if self._settling is None and self.log.needs_settling and not self._closed:
-            loop = asyncio.get_running_loop()
-            self._settling = loop.create_task(self._settle())
-
-    async def _settle(self) -> None:
-        try:
-            await self._watched(self.log.settle())
-        except StorageError as error:
-            log.warning("closed segments are not settled", partition=str(self.name), why=str(error))
-        finally:
-            self._settling = None
+        if self._leader is not None and self._syncing.is_running:
+            await self._syncing.until_safe(self.log.end_offset)
 
     # Reading
 
@@ -260,22 +161,85 @@ class Partition:
         bytes_max: int,
         *,
         known_epoch: int = NO_EPOCH,
+        last_fetched_epoch: int = NO_EPOCH,
         committed_only: bool = False,
         whole_first: bool = True,
+        from_follower: bool = False,
     ) -> Fetched:
-        """What a consumer may see from `offset` on; raises OffsetOutOfRangeError, or as `leader` does."""
-        leader = self.leader(known_epoch)
+        """What a consumer may see from `offset` on, of a leader or, if it may be `from_follower`, of any replica.
+        Raises OffsetOutOfRangeError, Diverged, or as `leader` does."""
+        role = self._role(known_epoch) if from_follower else self.leader(known_epoch)
+        self._check_position(offset, last_fetched_epoch)
         log_ = self.log
-        if not log_.start_offset <= offset <= log_.end_offset:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is not within {log_.start_offset} to {log_.end_offset} of {self.name}"
-            )
-        high_watermark, stable = leader.high_watermark, self.last_stable_offset
-        below = stable if committed_only else high_watermark
+        high_watermark, stable = role.high_watermark, self.last_stable_offset
+        below = self.visible_end(committed_only=committed_only)
         records = NOTHING
         if offset < below:
             records = await self._watched(log_.read(offset, bytes_max, below, whole_first=whole_first))
         return Fetched(records, high_watermark, stable, log_.start_offset)
+
+    def visible_end(self, *, committed_only: bool) -> int:
+        """Consumers see nothing that could still be lost."""
+        return self.last_stable_offset if committed_only else self.high_watermark
+
+    async def read_for_replica(
+        self, fetch: ReplicaFetch, bytes_max: int, *, whole_first: bool = True, is_asked: bool = True
+    ) -> Fetched:
+        """What a follower is to append: all there is from its offset on. That it asks from there says what it has on
+        disk; `is_asked` is False where the same request is looked at again. Raises as `read` does, and
+        StaleBrokerEpochError."""
+        leader = self.leader()
+        leader.check_replica(fetch)
+        self._check_position(fetch.offset, fetch.last_fetched_epoch)
+        log_ = self.log
+        if is_asked:
+            self._note_fetch(leader, fetch)
+        end_offset = log_.end_offset
+        records = NOTHING
+        if fetch.offset < end_offset:
+            records = await self._watched(
+                log_.read(fetch.offset, bytes_max, end_offset, whole_first=whole_first)
+            )
+        return Fetched(records, leader.high_watermark, leader.high_watermark, log_.start_offset)
+
+    def _note_fetch(self, leader: LeaderState, fetch: ReplicaFetch) -> None:
+        if leader.on_fetch(fetch, self._clock.monotonic_ms()):
+            self._high_watermark_moved()
+        if self._lowered:
+            self._lowered.reached(leader.low_watermark(self.log.start_offset))
+        if leader.may_join(fetch.replica_id):
+            for callback in self.on_joinable:
+                callback(self)
+
+    def _check_position(self, offset: int, last_fetched_epoch: int) -> None:
+        log_ = self.log
+        if last_fetched_epoch >= 0 and offset >= log_.start_offset:
+            epoch, end_offset = log_.epochs.epoch_end(last_fetched_epoch, log_.end_offset)
+            if epoch < 0:
+                raise OffsetOutOfRangeError(f"nothing is known here of leader epoch {last_fetched_epoch}")
+            if epoch < last_fetched_epoch or end_offset < offset:
+                raise Diverged(epoch, end_offset)
+        if not log_.start_offset <= offset <= log_.end_offset:
+            raise OutsideLogError(
+                f"offset {offset} is not within {log_.start_offset} to {log_.end_offset} of {self.name}",
+                log_.start_offset,
+            )
+
+    def log_end(self) -> LogEnd:
+        """The newest epoch and the end of this replica's log, whatever its role."""
+        if self._failure is not None:
+            raise self._failure
+        return LogEnd(self.log.epochs.latest, self.log.end_offset)
+
+    def latest(self, known_epoch: int = NO_EPOCH) -> int:
+        """The high watermark, for a caller that takes it for the end of the log; raises OffsetNotAvailableError where
+        a new leader does not know yet what its predecessor has committed."""
+        leader = self.leader(known_epoch)
+        if leader.high_watermark < leader.epoch_start:
+            raise OffsetNotAvailableError(
+                f"the leader of {self.name} is new and does not know yet what is committed: ask again"
+            )
+        return leader.high_watermark
 
     async def offset_for_time(self, timestamp_ms: int) -> TimeAndOffset | None:
         return await self.log.offset_for_time(timestamp_ms, self.high_watermark)
@@ -283,13 +247,48 @@ class Partition:
     async def max_timestamp(self) -> TimeAndOffset | None:
         return await self.log.max_timestamp(self.high_watermark)
 
+    # The in-sync set
+
+    def propose_in_sync(self, lag_ms: int) -> InSyncChange | None:
+        """What to ask of the controller, where the in-sync set should be another one. Until the answer is given to
+        `on_in_sync_answer`, or the metadata shows a later state, `proposed_in_sync` gives it again."""
+        leader = self._leader
+        if leader is None or self._failure is not None:
+            return None
+        wanted = leader.wanted_in_sync(self._clock.monotonic_ms(), lag_ms)
+        if wanted is not None:
+            leader.propose(wanted)
+        if leader.advance():
+            # Somebody who kept up has stopped, and is no longer waited for.
+            self._high_watermark_moved()
+        return None if wanted is None else self.proposed_in_sync
+
+    @property
+    def proposed_in_sync(self) -> InSyncChange | None:
+        """The change that was proposed and of which it is not known what became of it."""
+        leader = self._leader
+        if leader is None or leader.proposal is None:
+            return None
+        return InSyncChange(
+            topic_id=self.topic_id,
+            partition=self.name.partition,
+            leader_epoch=leader.leader_epoch,
+            partition_epoch=leader.proposal.partition_epoch,
+            in_sync=tuple(zip(leader.proposal.in_sync, leader.proposal.broker_epochs, strict=True)),
+        )
+
+    def on_in_sync_answer(self, result: InSyncResult) -> None:
+        if self._leader is not None and result.topic_id == self.topic_id:
+            self._in_sync_changed(self._leader.on_in_sync_answer(result))
+
     # Keeping
 
     async def delete_records(self, before_offset: int) -> int:
-        """Moves the start up to `before_offset` (-1: the high watermark); gives the new start."""
+        """Moves the start up to `before_offset` (-1: the high watermark); gives the new start here."""
         await self.settle()
         async with self._lock:
             high_watermark = self.leader().high_watermark
+            self.check_lease()
             target = high_watermark if before_offset == -1 else before_offset
             if not 0 <= target <= high_watermark:
                 raise OffsetOutOfRangeError(
@@ -297,50 +296,29 @@ class Partition:
                 )
             if target > self.log.start_offset:
                 await self._watched(self.log.advance_start(target))
-            return self.log.start_offset
+                self.growth.tell()
+            return target
+
+    def deleting(self, before_offset: int) -> "asyncio.Future[None] | None":
+        """Done when the log begins at `before_offset` or later on every living replica; None where it does."""
+        if self.low_watermark >= before_offset:
+            return None
+        return self._lowered.add(before_offset)
+
+    @property
+    def low_watermark(self) -> int:
+        """Where the log begins on every living replica."""
+        return self.leader().low_watermark(self.log.start_offset)
 
     async def apply_retention(self, now_ms: int) -> None:
+        """Old records go where this node leads; a follower's log begins where its leader's does."""
         async with self._lock:
-            await self._watched(self.log.apply_retention(now_ms, self.high_watermark))
+            below = self.high_watermark if self.is_leader else self.log.start_offset
+            start_offset = self.log.start_offset
+            await self._watched(self.log.apply_retention(now_ms, below))
+            if self.log.start_offset > start_offset:
+                self.growth.tell()
 
     async def compact(self, now_ms: int) -> bool:
         """Beside appends, not behind the lock: it works on closed segments, and takes long."""
         return await self._watched(self.log.compact(now_ms, self.high_watermark))
-
-    async def _watched(self, work: Awaitable[T]) -> T:
-        """Takes the partition offline with its log; an error that may pass is the caller's alone."""
-        try:
-            return await work
-        except StorageError as error:
-            if self.log.failure is not None:
-                self.fail(error)
-            raise
-
-    def configure(self, settings: TopicSettings) -> None:
-        self.log.configure(settings)
-        self._note_durable()
-        self._start_sync()
-
-    # Ending
-
-    def fail(self, error: StorageError) -> None:
-        """The disk cannot be trusted with this partition any more: everybody is told so from now on."""
-        if self._failure is None and not self._closed:
-            log.error("partition is offline", partition=str(self.name), why=str(error))
-            self._failure = error
-            self._refuse_waiting(error)
-
-    def _refuse_waiting(self, error: MoldauError) -> None:
-        self.committed.fail(error)
-        self._synced.fail(error)
-        self.progress.tell()
-
-    async def close(self) -> None:
-        """Lets go: who waits is told that this node no longer leads the partition."""
-        self._closed = True
-        self._stop_waiting_to_sync()
-        self._leader = None
-        self._refuse_waiting(NotLeaderError(f"{self.name} is closing on this node"))
-        async with self._lock:
-            running = [task for task in (self._sync, self._settling) if task is not None]
-            await asyncio.gather(*running, return_exceptions=True)

@@ -17,6 +17,10 @@ class OffsetWaiters:
         self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = 0
 
+    def __bool__(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._heap)
+
     def add(self, offset: int) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count += 1

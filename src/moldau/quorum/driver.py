@@ -1,45 +1,70 @@
-"""Runs the quorum's state machine: keeps its votes on disk, its records in the metadata log, and hands on
-what is committed.
+"""The metadata quorum as the rest of a node sees it: appends of the leader, what other nodes ask, who leads, who votes.
 
 A disk that fails ends it: `on_fatal` is told once and every later call is refused. Nothing is tried again,
 because after a failed sync nobody knows what is on the disk.
 """
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 from uuid import UUID
 
-from moldau.errors import CorruptRecordError, NotControllerError, StorageError
+from moldau.errors import InvalidRequestError, NotControllerError, RequestTimedOutError
 from moldau.logs.store import Log, LogName, LogStore
-from moldau.observe.logging import get_logger
-from moldau.quorum.batches import CommittedBatch, committed_batch
+from moldau.quorum.batches import CommittedBatch, values_batch
 from moldau.quorum.elections import Elections
-from moldau.quorum.state import (
-    Appended,
-    AppendLeaderChange,
-    BecameLeader,
-    Committed,
-    Durable,
-    Effect,
-    Event,
-    Persist,
-    QuorumState,
+from moldau.quorum.events import (
+    AppendVoters,
+    Asked,
+    LeaderIsGone,
+    Leaving,
+    Received,
+    SnapshotMade,
     Started,
+    Told,
 )
-from moldau.records import control
-from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, Batch
-from moldau.records.build import build_batch
-from moldau.records.record import Record
+from moldau.quorum.messages import (
+    NO_LEADER,
+    BeginEpochRequest,
+    EndEpochRequest,
+    EpochReply,
+    QuorumDescription,
+    QuorumFetch,
+    QuorumFetched,
+    ReplicaKey,
+    SnapshotFetch,
+    SnapshotFetched,
+    SnapshotId,
+    Voter,
+    VoteReply,
+    VoteRequest,
+)
+from moldau.quorum.opening import look_at_log
+from moldau.quorum.performing import Performing, Randomness
+from moldau.quorum.ports import QuorumPeers, QuorumSettings
+from moldau.quorum.replicas import Replica, progress_of
+from moldau.quorum.snapshot_format import SnapshotContents
+from moldau.quorum.snapshots import Snapshots, begin_with_snapshot
+from moldau.quorum.state import QuorumState
 from moldau.settings.topic import TopicSettings
 from moldau.world.clock import Clock
 
-log = get_logger("quorum")
+__all__ = [
+    "METADATA_LOG",
+    "METADATA_TOPIC_ID",
+    "Quorum",
+    "QuorumPeers",
+    "QuorumSettings",
+    "open_metadata_log",
+]
 
 METADATA_LOG = LogName("__cluster_metadata", 0)
 METADATA_TOPIC_ID = UUID(int=1)
 """Reserved for this log; no other topic gets it."""
 
-READ_BYTES_MAX = 8 * 1024 * 1024
+VOTER_CHANGE_TIMEOUT_MS = 30_000
+NEVER_CONFIRMED = -(2**63)
+
+T = TypeVar("T", bound=Told)
 
 
 async def open_metadata_log(store: LogStore) -> Log:
@@ -50,36 +75,55 @@ async def open_metadata_log(store: LogStore) -> Log:
     return await store.open(METADATA_LOG, METADATA_TOPIC_ID, settings)
 
 
-class Quorum:
+class Quorum(Performing):
     def __init__(
         self,
         node_id: int,
-        voters: Sequence[int],
+        directory_id: UUID | None,
         log: Log,
         elections: Elections,
         clock: Clock,
+        random: Randomness,
         *,
+        first_voters: Sequence[Voter],
+        peers: QuorumPeers,
+        snapshots: Snapshots | None = None,
+        settings: QuorumSettings | None = None,
+        bootstrap: Sequence[int] = (),
         on_commit: Callable[[Sequence[CommittedBatch]], None],
+        on_snapshot: Callable[[Sequence[bytes], SnapshotId, int], None] = lambda values, end, leader_id: None,
+        on_leader_change: Callable[[int, int], None] = lambda leader_id, epoch: None,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """`on_commit` gets every batch of the log once, in order, when it is committed: those that were there
-        at the start too, then all at once."""
-        self._log = log
-        self._elections = elections
-        self._clock = clock
-        self._on_commit = on_commit
-        self._on_fatal = on_fatal
-        self._state = QuorumState(node_id, tuple(sorted(set(voters))), elections.load())
-        self._turn = asyncio.Lock()
-        """Held from an event to the end of its last effect, so that effects happen in the order decided."""
-        self._handed_on = log.start_offset
-        self._synced = log.start_offset
-        self._sync_task: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
+        at the start too, then all at once. Where a snapshot stands for the log's beginning `on_snapshot` gets
+        that first: its records, what it stands for, and who led then."""
+        settings = settings or QuorumSettings()
+        state = QuorumState(ReplicaKey(node_id, directory_id), elections.load(), settings, tuple(bootstrap))
+        super().__init__(
+            state,
+            log,
+            elections,
+            clock,
+            random,
+            peers=peers,
+            snapshots=snapshots,
+            settings=settings,
+            on_commit=on_commit,
+            on_snapshot=on_snapshot,
+            on_leader_change=on_leader_change,
+            on_fatal=on_fatal,
+        )
+        self._first_voters = tuple(first_voters)
 
     @property
     def is_leader(self) -> bool:
         return self._failure is None and self._state.is_leader
+
+    @property
+    def leader_id(self) -> int:
+        """NO_LEADER (-1) where none is known."""
+        return NO_LEADER if self._failure is not None else self._state.leader_id
 
     @property
     def epoch(self) -> int:
@@ -89,123 +133,236 @@ class Quorum:
     def high_watermark(self) -> int:
         return self._state.high_watermark
 
+    @property
+    def voters(self) -> tuple[Voter, ...]:
+        return self._state.voters
+
+    @property
+    def confirmed_ms(self) -> int:
+        """The newest (monotonic) time since which a majority of the voters has fetched from this leader, and so knows
+        no other; long ago for a node that does not lead."""
+        confirmed_ms = self._state.confirmed_ms(self._clock.monotonic_ms()) if self.is_leader else None
+        return NEVER_CONFIRMED if confirmed_ms is None else confirmed_ms
+
+    def leader_endpoint(self) -> tuple[str, int] | None:
+        endpoints = self._endpoints.get(self.leader_id)
+        return (endpoints[0].host, endpoints[0].port) if endpoints else None
+
+    # Life
+
     async def start(self) -> None:
         """Takes part in the quorum from now on. What the log holds is handed on when it is committed."""
+        await self._turns.give(self._start)
+
+    async def _start(self) -> None:
+        contents = None
+        if self._snapshots is not None:
+            contents = await begin_with_snapshot(self._log, self._snapshots)
         await self._log.make_durable()
-        async with self._turn:
-            await self._take(Started(self._log.end_offset))
-        self._sync_soon()
+        view = await look_at_log(self._log, self._snapshots, contents, self._first_voters)
+        self._handed_on = view.start_offset
+        if contents is not None:
+            self._hand_on_snapshot(contents)
+        for voter in self._first_voters:
+            self._know(voter.node_id, voter.endpoints)
+        await self._take(Started(view, self._handed_on))
+        self._know_voters()
+        if self._refused_append is not None and len(self.voters) == 1:
+            raise self._refused_append
+        self._has_started = True
+
+    async def resign(self) -> None:
+        """Before a clean stop: a leader hands over, and this node stands for no election any more."""
+        await self._give(Leaving())
+        await self._calls.said_goodbye()
+
+    async def close(self) -> None:
+        """Returns when nothing of the quorum's touches the log any more; the log's owner closes it."""
+        self._is_closing = True
+        self._arm()
+        self._bell.ring()
+        await self._calls.close()
+        while self._sync_task is not None:
+            await self._sync_task
+        await self._turns.close()
+
+    def leader_is_gone(self, node_id: int) -> None:
+        """Nobody listens at this node's address any more: if it leads, there is no need to wait for a timeout."""
+        if not self._is_closing:
+            self._give(LeaderIsGone(node_id))
+
+    # The leader's records
 
     async def append(self, values: Sequence[bytes]) -> int:
         """Appends the values as one batch, all or none; returns the offset of the last. Leader only.
 
         It is not committed when this returns, and is lost if the node loses its leadership before it is.
         """
-        async with self._turn:
-            if self._failure is not None:
-                raise StorageError("the metadata log has failed") from self._failure
-            if not self._state.is_leader:
-                raise NotControllerError("this node does not lead the metadata quorum")
-            now_ms = self._clock.wall_ms()
-            last_offset = await self._append(
-                build_batch(
-                    [Record(timestamp=now_ms, value=value) for value in values],
-                    base_offset=self._log.end_offset,
-                    leader_epoch=self._state.epoch,
-                )
-            )
-        self._sync_soon()
-        return last_offset
+        return await self._turns.give(lambda: self._append_values(values))
 
-    async def close(self) -> None:
-        """Returns when nothing of the quorum's touches the log any more; the log's owner closes it."""
-        if self._sync_task is not None:
-            await self._sync_task
-
-    async def _take(self, event: Event) -> None:
-        for effect in self._state.step(self._clock.monotonic_ms(), event):
-            await self._perform(effect)
-
-    async def _perform(self, effect: Effect) -> None:
-        match effect:
-            case Persist():
-                await self._elections.save(effect.election)
-            case AppendLeaderChange():
-                await self._append(self._leader_change_batch(effect))
-            case Committed():
-                await self._hand_on(effect.offset)
-            case BecameLeader():
-                log.info("leads the metadata quorum", epoch=effect.epoch, voters=self._state.voters)
-
-    async def _append(self, data: bytes) -> int:
-        batch = Batch(data)
-        try:
-            await self._log.append([batch])
-        except StorageError as error:
-            # An error that may pass (a full disk) has changed nothing and is the caller's alone.
-            if self._log.failure is not None:
-                self._fail(error)
-            raise
-        await self._take(Appended(batch.next_offset))
+    async def _append_values(self, values: Sequence[bytes]) -> int:
+        self._check_leads()
+        batch = values_batch(
+            values,
+            base_offset=self._log.end_offset,
+            epoch=self.epoch,
+            timestamp=self._clock.wall_ms(),
+        )
+        await self._append([batch])
         return batch.last_offset
 
-    def _leader_change_batch(self, effect: AppendLeaderChange) -> bytes:
-        change = control.LeaderChange(
-            effect.leader_id,
-            tuple(control.Voter(voter) for voter in effect.voters),
-            tuple(control.Voter(voter) for voter in effect.granting),
+    def _check_leads(self) -> None:
+        self._check_failure()
+        if not self._state.is_leader:
+            raise NotControllerError("this node does not lead the metadata quorum")
+
+    # What other nodes ask
+
+    async def vote(self, request: VoteRequest) -> VoteReply:
+        return await self._ask(request, VoteReply)
+
+    async def begin_epoch(self, request: BeginEpochRequest) -> EpochReply:
+        if request.epoch >= self.epoch:
+            self._know(request.leader_id, request.endpoints)
+        return await self._ask(request, EpochReply)
+
+    async def end_epoch(self, request: EndEpochRequest) -> EpochReply:
+        return await self._ask(request, EpochReply)
+
+    async def fetch(self, request: QuorumFetch) -> QuorumFetched:
+        """Waits for news, as long as the request says."""
+        answer = await self._give(Received(request))
+        if isinstance(answer, QuorumFetched):
+            return answer
+        deadline_ms = self._clock.monotonic_ms() + request.wait_ms
+        offset = request.last.offset
+        while True:
+            if not self._leads_in(request.epoch):
+                return QuorumFetched(self.epoch, self.leader_id, is_leader=False)
+            view, high_watermark = self._state.log, self._state.high_watermark
+            wait_ms = deadline_ms - self._clock.monotonic_ms()
+            if view.end_offset > offset or high_watermark > request.high_watermark or wait_ms <= 0:
+                break
+            await self._bell.wait(wait_ms)
+        records = b""
+        if view.start_offset <= offset < view.end_offset:
+            records = (await self._log.read(offset, request.bytes_max, view.end_offset)).read()
+            if not self._leads_in(request.epoch):
+                # What was read may since have been another leader's.
+                return QuorumFetched(self.epoch, self.leader_id, is_leader=False)
+        return QuorumFetched(
+            self.epoch,
+            self._state.node_id,
+            is_leader=True,
+            records=records,
+            high_watermark=high_watermark,
+            log_start_offset=view.start_offset,
         )
-        return control.control_batch(
-            change,
-            timestamp=self._clock.wall_ms(),
-            base_offset=self._log.end_offset,
-            leader_epoch=effect.epoch,
+
+    def _leads_in(self, epoch: int) -> bool:
+        return self.is_leader and self.epoch == epoch and not self._is_closing
+
+    async def fetch_snapshot(self, request: SnapshotFetch) -> SnapshotFetched:
+        """Raises SnapshotNotFoundError, PositionOutOfRangeError."""
+        answer = await self._give(Received(request))
+        if isinstance(answer, SnapshotFetched):
+            return answer
+        assert self._snapshots is not None, (
+            "whoever was told of a snapshot was told by a node that keeps them"
+        )
+        piece = self._snapshots.piece(request.snapshot, request.position, request.bytes_max)
+        return SnapshotFetched(
+            self.epoch, self._state.node_id, True, piece.size, request.position, piece.data
         )
 
-    def _sync_soon(self) -> None:
-        if self._sync_task is None and self._failure is None:
-            self._sync_task = asyncio.get_running_loop().create_task(self._sync())
+    async def _ask(self, request: Asked, kind: type[T]) -> T:
+        answer = await self._give(Received(request))
+        assert isinstance(answer, kind)
+        return answer
 
-    async def _sync(self) -> None:
-        """One sync for all that was appended before it; again while more was appended meanwhile."""
-        try:
-            while self._synced < self._log.end_offset:
-                await self._log.make_durable()
-                async with self._turn:
-                    self._synced = self._log.durable_offset
-                    await self._take(Durable(self._state.node_id, self._synced))
-                if self._log.needs_settling:
-                    await self._log.settle()
-        except Exception as error:
-            self._fail(error)
-        finally:
-            self._sync_task = None
+    # Snapshots
 
-    async def _hand_on(self, below: int) -> None:
-        committed: list[CommittedBatch] = []
-        while self._handed_on < below:
-            from_offset = self._handed_on
-            slices = await self._log.read(from_offset, READ_BYTES_MAX, below)
-            for batch in _whole_batches(slices.read()):
-                committed.append(committed_batch(batch))
-                self._handed_on = batch.next_offset
-            if self._handed_on == from_offset:
-                raise CorruptRecordError(f"the metadata log has no batch at {from_offset}, below {below}")
-        self._on_commit(committed)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
-            self._on_fatal(error)
-
-
-def _whole_batches(data: bytes) -> Iterator[Batch]:
-    """The batches in what a read gave; the last may be cut off, and is left for the next read."""
-    view = memoryview(data)
-    position = 0
-    while position + HEADER_SIZE <= len(view):
-        size = int.from_bytes(view[position + 8 : position + LOG_OVERHEAD], "big") + LOG_OVERHEAD
-        if position + size > len(view):
+    async def snapshot(self, values: Sequence[bytes], end: SnapshotId, leader_id: int = NO_LEADER) -> None:
+        """Keeps a snapshot of what is committed below its end. The log then begins at the end of the one before it:
+        a node that is a little behind still finds what it needs in the log, and a damaged one costs nothing."""
+        snapshots = self._snapshots
+        if snapshots is None or end.end_offset > self.high_watermark:
+            raise InvalidRequestError(f"a snapshot cannot end at {end.end_offset}, which is not committed")
+        latest = snapshots.latest()
+        if latest is not None and latest >= end:
             return
-        yield Batch(view[position : position + size])
-        position += size
+        self._check_failure()
+        voters = self._state.log.voters.below(end.end_offset)
+        await snapshots.store(SnapshotContents(end, voters, values, self._clock.wall_ms(), leader_id))
+        await self._turns.give(lambda: self._begin_behind(end))
+
+    async def _begin_behind(self, end: SnapshotId) -> None:
+        self._check_failure()
+        assert self._snapshots is not None
+        oldest = self._snapshots.oldest()
+        if oldest is not None and self._log.start_offset < oldest.end_offset <= self._log.end_offset:
+            await self._log.advance_start(oldest.end_offset)
+        await self._take(SnapshotMade(end, self._log.start_offset))
+
+    # Voters
+
+    async def add_voter(self, voter: Voter, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
+        """Returns when it is agreed on; waits for the voter to catch up, and for another change to be made."""
+        await self._change_voters(
+            lambda: self._state.with_voter(self._clock.monotonic_ms(), voter), timeout_ms
+        )
+
+    async def remove_voter(self, key: ReplicaKey, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
+        """A leader that removes itself leads until that is agreed on."""
+        await self._change_voters(lambda: self._state.without_voter(key), timeout_ms)
+
+    async def update_voter(self, voter: Voter, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
+        """Where a voter can be reached from now on, and its directory if that was not known."""
+        await self._change_voters(lambda: self._state.with_updated_voter(voter), timeout_ms)
+
+    async def _change_voters(self, change: Callable[[], tuple[Voter, ...]], timeout_ms: int) -> None:
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        while True:
+            try:
+                epoch, end_offset = await self._turns.give(lambda: self._append_voters(change))
+                break
+            except RequestTimedOutError:
+                await self._wait_until(deadline_ms)
+        while self.high_watermark < end_offset:
+            if not self._leads_in(epoch):
+                raise NotControllerError("the leadership was lost before the change was agreed on")
+            await self._wait_until(deadline_ms)
+
+    async def _wait_until(self, deadline_ms: int) -> None:
+        wait_ms = deadline_ms - self._clock.monotonic_ms()
+        if wait_ms <= 0 or self._is_closing:
+            raise RequestTimedOutError("the voters could not be changed in time")
+        await self._bell.wait(wait_ms)
+
+    async def _append_voters(self, change: Callable[[], tuple[Voter, ...]]) -> tuple[int, int]:
+        self._check_leads()
+        voters = change()
+        if voters != self.voters:
+            await self._append([self._voters_batch(AppendVoters(voters))])
+        return self.epoch, self._log.end_offset
+
+    def describe(self) -> QuorumDescription:
+        """Of a node that does not lead: what it knows, which is nothing of the others' progress."""
+        state, now_ms = self._state, self._clock.monotonic_ms()
+        wall_minus_monotonic_ms = self._clock.wall_ms() - now_ms
+        leadership = state.leadership
+        voters: list[Replica] = []
+        for voter in state.voters:
+            found = None if leadership is None else leadership.of(voter)
+            if voter.node_id == state.node_id:
+                found = Replica(state.key, state.log.end_offset, now_ms, now_ms)
+            voters.append(found or Replica(voter.key))
+        observers = [] if leadership is None else leadership.observers(state.voters, now_ms)
+        return QuorumDescription(
+            leader_id=self.leader_id,
+            epoch=self.epoch,
+            high_watermark=self.high_watermark,
+            voters=[progress_of(replica, wall_minus_monotonic_ms) for replica in voters],
+            observers=[progress_of(replica, wall_minus_monotonic_ms) for replica in observers],
+            endpoints=state.voters,
+        )

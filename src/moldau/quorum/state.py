@@ -1,188 +1,336 @@
 """The metadata quorum's state machine: who leads, in which epoch, and how far the log is committed. Pure.
 
-Events come in through `step`, effects go out, and the driver performs them in their order. A quorum of one
-runs through the same steps as any other: it votes for itself, wins, and commits what its majority of one has
-on disk.
+Raft, in the form in which followers fetch. Events come in through `step`, effects go out, and the driver performs
+them in their order. A quorum of one runs through the same steps as any other: it votes for itself, wins, and
+commits what its majority of one has on disk.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 
-NO_LEADER = -1
-NO_VOTE = -1
-
-
-class Role(Enum):
-    UNATTACHED = "unattached"
-    """Knows of no leader in its epoch."""
-    CANDIDATE = "candidate"
-    LEADER = "leader"
-
-
-@dataclass(frozen=True, slots=True)
-class Election:
-    """What a voter must remember across a crash: without it, it could vote twice in one epoch."""
-
-    epoch: int = 0
-    leader_id: int = NO_LEADER
-    voted_for: int = NO_VOTE
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The node is up; its log, all of it durable, ends at `end_offset`."""
-
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The log now ends at `end_offset`."""
-
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Durable:
-    """A voter has everything below `end_offset` on disk."""
-
-    voter_id: int
-    end_offset: int
-
-
-Event = Started | Appended | Durable
-
-
-# Effects
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """Must be on disk before any later effect is begun."""
-
-    election: Election
-
-
-@dataclass(frozen=True, slots=True)
-class BecameLeader:
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class AppendLeaderChange:
-    """The first record of an epoch. It is what lets a leader commit the records of epochs before its own."""
-
-    leader_id: int
-    epoch: int
-    voters: tuple[int, ...]
-    granting: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The high watermark has moved: everything below `offset` is agreed on for ever."""
-
-    offset: int
-
-
-Effect = Persist | BecameLeader | AppendLeaderChange | Committed
+from moldau.errors import InvalidVoterKeyError
+from moldau.quorum.events import (
+    Answer,
+    Answered,
+    Appended,
+    AppendFailed,
+    Asked,
+    Durable,
+    Effect,
+    Election,
+    Event,
+    LeaderIs,
+    LeaderIsGone,
+    Leaving,
+    Received,
+    Role,
+    Send,
+    SnapshotFailed,
+    SnapshotMade,
+    SnapshotTaken,
+    Started,
+    Tick,
+    Told,
+    Truncated,
+    Unanswered,
+    VotersAre,
+)
+from moldau.quorum.leading import Leading
+from moldau.quorum.messages import (
+    NO_LEADER,
+    NO_VOTE,
+    BeginEpochRequest,
+    EndEpochRequest,
+    EpochReply,
+    LogEnd,
+    QuorumFetch,
+    QuorumFetched,
+    ReplicaKey,
+    SnapshotFetch,
+    SnapshotFetched,
+    VoteReply,
+    VoteRequest,
+)
+from moldau.quorum.voters import find, is_same, majority_of
 
 
 @dataclass(slots=True)
-class QuorumState:
-    node_id: int
-    voters: tuple[int, ...]
-    """Ascending, without repeats."""
-    election: Election
-    """As it was last persisted, or as the newest Persist effect says. Its epoch never falls, and within an
-    epoch a vote and a leader, once set, never change."""
-    role: Role = Role.UNATTACHED
-    end_offset: int = 0
-    epoch_start_offset: int = 0
-    """Leader only: where its epoch begins. Offsets at or below it are not committed by counting replicas."""
-    high_watermark: int = 0
-    """Never falls, never beyond end_offset."""
-    granted: set[int] = field(default_factory=set)
-    """Candidate only: who has voted for this node in this epoch."""
-    durable: dict[int, int] = field(default_factory=dict)
-    """Leader only: how much of the log each voter is known to have on disk. Never falls in an epoch."""
-
+class QuorumState(Leading):
     @property
-    def epoch(self) -> int:
-        return self.election.epoch
+    def deadline_ms(self) -> int | None:
+        """When it wants a Tick."""
+        if self.leadership is not None:
+            if not self._others():
+                return None
+            begin_ms = self.leadership.begin_ms
+            confirmed_ms = self.leadership.confirmed_ms(self.voters, begin_ms)
+            return min(begin_ms, confirmed_ms + self.settings.check_quorum_ms)
+        deadlines = [at_ms for at_ms in (self.election_ms, self.fetch_ms) if at_ms is not None]
+        return min(deadlines, default=None)
 
-    @property
-    def is_leader(self) -> bool:
-        return self.role is Role.LEADER
+    def step(self, now_ms: int, event: Event, chance: float = 0.5) -> list[Effect]:
+        """Takes one event. `chance`, from 0 up to 1, is drawn anew for every step."""
+        leader, voters = (self.leader_id, self.epoch), self.voters
+        self._now_ms, self._chance, self._effects = now_ms, chance, []
+        self._take(event)
+        if (self.leader_id, self.epoch) != leader:
+            self._effects.append(LeaderIs(self.leader_id, self.epoch))
+        if self.voters != voters:
+            self._effects.append(VotersAre(self.voters))
+        self._check()
+        return self._effects
 
-    def step(self, now_ms: int, event: Event) -> list[Effect]:
-        """Takes one event. `now_ms` is there for the timers of elections between nodes."""
+    def _take(self, event: Event) -> None:
         match event:
             case Started():
-                effects = self._start(event)
+                self._start(event)
+            case Tick():
+                self._tick()
+            case Received():
+                self._received(event.request)
+            case Answered():
+                self._answered(event.by, event.request, event.reply)
+            case Unanswered():
+                self._unanswered(event)
+            case LeaderIsGone():
+                self._leader_is_gone(event.node_id)
             case Appended():
-                effects = self._appended(event)
+                self.log.append(event.spans)
+            case AppendFailed():
+                self._append_failed()
             case Durable():
-                effects = self._made_durable(event)
-        self._check()
-        return effects
-
-    def _start(self, event: Started) -> list[Effect]:
-        assert self.role is Role.UNATTACHED, "a node starts once"
-        assert self.node_id in self.voters, "only a voter stands for election"
-        self.end_offset = event.end_offset
-        return self._stand_for_election()
-
-    def _stand_for_election(self) -> list[Effect]:
-        self.role = Role.CANDIDATE
-        self.election = Election(self.epoch + 1, NO_LEADER, self.node_id)
-        self.granted = {self.node_id}
-        return [Persist(self.election), *self._count_votes()]
-
-    def _count_votes(self) -> list[Effect]:
-        if len(self.granted) < majority_of(len(self.voters)):
-            return []
-        self.role = Role.LEADER
-        self.election = Election(self.epoch, self.node_id, self.node_id)
-        self.epoch_start_offset = self.end_offset
-        self.durable = dict.fromkeys(self.voters, 0)
-        return [
-            Persist(self.election),
-            BecameLeader(self.epoch),
-            AppendLeaderChange(self.node_id, self.epoch, self.voters, tuple(sorted(self.granted))),
-        ]
-
-    def _appended(self, event: Appended) -> list[Effect]:
-        assert event.end_offset > self.end_offset, "an append makes the log longer"
-        self.end_offset = event.end_offset
-        return []
-
-    def _made_durable(self, event: Durable) -> list[Effect]:
-        if not self.is_leader or event.end_offset <= self.durable[event.voter_id]:
-            return []
-        self.durable[event.voter_id] = event.end_offset
-        reached = durable_on_majority(self.durable)
-        # Records of earlier epochs may be on a majority and still be lost to another leader (Raft, 5.4.2):
-        # they are committed only together with a record of this epoch behind them.
-        if reached <= self.epoch_start_offset or reached <= self.high_watermark:
-            return []
-        self.high_watermark = reached
-        return [Committed(reached)]
+                self._made_durable(event.end_offset)
+            case Truncated():
+                self.log.truncate(event.end_offset)
+                self._fetch()
+            case SnapshotMade():
+                self.log.advance_start(event.start_offset, event.snapshot)
+            case SnapshotTaken():
+                self.fetching_snapshot = None
+                self.log.restart(event.snapshot, event.voters)
+                self._commit(event.snapshot.end_offset)
+                self._fetch()
+            case SnapshotFailed():
+                self.fetching_snapshot = None
+                self._fetch_later()
+            case Leaving():
+                self.is_leaving = True
+                self._resign()
+                self.election_ms = None
 
     def _check(self) -> None:
-        assert self.high_watermark <= self.end_offset
+        assert self.log.start_offset <= self.high_watermark <= self.log.end_offset
+        assert self.log.durable_offset <= self.log.end_offset
+        assert (self.role is Role.LEADER) == (self.leadership is not None)
         assert self.role is not Role.LEADER or self.election.leader_id == self.node_id
-        assert all(offset <= self.end_offset for offset in self.durable.values())
+        assert self.role is not Role.FOLLOWER or self.election.leader_id not in (NO_LEADER, self.node_id)
 
+    def _start(self, event: Started) -> None:
+        self.log = event.log
+        self.high_watermark = event.committed_offset
+        if self.is_voter and len(self.voters) == 1:
+            self._stand()
+        elif self.election.leader_id == self.node_id:
+            # What it had not committed may be lost to it or to others: it must not go on where it was.
+            self.role = Role.RESIGNED
+            self._stand_at(self._election_timeout())
+            self._say_goodbye([voter.key for voter in self._others()])
+        elif self.election.leader_id != NO_LEADER:
+            self._follow(self.election.leader_id)
+        else:
+            # Soon: a node that asks first disturbs nobody, and who knows of a leader says so.
+            self._stand_at(self._after(self.settings.election_timeout_ms * self._chance))
+            self._fetch()
 
-def majority_of(count: int) -> int:
-    return count // 2 + 1
+    def _tick(self) -> None:
+        if self.leadership is not None:
+            self._tick_as_leader(self.leadership)
+            return
+        if self.election_ms is not None and self._now_ms >= self.election_ms:
+            self.election_ms = None
+            self._begin_election()
+        if self.fetch_ms is not None and self._now_ms >= self.fetch_ms:
+            self.fetch_ms = None
+            self._fetch()
 
+    def _made_durable(self, end_offset: int) -> None:
+        assert end_offset <= self.log.end_offset, "more durable than appended cannot be"
+        self.log.durable_offset = max(self.log.durable_offset, end_offset)
+        if self.leadership is not None:
+            self._count_durable()
+        else:
+            self._progressed_as_follower()
 
-def durable_on_majority(durable: Mapping[int, int]) -> int:
-    """The offset below which a majority of the voters has everything on disk."""
-    return sorted(durable.values(), reverse=True)[majority_of(len(durable)) - 1]
+    def _append_failed(self) -> None:
+        if self.leadership is None:
+            self._fetch_later()
+        elif self.log.end_offset == self.leadership.epoch_start_offset:
+            # A leader that cannot even begin its epoch is in the way of one that can.
+            self._resign()
+
+    # Elections
+
+    def _begin_election(self) -> None:
+        if not self._may_stand():
+            self._detach()
+            self._fetch()
+        elif self._asks_first():
+            self.role = Role.PROSPECTIVE
+            self._begin_round(is_pre_vote=True)
+        else:
+            self._stand()
+
+    def _may_stand(self) -> bool:
+        """A node whose removal may not be agreed on yet may be the only one with all that is: it stands, but its own
+        vote does not count."""
+        if self.log.voters.newest.offset >= self.high_watermark and find(self.log.voters.before, self.key):
+            return True
+        return self.is_voter
+
+    def _asks_first(self) -> bool:
+        """Whether a node asks for votes before it begins an epoch (pre-vote): then one that merely was away deposes
+        no leader that a majority still hears of."""
+        return bool(self._others())
+
+    def _stand(self) -> None:
+        self.role = Role.CANDIDATE
+        self._set_election(Election(self.epoch + 1, NO_LEADER, self.node_id, self.key.directory_id))
+        self.leader_has_left = False
+        self._begin_round(is_pre_vote=False)
+
+    def _begin_round(self, *, is_pre_vote: bool) -> None:
+        self._stop_fetching()
+        self.heard_ms = None
+        self.granted, self.refused = {self.node_id: None}, {}
+        self.round_ms = self._now_ms
+        self.election_ms = None
+        self._stand_at(self._election_timeout())
+        for voter in self._others():
+            request = VoteRequest(self.key, self.epoch, self.log.last, is_pre_vote, voter.key)
+            self._effects.append(Send(voter.node_id, request))
+        self._count_votes()
+
+    def _count_votes(self) -> None:
+        needed = majority_of(len(self.voters))
+        if sum(voter.node_id in self.granted for voter in self.voters) >= needed:
+            if self.role is Role.PROSPECTIVE:
+                self._stand()
+            else:
+                self._lead()
+        elif sum(voter.node_id not in self.refused for voter in self.voters) < needed:
+            timeout_ms = self.settings.election_timeout_ms
+            self._stand_at(self._after(timeout_ms / 10 + timeout_ms * self._chance))
+
+    def _is_of_this_round(self, request: VoteRequest) -> bool:
+        role = Role.PROSPECTIVE if request.is_pre_vote else Role.CANDIDATE
+        return self.role is role and request.epoch == self.epoch
+
+    def _vote_answered(self, by: int, request: VoteRequest, reply: VoteReply) -> None:
+        if not self._is_of_this_round(request):
+            return
+        if reply.is_granted:
+            self.granted[by] = None
+            self.refused.pop(by, None)
+            self._count_votes()
+            return
+        if reply.epoch == self.epoch and reply.leader_id != NO_LEADER:
+            self._follow(reply.leader_id)
+        if self._is_of_this_round(request) and by not in self.granted:
+            self.refused[by] = None
+            self._count_votes()
+
+    def _vote_received(self, request: VoteRequest) -> None:
+        if request.epoch > self.epoch:
+            self._adopt(request.epoch, NO_LEADER)
+        is_granted = self._grants_pre_vote(request) if request.is_pre_vote else self._grants_vote(request)
+        if is_granted and not request.is_pre_vote and self.election.voted_for == NO_VOTE:
+            self._set_election(
+                Election(self.epoch, NO_LEADER, request.candidate.node_id, request.candidate.directory_id)
+            )
+            self._detach()
+            self.election_ms = None
+            self._stand_at(self._election_timeout())
+            self._fetch_later()
+        self._effects.append(Answer(VoteReply(self.epoch, self.leader_id, is_granted)))
+
+    def _grants_pre_vote(self, request: VoteRequest) -> bool:
+        if request.epoch < self.epoch or self.hears_leader(self._now_ms):
+            return False
+        return self._is_up_to_date(request.last)
+
+    def _grants_vote(self, request: VoteRequest) -> bool:
+        if request.epoch < self.epoch or self.election.leader_id != NO_LEADER:
+            return False
+        if self.election.voted_for != NO_VOTE:
+            return is_same(
+                ReplicaKey(self.election.voted_for, self.election.voted_directory), request.candidate
+            )
+        return self._is_up_to_date(request.last)
+
+    def _is_up_to_date(self, last: LogEnd) -> bool:
+        """Whether a candidate with this log has all that this node may have helped to commit."""
+        return last >= self.log.last
+
+    # What comes from other nodes
+
+    def _received(self, request: Asked) -> None:
+        match request:
+            case VoteRequest() | BeginEpochRequest() if not is_same(request.voter, self.key):
+                error = InvalidVoterKeyError(
+                    f"this is node {self.node_id} with directory {self.key.directory_id}, "
+                    f"not node {request.voter.node_id} with directory {request.voter.directory_id}"
+                )
+                self._effects.append(Answer(error))
+            case VoteRequest():
+                self._vote_received(request)
+            case BeginEpochRequest():
+                self._epoch_begins(request)
+            case EndEpochRequest():
+                self._epoch_ends(request)
+            case QuorumFetch():
+                self._fetch_received(request)
+            case SnapshotFetch():
+                self._snapshot_fetch_received(request)
+
+    def _epoch_begins(self, request: BeginEpochRequest) -> None:
+        if request.epoch > self.epoch:
+            self._adopt(request.epoch, request.leader_id)
+        if request.epoch == self.epoch:
+            self._hear(request.leader_id)
+        self._effects.append(Answer(EpochReply(self.epoch, self.leader_id)))
+
+    def _epoch_ends(self, request: EndEpochRequest) -> None:
+        if request.epoch > self.epoch:
+            self._adopt(request.epoch, request.leader_id)
+        is_ours = self.election.leader_id in (NO_LEADER, request.leader_id)
+        if request.epoch == self.epoch and is_ours and not self.is_leader and self.role is not Role.RESIGNED:
+            # The first stands as soon as the others have heard it too, each of the rest if those before it did not.
+            timeout_ms = self.settings.election_timeout_ms
+            stand_at_ms = self._election_timeout()
+            for place, successor in enumerate(request.successors):
+                if is_same(successor, self.key):
+                    stand_at_ms = self._after(timeout_ms / 20 + timeout_ms / 2 * place)
+            self._leader_left(stand_at_ms)
+        self._effects.append(Answer(EpochReply(self.epoch, self.leader_id)))
+
+    def _answered(self, by: int, request: Asked, reply: Told) -> None:
+        if reply.epoch > self.epoch:
+            self._adopt(reply.epoch, reply.leader_id)
+        match request, reply:
+            case VoteRequest(), VoteReply():
+                self._vote_answered(by, request, reply)
+            case QuorumFetch(), QuorumFetched():
+                self._fetch_answered(by, request, reply)
+            case SnapshotFetch(), SnapshotFetched() if reply.is_leader and reply.epoch == self.epoch:
+                self._hear(reply.leader_id)
+
+    def _unanswered(self, event: Unanswered) -> None:
+        match event.request:
+            case VoteRequest() as request:
+                if self._is_of_this_round(request) and event.by not in self.granted:
+                    self.refused[event.by] = None
+                    self._count_votes()
+            case QuorumFetch() as request if self.fetching == (event.by, request):
+                self.fetching = None
+                self._fetch_later()
+                if event.is_gone:
+                    self._leader_is_gone(event.by)

@@ -178,3 +178,17 @@ def split(data: Buffer) -> Iterator[Batch]:
             raise CorruptRecordError(f"a batch says it has {size} bytes where {end - position} are left")
         yield Batch(view[position : position + size])
         position += size
+
+
+def whole_batches(data: Buffer) -> memoryview:
+    """`data` without a last batch that a byte limit has cut off; raises CorruptRecordError."""
+    view = memoryview(data)
+    whole = 0
+    while whole + LOG_OVERHEAD <= len(view):
+        size = int.from_bytes(view[whole + 8 : whole + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
+        if size < HEADER_SIZE:
+            raise CorruptRecordError(f"a batch says it has {size} bytes")
+        if whole + size > len(view):
+            break
+        whole += size
+    return view[:whole]

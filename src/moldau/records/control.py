@@ -14,6 +14,7 @@ from moldau.records.batch import NO_PRODUCER_ID
 from moldau.records.build import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, build_batch
 from moldau.records.record import Record
 from moldau.wire.kio import (
+    KRaftVersionRecord,
     SerialError,
     SnapshotFooterRecord,
     SnapshotHeaderRecord,
@@ -21,6 +22,7 @@ from moldau.wire.kio import (
     entity_writer,
     leader_change_v0,
     leader_change_v1,
+    voters_record,
 )
 
 _KEY = struct.Struct(">hh")
@@ -68,6 +70,33 @@ class SnapshotFooter(NamedTuple):
     """Nothing follows: the snapshot is whole."""
 
 
+class KRaftVersion(NamedTuple):
+    """From here on the quorum's records are of this version; 1 is the first in which voters can change."""
+
+    version: int
+
+
+class VoterEndpoint(NamedTuple):
+    listener: str
+    host: str
+    port: int
+
+
+class QuorumVoter(NamedTuple):
+    id: int
+    directory_id: UUID | None
+    endpoints: tuple[VoterEndpoint, ...]
+    lowest_version: int = 0
+    """Of the quorum's versions that the voter's software can work with."""
+    highest_version: int = 1
+
+
+class Voters(NamedTuple):
+    """From here on these are the voters of the quorum."""
+
+    voters: tuple[QuorumVoter, ...]
+
+
 class OtherControl(NamedTuple):
     """A control record of a type that means nothing here."""
 
@@ -75,7 +104,9 @@ class OtherControl(NamedTuple):
     value: bytes | None
 
 
-Control = LeaderChange | EndTransaction | SnapshotHeader | SnapshotFooter | OtherControl
+Control = (
+    LeaderChange | EndTransaction | SnapshotHeader | SnapshotFooter | KRaftVersion | Voters | OtherControl
+)
 
 
 def control_batch(
@@ -123,6 +154,11 @@ def decode(record: Record) -> Control:
         if number == ControlType.SNAPSHOT_FOOTER:
             entity_reader(SnapshotFooterRecord)(value, 0)
             return SnapshotFooter()
+        if number == ControlType.KRAFT_VERSION:
+            message, _ = entity_reader(KRaftVersionRecord)(value, 0)
+            return KRaftVersion(message.k_raft_version)
+        if number == ControlType.KRAFT_VOTERS:
+            return _decode_voters(value)
     except (struct.error, SerialError, ValueError) as error:
         raise CorruptRecordError(f"a control record of type {number} cannot be read: {error}") from None
     return OtherControl(number, record.value)
@@ -142,6 +178,10 @@ def encode_value(control: Control) -> bytes | None:
         return _write(SnapshotHeaderRecord, version=_VERSION, last_contained_log_timestamp=timestamp)
     if isinstance(control, SnapshotFooter):
         return _write(SnapshotFooterRecord, version=_VERSION)
+    if isinstance(control, KRaftVersion):
+        return _write(KRaftVersionRecord, version=_VERSION, k_raft_version=control.version)
+    if isinstance(control, Voters):
+        return _encode_voters(control)
     return control.value
 
 
@@ -154,6 +194,10 @@ def _type_of(control: Control) -> int:
         return ControlType.SNAPSHOT_HEADER
     if isinstance(control, SnapshotFooter):
         return ControlType.SNAPSHOT_FOOTER
+    if isinstance(control, KRaftVersion):
+        return ControlType.KRAFT_VERSION
+    if isinstance(control, Voters):
+        return ControlType.KRAFT_VOTERS
     return control.type
 
 
@@ -185,6 +229,43 @@ def _decode_leader_change(value: bytes) -> LeaderChange:
         return tuple(Voter(voter.voter_id, getattr(voter, "voter_directory_id", None)) for voter in of)
 
     return LeaderChange(message.leader_id, voters(message.voters), voters(message.granting_voters))
+
+
+def _encode_voters(voters: Voters) -> bytes:
+    schema: Any = voters_record
+    return _write(
+        schema.VotersRecord,
+        version=_VERSION,
+        voters=tuple(
+            schema.Voter(
+                voter_id=voter.id,
+                voter_directory_id=voter.directory_id,
+                endpoints=tuple(
+                    schema.Endpoint(name=at.listener, host=at.host, port=at.port) for at in voter.endpoints
+                ),
+                k_raft_version_feature=schema.KRaftVersionFeature(
+                    min_supported_version=voter.lowest_version, max_supported_version=voter.highest_version
+                ),
+            )
+            for voter in voters.voters
+        ),
+    )
+
+
+def _decode_voters(value: bytes) -> Voters:
+    message, _ = entity_reader(voters_record.VotersRecord)(value, 0)
+    return Voters(
+        tuple(
+            QuorumVoter(
+                voter.voter_id,
+                voter.voter_directory_id,
+                tuple(VoterEndpoint(at.name, at.host, at.port) for at in voter.endpoints),
+                voter.k_raft_version_feature.min_supported_version,
+                voter.k_raft_version_feature.max_supported_version,
+            )
+            for voter in message.voters
+        )
+    )
 
 
 def _write(schema: Any, **fields: Any) -> bytes:

@@ -5,7 +5,8 @@ appended. acks -1 (all): answered when the high watermark has passed the records
 disk on every in-sync replica. Each partition succeeds or fails on its own.
 
 Versions: 0-2 are advertised, because old librdkafka compresses only where it sees them, and refused. 7
-brought zstd, 8 messages for single errors, 9 the flexible encoding, 13 topic ids in place of names.
+brought zstd, 8 messages for single errors, 9 the flexible encoding, 10 the leader to go to and its address, 13
+topic ids in place of names.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.validate import validate
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code, error_message
+from moldau.requests.leaders import current_leader, node_endpoints
 from moldau.requests.lookup import find_partition, name_of_id
 from moldau.requests.registry import NO_ANSWER, handles
 from moldau.requests.session import Session
@@ -70,7 +72,24 @@ async def produce(request: Any, session: Session, broker: Broker) -> Any:
         return NO_ANSWER
     if acks == ALL and written:
         await _wait_committed(written, request.timeout)
-    return {"responses": topics, "throttle_time": 0}
+    return {
+        "responses": topics,
+        "throttle_time": 0,
+        "node_endpoints": _name_leaders(broker, session, topics),
+    }
+
+
+def _name_leaders(broker: Broker, session: Session, topics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tells who came to the wrong node whom to go to; gives the addresses."""
+    leaders = []
+    for topic in topics:
+        for answer in topic["partition_responses"]:
+            error = answer.pop("error", None)
+            if error is not None:
+                name = topic["name"] or broker.metadata.image.topic_names.get(topic["topic_id"])
+                answer["current_leader"] = current_leader(broker, name, answer["index"], error)
+                leaders.append(answer["current_leader"])
+    return node_endpoints(broker, session.connection.listener, leaders) if leaders else []
 
 
 class _Written(NamedTuple):
@@ -132,14 +151,14 @@ async def _wait_committed(written: list[_Written], timeout_ms: int) -> None:
     try:
         for partition, appended, answer in written:
             try:
-                current = partition.committing(appended.next_offset)
-                if current is None:
-                    continue
-                if timer is None:
-                    timer = loop.call_later(max(timeout_ms, 0) / 1000, time_is_up)
-                if late:
-                    time_is_up()
-                await current
+                current = partition.committing(appended.next_offset, all_in_sync=True)
+                if current is not None:
+                    if timer is None:
+                        timer = loop.call_later(max(timeout_ms, 0) / 1000, time_is_up)
+                    if late:
+                        time_is_up()
+                    await current
+                partition.check_lease()
             except MoldauError as error:
                 answer.update(_refused(answer["index"], error))
     finally:
@@ -168,6 +187,7 @@ def _refused(index: int, error: MoldauError) -> dict[str, Any]:
         "log_start_offset": -1,
         "record_errors": _record_errors(error),
         "error_message": error_message(error),
+        "error": error,
     }
 
 

@@ -1,12 +1,13 @@
-"""Fetch: stored batches as they are, from an offset on, up to the high watermark.
+"""Fetch: stored batches as they are, from an offset on; for consumers up to the high watermark, for followers all.
 
 Answered when there are min_bytes, when a partition has an error, or after max_wait. At most max_bytes and
 per partition partition_max_bytes, save that the first batch comes whole. Consumers with a fetch session get
 only what changed. Records are not copied: the answer refers to where they lie, and the connection sends
-them from there.
+them from there. Fetches of the metadata log are the quorum's (`metadata_fetch.py`).
 
-Versions: 7 brought sessions, 9 leader epochs, 10 zstd, 12 the flexible encoding and diverging epochs, 13
-topic ids in place of names, 15 moved the replica id into a tagged field.
+Versions: 7 brought sessions, 9 leader epochs, 10 zstd, 11 racks and reading from followers, 12 the flexible
+encoding, diverging epochs and the leader to go to, 13 topic ids in place of names, 15 the broker epoch of
+followers, 16 the leader's address.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from uuid import UUID
 
 from moldau.errors import MoldauError
 from moldau.logs.store import NOTHING
-from moldau.partitions.partition import Fetched
+from moldau.partitions.partition import Diverged, Fetched, OutsideLogError
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
 from moldau.requests.fetch_sessions import (
@@ -27,9 +28,12 @@ from moldau.requests.fetch_sessions import (
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
     PartitionKey,
+    Told,
     Wanted,
 )
-from moldau.requests.fetch_wait import Diverged, Fetch, Result
+from moldau.requests.fetch_wait import Asker, Fetch, Result
+from moldau.requests.leaders import current_leader, node_endpoints
+from moldau.requests.metadata_fetch import fetch_metadata, is_of_metadata
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -40,6 +44,8 @@ TOPIC_ID_VERSION = 13
 
 @handles(ApiKey.FETCH, versions=(4, 18))
 async def fetch(request: Any, session: Session, broker: Broker) -> Any:
+    if is_of_metadata(request):
+        return await fetch_metadata(request, session, broker)
     try:
         fetch_session, wanted, is_incremental = _resolve(request, session, broker)
     except FetchSessionNotFoundError:
@@ -48,31 +54,44 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
         return _refusal(ErrorCode.invalid_fetch_session_epoch)
     except FetchSessionTopicIdError:
         return _refusal(ErrorCode.fetch_session_topic_id_error)
+    asker = _asker(request, session)
     under_way = Fetch(
         broker,
         wanted,
-        bytes_max=min(request.max_bytes, broker.settings.broker.fetch_max_bytes),
+        asker,
+        fetch_session,
+        bytes_max=_bytes_max(request, asker, broker),
         committed_only=request.isolation_level == READ_COMMITTED,
-        replica_id=_replica_id(request),
-        version=session.api_version,
     )
     await under_way.run(request.min_bytes, request.max_wait, session.connection.closed)
     results = zip(wanted, under_way.results, strict=True)
     if fetch_session is not None:
         results = _remember(fetch_session, results, is_incremental)  # type: ignore[assignment]
+    answered = _Answer(broker, committed_only=request.isolation_level == READ_COMMITTED)
     return {
         "throttle_time": 0,
         "error_code": 0,
         "session_id": NO_SESSION if fetch_session is None else fetch_session.session_id,
-        "responses": _by_topic(results, request.isolation_level == READ_COMMITTED),
+        "responses": answered.by_topic(results),
+        "node_endpoints": node_endpoints(broker, session.connection.listener, answered.leaders),
     }
 
 
-def _replica_id(request: Any) -> int:
-    """The broker that says it asks as a follower; negative for consumers."""
+def _asker(request: Any, session: Session) -> Asker:
     state = request.get("replica_state")
-    replica_id: int = request.get("replica_id", -1) if state is None else state.replica_id
-    return replica_id
+    return Asker(
+        version=session.api_version,
+        listener=session.connection.listener,
+        rack=request.get("rack_id", ""),
+        replica_id=request.get("replica_id", -1) if state is None else state.replica_id,
+        broker_epoch=-1 if state is None else state.replica_epoch,
+    )
+
+
+def _bytes_max(request: Any, asker: Asker, broker: Broker) -> int:
+    """The broker's limit is for consumers; followers keep their own."""
+    bytes_max: int = request.max_bytes
+    return bytes_max if asker.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes)
 
 
 def _refusal(code: ErrorCode) -> dict[str, Any]:
@@ -116,6 +135,7 @@ def _named(request: Any, broker: Broker) -> Iterable[Wanted]:
                 bytes_max=each.partition_max_bytes,
                 known_epoch=each.get("current_leader_epoch", -1),
                 last_fetched_epoch=each.get("last_fetched_epoch", -1),
+                start_offset=each.get("log_start_offset", -1),
             )
 
 
@@ -139,14 +159,15 @@ def _remember(
     for wanted, result in results:
         key = wanted.key
         if isinstance(result, MoldauError):
-            told: Any = None
+            fetch_session.told.pop(key, None)
             news = True
         else:
-            told = (result.high_watermark, result.last_stable_offset, result.start_offset)
-            news = result.records.size > 0 or fetch_session.told.get(key) != told
-            if result.records.size > 0 and key in fetch_session.wanted:
+            told = Told(result.high_watermark, result.last_stable_offset, result.start_offset)
+            has_records = result.records.size > 0
+            news = has_records or result.nearest_replica >= 0 or fetch_session.told.get(key) != told
+            if has_records and key in fetch_session.wanted:
                 fetch_session.wanted[key] = fetch_session.wanted.pop(key)
-        fetch_session.told[key] = told
+            fetch_session.told[key] = told
         if news or not only_changes:
             shown.append((wanted, result))
     return shown
@@ -155,38 +176,49 @@ def _remember(
 # The answer
 
 
-def _by_topic(results: Iterable[tuple[Wanted, Result]], committed_only: bool) -> list[dict[str, Any]]:
-    topics: dict[UUID | str | None, dict[str, Any]] = {}
-    for wanted, result in results:
-        key = wanted.topic_id or wanted.topic
-        if key not in topics:
-            topics[key] = {"topic": wanted.topic, "topic_id": wanted.topic_id, "partitions": []}
-        topics[key]["partitions"].append(_partition(wanted.partition, result, committed_only))
-    return list(topics.values())
+class _Answer:
+    def __init__(self, broker: Broker, *, committed_only: bool) -> None:
+        self._broker = broker
+        self._committed_only = committed_only
+        self.leaders: list[dict[str, int] | None] = []
+        """Those that callers are sent to."""
 
+    def by_topic(self, results: Iterable[tuple[Wanted, Result]]) -> list[dict[str, Any]]:
+        topics: dict[UUID | str | None, dict[str, Any]] = {}
+        for wanted, result in results:
+            key = wanted.topic_id or wanted.topic
+            if key not in topics:
+                topics[key] = {"topic": wanted.topic, "topic_id": wanted.topic_id, "partitions": []}
+            topics[key]["partitions"].append(self._partition(wanted, result))
+        return list(topics.values())
 
-def _partition(index: int, result: Result, committed_only: bool) -> dict[str, Any]:
-    if isinstance(result, Fetched):
+    def _partition(self, wanted: Wanted, result: Result) -> dict[str, Any]:
+        if isinstance(result, Fetched):
+            return {
+                "partition_index": wanted.partition,
+                "error_code": 0,
+                "high_watermark": result.high_watermark,
+                "last_stable_offset": result.last_stable_offset,
+                "log_start_offset": result.start_offset,
+                "aborted_transactions": [] if self._committed_only else None,
+                "preferred_read_replica": result.nearest_replica,
+                "records": result.records,
+            }
+        diverging = leader = None
+        if isinstance(result, Diverged):
+            diverging = {"epoch": result.epoch, "end_offset": result.end_offset}
+        else:
+            leader = current_leader(self._broker, wanted.topic, wanted.partition, result)
+            self.leaders.append(leader)
         return {
-            "partition_index": index,
-            "error_code": 0,
-            "high_watermark": result.high_watermark,
-            "last_stable_offset": result.last_stable_offset,
-            "log_start_offset": result.start_offset,
-            "aborted_transactions": [] if committed_only else None,
+            "partition_index": wanted.partition,
+            "error_code": 0 if diverging is not None else error_code(result),
+            "high_watermark": -1,
+            "last_stable_offset": -1,
+            "log_start_offset": result.start_offset if isinstance(result, OutsideLogError) else -1,
+            "aborted_transactions": None,
             "preferred_read_replica": -1,
-            "records": result.records,
+            "diverging_epoch": diverging,
+            "current_leader": leader,
+            "records": NOTHING,
         }
-    return {
-        "partition_index": index,
-        "error_code": 0 if isinstance(result, Diverged) else error_code(result),
-        "high_watermark": -1,
-        "last_stable_offset": -1,
-        "log_start_offset": -1,
-        "aborted_transactions": None,
-        "preferred_read_replica": -1,
-        "diverging_epoch": {"epoch": result.epoch, "end_offset": result.end_offset}
-        if isinstance(result, Diverged)
-        else None,
-        "records": NOTHING,
-    }

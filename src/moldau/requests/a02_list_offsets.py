@@ -2,16 +2,22 @@
 
 -1 latest (the high watermark), -2 earliest, -3 the record with the largest timestamp (from version 7), -4
 earliest on local disk (8), -5 latest in tiered storage (9) and -6 earliest still to be tiered (11): there
-is no tiered storage, so the last two find nothing.
+is no tiered storage, so the last two find nothing. A leader that has just begun says OFFSET_NOT_AVAILABLE (before
+version 5: LEADER_NOT_AVAILABLE) until it knows what its predecessor has committed.
 """
 
 from collections import Counter
 from typing import Any
 
-from moldau.errors import InvalidRequestError, MoldauError, UnsupportedVersionError
+from moldau.errors import (
+    InvalidRequestError,
+    MoldauError,
+    OffsetNotAvailableError,
+    UnsupportedVersionError,
+)
 from moldau.partitions.partition import Partition
 from moldau.requests.broker import Broker
-from moldau.requests.errors import error_code
+from moldau.requests.errors import ErrorCode, error_code
 from moldau.requests.lookup import find_partition
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
@@ -27,6 +33,7 @@ LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING
 )
 _SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 _NOT_FOUND = (-1, -1, -1)
+OFFSET_NOT_AVAILABLE_VERSION = 5
 
 
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11))
@@ -48,6 +55,11 @@ async def list_offsets(request: Any, session: Session, broker: Broker) -> Any:
                 )
             except MoldauError as error:
                 code = error_code(error)
+                if (
+                    isinstance(error, OffsetNotAvailableError)
+                    and session.api_version < OFFSET_NOT_AVAILABLE_VERSION
+                ):
+                    code = int(ErrorCode.leader_not_available)
             partitions.append(
                 {
                     "partition_index": each.partition_index,
@@ -69,7 +81,7 @@ async def _find(partition: Partition, timestamp: int, known_epoch: int, version:
         raise UnsupportedVersionError(f"timestamp {timestamp} means nothing in version {version}")
     await partition.settle()
     if timestamp == LATEST:
-        return -1, leader.high_watermark, leader.leader_epoch
+        return -1, partition.latest(known_epoch), leader.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         epoch = log.epochs.epoch_at(log.start_offset)
         return -1, log.start_offset, -1 if epoch is None else epoch
@@ -79,4 +91,7 @@ async def _find(partition: Partition, timestamp: int, known_epoch: int, version:
         found = await partition.max_timestamp()
     else:
         found = await partition.offset_for_time(timestamp)
+    if found is None:
+        # There may be such a record that is not yet known to be committed.
+        partition.latest(known_epoch)
     return _NOT_FOUND if found is None else (found.timestamp_ms, found.offset, found.leader_epoch)

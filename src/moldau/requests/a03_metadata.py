@@ -1,11 +1,12 @@
 """Metadata: the brokers a client can reach and the partitions, leaders and ids of topics.
 
 Asked for topics that do not exist it creates them, where broker and client both allow it, and answers when
-they are ready. In version 0 an empty list asks for all topics, later null does; ids can be asked for from
-version 10 (12 to be useful); 4 brought the choice of not creating.
+they are ready. Where the controller cannot be asked for that, a topic has no leader yet, and clients ask again.
+In version 0 an empty list asks for all topics, later null does; ids can be asked for from version 10 (12 to be
+useful); 4 brought the choice of not creating, 6 a code for leaders that the caller's listener does not reach.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from moldau.controller.names import is_internal, validate_topic_name
@@ -14,6 +15,9 @@ from moldau.errors import (
     InvalidRequestError,
     InvalidTopicError,
     MoldauError,
+    NotControllerError,
+    PeerUnreachableError,
+    RequestTimedOutError,
     TopicExistsError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
@@ -25,11 +29,27 @@ from moldau.requests.errors import ErrorCode, error_code
 from moldau.requests.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
-from moldau.requests.topology import describe_partition, reachable_brokers
+from moldau.requests.topology import (
+    controller_as_told,
+    describe_partition,
+    has_listener,
+    reachable_brokers,
+)
 from moldau.wire.api_keys import ApiKey
 
 TOPIC_ID_VERSION = 12
 """The first version in which topics can be asked for by id, and in which an answer may lack the name."""
+LISTENER_VERSION = 6
+NO_CONTROLLER = (NotControllerError, PeerUnreachableError, RequestTimedOutError)
+
+
+class _Asker(NamedTuple):
+    """What an answer depends on besides the cluster."""
+
+    version: int
+    listener: str
+    operations: int
+    """To be told for each topic."""
 
 
 @handles(ApiKey.METADATA, versions=(0, 13))
@@ -46,11 +66,11 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
         errors = await _create_missing([topic.name for topic in asked if topic.get("name")], broker)
     image, listener = broker.metadata.image, session.connection.listener
     operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED
+    asker = _Asker(session.api_version, listener, operations)
     if asked is None:
-        topics = [_topic(topic, operations, image, listener) for _, topic in sorted(image.topics.items())]
+        topics = [_topic(topic, image, asker) for _, topic in sorted(image.topics.items())]
     else:
-        knows_ids = session.api_version >= TOPIC_ID_VERSION
-        topics = [_asked_topic(topic, operations, image, listener, errors, knows_ids) for topic in asked]
+        topics = [_asked_topic(topic, image, asker, errors) for topic in asked]
     cluster_asked = request.get("include_cluster_authorized_operations", False)
     return {
         "throttle_time": 0,
@@ -59,7 +79,7 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
             for each, endpoint in reachable_brokers(image, listener)
         ],
         "cluster_id": image.cluster_id,
-        "controller_id": image.controller_id,
+        "controller_id": controller_as_told(image, listener, broker.broker_id),
         "topics": topics,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if cluster_asked else NOT_ASKED,
         "error_code": 0,
@@ -91,7 +111,7 @@ async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauE
             wanted.append(NewTopic(name))
     if wanted:
         try:
-            results = await broker.controller.create_topics(wanted)
+            results = await broker.gateway.create_topics(wanted)
         except MoldauError as error:
             return errors | {topic.name: error for topic in wanted}
         for created in results:
@@ -102,14 +122,10 @@ async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauE
 
 
 def _asked_topic(
-    asked: Any,
-    operations: int,
-    image: ClusterImage,
-    listener: str,
-    errors: dict[str, MoldauError],
-    knows_ids: bool,
+    asked: Any, image: ClusterImage, asker: _Asker, errors: dict[str, MoldauError]
 ) -> dict[str, Any]:
     """A topic by its id, or by its name where it is asked for without one."""
+    knows_ids = asker.version >= TOPIC_ID_VERSION
     name: str | None = asked.get("name")
     topic_id: UUID | None = asked.get("topic_id")
     if topic_id is not None:
@@ -117,15 +133,19 @@ def _asked_topic(
     else:
         topic = None if name is None else image.topics.get(name)
     if topic is not None:
-        return _topic(topic, operations, image, listener)
+        return _topic(topic, image, asker)
     return {
-        "error_code": error_code(_why_not(name, topic_id, knows_ids, errors)),
+        "error_code": _code(_why_not(name, topic_id, knows_ids, errors)),
         "name": name if knows_ids else name or "",
         "topic_id": topic_id,
         "is_internal": False,
         "partitions": [],
         "topic_authorized_operations": NOT_ASKED,
     }
+
+
+def _code(error: MoldauError) -> int:
+    return int(ErrorCode.leader_not_available) if isinstance(error, NO_CONTROLLER) else error_code(error)
 
 
 def _why_not(
@@ -144,19 +164,26 @@ def _why_not(
     return UnknownTopicOrPartitionError(f"there is no topic {name}")
 
 
-def _topic(topic: TopicImage, operations: int, image: ClusterImage, listener: str) -> dict[str, Any]:
+def _topic(topic: TopicImage, image: ClusterImage, asker: _Asker) -> dict[str, Any]:
     return {
         "error_code": 0,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
-        "partitions": [_partition(partition, image, listener) for partition in topic.partitions],
-        "topic_authorized_operations": operations,
+        "partitions": [_partition(partition, image, asker) for partition in topic.partitions],
+        "topic_authorized_operations": asker.operations,
     }
 
 
-def _partition(partition: PartitionImage, image: ClusterImage, listener: str) -> dict[str, Any]:
-    tree = describe_partition(partition, image, listener)
+def _partition(partition: PartitionImage, image: ClusterImage, asker: _Asker) -> dict[str, Any]:
+    tree = describe_partition(partition, image, asker.listener)
     if tree["leader_id"] == NO_LEADER:
-        tree["error_code"] = int(ErrorCode.leader_not_available)
+        leads_elsewhere = partition.leader in image.brokers and not has_listener(
+            partition.leader, image, asker.listener
+        )
+        tree["error_code"] = int(
+            ErrorCode.listener_not_found
+            if leads_elsewhere and asker.version >= LISTENER_VERSION
+            else ErrorCode.leader_not_available
+        )
     return tree

@@ -2,7 +2,7 @@
 
 The first thing most clients ask. Its answer has the oldest header in every version; a version newer than
 known is answered by the dispatcher. Version 3 brought the client's name and the features; 4 lets a
-feature's lowest version be 0.
+feature's lowest version be 0. What nodes ask of each other is named only on the listener between them.
 """
 
 import re
@@ -27,12 +27,14 @@ async def api_versions(request: Any, session: Session, broker: Broker) -> Any:
             return {"error_code": int(ErrorCode.invalid_request), "api_keys": [], "throttle_time": 0}
         session.connection.client_software = f"{name} {version}"
     image = broker.metadata.image
+    is_node = session.connection.listener == broker.settings.broker.inter_broker_listener
     return {
         "error_code": 0,
         "throttle_time": 0,
         "api_keys": [
             {"api_key": key, "min_version": served.advertised_low, "max_version": served.high}
             for key, served in sorted(REGISTRY.items())
+            if is_node or not served.between_nodes
         ],
         "supported_features": [
             {"name": name, "min_version": low, "max_version": high}

@@ -5,11 +5,14 @@
 - v5 tells the created topic's size and configs, v7 its id. With `validate_only` they are what they would
   be; the id is not kept.
 - A caller that gives no time (`timeout` 0 or less) gets REQUEST_TIMED_OUT and nothing is created.
-  Otherwise the answer comes when the topics are durable in the metadata and their logs are open.
+  Otherwise the answer comes when the topics are durable in the metadata and all their replicas have opened
+  their logs. Where that takes longer than the caller waits, the topic stays, and REQUEST_TIMED_OUT comes with
+  a message that names each replica that is not ready, and why.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from moldau.controller.requests import NewTopic, TopicCreated
@@ -17,12 +20,13 @@ from moldau.errors import InvalidReplicaAssignmentError, MoldauError, RequestTim
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code, error_message
 from moldau.requests.registry import handles
+from moldau.requests.replicas_ready import ready_by, wait_ready
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 
-@handles(ApiKey.CREATE_TOPICS, versions=(2, 7))
+@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), forwarded=True)
 async def create_topics(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     refused = {
         topic.name: _refused(topic.name, error)
@@ -33,9 +37,15 @@ async def create_topics(request: Message, session: Session, broker: Broker) -> d
     try:
         if request.timeout <= 0:
             raise RequestTimedOutError
+        deadline_ms = ready_by(broker, request.timeout)
         created = await broker.controller.create_topics(wanted, validate_only=request.validate_only)
     except MoldauError as error:
         created = [TopicCreated(name, error=error) for name in dict.fromkeys(each.name for each in wanted)]
+    else:
+        if not request.validate_only:
+            names = [outcome.name for outcome in created if outcome.error is None]
+            unready = await wait_ready(broker, names, deadline_ms)
+            created = [replace(each, error=unready.get(each.name, each.error)) for each in created]
     results = [_result(outcome) for outcome in created]
     if session.api_version >= 5:
         _add_configs(results, wanted, broker)

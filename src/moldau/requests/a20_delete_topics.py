@@ -17,7 +17,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 
-@handles(ApiKey.DELETE_TOPICS, versions=(1, 6))
+@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), forwarded=True)
 async def delete_topics(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     refs = _refs(request)
     try:

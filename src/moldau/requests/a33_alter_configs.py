@@ -26,4 +26,4 @@ async def alter_configs(request: Message, session: Session, broker: Broker) -> d
         )
         for each in request.resources
     ]
-    return await alter(alterations, broker, incremental=False, validate_only=request.validate_only)
+    return await alter(alterations, session, broker, incremental=False, validate_only=request.validate_only)

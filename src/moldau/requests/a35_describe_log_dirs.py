@@ -59,8 +59,7 @@ def _topics(request: Message, broker: Broker) -> list[dict[str, Any]]:
             size = {
                 "partition_index": index,
                 "partition_size": partition.log.size,
-                # Behind the leader by nothing: a follower's lag comes with replication, a leader has none.
-                "offset_lag": 0,
+                "offset_lag": partition.lag,
                 "is_future_key": False,
             }
             sizes.setdefault(topic, []).append(size)

@@ -25,4 +25,4 @@ async def incremental_alter_configs(request: Message, session: Session, broker: 
         )
         for each in request.resources
     ]
-    return await alter(alterations, broker, incremental=True, validate_only=request.validate_only)
+    return await alter(alterations, session, broker, incremental=True, validate_only=request.validate_only)

@@ -2,6 +2,7 @@
 
 - v1 asks for brokers (1) or controllers (2). Brokers are told of here; whoever wants controllers is at
   the wrong door.
+- As controller it names the active one's broker where the caller can reach it, else any: they all hand on.
 - v2 may ask for fenced brokers too, and marks them.
 """
 
@@ -12,7 +13,7 @@ from moldau.requests.errors import ErrorCode
 from moldau.requests.operations import CLUSTER_OPERATIONS, NOT_ASKED
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
-from moldau.requests.topology import reachable_brokers
+from moldau.requests.topology import controller_as_told, reachable_brokers
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -31,7 +32,7 @@ async def describe_cluster(request: Message, session: Session, broker: Broker) -
         )
     if endpoint_type != BROKERS:
         return _refusal(ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}")
-    image = broker.metadata.image
+    image, listener = broker.metadata.image, session.connection.listener
     fenced_too = request.get("include_fenced_brokers", False)
     brokers = [
         {
@@ -41,9 +42,8 @@ async def describe_cluster(request: Message, session: Session, broker: Broker) -
             "rack": each.rack,
             "is_fenced": each.fenced,
         }
-        for each, endpoint in reachable_brokers(image, session.connection.listener, fenced_too=fenced_too)
+        for each, endpoint in reachable_brokers(image, listener, fenced_too=fenced_too)
     ]
-    known = any(each["broker_id"] == image.controller_id for each in brokers)
     asked = request.include_cluster_authorized_operations
     return {
         "throttle_time": 0,
@@ -51,7 +51,7 @@ async def describe_cluster(request: Message, session: Session, broker: Broker) -
         "error_message": None,
         "endpoint_type": BROKERS,
         "cluster_id": image.cluster_id,
-        "controller_id": image.controller_id if known else -1,
+        "controller_id": controller_as_told(image, listener, broker.broker_id),
         "brokers": brokers,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NOT_ASKED,
     }

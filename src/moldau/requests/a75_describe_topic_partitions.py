@@ -93,8 +93,8 @@ def _topic(
         "partitions": [
             {
                 **describe_partition(each, image, listener),
-                "eligible_leader_replicas": [],
-                "last_known_elr": [],
+                "eligible_leader_replicas": list(each.eligible),
+                "last_known_elr": list(each.last_known_eligible),
             }
             for each in partitions
         ],

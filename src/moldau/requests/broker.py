@@ -1,14 +1,20 @@
 """What request handlers can reach: the parts of a node, by name. The node fills it in boot order."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moldau.controller.driver import Controller
+    from moldau.controller.gateway import ControllerGateway
     from moldau.groups.coordinator import GroupCoordinator
+    from moldau.membership.driver import Membership
     from moldau.metadata.loader import MetadataLoader
     from moldau.partitions.table import PartitionTable
     from moldau.partitions.waiting import Listeners
+    from moldau.peers.peers import Peers
+    from moldau.quorum.driver import Quorum
+    from moldau.replication.driver import Replication
     from moldau.requests.fetch_sessions import FetchSessions
     from moldau.settings.effective import EffectiveSettings
     from moldau.transactions.producer_ids import ProducerIds
@@ -30,3 +36,11 @@ class Broker:
     producer_ids: "ProducerIds"
     long_polls: "Listeners"
     """Fetches that wait for news, to be told when the node stops that there will be none."""
+    quorum: "Quorum"
+    gateway: "ControllerGateway"
+    """The active controller, wherever it is."""
+    membership: "Membership"
+    peers: "Peers"
+    replication: "Replication"
+    ready: asyncio.Event
+    """Set once the cluster has taken this node: until then clients wait, and only nodes are served."""

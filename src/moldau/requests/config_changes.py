@@ -1,5 +1,8 @@
 """What AlterConfigs and IncrementalAlterConfigs share: which resources the controller is asked about, and
 answers in the order of the request, every resource on its own.
+
+A broker's own settings and loggers are asked of that broker, which looks at them itself; what the controller has to
+keep goes to it, wherever it is. There it comes in an envelope, already looked at.
 """
 
 from collections import Counter
@@ -12,6 +15,7 @@ from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, Confi
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code, error_message
 from moldau.requests.loggers import alter_loggers
+from moldau.requests.session import Session
 
 OPERATIONS = frozenset(ConfigOperation)
 
@@ -25,7 +29,12 @@ class Alteration(NamedTuple):
 
 
 async def alter(
-    alterations: Sequence[Alteration], broker: Broker, *, incremental: bool, validate_only: bool
+    alterations: Sequence[Alteration],
+    session: Session,
+    broker: Broker,
+    *,
+    incremental: bool,
+    validate_only: bool,
 ) -> dict[str, Any]:
     times_named = Counter(each.resource for each in alterations)
     errors: dict[ConfigResource, MoldauError | None] = {}
@@ -35,8 +44,11 @@ async def alter(
             if times_named[resource] > 1:
                 raise InvalidRequestError("Each resource must appear at most once.")
             is_logger = resource.type == BROKER_LOGGER_RESOURCE and incremental
+            if session.is_forwarded and is_logger:
+                raise InvalidRequestError("The loggers of a broker are asked of that broker.")
+            is_of_one = is_logger or (resource.type == BROKER_RESOURCE and resource.name != "")
             # Each broker takes its own changes: it alone knows what it was started with.
-            if is_logger or (resource.type == BROKER_RESOURCE and resource.name != ""):
+            if is_of_one and not session.is_forwarded:
                 _check_broker_id(resource.name, broker)
             if is_logger:
                 alter_loggers(_checked(changes), validate_only=validate_only)
@@ -46,9 +58,7 @@ async def alter(
         except MoldauError as error:
             errors[resource] = error
     try:
-        results = await broker.controller.alter_configs(
-            for_controller, incremental=incremental, validate_only=validate_only
-        )
+        results = await _ask_controller(for_controller, session, broker, incremental, validate_only)
     except MoldauError as error:
         errors.update((resource, error) for resource in for_controller)
     else:
@@ -65,6 +75,20 @@ async def alter(
             for resource, _ in alterations
         ],
     }
+
+
+async def _ask_controller(
+    changes: dict[ConfigResource, Sequence[ConfigChange]],
+    session: Session,
+    broker: Broker,
+    incremental: bool,
+    validate_only: bool,
+) -> list[ConfigResult]:
+    if not changes:
+        return []
+    # An envelope is not handed on again.
+    asked = broker.controller if session.is_forwarded else broker.gateway
+    return await asked.alter_configs(changes, incremental=incremental, validate_only=validate_only)
 
 
 def _checked(changes: Sequence[tuple[str, int, str | None]]) -> list[ConfigChange]:

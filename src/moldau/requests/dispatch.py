@@ -1,11 +1,13 @@
 """From a frame to the answer's frame: finds the handler, decodes for it, encodes what it gives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from moldau.connections.connection import CloseConnectionError
 from moldau.observe.logging import get_logger
 from moldau.requests.broker import Broker
+from moldau.requests.forwarding import WholeAnswer, ask_controller
+from moldau.requests.readiness import Waiting, is_fetch_of_metadata, may_wait
 from moldau.requests.registry import NO_ANSWER, Handler, Registry
 from moldau.requests.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
@@ -26,6 +28,10 @@ class _Route(NamedTuple):
     is_flexible: bool
     is_answer_flexible: bool
     holds_frame: bool
+    may_wait: bool
+    """Whether it waits until the node is ready."""
+    is_forwarded: bool
+    is_between_nodes: bool
 
 
 class Dispatcher:
@@ -33,6 +39,7 @@ class Dispatcher:
         self._broker = broker
         self._registry = registry
         self._routes: dict[tuple[int, int], _Route] = {}
+        self._too_early = Waiting(broker.ready)
         self.bugs = 0
         """Requests that ended in an exception nobody planned for."""
 
@@ -41,28 +48,40 @@ class Dispatcher:
     ) -> Sequence[Any] | None:
         """The parts of the answer's frame; raises CloseConnectionError where Kafka closes the connection.
 
-        Only Produce holds on to the frame, whose records it has not copied; the others release it at once.
+        Only Produce holds on to the frame, whose records it has not copied, and what may be handed on as it is; the
+        others release it at once.
         """
         try:
             header = read_header(frame)
             route = self._routes.get((header.api_key, header.version)) or self._find_route(header)
             if route is None:
                 return self._unsupported_version(header)
+            if route.is_between_nodes:
+                self._check_listener(header, connection)
             start = skip_tags(frame, header.body_start) if route.is_flexible else header.body_start
             request = route.decode(frame[start:])
         except DecodeError as error:
             raise CloseConnectionError(f"not a valid request: {error}") from None
+        is_early = route.may_wait and not self._broker.ready.is_set()
+        if is_early and not is_fetch_of_metadata(header.api_key, request):
+            await self._too_early.wait(len(frame))
         if not route.holds_frame:
             del frame
             release()
         try:
             session = Session(connection, header.version, header.client_id)
-            handling = route.handler(request, session, self._broker)
+            handling: Awaitable[Any]
+            if route.is_forwarded:
+                handling = ask_controller(route.handler, request, frame, session, self._broker)
+            else:
+                handling = route.handler(request, session, self._broker)
             # Its bytes are views of the frame: a request that waits for long keeps what it needs, no more.
             del request
             tree = await handling
             if tree is NO_ANSWER:
                 return None
+            if isinstance(tree, WholeAnswer):
+                return [len(tree.data).to_bytes(4, "big"), tree.data]
             out = AnswerFrame(header.correlation_id, flexible=route.is_answer_flexible)
             route.encode(out, tree)
             return out.parts()
@@ -89,9 +108,20 @@ class Dispatcher:
             is_flexible=flexible,
             # The answer to ApiVersions has the oldest header, so that a client of any age can read it.
             is_answer_flexible=flexible and api_key != ApiKey.API_VERSIONS,
-            holds_frame=api_key == ApiKey.PRODUCE,
+            holds_frame=api_key == ApiKey.PRODUCE or served.forwarded,
+            may_wait=may_wait(api_key, between_nodes=served.between_nodes),
+            is_forwarded=served.forwarded,
+            is_between_nodes=served.between_nodes,
         )
         return route
+
+    def _check_listener(self, header: RequestHeader, connection: ClientConnection) -> None:
+        between_nodes = self._broker.settings.broker.inter_broker_listener
+        if connection.listener != between_nodes:
+            raise CloseConnectionError(
+                f"{ApiKey(header.api_key).name} is for nodes of this cluster alone, which ask on the listener "
+                f"{between_nodes}; {connection.peer} asked on {connection.listener}"
+            )
 
     def _unsupported_version(self, header: RequestHeader) -> Sequence[Any]:
         if header.api_key != ApiKey.API_VERSIONS:

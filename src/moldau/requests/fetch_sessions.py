@@ -9,7 +9,7 @@ while makes room; else the client is served without a session.
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from moldau.requests.session import ClientConnection
@@ -44,6 +44,8 @@ class Wanted(NamedTuple):
     bytes_max: int
     known_epoch: int
     last_fetched_epoch: int
+    start_offset: int = -1
+    """Where a follower's log begins."""
 
     @property
     def key(self) -> "PartitionKey":
@@ -51,6 +53,14 @@ class Wanted(NamedTuple):
 
 
 PartitionKey = tuple[UUID | str, int]
+
+
+class Told(NamedTuple):
+    """What the client was last told of a partition besides records."""
+
+    high_watermark: int
+    last_stable_offset: int
+    start_offset: int
 
 
 @dataclass(slots=True)
@@ -61,8 +71,7 @@ class FetchSession:
     used_at_ms: int
     wanted: dict[PartitionKey, Wanted]
     """In the order they are served; whoever got data goes to the end, so that none starves."""
-    told: dict[PartitionKey, Any] = field(default_factory=dict)
-    """What the client was last told of a partition besides records."""
+    told: dict[PartitionKey, Told] = field(default_factory=dict)
 
 
 class FetchSessions:

@@ -22,6 +22,10 @@ class Served(NamedTuple):
     high: int
     advertised_low: int
     """The oldest version that ApiVersions names; Produce names older ones than it takes."""
+    forwarded: bool = False
+    """Asked of the active controller: another node passes the request on and gives the answer back."""
+    between_nodes: bool = False
+    """What only nodes ask of each other: served on the listener between them, and not named on others."""
 
 
 class Registry(dict[ApiKey, Served]):
@@ -32,13 +36,19 @@ REGISTRY = Registry()
 
 
 def handles(
-    api_key: ApiKey, *, versions: tuple[int, int], advertised_low: int | None = None
+    api_key: ApiKey,
+    *,
+    versions: tuple[int, int],
+    advertised_low: int | None = None,
+    forwarded: bool = False,
+    between_nodes: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Registers a handler: `async def f(request, session, broker) -> response tree`."""
 
     def register(handler: Handler) -> Handler:
         low, high = versions
-        REGISTRY[api_key] = Served(handler, low, high, low if advertised_low is None else advertised_low)
+        advertised = low if advertised_low is None else advertised_low
+        REGISTRY[api_key] = Served(handler, low, high, advertised, forwarded, between_nodes)
         return handler
 
     return register

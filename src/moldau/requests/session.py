@@ -19,6 +19,8 @@ class ClientConnection:
     """Fetch sessions that were begun on this connection, and end with it."""
     closed: Listeners = field(default_factory=Listeners)
     """Fetches that wait for news, to be told when nobody is there any more to take it."""
+    broker_life: tuple[int, int] | None = None
+    """The broker, and its epoch, whose heartbeats come on this connection."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,8 @@ class Session:
     connection: ClientConnection
     api_version: int
     client_id: str | None
+    is_forwarded: bool = False
+    """Whether another node passed the request on: it has been looked at there, and is not passed on again."""
 
     @property
     def client_host(self) -> str:

@@ -18,23 +18,36 @@ def reachable_brokers(
     ]
 
 
+def controller_as_told(image: ClusterImage, listener: str, own_id: int) -> int:
+    """Whom clients are told to ask for changes: the active controller's node where they can reach it. Any other would
+    do, since all hand on what they cannot decide: then this one, or the first that can be reached."""
+    reachable = [each.broker_id for each, _ in reachable_brokers(image, listener)]
+    for wanted in (image.controller_id, own_id):
+        if wanted in reachable:
+            return wanted
+    return reachable[0] if reachable else -1
+
+
 def describe_partition(partition: PartitionImage, image: ClusterImage, listener: str) -> dict[str, Any]:
     """What Metadata and DescribeTopicPartitions both tell of a partition."""
     return {
         "error_code": 0,
         "partition_index": partition.index,
-        "leader_id": partition.leader if _is_reachable(partition.leader, image, listener) else NO_LEADER,
+        "leader_id": partition.leader if _is_alive(partition.leader, image, listener) else NO_LEADER,
         "leader_epoch": partition.leader_epoch,
         "replica_nodes": partition.replicas,
         "isr_nodes": partition.in_sync,
         "offline_replicas": [
-            replica
-            for replica in partition.replicas
-            if not _is_reachable(replica, image, listener) or image.brokers[replica].fenced
+            replica for replica in partition.replicas if not _is_alive(replica, image, listener)
         ],
     }
 
 
-def _is_reachable(broker_id: int, image: ClusterImage, listener: str) -> bool:
+def has_listener(broker_id: int, image: ClusterImage, listener: str) -> bool:
     broker = image.brokers.get(broker_id)
     return broker is not None and any(endpoint.listener == listener for endpoint in broker.endpoints)
+
+
+def _is_alive(broker_id: int, image: ClusterImage, listener: str) -> bool:
+    """Whether clients of this listener can talk to it."""
+    return has_listener(broker_id, image, listener) and not image.brokers[broker_id].fenced

@@ -99,7 +99,7 @@ class Broker:
 
         def run() -> None:
             try:
-                with asyncio.Runner(loop_factory=_new_loop) as runner:
+                with asyncio.Runner(loop_factory=new_loop) as runner:
                     self._loop = runner.get_loop()
                     runner.run(self._start())
                     started.set()
@@ -129,7 +129,7 @@ class Broker:
             self._thread.join()
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:

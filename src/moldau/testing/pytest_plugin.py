@@ -1,7 +1,8 @@
-"""A pytest plugin that comes with Moldau: the fixture `moldau_broker`, a fresh broker for each test that
-asks for it.
+"""A pytest plugin that comes with Moldau: the fixtures `moldau_broker` and `moldau_cluster`, a fresh broker or a fresh
+cluster of three for each test that asks for it.
 
-Topics are given with a mark: `@pytest.mark.moldau(topics={"orders": 3}, settings={"num.partitions": "2"})`.
+Topics are given with a mark: `@pytest.mark.moldau(topics={"orders": 3}, settings={"num.partitions": "2"})`. For a
+cluster it may say `nodes=5` too.
 """
 
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ import pytest
 
 if TYPE_CHECKING:
     from moldau.testing.broker import Broker
+    from moldau.testing.cluster import Cluster
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "moldau(topics, settings): what the broker of the moldau_broker fixture is started with"
+        "markers", "moldau(topics, settings, nodes): what moldau_broker or moldau_cluster is started with"
     )
 
 
@@ -28,3 +30,13 @@ def moldau_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
     mark = request.node.get_closest_marker("moldau")
     with Broker(**(mark.kwargs if mark is not None else {})) as broker:
         yield broker
+
+
+@pytest.fixture
+def moldau_cluster(request: pytest.FixtureRequest) -> "Iterator[Cluster]":
+    """A running cluster; `.bootstrap` is its addresses, and `kill`, `pause`, `partition` are its faults."""
+    from moldau.testing.cluster import Cluster
+
+    mark = request.node.get_closest_marker("moldau")
+    with Cluster(**(mark.kwargs if mark is not None else {})) as cluster:
+        yield cluster

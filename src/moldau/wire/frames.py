@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from moldau.wire.codec import DecodeError, read_tags
+from moldau.wire.codec import DecodeError, read_tags, uses_flexible_headers
 
 _HEADER = struct.Struct(">hhih")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
@@ -41,6 +41,16 @@ def skip_tags(frame: memoryview, position: int) -> int:
     if position < len(frame) and frame[position] == 0:
         return position + 1
     return read_tags(frame, frame, position, 0, _NO_TAGS, {})[0]
+
+
+def request_header(api_key: int, version: int, correlation_id: int, client_id: str) -> bytearray:
+    """What goes before the body of a request, for the body to be appended; the frame's size is not in it."""
+    text = client_id.encode()
+    header = bytearray(_HEADER.pack(api_key, version, correlation_id, len(text)))
+    header += text
+    if uses_flexible_headers(api_key, version):
+        header.append(0)
+    return header
 
 
 class Stored(Protocol):

@@ -29,10 +29,12 @@ _load_without_hypothesis()
 from kio.index import load_payload_module
 from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map, schema_name_map
+from kio.schema.k_raft_version_record.v0.data import KRaftVersionRecord
 from kio.schema.leader_change_message.v0 import data as leader_change_v0
 from kio.schema.leader_change_message.v1 import data as leader_change_v1
 from kio.schema.snapshot_footer_record.v0.data import SnapshotFooterRecord
 from kio.schema.snapshot_header_record.v0.data import SnapshotHeaderRecord
+from kio.schema.voters_record.v0 import data as voters_record
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
@@ -40,6 +42,7 @@ from kio.static.constants import EntityType
 __all__ = [
     "EntityType",
     "ErrorCode",
+    "KRaftVersionRecord",
     "SerialError",
     "SnapshotFooterRecord",
     "SnapshotHeaderRecord",
@@ -50,4 +53,5 @@ __all__ = [
     "leader_change_v1",
     "load_payload_module",
     "schema_name_map",
+    "voters_record",
 ]

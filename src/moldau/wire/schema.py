@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 from moldau.wire.kio import EntityType, api_key_map, load_payload_module, schema_name_map
+from moldau.wire.own_fields import OWN_FIELDS
 
 Kind = Literal["request", "response"]
 
@@ -40,8 +41,10 @@ _ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": Fa
 
 @cache
 def fields_of(entity: type) -> tuple[Field, ...]:
-    """The fields of one entity in the order of the wire. Its annotations must be types, not texts, as kio's are."""
-    return tuple(_field(field, field.type) for field in dataclasses.fields(entity))
+    """The fields of one entity in the order of the wire, and our own after them. Its annotations must be types, not
+    texts, as kio's are."""
+    described = [entity, OWN_FIELDS[entity.__name__]] if entity.__name__ in OWN_FIELDS else [entity]
+    return tuple(_field(field, field.type) for each in described for field in dataclasses.fields(each))
 
 
 def _field(field: "dataclasses.Field[Any]", hint: Any) -> Field:

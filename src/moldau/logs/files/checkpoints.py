@@ -1,6 +1,7 @@
 """A file that keeps one offset for each log of a store, in the format of Kafka's checkpoint files."""
 
 import asyncio
+from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError
 from moldau.logs.files.segment import read_file
@@ -72,6 +73,15 @@ class OffsetCheckpoint:
             await self._disk.replace(self._path, ("\n".join(lines) + "\n").encode("utf-8"))
             self._written = changes
             self._written_ms = self._clock.monotonic_ms()
+
+
+class Checkpoints(NamedTuple):
+    """What a store remembers of all its logs, a file for each."""
+
+    recovery_points: OffsetCheckpoint
+    start_offsets: OffsetCheckpoint
+    cleaned_offsets: OffsetCheckpoint
+    high_watermarks: OffsetCheckpoint
 
 
 def _parse(text: str) -> dict[LogName, int]:

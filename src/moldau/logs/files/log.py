@@ -2,14 +2,20 @@
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
+from moldau.logs.epochs import EpochHistory
+from moldau.logs.files.anew import Beginning, begin_anew
+from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.cleaner import Cleaner
 from moldau.logs.files.names import CLEANED, LOG, SNAPSHOT, SWAP
 from moldau.logs.files.recovery import Recovered, damage, rebuild_producers, remove_segment, snapshots
 from moldau.logs.files.segment import Segment
-from moldau.logs.files.segmented import Checkpoints, SegmentedLog
+from moldau.logs.files.segmented import SegmentedLog
+from moldau.logs.producers import ProducerStates
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
 from moldau.settings.topic import TopicSettings
@@ -44,14 +50,23 @@ class FilesLog(SegmentedLog):
 
     async def truncate_to(self, offset: int) -> None:
         self._check()
-        if offset >= self.end_offset:
-            return
-        async with self._keeping():
-            try:
+        if offset < self.end_offset:
+            async with self._truncating():
                 if offset < self.start_offset:
-                    await self._restart_at(offset)
+                    await self._begin_anew(self._without_records(offset, offset))
                 else:
                     await self._cut_at(offset)
+
+    async def truncate_fully_and_start_at(self, offset: int) -> None:
+        self._check()
+        async with self._truncating():
+            await self._begin_anew(Beginning(offset))
+
+    @asynccontextmanager
+    async def _truncating(self) -> AsyncIterator[None]:
+        async with self._keeping():
+            try:
+                yield
             except CorruptRecordError as error:
                 raise StorageError(damage(self._directory, str(error))) from error
             except OSError as error:
@@ -68,24 +83,44 @@ class FilesLog(SegmentedLog):
         end = segment.end_before(position)
         if end < self.start_offset:
             # The batch that the log begins in goes, and with it all that could be read.
-            await self._restart_at(self.start_offset)
+            await self._begin_anew(self._without_records(self.start_offset, end))
             return
         await self._lower_checkpoints(end)
+        # Before any record goes: an epoch must not outlive its records, or this log would pass for a newer one.
+        # One that a crash leaves with its records is found in them again.
+        self.epochs.truncate_from_end(end)
+        await self._save_epochs()
         dropped = self._segments[keep:]
         del self._segments[keep:], self._bases[keep:]
         segment.cut(position)
         await self._truncated(segment, dropped, end)
 
-    async def _restart_at(self, offset: int) -> None:
-        """Everything goes, even what was below the start: the log begins anew at `offset`."""
-        await self._lower_checkpoints(offset)
-        dropped = self._segments[:]
+    def _without_records(self, offset: int, end: int) -> Beginning:
+        """A log that begins at `offset` and has no records. Of producers it knows what they wrote below `end`, which
+        may be the only trace of it: they might send it again."""
+        producers = ProducerStates()
+        rebuild_producers(self._disk, self._directory, self._segments, producers, end)
+        epochs = EpochHistory.from_text(self.epochs.to_text())
+        epochs.truncate_from_end(offset)
+        return Beginning(offset, producers.snapshot() if len(producers) else None, epochs.to_text())
+
+    async def _begin_anew(self, beginning: Beginning) -> None:
+        """Reads go on in the old files until the new ones are in place."""
+        await begin_anew(self._disk, self._directory, self.name, self._checkpoints, beginning)
+        offset = beginning.offset
         segment = Segment(self._disk, self._directory, offset, self.settings.index_interval_bytes)
         segment.clear()
+        self._cuts += 1
         self._segments[:] = [segment]
         self._bases[:] = [offset]
-        self.start_offset = offset
-        await self._truncated(segment, [old for old in dropped if old.base_offset != offset], offset)
+        self._active = segment
+        self._unsettled = []
+        self._warm = []
+        self.start_offset = self.end_offset = self.durable_offset = offset
+        self.epochs.clear()
+        for epoch, start in EpochHistory.from_text(beginning.epochs):
+            self.epochs.assign(epoch, start)
+        self.producers.rebuild(beginning.producers, ())
 
     async def _lower_checkpoints(self, end: int) -> None:
         """Before anything goes, or a crash in between would look like acknowledged records lost."""
@@ -104,7 +139,6 @@ class FilesLog(SegmentedLog):
         self._warm = []
         self.end_offset = end
         self.durable_offset = min(self.durable_offset, end)
-        self.epochs.truncate_from_end(end)
         for segment in reversed(dropped):
             remove_segment(self._disk, self._directory, segment.base_offset)
         remove_segment(self._disk, self._directory, active.base_offset, only_indexes=True)
@@ -113,7 +147,6 @@ class FilesLog(SegmentedLog):
                 self._disk.remove(self._path(offset, SNAPSHOT))
         rebuild_producers(self._disk, self._directory, self._segments, self.producers, end)
         self._names_changed += 1
-        await self._save_epochs()
         await self._sync()
 
     # Moving the start

@@ -20,12 +20,14 @@ PARTITION = "partition.metadata"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 START_OFFSETS = "log-start-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 
 _DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(0|[1-9][0-9]{0,9})")
 _OFFSET_DIGITS = 20
 _NAME_BYTES_MAX = 255
 _REMOVED_SUFFIX = "-delete"
+_STRAY_SUFFIX = "-stray"
 _PARTITION_LINES = re.compile(r"version: ?0\ntopic_id: ?([A-Za-z0-9_-]{22})\n?")
 
 
@@ -49,7 +51,16 @@ def log_name_of(directory: str) -> LogName | None:
 
 def removed_name(name: LogName, topic_id: UUID) -> str:
     """What a log's directory is called from its removal until it is gone."""
-    suffix = f".{topic_id.hex}{_REMOVED_SUFFIX}"
+    return _with_suffix(name, topic_id, _REMOVED_SUFFIX)
+
+
+def stray_name(name: LogName, topic_id: UUID) -> str:
+    """What a log's directory is called that nobody knows."""
+    return _with_suffix(name, topic_id, _STRAY_SUFFIX)
+
+
+def _with_suffix(name: LogName, topic_id: UUID, suffix: str) -> str:
+    suffix = f".{topic_id.hex}{suffix}"
     return str(name)[: _NAME_BYTES_MAX - len(suffix)] + suffix
 
 

@@ -5,13 +5,12 @@ import errno
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
 from uuid import UUID
 
 import crc32c
 
 from moldau.errors import CorruptRecordError, StorageError
-from moldau.logs.files.checkpoints import OffsetCheckpoint
+from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.names import EPOCHS, SNAPSHOT, offset_name
 from moldau.logs.files.recovery import Recovered, damage
@@ -34,14 +33,6 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
 
 log = get_logger(__name__)
-
-
-class Checkpoints(NamedTuple):
-    """What a store remembers of all its logs, a file for each."""
-
-    recovery_points: OffsetCheckpoint
-    start_offsets: OffsetCheckpoint
-    cleaned_offsets: OffsetCheckpoint
 
 
 class SegmentedLog(Log):
@@ -101,6 +92,14 @@ class SegmentedLog(Log):
     def failure(self) -> str | None:
         """Why the log is offline; None while it is not."""
         return self._failure
+
+    @property
+    def saved_high_watermark(self) -> int:
+        return self._checkpoints.high_watermarks.get(self.name)
+
+    @saved_high_watermark.setter
+    def saved_high_watermark(self, offset: int) -> None:
+        self._checkpoints.high_watermarks.set(self.name, offset)
 
     # Failing
 

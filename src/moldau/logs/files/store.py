@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, StorageError
-from moldau.logs.files.checkpoints import OffsetCheckpoint
+from moldau.logs.files.anew import finish_beginning_anew
+from moldau.logs.files.checkpoints import Checkpoints, OffsetCheckpoint
 from moldau.logs.files.log import FilesLog
 from moldau.logs.files.names import (
     CLEAN_SHUTDOWN,
     CLEANED_OFFSETS,
+    HIGH_WATERMARKS,
     LOG,
     PARTITION,
     RECOVERY_POINTS,
@@ -21,11 +23,11 @@ from moldau.logs.files.names import (
     offset_of,
     partition_text,
     removed_name,
+    stray_name,
     topic_id_of,
 )
-from moldau.logs.files.recovery import recover
+from moldau.logs.files.recovery import damage, recover
 from moldau.logs.files.segment import read_file
-from moldau.logs.files.segmented import Checkpoints
 from moldau.logs.store import LogName, LogStore
 from moldau.observe.logging import get_logger
 from moldau.settings.topic import TopicSettings
@@ -52,7 +54,7 @@ class FilesStore(LogStore):
         self._checkpoints = Checkpoints(
             *(
                 OffsetCheckpoint(disk, f"{directory}/{name}", clock)
-                for name in (RECOVERY_POINTS, START_OFFSETS, CLEANED_OFFSETS)
+                for name in (RECOVERY_POINTS, START_OFFSETS, CLEANED_OFFSETS, HIGH_WATERMARKS)
             )
         )
         self._found: dict[LogName, UUID] = {}
@@ -70,7 +72,9 @@ class FilesStore(LogStore):
                 else:
                     self._look_at(name)
             marker = f"{directory}/{CLEAN_SHUTDOWN}"
-            self.was_closed_cleanly = disk.exists(marker) or not self._untouched
+            closed = read_file(disk, marker)
+            self.was_closed_cleanly = closed is not None or not self._untouched
+            self.previous_broker_epoch = -1 if closed is None else _broker_epoch(closed)
             disk.remove(marker)
             # From here on a crash must find no marker.
             await disk.sync_directory(directory)
@@ -134,16 +138,20 @@ class FilesStore(LogStore):
             if self._disk.exists(path):
                 known = self._read_topic_id(path)
                 if known is not None and known != topic_id:
-                    await self.remove(name)
+                    await self.set_aside(name)
                     opened = None
             if not self._disk.exists(f"{path}/{PARTITION}") or self._read_topic_id(path) is None:
                 await self._create(path, topic_id)
+            begun_anew = await finish_beginning_anew(self._disk, path, name, self._checkpoints)
+        except CorruptRecordError as error:
+            raise StorageError(damage(path, str(error))) from error
         except OSError as error:
             raise StorageError(f"cannot create the log {name}: {error}") from error
         if name in self._untouched:
             clean = self.was_closed_cleanly
         else:
             clean = opened is not None and opened.is_saved
+        clean = clean and not begun_anew
         recovered = await recover(
             self._disk,
             path,
@@ -174,16 +182,8 @@ class FilesStore(LogStore):
         await self._disk.sync_directory(self._directory)
 
     async def remove(self, name: LogName) -> None:
-        path = f"{self._directory}/{name}"
-        opened = self._logs.pop(name, None)
-        if opened is not None:
-            await opened.abandon()
-        topic_id = self._found.pop(name, None) or UUID(int=0)
-        self._untouched.discard(name)
-        for checkpoint in self._checkpoints:
-            # First of all, or a new log of this name would be taken for this one.
-            checkpoint.discard(name)
-        gone = f"{self._directory}/{removed_name(name, topic_id)}"
+        topic_id = await self._forget(name)
+        path, gone = f"{self._directory}/{name}", f"{self._directory}/{removed_name(name, topic_id)}"
         try:
             if not self._disk.exists(path):
                 return
@@ -193,6 +193,41 @@ class FilesStore(LogStore):
             self._disk.remove(gone)
         except OSError as error:
             raise StorageError(f"cannot delete the log {name}: {error}") from error
+        await self._forgotten(name)
+
+    async def set_aside(self, name: LogName) -> None:
+        topic_id = await self._forget(name)
+        try:
+            if not self._disk.exists(f"{self._directory}/{name}"):
+                return
+            aside = stray_name(name, topic_id)
+            while self._disk.exists(f"{self._directory}/{aside}"):
+                topic_id = UUID(int=(topic_id.int + 1) % 2**128)
+                aside = stray_name(name, topic_id)
+            self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{aside}")
+            await self._disk.sync_directory(self._directory)
+        except OSError as error:
+            raise StorageError(f"cannot set the log {name} aside: {error}") from error
+        log.warning(
+            "a log that the cluster does not know is set aside: look at it, and delete it if nothing is missing",
+            log=str(name),
+            directory=aside,
+        )
+        await self._forgotten(name)
+
+    async def _forget(self, name: LogName) -> UUID:
+        """Lets go of a log, if it is open; gives the topic id it had."""
+        opened = self._logs.pop(name, None)
+        if opened is not None:
+            await opened.abandon()
+        topic_id = self._found.pop(name, None) or UUID(int=0)
+        self._untouched.discard(name)
+        for checkpoint in self._checkpoints:
+            # First of all, or a new log of this name would be taken for this one.
+            checkpoint.discard(name)
+        return topic_id
+
+    async def _forgotten(self, name: LogName) -> None:
         try:
             for checkpoint in self._checkpoints:
                 await checkpoint.flush()
@@ -200,7 +235,13 @@ class FilesStore(LogStore):
             # The log is gone all the same, and the next start forgets what it was known for.
             log.warning("checkpoint is not written", log=str(name), why=str(error))
 
-    async def close(self) -> None:
+    async def save_high_watermarks(self) -> None:
+        try:
+            await self._checkpoints.high_watermarks.flush()
+        except OSError as error:
+            raise StorageError(f"cannot write the checkpoint of high watermarks: {error}") from error
+
+    async def close(self, broker_epoch: int = -1) -> None:
         """A log that failed keeps the shutdown from counting as clean; the others are closed nevertheless."""
         clean = self.was_closed_cleanly or not self._untouched
         for opened in self._logs.values():
@@ -210,7 +251,7 @@ class FilesStore(LogStore):
                 log.error("log cannot be closed", log=str(opened.name), why=str(error))
             clean = clean and opened.is_saved
         if clean:
-            marker = json.dumps({"version": 0, "brokerEpoch": -1})
+            marker = json.dumps({"version": 0, "brokerEpoch": broker_epoch})
             try:
                 await self._disk.replace(f"{self._directory}/{CLEAN_SHUTDOWN}", marker.encode())
             except OSError as error:
@@ -218,3 +259,12 @@ class FilesStore(LogStore):
 
     def space(self) -> tuple[int, int]:
         return self._disk.space(self._directory)
+
+
+def _broker_epoch(marker: bytes) -> int:
+    """The epoch in the marker of a clean shutdown. Older ones are empty, and then it is not known."""
+    try:
+        epoch = json.loads(marker).get("brokerEpoch", -1)
+    except (ValueError, AttributeError):
+        return -1
+    return epoch if isinstance(epoch, int) else -1

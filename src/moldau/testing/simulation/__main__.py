@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from moldau.testing.simulation.outcome import Outcome
 from moldau.testing.simulation.scenario import Scenario
+from moldau.testing.simulation.scenario_cluster import Cluster
 from moldau.testing.simulation.scenario_groups import Groups
 from moldau.testing.simulation.scenario_one_node import OneNode
 
-SCENARIOS: Mapping[str, type[Scenario]] = {each.NAME: each for each in (OneNode, Groups)}
+SCENARIOS: Mapping[str, type[Scenario]] = {each.NAME: each for each in (OneNode, Groups, Cluster)}
 ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]
 LOG_LINES_SHOWN = 30
+EVENTS_SHOWN = 40
 VIOLATIONS_SHOWN = 20
 
 
@@ -75,7 +77,7 @@ def _play(scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | Non
 
 def _replay(scenario: type[Scenario], seed: int, ablation: str | None, times: int) -> int:
     outcome = scenario(seed, ablation).run()
-    for line in outcome.log:
+    for line in (*outcome.story, *outcome.log):
         _say(line)
     _say(
         f"{scenario.NAME}, seed {seed}, {outcome.profile}: trace {outcome.trace_hash}, {outcome.virtual_ms} virtual ms"
@@ -96,7 +98,10 @@ def _show_failure(outcome: Outcome, ablation: str | None) -> None:
         _say(f"  {violation}")
     if len(outcome.violations) > VIOLATIONS_SHOWN:
         _say(f"  and {len(outcome.violations) - VIOLATIONS_SHOWN} more")
-    _say("the node's last log lines:")
+    _say("what happened last:")
+    for line in outcome.story[-EVENTS_SHOWN:]:
+        _say(f"  {line}")
+    _say("the last log lines:")
     for line in outcome.log[-LOG_LINES_SHOWN:]:
         _say(f"  {line}")
     replay = f"--scenario {outcome.scenario}{switch} --replay {outcome.seed}"

@@ -1,8 +1,8 @@
 """The safeguards of groups, each with a switch that takes it out of the code under test. A simulation that does not
 notice would be a hole in the simulation."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from moldau.decisions import runtime
@@ -12,16 +12,7 @@ from moldau.groups.formats import decode
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import MemberClaim, Now
 from moldau.groups.state import GroupsState
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, replacement: object) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+from moldau.testing.simulation.switching import replaced
 
 
 def without_generation_check() -> AbstractContextManager[None]:
@@ -30,7 +21,7 @@ def without_generation_check() -> AbstractContextManager[None]:
     def check_generation(group: ClassicGroup, generation: int) -> None:
         pass
 
-    return _replaced(ClassicGroup, "_check_generation", check_generation)
+    return replaced(ClassicGroup, "_check_generation", check_generation)
 
 
 def without_member_fencing() -> AbstractContextManager[None]:
@@ -40,7 +31,7 @@ def without_member_fencing() -> AbstractContextManager[None]:
         if not (claim.generation < 0 and group.is_empty):
             group._check_generation(claim.generation)
 
-    return _replaced(ClassicGroup, "check_commit", check_commit)
+    return replaced(ClassicGroup, "check_commit", check_commit)
 
 
 def with_replies_before_durable() -> AbstractContextManager[None]:
@@ -53,7 +44,7 @@ def with_replies_before_durable() -> AbstractContextManager[None]:
         else:
             park(decisions, parked)
 
-    return _replaced(runtime.DecisionRuntime, "_park", release_at_once)
+    return replaced(runtime.DecisionRuntime, "_park", release_at_once)
 
 
 def without_tombstones() -> AbstractContextManager[None]:
@@ -62,7 +53,7 @@ def without_tombstones() -> AbstractContextManager[None]:
     def decode_if_not_deleted(key: bytes, value: bytes | None) -> GroupRecord | None:
         return None if value is None else decode(key, value)
 
-    return _replaced(loading, "decode", decode_if_not_deleted)
+    return replaced(loading, "decode", decode_if_not_deleted)
 
 
 ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {

@@ -31,31 +31,31 @@ def check(history: History) -> list[Violation]:
 
 def _violations(history: History) -> Iterator[tuple[str, str]]:
     for partition, log in sorted(history.logs.items()):
-        yield from _log_itself(partition, log)
-    places = {partition: _places(log) for partition, log in history.logs.items()}
+        yield from log_itself(partition, log)
+    places = {partition: places_of(log) for partition, log in history.logs.items()}
     for send in history.sends:
         if send.partition in places:
             yield from _one_send(send, places[send.partition])
     yield from _order_of_sends(history, places)
-    yield from _never_sent(history)
+    yield from never_sent(history)
     yield from _polls(history)
     for refusal in history.refusals:
-        yield refusal.what, f"{refusal.who} at {_name(refusal.partition)}"
+        yield refusal.what, f"{refusal.who} at {name_of(refusal.partition)}"
     for producer_id in sorted(set(history.producer_ids)):
         if history.producer_ids.count(producer_id) > 1:
             yield "producer id handed out twice", str(producer_id)
-    yield from _topics(history)
+    yield from topic_changes(history)
 
 
-def _log_itself(partition: Partition, log: Log) -> Iterator[tuple[str, str]]:
+def log_itself(partition: Partition, log: Log) -> Iterator[tuple[str, str]]:
     for (before, _), (after, _) in itertools.pairwise(log):
         if after == before:
-            yield "inconsistent offsets", f"two records at offset {after} of {_name(partition)}"
+            yield "inconsistent offsets", f"two records at offset {after} of {name_of(partition)}"
         elif after != before + 1:
-            yield "gap", f"offset {after} follows {before} in {_name(partition)}"
+            yield "gap", f"offset {after} follows {before} in {name_of(partition)}"
 
 
-def _places(log: Log) -> dict[bytes, list[int]]:
+def places_of(log: Log) -> dict[bytes, list[int]]:
     places: dict[bytes, list[int]] = {}
     for offset, value in log:
         places.setdefault(value, []).append(offset)
@@ -63,11 +63,14 @@ def _places(log: Log) -> dict[bytes, list[int]]:
 
 
 def _one_send(send: Send, places: Mapping[bytes, list[int]]) -> Iterator[tuple[str, str]]:
-    label = f"{_show(send.values[0])} of {send.producer} in {_name(send.partition)}"
+    label = f"{shown(send.values[0])} of {send.producer} in {name_of(send.partition)}"
     found = [places.get(value, []) for value in send.values]
     for value, offsets in zip(send.values, found, strict=True):
         if len(offsets) > 1:
-            yield "duplicate", f"{_show(value)} of {send.producer} is at {offsets} of {_name(send.partition)}"
+            yield (
+                "duplicate",
+                f"{shown(value)} of {send.producer} is at {offsets} of {name_of(send.partition)}",
+            )
     present = [offsets[0] for offsets in found if offsets]
     if present and (len(present) < len(found) or present != list(range(present[0], present[0] + len(found)))):
         yield "torn batch", f"of {len(found)} records from {label}, these offsets are there: {present}"
@@ -93,19 +96,19 @@ def _order_of_sends(
             earlier, offset = last[key]
             was_known = earlier.ended is not None and earlier.ended < send.begun
             if offset > offsets[0] and (send.is_idempotent or was_known):
-                first, second = _show(earlier.values[0]), _show(send.values[0])
-                where = f"{first} is at {offset} and {second} at {offsets[0]} of {_name(send.partition)}"
+                first, second = shown(earlier.values[0]), shown(send.values[0])
+                where = f"{first} is at {offset} and {second} at {offsets[0]} of {name_of(send.partition)}"
                 yield "non-monotonic send", where
         if send.is_idempotent or send.is_acknowledged:
             last[key] = send, offsets[0]
 
 
-def _never_sent(history: History) -> Iterator[tuple[str, str]]:
+def never_sent(history: History) -> Iterator[tuple[str, str]]:
     sent = {(send.partition, value) for send in history.sends for value in send.values}
     for partition, log in sorted(history.logs.items()):
         for offset, value in log:
             if (partition, value) not in sent:
-                yield "never sent", f"{_show(value)} at {offset} of {_name(partition)}"
+                yield "never sent", f"{shown(value)} at {offset} of {name_of(partition)}"
 
 
 def _polls(history: History) -> Iterator[tuple[str, str]]:
@@ -114,7 +117,7 @@ def _polls(history: History) -> Iterator[tuple[str, str]]:
     watermarks: dict[tuple[str, Partition], int] = {}
     for poll in history.polls:
         key = poll.consumer, poll.partition
-        who = f"{poll.consumer} of {_name(poll.partition)}"
+        who = f"{poll.consumer} of {name_of(poll.partition)}"
         if poll.high_watermark < watermarks.get(key, 0):
             yield "high watermark fell", f"{who} saw {watermarks[key]}, then {poll.high_watermark}"
         watermarks[key] = poll.high_watermark
@@ -134,15 +137,15 @@ def _one_poll(poll: Poll, who: str, log: Mapping[int, bytes], expected: int) -> 
         if offset >= poll.high_watermark:
             yield "read above the high watermark", f"{who} read {offset} below {poll.high_watermark}"
         if offset not in log:
-            yield "vanished", f"{who} read {_show(value)} at {offset}, where nothing is in the end"
+            yield "vanished", f"{who} read {shown(value)} at {offset}, where nothing is in the end"
         elif log[offset] != value:
             yield (
                 "inconsistent offsets",
-                f"{who} read {_show(value)} at {offset}, where {_show(log[offset])} is in the end",
+                f"{who} read {shown(value)} at {offset}, where {shown(log[offset])} is in the end",
             )
 
 
-def _topics(history: History) -> Iterator[tuple[str, str]]:
+def topic_changes(history: History) -> Iterator[tuple[str, str]]:
     if history.topics is None:
         return
     last: dict[str, list[tuple[bool, bool]]] = {}
@@ -158,9 +161,9 @@ def _topics(history: History) -> Iterator[tuple[str, str]]:
             yield ("lost topic" if states[0][0] else "deleted topic is back"), topic
 
 
-def _name(partition: Partition) -> str:
+def name_of(partition: Partition) -> str:
     return f"{partition[0]}-{partition[1]}"
 
 
-def _show(value: bytes) -> str:
+def shown(value: bytes) -> str:
     return repr(value[:40])

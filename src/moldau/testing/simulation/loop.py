@@ -1,8 +1,9 @@
 """An event loop on virtual time: the same program with the same seed takes the same steps, in no real time.
 
 Callbacks run in the order they were scheduled, as asyncio promises. A callback takes one virtual microsecond;
-when nothing is ready, time jumps to the next timer. Whatever would leave the loop for the real world
-(threads, sockets, signals) raises SimulationEscape.
+when nothing is ready, time jumps to the next timer. A host that is paused keeps what it has to do for later. Each
+host's code sees time go by at the rate of its own clock. Whatever would leave the loop for the real world (threads,
+sockets, signals) raises SimulationEscape.
 """
 
 import asyncio
@@ -125,6 +126,10 @@ class SimulatedLoop(EscapesForbidden):
         self._ready: deque[_AnyHandle] = deque()
         self._timers: list[tuple[int, int, SimulatedTimer]] = []
         self._timers_made = 0
+        self._held: dict[Life, list[_AnyHandle]] = {}
+        """What lives that are paused would do, in the order it came up."""
+        self.on_turn: Callable[[], None] | None = None
+        """Called between two rounds of callbacks, for those who watch; it must change nothing."""
         self._tasks: dict[int, _OwnedTask] = {}
         self._tasks_made = 0
         self._running = False
@@ -136,7 +141,8 @@ class SimulatedLoop(EscapesForbidden):
     # Time
 
     def time(self) -> float:
-        return self._now_ns / NANOSECONDS
+        """As the host sees it whose code asks."""
+        return self._now_ns / NANOSECONDS * current_life.get().clock_rate
 
     @property
     def now_ns(self) -> int:
@@ -164,7 +170,10 @@ class SimulatedLoop(EscapesForbidden):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> SimulatedTimer:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        timer = SimulatedTimer(0.0, callback, args, self, context)
+        rate = timer.life.clock_rate
+        timer._when = self._now_ns / NANOSECONDS * rate + delay  # type: ignore[attr-defined]
+        return self._set_timer(timer, self._now_ns + math.ceil(delay / rate * NANOSECONDS))
 
     def call_at(
         self,
@@ -173,10 +182,13 @@ class SimulatedLoop(EscapesForbidden):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> SimulatedTimer:
-        self._check_closed()
         timer = SimulatedTimer(when, callback, args, self, context)
+        return self._set_timer(timer, math.ceil(when / timer.life.clock_rate * NANOSECONDS))
+
+    def _set_timer(self, timer: SimulatedTimer, when_ns: int) -> SimulatedTimer:
+        self._check_closed()
         timer._scheduled = True  # type: ignore[attr-defined]
-        when_ns = max(math.ceil(when * NANOSECONDS), self._now_ns)
+        when_ns = max(when_ns, self._now_ns)
         if self._timer_lateness_ns:
             assert self._random is not None
             when_ns += self._random.randrange(self._timer_lateness_ns)
@@ -229,10 +241,21 @@ class SimulatedLoop(EscapesForbidden):
         for _, owned in doomed:
             owned.context.run(_close_quietly, owned.coroutine)
         doomed.clear()
+        self._held.pop(life, None)
         # What is ready is left to the round that is running, which passes over the dead.
         self._timers = [timer for timer in self._timers if timer[2].life is not life]
         heapq.heapify(self._timers)
         gc.collect()
+
+    def pause(self, life: Life) -> None:
+        """Stops a life between two callbacks, as SIGSTOP does."""
+        life.is_paused = True
+        self._held.setdefault(life, [])
+
+    def resume(self, life: Life) -> None:
+        """All that came up meanwhile is done at once, in order."""
+        life.is_paused = False
+        self._ready.extend(self._held.pop(life, ()))
 
     def get_task_factory(self) -> None:
         return None
@@ -275,8 +298,14 @@ class SimulatedLoop(EscapesForbidden):
                 # What these callbacks schedule comes after the timers that are due by then.
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
-                    if not handle.cancelled() and handle.life.alive:
-                        self._step(handle)
+                    if handle.cancelled() or not handle.life.alive:
+                        continue
+                    if handle.life.is_paused:
+                        self._held[handle.life].append(handle)
+                        continue
+                    self._step(handle)
+                if self.on_turn is not None:
+                    self.on_turn()
         finally:
             self._running = False
             self._stopping = False
@@ -322,6 +351,7 @@ class SimulatedLoop(EscapesForbidden):
         self._closed = True
         self._ready.clear()
         self._timers.clear()
+        self._held.clear()
         self._tasks.clear()
 
     def _check_closed(self) -> None:

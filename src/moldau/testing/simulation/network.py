@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import errno
 import random
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +25,19 @@ SYN_RETRY_MS = 1000
 CONNECT_TIMEOUT_MS = 60_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NetworkSettings:
     delay_ms_min: float = 0.05
     delay_ms_max: float = 2.0
     hiccup_chance: float = 0.01
-    """How often a packet is lost and comes only when it is sent again."""
+    """How often a packet stands in a queue for long."""
     hiccup_ms_max: float = 200.0
+    loss_chance: float = 0.0
+    """How often a packet is lost and comes only when it is sent again; in a stream it holds up those behind it."""
+    retransmission_ms_min: float = 200.0
+    """How long it takes to miss a lost packet; twice as long each time it is lost again."""
+    duplication_chance: float = 0.0
+    """How often a packet comes twice. A stream's receiver drops the second one."""
     window_bytes_min: int = 4 * 1024
     window_bytes_max: int = 256 * 1024
     """Bytes that a connection holds between the two programs before a writer must wait."""
@@ -54,6 +61,8 @@ class Network:
         self._endpoints_made = 0
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self._down: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        """Packets lost, and duplicates dropped."""
         self.add_host(OUTSIDE.host)
         loop.network = self
 
@@ -76,6 +85,8 @@ class Network:
         """
         for a in sorted(one):
             for b in sorted(other):
+                if a == b:
+                    continue
                 self._cuts.add((a, b))
                 if not one_way:
                     self._cuts.add((b, a))
@@ -87,11 +98,24 @@ class Network:
             for b in sorted(other):
                 self._extra_delay_ms[a, b] = self._extra_delay_ms[b, a] = milliseconds
 
+    def mend(self, one: Collection[str], other: Collection[str]) -> None:
+        """Ends all cuts and delays between the two sides, both ways."""
+        for a in sorted(one):
+            for b in sorted(other):
+                for path in ((a, b), (b, a)):
+                    self._cuts.discard(path)
+                    self._extra_delay_ms.pop(path, None)
+        self.loop.trace.add(self.loop.now_ns, "mend", *sorted(one), "|", *sorted(other))
+        self._release_held()
+
     def heal(self) -> None:
         """Ends all cuts and delays."""
         self._cuts.clear()
         self._extra_delay_ms.clear()
         self.loop.trace.add(self.loop.now_ns, "heal")
+        self._release_held()
+
+    def _release_held(self) -> None:
         held, self._held = self._held, []
         for source, target, packet in held:
             self.send(source, target, packet)
@@ -103,11 +127,13 @@ class Network:
                 endpoint.reset()
                 endpoint.peer.reset()
 
-    def crash(self, host: str, *, silent: bool = False) -> None:
+    def crash(self, host: str, *, silent: bool = False, is_machine_up: bool = False) -> None:
         """The host's listeners and connections are gone. Others see a reset, or, when silent, nothing at all
-        until the host is back and answers their packets with one.
+        until the host is back and answers their packets with one. A machine that is up without its program refuses
+        connections; one that is down does not answer.
         """
-        self._down.add(host)
+        if not is_machine_up:
+            self._down.add(host)
         for key in [key for key in self._listeners if key[0] == host]:
             del self._listeners[key]
         for endpoint in list(self._endpoints.values()):
@@ -126,18 +152,39 @@ class Network:
     def is_cut(self, source: str, target: str) -> bool:
         return (source, target) in self._cuts
 
-    def send(self, source: str, target: str, packet: Callable[[], None], *, not_before: float = 0.0) -> float:
-        """Runs `packet` at the target after the time it takes to get there; returns when that will be."""
+    def send(self, source: str, target: str, packet: Callable[[], None]) -> None:
+        """Runs `packet` at the target after the time it takes to get there. What is sent later may come sooner."""
+        settings, draw = self.settings, self.random.random
         if source == target:
-            delay_ms = self.random.uniform(0.005, 0.05)
+            delay_ms = 0.005 + 0.045 * draw()
         else:
-            delay_ms = self.random.uniform(self.settings.delay_ms_min, self.settings.delay_ms_max)
-            delay_ms += self._extra_delay_ms.get((source, target), 0.0)
-            if self.random.random() < self.settings.hiccup_chance:
-                delay_ms += self.random.uniform(0, self.settings.hiccup_ms_max)
-        when = max(self.loop.time() + delay_ms / 1000, not_before)
-        self.loop.call_at(when, self._arrive, source, target, packet, context=contextvars.Context())
-        return when
+            delay_ms = settings.delay_ms_min + (settings.delay_ms_max - settings.delay_ms_min) * draw()
+            if self._extra_delay_ms:
+                delay_ms += self._extra_delay_ms.get((source, target), 0.0)
+            if draw() < settings.hiccup_chance:
+                delay_ms += settings.hiccup_ms_max * draw()
+            if settings.loss_chance:
+                delay_ms += self._retransmissions_ms()
+        self.loop.call_later(
+            delay_ms / 1000, self._arrive, source, target, packet, context=contextvars.Context()
+        )
+
+    def _retransmissions_ms(self) -> float:
+        total_ms, timeout_ms = 0.0, self.settings.retransmission_ms_min
+        while self.random.random() < self.settings.loss_chance:
+            self.counts["packets lost"] += 1
+            total_ms += timeout_ms
+            timeout_ms *= 2
+        return total_ms
+
+    def send_in_stream(self, source: str, target: str, packet: Callable[[], None]) -> None:
+        """As `send`, and perhaps twice: for packets that have a number by which the second is known."""
+        self.send(source, target, packet)
+        if self.settings.duplication_chance and self.random.random() < self.settings.duplication_chance:
+            self.send(source, target, packet)
+
+    def note_duplicate(self) -> None:
+        self.counts["duplicates dropped"] += 1
 
     def _arrive(self, source: str, target: str, packet: Callable[[], None]) -> None:
         if self.is_cut(source, target):
@@ -216,6 +263,7 @@ class Network:
 
     async def _shake_hands(self, here: Life, target: str, port: int) -> "Server":
         """One round trip to the listener; a cut path swallows it, and it is tried again."""
+        # As long as this runs it is in the same life, by the same clock.
         deadline = self.loop.time() + CONNECT_TIMEOUT_MS / 1000
         while self.loop.time() < deadline:
             answer = self._knock(here.host, target, port)

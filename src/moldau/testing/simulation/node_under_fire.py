@@ -78,6 +78,9 @@ class NodeUnderFire:
         self.clients.append(host)
         return host
 
+    def wall_ms(self) -> int:
+        return self.server.clock.wall_ms()
+
     # Faults
 
     async def endure(self, rest_s_max: float = 2) -> None:

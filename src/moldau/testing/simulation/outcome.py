@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from moldau.observe.logging import ROOT, TextFormatter
+from moldau.testing.simulation.owner import current_life
 
 LOG_LINES_KEPT = 200
 CLIENT = f"{ROOT}.client."
@@ -33,7 +34,9 @@ class Outcome:
     """What happened how often, by its plural: crashes, faults, records acknowledged."""
     violations: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    """The node's last log lines."""
+    """The last log lines, each with the host that wrote it."""
+    story: list[str] = field(default_factory=list)
+    """The last events of the trace that say what was going on."""
 
     def violated(self, what: str) -> None:
         """Notes it and lets the play go on, which may show more."""
@@ -48,7 +51,7 @@ def captured_log(wall_ms: Callable[[], int], client_failed: Callable[[str], None
 
     class Capture(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            lines.append(self.format(record))
+            lines.append(f"{current_life.get().host}: {self.format(record)}")
             if record.levelno >= logging.ERROR and record.name.startswith(CLIENT):
                 client_failed(lines[-1])
 

@@ -1,4 +1,5 @@
-"""Whose code is running: every callback belongs to one life of one host, and dies with it.
+"""Whose code is running: every callback belongs to one life of one host, stops and dies with it, and lives by its
+clock.
 
 Tasks inherit the context they are made in, so whatever a host starts stays the host's.
 """
@@ -7,12 +8,15 @@ from contextvars import ContextVar
 
 
 class Life:
-    """A host from one boot to the next crash. Nothing of it runs once `alive` is False."""
+    """A host from one boot to the next crash. Nothing of it runs once `alive` is False, or while it is paused."""
 
-    def __init__(self, host: str, boot: int) -> None:
+    def __init__(self, host: str, boot: int, clock_rate: float = 1.0) -> None:
         self.host = host
         self.boot = boot
         self.alive = True
+        self.is_paused = False
+        self.clock_rate = clock_rate
+        """How fast its monotonic clock runs, and with it all its timers; it stays the same for a life."""
 
 
 OUTSIDE = Life("outside", 0)

@@ -27,7 +27,7 @@ from moldau.testing.simulation.history_groups import Fate, GroupHistory, Settled
 from moldau.testing.simulation.node_under_fire import PORT
 from moldau.testing.simulation.outcome import Broken
 from moldau.testing.simulation.process import Process, Program
-from moldau.testing.simulation.scenario import Scenario
+from moldau.testing.simulation.scenario import NodeScenario
 from moldau.testing.simulation.simulation import Host
 from moldau.testing.simulation.witness import WitnessedCluster
 from moldau.testing.simulation.workload_groups import (
@@ -61,7 +61,7 @@ REST_S_MAX = 6
 PROGRESS_WANTED = 3
 
 
-class Groups(Scenario):
+class Groups(NodeScenario):
     NAME = "groups"
     SYNC_MS_MAX = (3.0, 20.0, 100.0)
     """Slow ones give more time in which an answer would be too early."""
@@ -107,7 +107,7 @@ class Groups(Scenario):
     def ablations(cls) -> tuple[str, ...]:
         return (*ABLATIONS, *super().ablations())
 
-    def switched_off(self) -> AbstractContextManager[None]:
+    def switched_off(self) -> AbstractContextManager[object]:
         switch = ABLATIONS.get(self.ablation or "")
         return super().switched_off() if switch is None else switch()
 

@@ -14,7 +14,7 @@ from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.checker import check
 from moldau.testing.simulation.client import Client
 from moldau.testing.simulation.history import History, TopicChange
-from moldau.testing.simulation.scenario import Scenario
+from moldau.testing.simulation.scenario import NodeScenario
 from moldau.testing.simulation.workload import (
     Admin,
     Connect,
@@ -27,7 +27,7 @@ from moldau.testing.simulation.workload import (
 PROGRESS_WANTED = 3
 
 
-class OneNode(Scenario):
+class OneNode(NodeScenario):
     NAME = "one-node"
     LYING_SYNCS = {
         "fsync": "*/topic-*.log",

@@ -38,14 +38,20 @@ class Host:
     """A machine. Its disk, its address and its clock's error outlive a crash; what ran on it does not."""
 
     def __init__(
-        self, simulation: "Simulation", name: str, settings: DiskSettings, wall_error_ms: int
+        self,
+        simulation: "Simulation",
+        name: str,
+        settings: DiskSettings,
+        wall_error_ms: int,
+        clock_rate: float,
     ) -> None:
         self.name = name
         self.address = simulation.network.add_host(name)
         self.clock: SimulatedClock
         self.world: World
         self._simulation = simulation
-        self._life = Life(name, 0)
+        self._clock_rate = clock_rate
+        self._life = Life(name, 0, clock_rate)
         self._wall_error_ms = wall_error_ms
         self._waiters: list[asyncio.Future[Any]] = []
         self.disk = SimulatedDisk(
@@ -64,6 +70,7 @@ class Host:
             self._simulation.loop,
             monotonic_start_ms=randomness.randrange(MONOTONIC_START_MS_MAX),
             wall_error_ms=self._wall_error_ms,
+            rate=self._clock_rate,
         )
         self.world = World(
             clock=self.clock, random=self._simulation.random_for(f"{boot}/world"), disk=self.disk
@@ -105,15 +112,37 @@ class Host:
 
     def crash(self, *, silent: bool = False) -> None:
         """Cuts the power: all that runs here stops between two callbacks, unsynced writes are at stake."""
-        self._end(self.disk.crash, silent=silent)
+        self._end(self.disk.crash, silent=silent, is_machine_up=False)
 
     def kill(self) -> None:
-        """Ends the process as SIGKILL does: nothing written is lost."""
-        self._end(self.disk.kill, silent=False)
+        """Ends the process as SIGKILL does: nothing written is lost, and whoever connects is refused."""
+        self._end(self.disk.kill, silent=False, is_machine_up=True)
 
-    def _end(self, end_disk: Callable[[], SimulatedDisk], *, silent: bool) -> None:
+    def pause(self) -> None:
+        """Stops the process as SIGSTOP does: its sockets stay open, its disk and its clocks go on."""
+        self._check_not_here()
+        self._simulation.trace.add(self._simulation.loop.now_ns, "pause", self.name)
+        self._simulation.loop.pause(self._life)
+
+    def resume(self) -> None:
+        self._simulation.trace.add(self._simulation.loop.now_ns, "resume", self.name)
+        self._simulation.loop.resume(self._life)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._life.is_paused
+
+    @property
+    def boot(self) -> int:
+        """Which of its lives this is."""
+        return self._life.boot
+
+    def _check_not_here(self) -> None:
         if current_life.get() is self._life:
-            raise RuntimeError("a host cannot crash itself: crash it from outside")
+            raise RuntimeError("a host cannot crash or pause itself: do it from outside")
+
+    def _end(self, end_disk: Callable[[], SimulatedDisk], *, silent: bool, is_machine_up: bool) -> None:
+        self._check_not_here()
         if not self.is_up:
             raise RuntimeError(f"{self.name} is down already")
         simulation = self._simulation
@@ -122,7 +151,7 @@ class Host:
         simulation.trace.add(simulation.loop.now_ns, "down", self.name)
         self._wall_error_ms = self.clock.wall_error_ms
         self._life.alive = False
-        simulation.network.crash(self.name, silent=silent)
+        simulation.network.crash(self.name, silent=silent, is_machine_up=is_machine_up)
         self.disk = end_disk()
         simulation.loop.destroy(self._life)
         for waiter in self._waiters:
@@ -132,7 +161,7 @@ class Host:
     def restart(self) -> None:
         if self.is_up:
             raise RuntimeError(f"{self.name} is up")
-        self._life = Life(self.name, self._life.boot + 1)
+        self._life = Life(self.name, self._life.boot + 1, self._clock_rate)
         self._simulation.network.restart(self.name)
         self._boot()
 
@@ -163,10 +192,17 @@ class Simulation:
         """A stream of its own for each purpose, so that one more draw here changes nothing there."""
         return random.Random(f"{self.seed}/{purpose}")
 
-    def add_host(self, name: str, *, disk: DiskSettings | None = None, wall_error_ms: int = 0) -> Host:
+    def add_host(
+        self,
+        name: str,
+        *,
+        disk: DiskSettings | None = None,
+        wall_error_ms: int = 0,
+        clock_rate: float = 1.0,
+    ) -> Host:
         if name in self.hosts:
             raise ValueError(f"there is a host {name} already")
-        host = self.hosts[name] = Host(self, name, disk or DiskSettings(), wall_error_ms)
+        host = self.hosts[name] = Host(self, name, disk or DiskSettings(), wall_error_ms, clock_rate)
         return host
 
     def run(self, main: Callable[[], Awaitable[T]], timeout_ms: float) -> T:

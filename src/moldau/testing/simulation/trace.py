@@ -5,6 +5,22 @@ import zlib
 from collections import deque
 
 LAST_EVENTS_KEPT = 200
+SMALL = (
+    "run",
+    "deliver",
+    "append",
+    "sync",
+    "sync_directory",
+    "create",
+    "mkdir",
+    "rename",
+    "remove",
+    "truncate",
+    "eof",
+    "connect",
+    "reset",
+)
+"""Kinds of events of which there are too many to tell a story."""
 
 Field = str | int | bytes
 
@@ -15,6 +31,7 @@ class Trace:
     def __init__(self, *, keep: bool = False) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self._events: deque[str] = deque(maxlen=None if keep else LAST_EVENTS_KEPT)
+        self._story: deque[str] = deque(maxlen=LAST_EVENTS_KEPT)
         self.length = 0
 
     def add(self, time_ns: int, kind: str, *fields: Field) -> None:
@@ -26,10 +43,16 @@ class Trace:
         self._hash.update(b"\n")
         self._events.append(line)
         self.length += 1
+        if kind not in SMALL:
+            self._story.append(f"{time_ns / 1e9:10.3f} {line.partition(' ')[2]}")
 
     @property
     def digest(self) -> str:
         return self._hash.hexdigest()
+
+    def story(self) -> list[str]:
+        """The last events that say what was going on, with the time in seconds."""
+        return list(self._story)
 
     def events(self) -> list[str]:
         """The last events, or all of them if the trace was made to keep them: to find where two runs part."""

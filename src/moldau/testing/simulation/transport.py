@@ -1,13 +1,13 @@
 """One end of a simulated TCP connection, as an asyncio transport.
 
-Bytes arrive in order but in other pieces than they were written in; a writer that is faster than its reader
-is told to pause; a close lets what was written arrive first, a reset loses it.
+Packets may come late, twice and in any order; the receiver puts them in order and drops what it has already. Bytes
+arrive in other pieces than they were written in; a writer that is faster than its reader is told to pause; a close
+lets what was written arrive first, a reset loses it.
 """
 
 import asyncio
 import contextvars
 import errno
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,11 @@ class Endpoint(asyncio.Transport):
         )
         self._unsent = bytearray()
         self._in_flight = 0
-        self._wire: deque[bytes] = deque()
-        """Sent and not yet arrived, in order. Every packet delivers the oldest, whichever packet it is."""
-        self._last_arrival = 0.0
+        self._packets_sent = 0
+        self._packets_read = 0
+        """How many the other side has put in order."""
+        self._arrived: dict[int, bytes] = {}
+        """What the other side has that came before those in front of it."""
         self._eof_wanted = False
         self._fin_sent = False
         self._writing_paused = False
@@ -185,14 +187,18 @@ class Endpoint(asyncio.Transport):
             self._lose(None)
 
     def _send(self, data: bytes) -> None:
-        self._wire.append(data)
-        self._last_arrival = self._network.send(
-            self.host, self.peer.host, self._packet_arrives, not_before=self._last_arrival
-        )
+        number = self._packets_sent
+        self._packets_sent += 1
+        self._network.send_in_stream(self.host, self.peer.host, lambda: self._packet_arrives(number, data))
 
-    def _packet_arrives(self) -> None:
-        if self._wire:
-            self.peer._receive(self._wire.popleft())
+    def _packet_arrives(self, number: int, data: bytes) -> None:
+        if number < self._packets_read or number in self._arrived:
+            self._network.note_duplicate()
+            return
+        self._arrived[number] = data
+        while self._packets_read in self._arrived:
+            self.peer._receive(self._arrived.pop(self._packets_read))
+            self._packets_read += 1
 
     def _send_reset(self) -> None:
         self._network.send(self.host, self.peer.host, self.peer.reset)
@@ -284,7 +290,6 @@ class Endpoint(asyncio.Transport):
         """The other side broke the connection: nothing more comes or goes."""
         if not self._lost:
             self._loop.trace.add(self._loop.now_ns, "reset", self.peer.host, self.host)
-            self._wire.clear()
             self._lose(ConnectionResetError(errno.ECONNRESET, "the connection was reset by the other side"))
 
     def vanish(self, *, tell_peer: bool) -> None:

@@ -90,13 +90,16 @@ class Inode:
             self._snapshots.remove(snapshot)
         self._spoiled.append((snapshot.start, snapshot.agreed))
 
-    def crash(self, randomness: random.Random) -> None:
+    def crash(self, randomness: random.Random) -> bool:
+        """Loses what is not safe, or some of it; True where a part of it is left."""
         image = self._after_crash(randomness)
+        is_torn = bytes(image) not in (bytes(self._safe), bytes(self._written))
         self._written = image
         self._safe = bytearray(image)
         self._agreed = len(image)
         self._snapshots.clear()
         self._spoiled.clear()
+        return is_torn
 
     def _after_crash(self, randomness: random.Random) -> bytearray:
         tail = bytes(self._written[self._agreed :])
@@ -167,6 +170,8 @@ class _Change:
 class Volume:
     def __init__(self) -> None:
         self.root = Directory()
+        self.torn_writes = 0
+        """Files of which a power cut has left a part of what was not safe."""
         self._changes: list[_Change] = []
 
     def find(self, path: str) -> Node | None:
@@ -236,8 +241,8 @@ class Volume:
         for node in directory.names.values():
             if isinstance(node, Directory):
                 self._crash_below(node, randomness)
-            else:
-                node.crash(randomness)
+            elif node.crash(randomness):
+                self.torn_writes += 1
 
 
 def _walk(directory: Directory, prefix: str) -> Iterator[tuple[str, Inode]]:

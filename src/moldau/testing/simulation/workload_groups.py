@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from moldau.client.consumer import Consumer
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.producer import Producer, RecordMetadata
+from moldau.client.producer import ACKS_ALL, Producer, RecordMetadata
 from moldau.testing.simulation.fences import Fences
 from moldau.testing.simulation.group_calls import (
     commit,
@@ -81,7 +81,7 @@ class GroupWorker:
 
 
 class GroupProducer(GroupWorker):
-    """Our own producer: idempotent, one record after the other into any partition."""
+    """Our own producer: one record after the other into any partition."""
 
     def __init__(
         self,
@@ -90,10 +90,13 @@ class GroupProducer(GroupWorker):
         randomness: random.Random,
         partitions: Sequence[Partition],
         history: History,
+        acks: int = ACKS_ALL,
     ) -> None:
+        """It is idempotent with acks=all only."""
         super().__init__(name, open_cluster, randomness)
         self._partitions = partitions
         self._history = history
+        self._acks = acks
         self._lives = 0
         self._sent = 0
 
@@ -103,7 +106,11 @@ class GroupProducer(GroupWorker):
         name = f"{self.name}-{self._lives}"
         linger_ms = self._random.choice((0, 5, 50))
         async with Producer(
-            cluster, linger_ms=linger_ms, delivery_timeout_ms=DELIVERY_TIMEOUT_MS
+            cluster,
+            acks=self._acks,
+            idempotent=self._acks == ACKS_ALL,
+            linger_ms=linger_ms,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
         ) as producer:
             while not self._stopping:
                 for _ in range(self._random.choice((1, 1, 3, 10))):
@@ -114,7 +121,9 @@ class GroupProducer(GroupWorker):
         self._sent += 1
         topic, index = partition = self._random.choice(self._partitions)
         value = f"{self.name}/{self._sent}".encode()
-        send = self._history.send(name, partition, [value], acks=-1, is_idempotent=True)
+        send = self._history.send(
+            name, partition, [value], acks=self._acks, is_idempotent=self._acks == ACKS_ALL
+        )
         delivered = await producer.send(topic, value, partition=index, timestamp_ms=TIMESTAMP_MS)
         delivered.add_done_callback(lambda done: self._delivered(send, done))
 

@@ -1,0 +1,334 @@
+"""What the active controller does unasked: it fences who has fallen silent or is gone, finishes what was left half
+done, elects where nobody in sync is left, and gives leadership back to those who should have it.
+
+It lives from the moment the controller becomes active until it no longer is. Everything it changes is a decision like
+any other, so nothing it does can reach a log that this node does not lead any more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from moldau.controller.balance import balance_leaders
+from moldau.controller.brokers import (
+    METADATA_VERSION,
+    SUPPORTED_FEATURES,
+    fence_broker,
+    finish_broker,
+    update_features,
+)
+from moldau.controller.elections import elect_uncleanly, unclean_candidates
+from moldau.controller.index import PartitionName
+from moldau.controller.liveness import Sessions, rest_of_session
+from moldau.controller.state import ControllerState
+from moldau.decisions import Decision
+from moldau.decisions.runtime import DecisionRuntime
+from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError, RequestTimedOutError
+from moldau.metadata.image import NO_LEADER, ClusterImage
+from moldau.metadata.records import Record
+from moldau.observe.logging import get_logger
+from moldau.peers.probing import Probe
+from moldau.quorum.messages import LogEnd
+from moldau.settings.effective import EffectiveSettings
+from moldau.world.clock import Clock
+
+log = get_logger("controller")
+
+ProbeBroker = Callable[[int], Awaitable[Probe]]
+AskLogEnd = Callable[[int, str, int], Awaitable[LogEnd]]
+
+PROBES_AFTER_S = (0.0, 0.05, 0.25, 1.0)
+"""When a broker whose connection closed is looked for. A process that dies closes its connections one by one, and may
+seem to be there for a moment still."""
+LATE_MS = 200
+"""A timer later than this says that the node itself was held up."""
+ASKS_MAX = 3
+"""How often a live replica that does not answer is asked for the end of its log, before others are elected without."""
+ASK_AGAIN_S = 1.0
+DECIDE_AGAIN_S = 0.5
+"""When a decision is made again that the metadata log could not take, because its disk was full for example."""
+
+
+class Upkeep:
+    def __init__(
+        self,
+        node_id: int,
+        runtime: DecisionRuntime[ControllerState, Record],
+        settings: EffectiveSettings,
+        clock: Clock,
+        image: ClusterImage,
+        *,
+        former_controller: int,
+        probe: ProbeBroker | None,
+        ask_log_end: AskLogEnd | None,
+    ) -> None:
+        """Begins, on a runtime that has just been loaded with `image`."""
+        self._node_id = node_id
+        self._runtime = runtime
+        self._settings = settings
+        self._clock = clock
+        self._probe = probe
+        self._ask_log_end = ask_log_end
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_ms = 0
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wanted_again: dict[str, None] = {}
+        self._has_ended = False
+        static = settings.static
+        self.sessions = Sessions(static.broker_session_timeout_ms)
+        now_ms = clock.monotonic_ms()
+        self.sessions.take_over(
+            now_ms,
+            image.brokers,
+            image.offset,
+            former_controller=None if former_controller == node_id else former_controller,
+            former_session_ms=rest_of_session(
+                static.broker_session_timeout_ms, static.quorum_fetch_timeout_ms
+            ),
+        )
+        self._balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
+        # Submitted before anything that comes from outside: whoever registers does so on these levels.
+        levels = {name: high for name, (_, high) in SUPPORTED_FEATURES.items()}
+        self._features = (
+            None
+            if METADATA_VERSION in image.features
+            else runtime.start(lambda state: update_features(state, levels))
+        )
+        self._start("take over", partial(self._take_over, image))
+        self._arm()
+
+    def end(self) -> None:
+        """The controller is no longer active."""
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is under way any more."""
+        return self._has_ended and not self._tasks
+
+    async def wait_ended(self) -> None:
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    # What it is told
+
+    def sessions_changed(self) -> None:
+        """A session has begun: its end may be the next thing to wait for."""
+        self._arm()
+
+    def connection_closed(self, broker_id: int, broker_epoch: int) -> None:
+        """A connection on which this broker's heartbeats came has closed: perhaps its process is gone."""
+        name = f"probe {broker_id} of epoch {broker_epoch}"
+        self._start(name, partial(self._probe_broker, broker_id, broker_epoch))
+
+    def finish(self, broker_id: int) -> None:
+        """A decision on this broker was too large, and the rest is to be done."""
+        self._start(f"finish {broker_id}", partial(self._finish, broker_id))
+
+    def image_changed(self, has_leaderless: bool) -> None:
+        if has_leaderless and self._ask_log_end is not None:
+            self._start("elect", self._elect_uncleanly)
+
+    # Time
+
+    def _arm(self) -> None:
+        """One timer, on whatever comes next. One that turns out to be early is set again when it goes off."""
+        if self._has_ended:
+            return
+        due = min(self._balance_ms, self.sessions.next_deadline_ms or self._balance_ms)
+        if self._timer is not None:
+            if self._due_ms <= due:
+                return
+            self._timer.cancel()
+        self._due_ms = due
+        delay_ms = max(due - self._clock.monotonic_ms(), 1)
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now_ms = self._clock.monotonic_ms()
+        late_ms = now_ms - self._due_ms
+        if late_ms > LATE_MS:
+            # Heartbeats that came meanwhile have not been read yet: nobody is fenced for that.
+            log.warning("the controller was held up", late_ms=late_ms)
+            self.sessions.postpone(late_ms)
+        for session in self.sessions.expired(now_ms):
+            name = f"fence {session.broker_id} of epoch {session.broker_epoch}"
+            self._start(name, partial(self._fence_silent, session.broker_id, session.broker_epoch))
+        if now_ms >= self._balance_ms:
+            self._balance_ms = now_ms + self._settings.static.leader_imbalance_check_interval_seconds * 1000
+            if self._settings.broker.auto_leader_rebalance_enable:
+                self._start("balance", self._balance)
+        self._arm()
+
+    # Who is alive
+
+    async def _take_over(self, image: ClusterImage) -> None:
+        """Looks after every broker at once, and finishes what the controller before had begun: it may have ended
+        between two decisions that belong together."""
+        if self._features is not None:
+            await self._features
+        for broker_id in sorted(image.brokers):
+            if broker_id != self._node_id and not image.brokers[broker_id].fenced:
+                self.connection_closed(broker_id, image.brokers[broker_id].epoch)
+        for broker_id in sorted(image.brokers):
+            await self._finish(broker_id)
+
+    async def _probe_broker(self, broker_id: int, broker_epoch: int) -> None:
+        session = self.sessions.of(broker_id, broker_epoch)
+        if session is None or self._probe is None:
+            return
+        heard = session.heard
+        for after_s in PROBES_AFTER_S:
+            if after_s:
+                await asyncio.sleep(after_s)
+            if session.heard != heard:
+                return
+            if await self._probe(broker_id) is Probe.GONE:
+                await self._fence(
+                    broker_id, broker_epoch, "its process is gone", unless=lambda: session.heard != heard
+                )
+                if session.heard == heard:
+                    # Its next life need not wait for the end of this one.
+                    self.sessions.cut_short(broker_id, broker_epoch, self._clock.monotonic_ms())
+                return
+
+    async def _fence_silent(self, broker_id: int, broker_epoch: int) -> None:
+        await self._fence(
+            broker_id,
+            broker_epoch,
+            "nothing was heard of it",
+            unless=lambda: self.sessions.is_alive(broker_id, broker_epoch, self._clock.monotonic_ms()),
+        )
+
+    async def _fence(
+        self, broker_id: int, broker_epoch: int, why: str, *, unless: Callable[[], bool]
+    ) -> None:
+        """`unless` is looked at when the decision is made: a heartbeat may have come since."""
+        outcome = "left alone"
+
+        def decide(state: ControllerState) -> Decision[Record, bool]:
+            nonlocal outcome
+            if unless():
+                return Decision([], True)
+            decision = fence_broker(state, self._settings, broker_id, broker_epoch)
+            if decision.records:
+                outcome = "fenced"
+            return decision
+
+        is_finished = await self._decide(decide)
+        if outcome == "fenced":
+            log.warning("broker is fenced", broker=broker_id, epoch=broker_epoch, why=why)
+        if not is_finished:
+            await self._finish(broker_id)
+
+    async def _finish(self, broker_id: int) -> None:
+        while not await self._decide(lambda state: finish_broker(state, self._settings, broker_id)):
+            pass
+
+    async def _decide(self, decide: Callable[[ControllerState], Decision[Record, Any]]) -> Any:
+        """Until the metadata log takes it; raises NotControllerError when this controller's time is over."""
+        while True:
+            try:
+                return await self._runtime.submit(decide)
+            except NotControllerError:
+                raise
+            except MoldauError as error:
+                log.error("the controller cannot write its decision", why=str(error))
+                await asyncio.sleep(DECIDE_AGAIN_S)
+
+    # Who leads
+
+    async def _balance(self) -> None:
+        while await self._decide(lambda state: balance_leaders(state, self._settings)):
+            pass
+
+    async def _elect_uncleanly(self) -> None:
+        """Goes on until no live replica is left that could help."""
+        asked = 0
+        while wanted := await self._decide(
+            lambda state: Decision([], unclean_candidates(state, self._settings))
+        ):
+            log_ends, all_answered = await self.log_ends(wanted)
+            asked += 1
+            if all_answered or asked >= ASKS_MAX:
+                asked = 0
+                await self._decide(partial(elect_uncleanly, settings=self._settings, log_ends=log_ends))
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def log_ends(
+        self, wanted: Mapping[PartitionName, Sequence[int]]
+    ) -> tuple[dict[PartitionName, dict[int, LogEnd]], bool]:
+        """What the replicas of each partition say of their logs, and whether all have answered."""
+        by_broker: dict[int, list[PartitionName]] = {}
+        for key, replicas in wanted.items():
+            for broker_id in replicas:
+                by_broker.setdefault(broker_id, []).append(key)
+        answers = await asyncio.gather(*(self._log_ends_of(*each) for each in by_broker.items()))
+        found: dict[PartitionName, dict[int, LogEnd]] = {key: {} for key in wanted}
+        for broker_id, answer in zip(by_broker, answers, strict=True):
+            for key, end in answer.items():
+                if end is not None:
+                    found[key][broker_id] = end
+        all_answered = all(
+            len(answer) == len(keys) for keys, answer in zip(by_broker.values(), answers, strict=True)
+        )
+        return found, all_answered
+
+    async def _log_ends_of(
+        self, broker_id: int, keys: Sequence[PartitionName]
+    ) -> dict[PartitionName, LogEnd | None]:
+        """None for a replica whose broker says that it has no log to show; nothing at all where it said nothing."""
+        found: dict[PartitionName, LogEnd | None] = {}
+        if self._ask_log_end is None:
+            return found
+        for key in keys:
+            try:
+                found[key] = await self._ask_log_end(broker_id, *key)
+            except (PeerUnreachableError, RequestTimedOutError) as error:
+                log.warning("a replica does not say where its log ends", broker=broker_id, why=str(error))
+                break
+            except MoldauError as error:
+                log.warning(
+                    "a replica has no log to show",
+                    broker=broker_id,
+                    partition=f"{key.topic}-{key.partition}",
+                    why=str(error),
+                )
+                found[key] = None
+        return found
+
+    # Tasks
+
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One at a time of each name; if it is wanted again meanwhile, once more after it."""
+        if self._has_ended:
+            return
+        if name in self._tasks:
+            self._wanted_again[name] = None
+            return
+
+        async def run() -> None:
+            try:
+                await work()
+                while name in self._wanted_again:
+                    del self._wanted_again[name]
+                    await work()
+            except NotControllerError:
+                pass
+            except Exception:
+                log.exception("the controller's upkeep has failed", at=name)
+            finally:
+                self._wanted_again.pop(name, None)
+                self._tasks.pop(name, None)
+
+        self._tasks[name] = asyncio.get_running_loop().create_task(run())
+
+
+def has_leaderless(state: ControllerState) -> bool:
+    return state.index.count_led_by(NO_LEADER) > 0

@@ -1,0 +1,249 @@
+"""Keeps this broker in the cluster: carries what `state.py` wants to say to the controller, wherever that is."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
+from moldau.errors import MoldauError, NotControllerError, RequestTimedOutError
+from moldau.membership.lease import Lease
+from moldau.membership.state import (
+    NO_EPOCH,
+    BecameActive,
+    Effect,
+    EndLease,
+    Event,
+    HeartbeatAnswered,
+    HeartbeatFailed,
+    MayStop,
+    MembershipState,
+    Phase,
+    ProlongLease,
+    Refuse,
+    Register,
+    Registered,
+    RegistrationFailed,
+    Reported,
+    Send,
+    ShutdownWanted,
+    Started,
+    Tick,
+    WasFenced,
+)
+from moldau.metadata.image import Endpoint
+from moldau.observe.logging import get_logger
+from moldau.settings.broker import BrokerSettings
+from moldau.world.clock import Clock
+
+log = get_logger("membership")
+
+
+class Gateway(Protocol):
+    """The active controller, wherever it is. Each call is tried once, and finds the controller of that moment."""
+
+    async def register_broker(self, broker: Registration) -> int: ...
+
+    async def heartbeat(self, heartbeat: Heartbeat, timeout_ms: int | None = None) -> HeartbeatReply: ...
+
+
+class Membership:
+    def __init__(
+        self,
+        node_id: int,
+        incarnation_id: UUID,
+        gateway: Gateway,
+        settings: BrokerSettings,
+        clock: Clock,
+        *,
+        cluster_id: str,
+        endpoints: Sequence[Endpoint],
+        previous_epoch: int = -1,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`incarnation_id` is new with every start of the process. `previous_epoch` is the broker epoch that the logs
+        were closed under, -1 where they were not closed. `on_fatal` hears of a refusal that comes after `start`."""
+        self._registration = Registration(
+            broker_id=node_id,
+            incarnation_id=incarnation_id,
+            endpoints=tuple(endpoints),
+            rack=settings.rack or None,
+            cluster_id=cluster_id,
+            previous_epoch=previous_epoch,
+        )
+        self._gateway = gateway
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self.lease = Lease(clock)
+        self._state = MembershipState(
+            node_id,
+            heartbeat_interval_ms=settings.broker_heartbeat_interval_ms,
+            session_ms=settings.broker_session_timeout_ms,
+        )
+        self._request: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        self._refusal: MoldauError | None = None
+        self._has_started = False
+        self._is_closed = False
+
+    @property
+    def broker_epoch(self) -> int:
+        """-1 before the first registration."""
+        return self._state.broker_epoch
+
+    @property
+    def is_active(self) -> bool:
+        """Registered and not fenced, as far as the controller has said."""
+        return self._state.is_active and not self._is_closed
+
+    @property
+    def phase(self) -> Phase:
+        return self._state.phase
+
+    async def start(self) -> None:
+        """Registers, however long it takes until there is a controller. Raises what the cluster has against this node,
+        if that will not pass."""
+        self._take(Started())
+        await self._until(lambda: self.broker_epoch != NO_EPOCH)
+        self._has_started = True
+
+    async def wait_active(self) -> None:
+        """Returns when the controller counts on this broker."""
+        await self._until(lambda: self.is_active)
+
+    def report(self, metadata_offset: int, not_ready: Sequence[NotReady] = ()) -> None:
+        """All of this node has taken the metadata up to `metadata_offset`; `not_ready` are the replicas that could not
+        be opened. The controller is told at once: somebody may be waiting for a new topic."""
+        self._take(Reported(metadata_offset, tuple(not_ready)))
+
+    async def shut_down(self) -> None:
+        """Returns when others lead what this broker led, or when nobody can be asked to. From then on there is no
+        lease: nothing is acknowledged any more."""
+        self._take(ShutdownWanted())
+        while not self._has_ended:
+            await self._news()
+
+    async def close(self) -> None:
+        """Says nothing any more."""
+        self._is_closed = True
+        self.lease.end()
+        self._tell_waiting()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._request is not None:
+            self._request.cancel()
+            await asyncio.gather(self._request, return_exceptions=True)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_closed or self._state.phase is Phase.STOPPED
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            if self._refusal is not None:
+                raise self._refusal
+            if self._has_ended:
+                raise NotControllerError("this node is shutting down")
+            await self._news()
+
+    async def _news(self) -> None:
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(told)
+        await told
+
+    def _tell_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for told in waiting:
+            if not told.done():
+                told.set_result(None)
+
+    # Events and effects
+
+    def _take(self, event: Event) -> None:
+        if self._is_closed:
+            return
+        for effect in self._state.step(self._clock.monotonic_ms(), event):
+            self._perform(effect)
+        self._arm()
+        self._tell_waiting()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Register():
+                self._request = asyncio.get_running_loop().create_task(self._register(effect))
+            case Send():
+                self._request = asyncio.get_running_loop().create_task(self._send(effect))
+            case ProlongLease():
+                self.lease.prolong(effect.ends_ms)
+            case EndLease():
+                self.lease.end()
+            case BecameActive():
+                log.info("broker is active", epoch=self._state.broker_epoch)
+            case WasFenced():
+                log.warning("broker is fenced", epoch=self._state.broker_epoch)
+            case MayStop():
+                if not effect.was_handed_over:
+                    log.warning("leadership is not handed over: no controller answers")
+            case Refuse():
+                self._refusal = effect.error
+                if self._has_started and self._on_fatal is not None:
+                    self._on_fatal(effect.error)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_ms = self._state.next_deadline_ms
+        if due_ms is not None and not self._is_closed:
+            delay_ms = max(due_ms - self._clock.monotonic_ms(), 1)
+            self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._take(Tick())
+
+    # Requests
+
+    async def _register(self, effect: Register) -> None:
+        event: Event
+        try:
+            async with asyncio.timeout(effect.timeout_ms / 1000):
+                epoch = await self._gateway.register_broker(self._registration)
+        except TimeoutError:
+            event = RegistrationFailed(RequestTimedOutError("the controller does not answer"))
+        except MoldauError as error:
+            log.info("broker is not registered yet", why=str(error) or type(error).__name__)
+            event = RegistrationFailed(error)
+        except Exception:
+            log.exception("registering has failed")
+            event = RegistrationFailed(MoldauError("registering has failed"))
+        else:
+            log.info("broker is registered", epoch=epoch)
+            event = Registered(epoch)
+        self._take(event)
+
+    async def _send(self, effect: Send) -> None:
+        beat = Heartbeat(
+            broker_id=self._registration.broker_id,
+            broker_epoch=effect.broker_epoch,
+            metadata_offset=effect.metadata_offset,
+            wants_shutdown=effect.wants_shutdown,
+            not_ready=effect.not_ready,
+        )
+        sent_ms = self._clock.monotonic_ms()
+        event: Event
+        try:
+            async with asyncio.timeout(effect.timeout_ms / 1000):
+                reply = await self._gateway.heartbeat(beat, effect.timeout_ms)
+        except TimeoutError:
+            event = HeartbeatFailed(RequestTimedOutError("the controller does not answer"))
+        except MoldauError as error:
+            log.debug("heartbeat failed", why=str(error) or type(error).__name__)
+            event = HeartbeatFailed(error)
+        except Exception:
+            log.exception("the heartbeat has failed")
+            event = HeartbeatFailed(MoldauError("the heartbeat has failed"))
+        else:
+            event = HeartbeatAnswered(sent_ms, reply)
+        self._take(event)

@@ -1,0 +1,125 @@
+"""An image as the records that make it, and back: what a snapshot of the metadata holds. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TypeVar
+
+from moldau.metadata.apply import LeaderChange, apply
+from moldau.metadata.image import BrokerImage, ClusterDelta, ClusterImage, PartitionImage, TopicImage
+from moldau.metadata.records import (
+    RECOVERED,
+    RECOVERING,
+    BrokerEndpoint,
+    ConfigRecord,
+    FeatureLevelRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    Record,
+    RegisterBrokerRecord,
+    TopicRecord,
+)
+
+K = TypeVar("K")
+
+NO_BROKER = -1
+
+
+def to_records(image: ClusterImage) -> Iterator[Record]:
+    """The fewest records that make this image. Its offset, its controller and the cluster's id are not in them."""
+    for name, level in image.features.items():
+        yield FeatureLevelRecord(name=name, feature_level=level)
+    for broker in image.brokers.values():
+        yield _broker_record(broker)
+    for topic in image.topics.values():
+        yield TopicRecord(name=topic.name, topic_id=topic.topic_id)
+        for partition in topic.partitions:
+            yield _partition_record(topic, partition)
+    for resource, settings in image.configs.items():
+        for name, value in settings.items():
+            yield ConfigRecord(
+                resource_type=resource.type, resource_name=resource.name, name=name, value=value
+            )
+    if image.next_producer_id:
+        yield ProducerIdsRecord(broker_id=NO_BROKER, next_producer_id=image.next_producer_id)
+
+
+def image_from(
+    records: Iterable[Record], *, cluster_id: str, end_offset: int, epoch: int, leader_id: int
+) -> ClusterImage:
+    """The image of a snapshot that stands for all below `end_offset`, where `leader_id` led in `epoch`.
+
+    Raises CorruptRecordError for records that make no image.
+    """
+    changes = chain([LeaderChange(leader_id, epoch)], records)
+    return apply(ClusterImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
+
+
+def delta_between(old: ClusterImage, new: ClusterImage) -> ClusterDelta:
+    """What changed from one image to another that did not come from it record by record."""
+    created, changed = [], []
+    deleted = [
+        topic
+        for name, topic in old.topics.items()
+        if name not in new.topics or new.topics[name].topic_id != topic.topic_id
+    ]
+    for name, topic in new.topics.items():
+        known = old.topics.get(name)
+        if known is topic:
+            continue
+        before: tuple[PartitionImage, ...] = ()
+        if known is not None and known.topic_id == topic.topic_id:
+            before = known.partitions
+        else:
+            created.append(name)
+        changed += [
+            (name, partition.index)
+            for partition in topic.partitions
+            if partition.index >= len(before) or before[partition.index] != partition
+        ]
+    return ClusterDelta(
+        topics_created=tuple(created),
+        topics_deleted=tuple(deleted),
+        partitions_changed=tuple(changed),
+        configs_changed=_changed(old.configs, new.configs),
+        brokers_changed=_changed(old.brokers, new.brokers),
+        features_changed=_changed(old.features, new.features),
+    )
+
+
+def _changed(old: Mapping[K, object], new: Mapping[K, object]) -> tuple[K, ...]:
+    return tuple(key for key in {**old, **new} if old.get(key) != new.get(key))
+
+
+def _broker_record(broker: BrokerImage) -> RegisterBrokerRecord:
+    return RegisterBrokerRecord(
+        broker_id=broker.broker_id,
+        incarnation_id=broker.incarnation_id,
+        broker_epoch=broker.epoch,
+        end_points=tuple(
+            BrokerEndpoint(
+                name=at.listener, host=at.host, port=at.port, security_protocol=at.security_protocol
+            )
+            for at in broker.endpoints
+        ),
+        rack=broker.rack,
+        fenced=broker.fenced,
+        in_controlled_shutdown=broker.in_controlled_shutdown,
+    )
+
+
+def _partition_record(topic: TopicImage, partition: PartitionImage) -> PartitionRecord:
+    return PartitionRecord(
+        partition_id=partition.index,
+        topic_id=topic.topic_id,
+        replicas=partition.replicas,
+        isr=partition.in_sync,
+        removing_replicas=partition.removing,
+        adding_replicas=partition.adding,
+        leader=partition.leader,
+        leader_recovery_state=RECOVERING if partition.is_recovering else RECOVERED,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        directories=(None,) * len(partition.replicas),
+        eligible_leader_replicas=partition.eligible or None,
+        last_known_elr=partition.last_known_eligible or None,
+    )

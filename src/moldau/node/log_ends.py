@@ -1,0 +1,46 @@
+"""Where the log of a partition ends on some node: what the controller asks before it elects a leader uncleanly."""
+
+from moldau.errors import PeerUnreachableError, ReplicaNotAvailableError
+from moldau.partitions.table import PartitionTable
+from moldau.peers.peers import Peers
+from moldau.quorum.messages import LogEnd
+from moldau.wire.api_keys import ApiKey
+
+LANE = "controller"
+DEBUGGING_REPLICA = -2
+"""The replica id under which any replica answers, whether it leads or not."""
+NEWEST_EPOCH = 2**31 - 1
+
+
+class LogEnds:
+    def __init__(self, node_id: int, table: PartitionTable, peers: Peers) -> None:
+        self._node_id = node_id
+        self._table = table
+        self._peers = peers
+
+    async def ask(self, broker_id: int, topic: str, partition: int) -> LogEnd:
+        """Raises PeerUnreachableError, or ReplicaNotAvailableError where that node has no such log."""
+        if broker_id == self._node_id:
+            return self._own(topic, partition)
+        tree = {
+            "replica_id": DEBUGGING_REPLICA,
+            "topics": [
+                {
+                    "topic": topic,
+                    "partitions": [
+                        {"partition": partition, "current_leader_epoch": -1, "leader_epoch": NEWEST_EPOCH}
+                    ],
+                }
+            ],
+        }
+        answer = await self._peers.call(broker_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, tree, lane=LANE)
+        found = answer.topics[0].partitions[0]
+        if found.error_code:
+            raise PeerUnreachableError(f"node {broker_id} does not say where {topic}-{partition} ends")
+        return LogEnd(found.leader_epoch, found.end_offset)
+
+    def _own(self, topic: str, partition: int) -> LogEnd:
+        found = self._table.get(topic, partition)
+        if found is None:
+            raise ReplicaNotAvailableError(f"there is no replica of {topic}-{partition} here")
+        return LogEnd(found.log.epochs.latest, found.log.end_offset)

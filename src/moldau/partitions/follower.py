@@ -1,0 +1,63 @@
+"""What a follower of a partition decides: whom it follows, how much of its log is committed, and where to cut its log
+when it is another one than its leader's. Pure."""
+
+from dataclasses import dataclass
+
+from moldau.logs.epochs import NO_EPOCH, EpochHistory
+from moldau.metadata.image import NO_LEADER, PartitionImage
+from moldau.partitions.state import check_epoch
+from moldau.quorum.messages import LogEnd
+
+
+@dataclass(slots=True)
+class FollowerState:
+    image: PartitionImage
+    high_watermark: int = 0
+    """What the leader has said is committed, as far as it is in this log. Falls only where the log is cut."""
+    leader_high_watermark: int = 0
+
+    @property
+    def leader_id(self) -> int:
+        return self.image.leader
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.image.leader_epoch
+
+    @property
+    def has_leader(self) -> bool:
+        return self.image.leader != NO_LEADER
+
+    def check_epoch(self, known_epoch: int) -> None:
+        check_epoch(known_epoch, self.image.leader_epoch)
+
+    def on_leader(self, high_watermark: int, end_offset: int) -> bool:
+        """The leader has said how far records are committed; True where that is news for readers here."""
+        self.leader_high_watermark = high_watermark
+        committed_here = min(high_watermark, end_offset)
+        if committed_here <= self.high_watermark:
+            return False
+        self.high_watermark = committed_here
+        return True
+
+    def on_cut(self, end_offset: int) -> bool:
+        """The log now ends at `end_offset`; True where records went that were said to be committed."""
+        if end_offset >= self.high_watermark:
+            return False
+        self.high_watermark = end_offset
+        return True
+
+
+def truncation_point(epochs: EpochHistory, end_offset: int, diverging: LogEnd) -> int:
+    """Where to cut a log that ends at `end_offset`, given the newest epoch that the leader's log can share with it, and
+    where that ended there.
+
+    The high watermark has no say in it: it lags behind what is committed. Where this log has not that epoch,
+    it is cut behind the one before; the next fetch then finds out whether that was enough.
+    """
+    epoch, epoch_end = epochs.epoch_end(diverging.epoch, end_offset)
+    if epoch == NO_EPOCH:
+        return min(diverging.offset, end_offset)
+    if epoch != diverging.epoch:
+        return min(epoch_end, end_offset)
+    return min(epoch_end, diverging.offset, end_offset)

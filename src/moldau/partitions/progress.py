@@ -1,0 +1,49 @@
+"""How far a follower has come, as its leader sees it: from the follower's own fetches and nothing else. Pure."""
+
+from dataclasses import dataclass
+
+NEVER_MS = -(2**62)
+UNKNOWN = -1
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of one follower in one leader epoch. A fetch says at the time it is asked what is durable at the follower;
+    what it is answered counts only when the next one asks past it."""
+
+    durable_offset: int = UNKNOWN
+    start_offset: int = UNKNOWN
+    broker_epoch: int = UNKNOWN
+    """Of the broker's life that the newest fetch came from."""
+    fetched_ms: int = NEVER_MS
+    caught_up_ms: int = NEVER_MS
+    """The last time at which it was known to have all that the leader had then."""
+    leader_end: int = 0
+    """Where the leader's log ended when it fetched last."""
+    is_keeping_up: bool = False
+
+    def on_fetch(
+        self, offset: int, start_offset: int, broker_epoch: int, leader_end: int, now_ms: int
+    ) -> None:
+        if offset >= leader_end:
+            self.caught_up_ms = max(self.caught_up_ms, now_ms)
+            self.is_keeping_up = True
+        elif self.fetched_ms != NEVER_MS and offset >= self.leader_end:
+            # Under steady writing it never has all of it; but it has what there was a fetch ago.
+            self.caught_up_ms = max(self.caught_up_ms, self.fetched_ms)
+            self.is_keeping_up = True
+        else:
+            self.is_keeping_up = False
+        self.durable_offset = offset
+        self.start_offset = start_offset
+        self.broker_epoch = broker_epoch
+        self.leader_end = leader_end
+        self.fetched_ms = now_ms
+
+    def on_append(self, former_end: int, now_ms: int) -> None:
+        """The leader's log grows: until now who was at its end had all of it, whenever it asked last."""
+        if self.durable_offset >= former_end:
+            self.caught_up_ms = max(self.caught_up_ms, now_ms)
+
+    def is_caught_up(self, leader_end: int, now_ms: int, lag_ms: int) -> bool:
+        return self.durable_offset >= leader_end or now_ms - self.caught_up_ms <= lag_ms

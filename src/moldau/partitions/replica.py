@@ -1,0 +1,411 @@
+"""One replica of a partition: its log, the role that the metadata gives it, and its life as a follower."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from moldau.errors import (
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    MoldauError,
+    NotEnoughReplicasAfterAppendError,
+    NotLeaderError,
+    StorageError,
+)
+from moldau.logs.store import Log, LogName
+from moldau.metadata.image import NO_LEADER, BrokerImage, PartitionImage
+from moldau.observe.logging import get_logger
+from moldau.partitions.follower import FollowerState, truncation_point
+from moldau.partitions.state import NO_EPOCH, LeaderState
+from moldau.partitions.syncing import Syncing
+from moldau.partitions.waiting import Listeners, OffsetWaiters
+from moldau.quorum.messages import LogEnd
+from moldau.records.batch import Batch, split, whole_batches
+from moldau.settings.topic import TopicSettings
+from moldau.world.clock import Clock
+from moldau.world.disk import Buffer
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+NO_BROKERS: Mapping[int, BrokerImage] = MappingProxyType({})
+
+
+class Lease(Protocol):
+    """The controller's promise that nobody else leads in this node's place."""
+
+    def is_valid(self) -> bool: ...
+
+
+class FetchPosition(NamedTuple):
+    """What a follower says of its log when it fetches."""
+
+    offset: int
+    last_epoch: int
+    leader_epoch: int
+    start_offset: int
+
+
+class Replica:
+    """Appends, truncations and moves of the start go one after the other behind `_lock`, because a store may
+    take its time; what the log knows (end, durable and start offset) is only trusted inside it or for
+    answers that may be a moment old.
+    """
+
+    on_followable: Sequence[Callable[[], None]] = ()
+    """Called when there is a position to fetch from, and was none before."""
+
+    def __init__(
+        self,
+        name: LogName,
+        topic_id: UUID,
+        replica_id: int,
+        log_: Log,
+        clock: Clock,
+        lease: Lease | None = None,
+    ) -> None:
+        """Without a lease the node leads whatever the metadata says it leads."""
+        self.name = name
+        self.topic_id = topic_id
+        self.log = log_
+        self.progress = Listeners()
+        """Told when consumers may see more, or when there is an error to tell them."""
+        self.growth = Listeners()
+        """Told when the log has grown, for followers, who may read all of it; and of errors."""
+        self.committed = OffsetWaiters()
+        self._acknowledging = OffsetWaiters()
+        """As `committed`, for those who were promised min.insync.replicas."""
+        self._lowered = OffsetWaiters()
+        """Who waits for the log to begin somewhere on every replica."""
+        self._replica_id = replica_id
+        self._clock = clock
+        self._lease = lease
+        self._leader: LeaderState | None = None
+        self._follower: FollowerState | None = None
+        self._failure: StorageError | None = None
+        self._closed = False
+        self._is_held_up = False
+        """Whether somebody would have fetched, but for records that are not safe yet."""
+        self._lock = asyncio.Lock()
+        self._syncing = Syncing(log_, on_safe=self._note_durable, on_failure=self._sync_failed)
+
+    # The role
+
+    async def take_role(
+        self, image: PartitionImage, *, brokers: Mapping[int, BrokerImage] = NO_BROKERS
+    ) -> None:
+        """Becomes what the metadata says: leader in a new epoch, leader as before, or follower. What is older than
+        what is known is ignored.
+
+        Behind the lock, so that an append under way ends in the epoch it began in.
+        """
+        async with self._lock:
+            if self._closed or self._is_stale(image):
+                return
+            if image.leader == self._replica_id:
+                self._lead(image, brokers)
+            else:
+                self._follow(image)
+            self._syncing.start()
+
+    def _is_stale(self, image: PartitionImage) -> bool:
+        known = self._leader.image if self._leader is not None else None
+        if self._follower is not None:
+            known = self._follower.image
+        if known is None:
+            # A role from before the log's newest epoch: the metadata of this node is behind its own log.
+            return image.leader == self._replica_id and image.leader_epoch < self.log.epochs.latest
+        return image.leader_epoch < known.leader_epoch or image.partition_epoch < known.partition_epoch
+
+    def _lead(self, image: PartitionImage, brokers: Mapping[int, BrokerImage]) -> None:
+        min_in_sync = image.min_in_sync(self.log.settings.min_insync_replicas)
+        if self._leader is not None and self._leader.leader_epoch == image.leader_epoch:
+            self._in_sync_changed(self._leader.on_image(image, brokers, min_in_sync))
+            return
+        high_watermark, end_offset = self.high_watermark, self.log.end_offset
+        self.log.epochs.assign(image.leader_epoch, end_offset)
+        self._follower = None
+        self._leader = LeaderState.begin(
+            self._replica_id,
+            image,
+            brokers,
+            min_in_sync=min_in_sync,
+            high_watermark=high_watermark,
+            end_offset=end_offset,
+            now_ms=self._clock.monotonic_ms(),
+        )
+        log.debug(
+            "leads",
+            partition=str(self.name),
+            epoch=image.leader_epoch,
+            end=end_offset,
+            committed=high_watermark,
+        )
+        self._note_durable()
+        self._tell()
+
+    def _follow(self, image: PartitionImage) -> None:
+        if self._follower is not None and self._follower.leader_epoch == image.leader_epoch:
+            self._follower.image = image
+            return
+        self._follower = FollowerState(image, self.high_watermark)
+        self._leader = None
+        self._refuse_waiting(
+            NotLeaderError(f"{self.name} has a new leader", image.leader, image.leader_epoch), syncs_too=False
+        )
+
+    def on_brokers(self, brokers: Mapping[int, BrokerImage]) -> None:
+        """Other brokers live or have died; the partition is as it was."""
+        if self._leader is not None:
+            if self._leader.on_brokers(brokers):
+                self._high_watermark_moved()
+            self._lowered.reached(self._leader.low_watermark(self.log.start_offset))
+
+    @property
+    def leader_epoch(self) -> int:
+        role = self._leader or self._follower
+        return NO_EPOCH if role is None else role.leader_epoch
+
+    @property
+    def leader_id(self) -> int:
+        if self._leader is not None:
+            return self._replica_id
+        return NO_LEADER if self._follower is None else self._follower.leader_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self._leader is not None
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether there is somebody to follow."""
+        return self._follower is not None and self._follower.has_leader
+
+    @property
+    def failure(self) -> StorageError | None:
+        return self._failure
+
+    @property
+    def high_watermark(self) -> int:
+        """Everything below it is committed, and in this log; more may be."""
+        role = self._leader or self._follower
+        if role is not None:
+            return role.high_watermark
+        return max(self.log.start_offset, min(self.log.saved_high_watermark, self.log.end_offset))
+
+    @property
+    def lag(self) -> int:
+        """How many offsets a follower is behind what its leader has said is committed; a leader is behind nobody."""
+        if self._follower is None:
+            return 0
+        return max(0, self._follower.leader_high_watermark - self.log.end_offset)
+
+    # Following
+
+    def followed_offset(self) -> int:
+        """How far this follower vouches for its log. The leader takes the offset of a fetch for just that."""
+        return self._syncing.safe_offset()
+
+    def fetch_position(self) -> FetchPosition | None:
+        """Where to fetch on from; None while there is nobody to fetch from, or something here is not safe yet."""
+        follower, log_ = self._follower, self.log
+        if follower is None or not follower.has_leader or self._failure is not None:
+            return None
+        if self.followed_offset() < log_.end_offset:
+            # A former leader may not ask past its last records before they are safe.
+            self._is_held_up = True
+            return None
+        return FetchPosition(log_.end_offset, log_.epochs.latest, follower.leader_epoch, log_.start_offset)
+
+    async def append_as_follower(
+        self, data: Buffer, leader_epoch: int, high_watermark: int, leader_start_offset: int
+    ) -> None:
+        """Takes what the leader of this epoch has answered: batches that go on from this log's end, as they are.
+        Returns when they are safe here.
+
+        Raises FencedLeaderEpochError or NotLeaderError where the answer is of another epoch, CorruptRecordError
+        where the batches are not whole or do not go on from here, StorageError.
+        """
+        async with self._lock:
+            follower = self._following(leader_epoch)
+            batches = _checked(data, self.name, leader_epoch)
+            if batches:
+                await self._append_followed(batches)
+            moved = follower.on_leader(high_watermark, self.log.end_offset)
+            start_offset = min(leader_start_offset, follower.high_watermark)
+            if start_offset > self.log.start_offset:
+                await self._watched(self.log.advance_start(start_offset))
+            end_offset = self.log.end_offset
+        if moved:
+            self.progress.tell()
+        if self.followed_offset() < end_offset:
+            await self._syncing.until_safe(end_offset)
+
+    async def _append_followed(self, batches: list[Batch]) -> None:
+        log_ = self.log
+        first, start_offset = batches[0], log_.start_offset
+        if first.base_offset < log_.end_offset:
+            if start_offset != log_.end_offset or first.next_offset <= start_offset:
+                raise CorruptRecordError(
+                    f"the leader sent offset {first.base_offset} of {self.name}, which ends at {log_.end_offset}"
+                )
+            # An empty log that begins inside a batch: the batch comes whole, and what is before stays hidden.
+            await self._watched(log_.truncate_fully_and_start_at(first.base_offset))
+        await self._watched(log_.append(batches))
+        if start_offset > log_.start_offset:
+            await self._watched(log_.advance_start(start_offset))
+
+    async def truncate_for(self, diverging: LogEnd, leader_epoch: int) -> None:
+        """Cuts what the leader's log has not: it says which of the epochs here it knows, and where that ended."""
+        async with self._lock:
+            follower = self._following(leader_epoch)
+            log_ = self.log
+            former_end = log_.end_offset
+            offset = truncation_point(log_.epochs, former_end, diverging)
+            await self._watched(log_.truncate_to(offset))
+            # An epoch that began at the very end and has no records goes as well, or it would be asked for again.
+            log_.epochs.truncate_from_end(log_.end_offset)
+            lost_from = follower.high_watermark
+            if follower.on_cut(log_.end_offset):
+                tell = log.warning if follower.image.is_recovering else log.error
+                tell(
+                    "records that were committed are cut off: the leader does not have them",
+                    partition=str(self.name),
+                    leader=follower.leader_id,
+                    epoch=leader_epoch,
+                    from_offset=log_.end_offset,
+                    committed=lost_from,
+                )
+        log.info(
+            "log is cut where its leader's parts from it",
+            partition=str(self.name),
+            leader=self.leader_id,
+            epoch=leader_epoch,
+            former_end=former_end,
+            end=self.log.end_offset,
+        )
+
+    async def begin_at(self, offset: int, leader_epoch: int) -> None:
+        """The leader's log begins only at `offset`, behind the end of this one, so that nothing of this one is left
+        in it; or this one has no records and ends where the leader's has not come to yet."""
+        async with self._lock:
+            follower, log_ = self._following(leader_epoch), self.log
+            if offset <= log_.end_offset and log_.start_offset < log_.end_offset:
+                return
+            await self._watched(log_.truncate_fully_and_start_at(offset))
+            follower.high_watermark = offset
+        log.info("log begins anew where its leader's begins", partition=str(self.name), offset=offset)
+
+    def _following(self, leader_epoch: int) -> FollowerState:
+        if self._failure is not None:
+            raise self._failure
+        if self._follower is None or self._closed:
+            raise NotLeaderError(f"{self.name} follows nobody", self.leader_id, self.leader_epoch)
+        if self._follower.leader_epoch != leader_epoch:
+            raise FencedLeaderEpochError(
+                f"an answer of epoch {leader_epoch} comes to {self.name} in epoch {self._follower.leader_epoch}"
+            )
+        return self._follower
+
+    # What is safe, and who waits for it
+
+    def _note_durable(self) -> None:
+        if self._is_held_up and self.followed_offset() >= self.log.end_offset:
+            self._is_held_up = False
+            for callback in self.on_followable:
+                callback()
+        if self._leader is not None and self._leader.on_durable(self._syncing.safe_offset()):
+            self._high_watermark_moved()
+
+    def _high_watermark_moved(self) -> None:
+        assert self._leader is not None
+        self.committed.reached(self._leader.high_watermark)
+        self._acknowledging.reached(self._leader.high_watermark)
+        self.progress.tell()
+
+    def _in_sync_changed(self, high_watermark_moved: bool) -> None:
+        assert self._leader is not None
+        if len(self._leader.in_sync) < self._leader.min_in_sync:
+            self._acknowledging.fail(
+                NotEnoughReplicasAfterAppendError(
+                    f"only {len(self._leader.in_sync)} replicas of {self.name} are in sync since the records were "
+                    "appended: they may or may not stay"
+                )
+            )
+        if high_watermark_moved:
+            self._high_watermark_moved()
+
+    def configure(self, settings: TopicSettings) -> None:
+        self.log.configure(settings)
+        if self._leader is not None:
+            image = self._leader.image
+            min_in_sync = image.min_in_sync(settings.min_insync_replicas)
+            self._in_sync_changed(self._leader.on_image(image, self._leader.brokers, min_in_sync))
+        self._note_durable()
+        self._syncing.moved()
+        self._syncing.start()
+
+    # Ending
+
+    async def _watched(self, work: Awaitable[T]) -> T:
+        """Takes the partition offline with its log; an error that may pass is the caller's alone."""
+        try:
+            return await work
+        except StorageError as error:
+            if self.log.failure is not None:
+                self.fail(error)
+            raise
+
+    def _sync_failed(self, error: StorageError, for_good: bool) -> None:
+        if for_good:
+            self.fail(error)
+        else:
+            # It is tried again; but who waits now gets no promise.
+            self._refuse_waiting(error)
+
+    def fail(self, error: StorageError) -> None:
+        """The disk cannot be trusted with this partition any more: everybody is told so from now on."""
+        if self._failure is None and not self._closed:
+            log.error("partition is offline", partition=str(self.name), why=str(error))
+            self._failure = error
+            self._refuse_waiting(error)
+
+    def _refuse_waiting(self, error: MoldauError, *, syncs_too: bool = True) -> None:
+        for waiting in (self.committed, self._acknowledging, self._lowered):
+            waiting.fail(error)
+        if syncs_too:
+            self._syncing.refuse(error)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.progress.tell()
+        self.growth.tell()
+
+    async def close(self) -> None:
+        """Lets go: who waits is told that this node no longer has the partition."""
+        self._closed = True
+        self.log.saved_high_watermark = self.high_watermark
+        self._leader = self._follower = None
+        self._refuse_waiting(NotLeaderError(f"{self.name} is closing on this node"))
+        async with self._lock:
+            await self._syncing.stop()
+
+
+def _checked(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]:
+    """The whole batches of a leader's answer (its last one may be cut off), in order and with the right checksums."""
+    batches = list(split(whole_batches(data)))
+    expected = 0
+    for batch in batches:
+        if batch.base_offset < expected or batch.last_offset_delta < 0:
+            raise CorruptRecordError(
+                f"the leader sent offset {batch.base_offset} of {name} behind {expected - 1}"
+            )
+        if batch.leader_epoch > leader_epoch:
+            raise FencedLeaderEpochError(f"{batch!r} of {name} is of a later epoch than {leader_epoch}")
+        if not batch.checksum_is_right():
+            raise CorruptRecordError(f"{batch!r} of {name} was damaged on its way: its checksum is wrong")
+        expected = batch.next_offset
+    return batches

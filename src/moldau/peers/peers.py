@@ -1,0 +1,288 @@
+"""Calls to other nodes: one connection for each node and lane, opened when first needed and again when lost.
+
+Answers on one connection come in the order of its requests, so whatever may wait long at the other node has a lane
+of its own. Nothing is retried here: who calls knows whether the call is still wanted. A call that is not answered in
+time ends its connection, because the answers behind it cannot come either.
+"""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from moldau.client.connection import Connection
+from moldau.client.errors import ConnectionLostError, KafkaError, UnsupportedVersionError
+from moldau.errors import PeerUnreachableError
+from moldau.observe.logging import get_logger
+from moldau.peers.probing import Probe, probe_address
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+from moldau.world.clock import Clock
+
+__all__ = ["Peers", "Probe"]
+
+log = get_logger(__name__)
+
+PROBE_MS = 1_000
+"""How long it is tried to find out whether a name with several addresses refuses at all of them."""
+
+OnLost = Callable[[int, str], None]
+
+
+class Connect(Protocol):
+    """How connections are made: `Connection.open`, or a test's own way."""
+
+    def __call__(self, host: str, port: int, *, client_id: str, timeout_ms: int) -> Awaitable[Connection]: ...
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+_Key = tuple[int, str]
+
+
+class Peers:
+    def __init__(
+        self,
+        node_id: int,
+        clock: Clock,
+        *,
+        request_timeout_ms: int,
+        connect: Connect | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self._clock = clock
+        self._request_timeout_ms = request_timeout_ms
+        self._connect = Connection.open if connect is None else connect
+        self._client_id = f"node-{node_id}"
+        self._addresses: dict[int, Address] = {}
+        self._connections: dict[_Key, Connection] = {}
+        self._opening: dict[tuple[_Key, Address], asyncio.Task[Connection]] = {}
+        self._on_lost: list[OnLost] = []
+        self._is_closed = False
+
+    # Who is where
+
+    def know(self, node_id: int, host: str, port: int) -> None:
+        """From now on the node is called at this address. What was asked at another one is still waited for."""
+        address = Address(host, port)
+        if self._addresses.get(node_id) != address:
+            self._addresses[node_id] = address
+            self._leave_connections(node_id)
+
+    def forget(self, node_id: int) -> None:
+        """The node is no part of the cluster any more."""
+        if self._addresses.pop(node_id, None) is not None:
+            self._leave_connections(node_id)
+
+    def address(self, node_id: int) -> tuple[str, int] | None:
+        return self._addresses.get(node_id)
+
+    def on_lost(self, callback: OnLost) -> None:
+        """Calls back with the node and the lane as soon as the other side (or the network) ends an open connection.
+        Not for connections that this side closes, and not for calls that are merely late."""
+        self._on_lost.append(callback)
+
+    # Calling
+
+    async def call(
+        self,
+        node_id: int,
+        api: ApiKey,
+        tree: Mapping[str, Any],
+        *,
+        lane: str,
+        timeout_ms: int | None = None,
+        version_max: int | None = None,
+        version: int | None = None,
+    ) -> Message:
+        """The answer, whatever error codes are in it; raises PeerUnreachableError where there is none. Where that says
+        `was_sent`, the other node may have done what was asked."""
+        if timeout_ms is None:
+            timeout_ms = self._request_timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        connection = await self._connection(node_id, lane, deadline_ms)
+        left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
+        try:
+            return await connection.send(
+                api, tree, timeout_ms=left_ms, version_max=version_max, version=version
+            )
+        except KafkaError as error:
+            was_sent = not isinstance(error, UnsupportedVersionError)
+            raise _unreachable(f"node {node_id}", error, was_sent=was_sent) from None
+
+    async def call_address(
+        self,
+        host: str,
+        port: int,
+        api: ApiKey,
+        tree: Mapping[str, Any],
+        *,
+        timeout_ms: int | None = None,
+        version_max: int | None = None,
+        version: int | None = None,
+    ) -> Message:
+        """As `call`, for a node of which nothing but its address is known: a connection for this call alone."""
+        if timeout_ms is None:
+            timeout_ms = self._request_timeout_ms
+        if self._is_closed:
+            raise PeerUnreachableError("this node is closing")
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        address = Address(host, port)
+        connection = await asyncio.get_running_loop().create_task(self._open(address, timeout_ms))
+        try:
+            left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
+            return await connection.call(
+                api, tree, timeout_ms=left_ms, version_max=version_max, version=version
+            )
+        except KafkaError as error:
+            raise _unreachable(str(address), error) from None
+        finally:
+            connection.close()
+
+    async def probe(self, node_id: int, timeout_ms: int) -> Probe:
+        """Tries a new connection to the node; an unknown one is SILENT."""
+        address = self._addresses.get(node_id)
+        if address is None:
+            return Probe.SILENT
+        return await asyncio.get_running_loop().create_task(probe_address(*address, timeout_ms))
+
+    def drop(self, node_id: int, lane: str) -> None:
+        """Ends a connection: whoever waits for an answer on it gets PeerUnreachableError."""
+        connection = self._connections.pop((node_id, lane), None)
+        if connection is not None:
+            connection.close()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
+            connection.close()
+
+    # Connections
+
+    async def _connection(self, node_id: int, lane: str, deadline_ms: int) -> Connection:
+        key = (node_id, lane)
+        while True:
+            if self._is_closed:
+                raise PeerUnreachableError("this node is closing")
+            address = self._addresses.get(node_id)
+            if address is None:
+                raise PeerUnreachableError(f"no address of node {node_id} is known")
+            connection = self._connections.get(key)
+            if connection is not None and connection.is_open:
+                return connection
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                raise PeerUnreachableError(f"node {node_id} ({address}) could not be connected to in time")
+            await self._opened(key, address, left_ms)
+
+    async def _opened(self, key: _Key, address: Address, timeout_ms: int) -> None:
+        """Waits for the one attempt to open this connection, no longer than it was given; raises as `call` does."""
+        opening = self._opening.get((key, address))
+        if opening is None:
+            # No longer than the call has: after a network has healed, a new attempt comes through at once, and an old
+            # one only when TCP tries again.
+            limit_ms = min(timeout_ms, self._request_timeout_ms)
+            opening = asyncio.get_running_loop().create_task(
+                self._keep(key, address, limit_ms), name=f"{self._client_id} connects to {address}"
+            )
+            self._opening[key, address] = opening
+            opening.add_done_callback(lambda task: self._attempted(key, address, task))
+        await _within(opening, timeout_ms)
+
+    def _attempted(self, key: _Key, address: Address, attempt: "asyncio.Task[Connection]") -> None:
+        del self._opening[key, address]
+        if not attempt.cancelled():
+            # All who waited for it may have given up before it failed.
+            attempt.exception()
+
+    async def _keep(self, key: _Key, address: Address, timeout_ms: int) -> Connection:
+        node_id = key[0]
+        connection = await self._open(address, timeout_ms)
+        if self._addresses.get(node_id) != address:
+            connection.close()
+            raise PeerUnreachableError(f"node {node_id} is no longer at {address}")
+        if not connection.is_open:
+            raise PeerUnreachableError(f"node {node_id} ({address}) has hung up at once")
+        connection.on_lost = lambda: self._lost(key, connection)
+        before = self._connections.get(key)
+        if before is not None:
+            before.close_when_answered()
+        self._connections[key] = connection
+        return connection
+
+    async def _open(self, address: Address, timeout_ms: int) -> Connection:
+        try:
+            return await self._connect(
+                address.host, address.port, client_id=self._client_id, timeout_ms=timeout_ms
+            )
+        except KafkaError as error:
+            is_gone = await _is_gone(address, error)
+            raise _unreachable(str(address), error, is_gone=is_gone) from None
+
+    def _lost(self, key: _Key, connection: Connection) -> None:
+        if self._connections.get(key) is connection:
+            del self._connections[key]
+            if not self._is_closed:
+                log.debug("connection lost", node=key[0], lane=key[1], address=str(connection))
+                for callback in self._on_lost:
+                    callback(*key)
+
+    def _leave_connections(self, node_id: int) -> None:
+        for key in [key for key in self._connections if key[0] == node_id]:
+            self._connections.pop(key).close_when_answered()
+
+
+async def _within(opening: "asyncio.Task[Connection]", timeout_ms: int) -> None:
+    """Waits for an attempt that others may wait for too; cancelling one of them does not end it.
+
+    Without `asyncio.timeout`, because requests that are forwarded come here before they have a task of their own.
+    """
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(timeout_ms / 1000, _end, waiting)
+    opening.add_done_callback(lambda _: _end(waiting))
+    try:
+        await waiting
+    finally:
+        timer.cancel()
+    if not opening.done():
+        raise PeerUnreachableError(f"it was not connected to within {timeout_ms} ms")
+    if opening.cancelled():
+        raise PeerUnreachableError("this node is closing")
+    error = opening.exception()
+    if isinstance(error, PeerUnreachableError):
+        # A fresh one: one exception object raised in many tasks would mix up their tracebacks.
+        raise PeerUnreachableError(str(error), is_gone=error.is_gone)
+    opening.result()
+
+
+def _end(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+async def _is_gone(address: Address, error: KafkaError) -> bool:
+    if not isinstance(error, ConnectionLostError):
+        return False
+    if error.errno is None:
+        # A name with several addresses gives no single number.
+        return await probe_address(*address, PROBE_MS) is Probe.GONE
+    return error.errno == errno.ECONNREFUSED
+
+
+def _unreachable(
+    who: str, error: KafkaError, *, is_gone: bool = False, was_sent: bool = False
+) -> PeerUnreachableError:
+    return PeerUnreachableError(f"{who}: {error.message or error}", is_gone=is_gone, was_sent=was_sent)

@@ -1,0 +1,68 @@
+"""What a node finds of the metadata log when it starts: every batch is looked at before the node takes part."""
+
+from collections.abc import Iterable
+
+from moldau.errors import CorruptRecordError, StorageError
+from moldau.logs.epochs import EpochHistory
+from moldau.logs.store import Log
+from moldau.quorum.batches import checked, span_of, whole_batches
+from moldau.quorum.log_view import LogView
+from moldau.quorum.messages import NO_EPOCH, Voter
+from moldau.quorum.snapshot_format import SnapshotContents
+from moldau.quorum.snapshots import Snapshots
+from moldau.quorum.voters import VoterHistory
+
+READ_BYTES_MAX = 8 * 1024 * 1024
+
+
+async def look_at_log(
+    of: Log, snapshots: Snapshots | None, contents: SnapshotContents | None, first_voters: Iterable[Voter]
+) -> LogView:
+    """The log behind the snapshot that the node begins with. Raises StorageError where a bit of it has changed."""
+    voters = VoterHistory(first_voters)
+    offset = of.start_offset
+    if contents is not None:
+        offset = contents.id.end_offset
+        voters.restart(offset, contents.voters)
+    try:
+        while offset < of.end_offset:
+            slices = await of.read(offset, READ_BYTES_MAX, of.end_offset)
+            from_offset = offset
+            for batch in whole_batches(slices.read()):
+                if batch.next_offset <= offset:
+                    # The batch that the log's start lies in.
+                    continue
+                named = span_of(checked(batch)).voters
+                if named is not None:
+                    voters.add(batch.last_offset, named)
+                offset = batch.next_offset
+            if offset == from_offset:
+                raise CorruptRecordError(f"there is no batch at {offset}, below its end {of.end_offset}")
+    except CorruptRecordError as error:
+        raise StorageError(
+            f"{of.name} is damaged: {error}. Restore it from a copy; or, where other voters are whole, remove this "
+            "node from the voters, empty its data directory, and add it anew"
+        ) from error
+    epochs = EpochHistory()
+    for epoch, start in of.epochs:
+        epochs.assign(epoch, start)
+    return LogView(
+        voters,
+        of.start_offset,
+        of.end_offset,
+        of.end_offset,
+        _base_epoch(of, snapshots, contents),
+        epochs,
+        None if contents is None else contents.id,
+    )
+
+
+def _base_epoch(of: Log, snapshots: Snapshots | None, contents: SnapshotContents | None) -> int:
+    """Of the last record before the log's start; of the first one behind it where no snapshot tells."""
+    if of.start_offset == 0:
+        return NO_EPOCH
+    oldest = None if snapshots is None else snapshots.oldest()
+    for snapshot in (oldest, None if contents is None else contents.id):
+        if snapshot is not None and snapshot.end_offset == of.start_offset:
+            return snapshot.epoch
+    return of.epochs.epoch_at(of.start_offset)

@@ -1,0 +1,129 @@
+"""A leader's view of the replicas that fetch from it: how far each is, and when it was last heard of. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moldau.quorum.messages import ReplicaKey, ReplicaProgress, Voter
+from moldau.quorum.voters import find, is_same, majority_of
+
+OBSERVER_EXPIRY_MS = 300_000
+NEVER = -1
+
+
+@dataclass(slots=True)
+class Replica:
+    key: ReplicaKey
+    end_offset: int = NEVER
+    """Everything below it is on the replica's disk, for it has asked for what comes then. Never falls in an epoch."""
+    last_fetch_ms: int = NEVER
+    last_caught_up_ms: int = NEVER
+    leader_end_offset: int = 0
+    """Where the leader's log ended when the replica fetched last."""
+
+
+@dataclass(slots=True)
+class Leadership:
+    """What a leader keeps in mind, for one epoch."""
+
+    leader: ReplicaKey
+    since_ms: int
+    """When it stood for election: a majority was heard of after that."""
+    epoch_start_offset: int
+    """Where its epoch begins. What comes before it is not committed by counting replicas."""
+    begin_ms: int
+    """When those who do not fetch are told next that the epoch has begun."""
+    replicas: dict[ReplicaKey, Replica] = field(default_factory=dict)
+
+    def heard(self, key: ReplicaKey, now_ms: int) -> Replica:
+        """The replica has asked for something."""
+        replica = self.replicas.get(key)
+        if replica is None:
+            self._forget_idle(now_ms)
+            replica = self.replicas[key] = Replica(key)
+        replica.last_fetch_ms = now_ms
+        return replica
+
+    def fetched(self, key: ReplicaKey, offset: int, leader_end_offset: int, now_ms: int) -> None:
+        """The replica has everything below `offset`, as this leader has it, and wants what comes then."""
+        known = self.replicas.get(key)
+        before_ms = known.last_fetch_ms if known else NEVER
+        replica = self.heard(key, now_ms)
+        if offset >= leader_end_offset:
+            replica.last_caught_up_ms = now_ms
+        elif before_ms != NEVER and offset >= replica.leader_end_offset:
+            replica.last_caught_up_ms = max(replica.last_caught_up_ms, before_ms)
+        replica.leader_end_offset = leader_end_offset
+        # A request that the network held back tells of less than is known.
+        replica.end_offset = max(replica.end_offset, offset)
+
+    def durable_on_majority(self, voters: Sequence[Voter], own_durable_offset: int) -> int:
+        """The offset below which a majority of the voters has everything on disk."""
+        offsets = [
+            own_durable_offset if is_same(voter.key, self.leader) else self._end_offset_of(voter)
+            for voter in voters
+        ]
+        return sorted(offsets, reverse=True)[majority_of(len(offsets)) - 1]
+
+    def confirmed_ms(self, voters: Sequence[Voter], now_ms: int) -> int:
+        """The newest time since which a majority of the voters has been heard of."""
+        heard = sorted(
+            (
+                now_ms if is_same(voter.key, self.leader) else self._last_fetch_ms_of(voter)
+                for voter in voters
+            ),
+            reverse=True,
+        )
+        return heard[majority_of(len(heard)) - 1]
+
+    def silent(self, voters: Sequence[Voter], now_ms: int, for_ms: int) -> list[Voter]:
+        """The other voters that have never fetched, or not for so long."""
+        return [
+            voter
+            for voter in voters
+            if not is_same(voter.key, self.leader)
+            and ((replica := self.of(voter)) is None or now_ms - replica.last_fetch_ms >= for_ms)
+        ]
+
+    def of(self, voter: Voter) -> Replica | None:
+        """Where the voter's directory is not known, the one of its node that has fetched last."""
+        fitting = [replica for replica in self.replicas.values() if is_same(replica.key, voter.key)]
+        return max(fitting, key=lambda replica: replica.last_fetch_ms, default=None)
+
+    def successors(self, voters: Sequence[Voter]) -> tuple[ReplicaKey, ...]:
+        """The other voters, the one with the longest log first."""
+        others = [voter for voter in voters if not is_same(voter.key, self.leader)]
+        return tuple(voter.key for voter in sorted(others, key=self._end_offset_of, reverse=True))
+
+    def observers(self, voters: Sequence[Voter], now_ms: int) -> list[Replica]:
+        return [
+            replica
+            for replica in self.replicas.values()
+            if find(voters, replica.key) is None and now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
+        ]
+
+    def _end_offset_of(self, voter: Voter) -> int:
+        replica = self.of(voter)
+        return NEVER if replica is None else replica.end_offset
+
+    def _last_fetch_ms_of(self, voter: Voter) -> int:
+        replica = self.of(voter)
+        return self.since_ms if replica is None else max(self.since_ms, replica.last_fetch_ms)
+
+    def _forget_idle(self, now_ms: int) -> None:
+        """Those who have not fetched for minutes; a voter among them counts again when it fetches again."""
+        self.replicas = {
+            key: replica
+            for key, replica in self.replicas.items()
+            if now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
+        }
+
+
+def progress_of(replica: Replica, wall_minus_monotonic_ms: int) -> ReplicaProgress:
+    """For people: times of the clock they read."""
+
+    def wall(time_ms: int) -> int:
+        return NEVER if time_ms == NEVER else time_ms + wall_minus_monotonic_ms
+
+    return ReplicaProgress(
+        replica.key, replica.end_offset, wall(replica.last_fetch_ms), wall(replica.last_caught_up_ms)
+    )

@@ -1,0 +1,284 @@
+"""The quorum's calls to other nodes, as Kafka's messages: values into trees, answers back into values.
+
+An answer that says who leads, and since which epoch, is an answer like any other, whatever its error code. A refusal
+that says nothing of that (another cluster, another voter, a failed disk) is worth as much as no answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moldau.errors import PeerUnreachableError, PositionOutOfRangeError, SnapshotNotFoundError
+from moldau.observe.logging import get_logger
+from moldau.peers.peers import Peers
+from moldau.quorum.driver import METADATA_LOG, METADATA_TOPIC_ID
+from moldau.quorum.messages import (
+    NO_LEADER,
+    BeginEpochRequest,
+    EndEpochRequest,
+    EpochReply,
+    LogEnd,
+    QuorumFetch,
+    QuorumFetched,
+    SnapshotFetch,
+    SnapshotFetched,
+    SnapshotId,
+    VoterEndpoint,
+    VoteReply,
+    VoteRequest,
+)
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+from moldau.wire.kio import ErrorCode
+
+log = get_logger("quorum.wire")
+
+FETCH_VERSION = 18
+"""The first in which a follower says which high watermark it knows, so that it hears of a new one at once."""
+
+LANE = "quorum"
+FETCH_LANE = "quorum-fetch"
+"""Fetches wait at the leader for news, and answers come in order: votes must not wait behind them."""
+
+_ABOUT_LEADERSHIP = (
+    ErrorCode.none,
+    ErrorCode.fenced_leader_epoch,
+    ErrorCode.unknown_leader_epoch,
+    ErrorCode.not_leader_or_follower,
+)
+
+
+class WireQuorumPeers:
+    def __init__(
+        self,
+        peers: Peers,
+        cluster_id: str,
+        *,
+        listener: str,
+        request_timeout_ms: int,
+        bootstrap: Mapping[int, tuple[str, int]] | None = None,
+    ) -> None:
+        """`listener` is the name of the one on which nodes talk to each other. `bootstrap` has addresses of nodes
+        whose ids are not known, under negative ids."""
+        self._peers = peers
+        self._cluster_id = cluster_id
+        self._listener = listener
+        self._request_timeout_ms = request_timeout_ms
+        self._refusals: dict[int, str] = {}
+        """The last refusal of each node, so that what is repeated is not logged each time."""
+        for node_id, (host, port) in (bootstrap or {}).items():
+            peers.know(node_id, host, port)
+
+    def know(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+        for endpoint in endpoints:
+            if endpoint.listener.upper() == self._listener.upper():
+                self._peers.know(node_id, endpoint.host, endpoint.port)
+                return
+        if endpoints:
+            self._peers.know(node_id, endpoints[0].host, endpoints[0].port)
+
+    async def vote(self, node_id: int, request: VoteRequest) -> VoteReply:
+        tree = self._request(
+            {
+                "replica_epoch": request.epoch,
+                "replica_id": request.candidate.node_id,
+                "replica_directory_id": request.candidate.directory_id,
+                "voter_directory_id": request.voter.directory_id,
+                "last_offset_epoch": request.last.epoch,
+                "last_offset": request.last.offset,
+                "pre_vote": request.is_pre_vote,
+            }
+        )
+        tree["voter_id"] = request.voter.node_id
+        answer = await self._ask(node_id, ApiKey.VOTE, tree)
+        return VoteReply(answer.leader_epoch, answer.leader_id, answer.vote_granted)
+
+    async def begin_epoch(self, node_id: int, request: BeginEpochRequest) -> EpochReply:
+        tree = self._request(
+            {
+                "voter_directory_id": request.voter.directory_id,
+                "leader_id": request.leader_id,
+                "leader_epoch": request.epoch,
+            }
+        )
+        tree["voter_id"] = request.voter.node_id
+        tree["leader_endpoints"] = endpoint_trees(request.endpoints)
+        answer = await self._ask(node_id, ApiKey.BEGIN_QUORUM_EPOCH, tree)
+        return EpochReply(answer.leader_epoch, answer.leader_id)
+
+    async def end_epoch(self, node_id: int, request: EndEpochRequest) -> EpochReply:
+        tree = self._request(
+            {
+                "leader_id": request.leader_id,
+                "leader_epoch": request.epoch,
+                "preferred_candidates": [
+                    {"candidate_id": each.node_id, "candidate_directory_id": each.directory_id}
+                    for each in request.successors
+                ],
+            }
+        )
+        tree["leader_endpoints"] = []
+        answer = await self._ask(node_id, ApiKey.END_QUORUM_EPOCH, tree)
+        return EpochReply(answer.leader_epoch, answer.leader_id)
+
+    async def fetch(self, node_id: int, request: QuorumFetch) -> QuorumFetched:
+        partition = {
+            "partition": METADATA_LOG.partition,
+            "current_leader_epoch": request.epoch,
+            "fetch_offset": request.last.offset,
+            "last_fetched_epoch": request.last.epoch,
+            "log_start_offset": -1,
+            "partition_max_bytes": request.bytes_max,
+            "replica_directory_id": request.replica.directory_id,
+            "high_watermark": request.high_watermark,
+        }
+        tree = {
+            "cluster_id": self._cluster_id,
+            "replica_state": {"replica_id": request.replica.node_id, "replica_epoch": -1},
+            "max_wait": request.wait_ms,
+            "min_bytes": 0,
+            "max_bytes": request.bytes_max,
+            "isolation_level": 0,
+            "session_id": 0,
+            "session_epoch": -1,
+            "topics": [{"topic_id": METADATA_TOPIC_ID, "partitions": [partition]}],
+            "forgotten_topics_data": [],
+            "rack_id": "",
+        }
+        answer = await self._peers.call(
+            node_id,
+            ApiKey.FETCH,
+            tree,
+            lane=FETCH_LANE,
+            timeout_ms=request.wait_ms + self._request_timeout_ms,
+            version=FETCH_VERSION,
+        )
+        found = self._only_partition(node_id, answer)
+        self._check(node_id, found.error_code, _ABOUT_LEADERSHIP)
+        leader = found.current_leader
+        self._learn(leader.leader_id, answer)
+        return QuorumFetched(
+            epoch=leader.leader_epoch,
+            leader_id=leader.leader_id,
+            is_leader=found.error_code == ErrorCode.none,
+            records=bytes(found.records or b""),
+            high_watermark=found.high_watermark,
+            log_start_offset=max(found.log_start_offset, 0),
+            diverging=_diverging(found.diverging_epoch),
+            snapshot=_snapshot(found.snapshot_id),
+        )
+
+    async def fetch_snapshot(self, node_id: int, request: SnapshotFetch) -> SnapshotFetched:
+        partition = {
+            "partition": METADATA_LOG.partition,
+            "current_leader_epoch": request.epoch,
+            "snapshot_id": {"end_offset": request.snapshot.end_offset, "epoch": request.snapshot.epoch},
+            "position": request.position,
+            "replica_directory_id": request.replica.directory_id,
+        }
+        tree = {
+            "cluster_id": self._cluster_id,
+            "replica_id": request.replica.node_id,
+            "max_bytes": request.bytes_max,
+            "topics": [{"name": METADATA_LOG.topic, "partitions": [partition]}],
+        }
+        answer = await self._call(node_id, ApiKey.FETCH_SNAPSHOT, tree, lane=FETCH_LANE)
+        found = self._only_partition(node_id, answer)
+        if found.error_code == ErrorCode.snapshot_not_found:
+            raise SnapshotNotFoundError(f"node {node_id} does not have this snapshot any more")
+        if found.error_code == ErrorCode.position_out_of_range:
+            raise PositionOutOfRangeError(f"node {node_id}: the snapshot ends before {request.position}")
+        self._check(node_id, found.error_code, _ABOUT_LEADERSHIP)
+        leader = found.current_leader
+        self._learn(leader.leader_id, answer)
+        return SnapshotFetched(
+            epoch=leader.leader_epoch,
+            leader_id=leader.leader_id,
+            is_leader=found.error_code == ErrorCode.none,
+            size=found.size,
+            position=found.position,
+            data=bytes(found.unaligned_records or b""),
+        )
+
+    # What they have in common
+
+    def _request(self, partition: Mapping[str, Any]) -> dict[str, Any]:
+        """A request about the metadata log, in the form that Vote and its like have."""
+        of_log = {"partition_index": METADATA_LOG.partition, **partition}
+        topic = {"topic_name": METADATA_LOG.topic, "partitions": [of_log]}
+        return {"cluster_id": self._cluster_id, "topics": [topic]}
+
+    async def _ask(self, node_id: int, api: ApiKey, tree: Mapping[str, Any]) -> Message:
+        answer = await self._call(node_id, api, tree, lane=LANE)
+        found = self._only_partition(node_id, answer)
+        self._check(node_id, found.error_code, _ABOUT_LEADERSHIP)
+        return found
+
+    async def _call(self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str) -> Message:
+        return await self._peers.call(node_id, api, tree, lane=lane, timeout_ms=self._request_timeout_ms)
+
+    def _only_partition(self, node_id: int, answer: Message) -> Message:
+        self._check(node_id, answer.error_code, (ErrorCode.none,))
+        topics = answer.get("topics") or answer.get("responses") or ()
+        partitions = [each for topic in topics for each in topic.partitions]
+        if len(partitions) != 1:
+            raise PeerUnreachableError(
+                f"node {node_id} answered for {len(partitions)} partitions, not for one"
+            )
+        found: Message = partitions[0]
+        return found
+
+    def _check(self, node_id: int, code: int, allowed: Sequence[ErrorCode]) -> None:
+        if code in allowed:
+            self._refusals.pop(node_id, None)
+            return
+        text = f"node {node_id} refuses what the quorum asks: {_explained(code)}"
+        if self._refusals.get(node_id) != text:
+            self._refusals[node_id] = text
+            log.error("refused by a voter", node=node_id, why=_explained(code))
+        raise PeerUnreachableError(text)
+
+    def _learn(self, leader_id: int, answer: Message) -> None:
+        """Where the leader is: the only way for a node that knows no voters yet."""
+        for endpoint in answer.node_endpoints:
+            if endpoint.node_id == leader_id and leader_id not in (NO_LEADER, self._peers.node_id):
+                self._peers.know(leader_id, endpoint.host, endpoint.port)
+
+
+def endpoint_trees(endpoints: Sequence[VoterEndpoint]) -> list[dict[str, Any]]:
+    return [{"name": each.listener, "host": each.host, "port": each.port} for each in endpoints]
+
+
+def endpoints_of(trees: Sequence[Message]) -> tuple[VoterEndpoint, ...]:
+    return tuple(VoterEndpoint(each.name, each.host, each.port) for each in trees)
+
+
+def _diverging(found: Message | None) -> LogEnd | None:
+    if found is None or found.end_offset < 0:
+        return None
+    return LogEnd(found.epoch, found.end_offset)
+
+
+def _snapshot(found: Message | None) -> SnapshotId | None:
+    if found is None or found.end_offset < 0:
+        return None
+    return SnapshotId(found.end_offset, found.epoch)
+
+
+def _explained(code: int) -> str:
+    match code:
+        case ErrorCode.inconsistent_cluster_id:
+            return (
+                "it belongs to another cluster (INCONSISTENT_CLUSTER_ID). Look at the addresses in "
+                "controller.quorum.voters, and at cluster.id in the meta.properties of both nodes"
+            )
+        case ErrorCode.invalid_voter_key:
+            return (
+                "it is another replica than the voter of this id (INVALID_VOTER_KEY): its disk was replaced, or the "
+                "address is another node's. Remove that voter and add the new one"
+            )
+        case ErrorCode.kafka_storage_error:
+            return "its metadata log has failed (KAFKA_STORAGE_ERROR)"
+    try:
+        return ErrorCode(code).name.upper()
+    except ValueError:
+        return f"error {code}"

@@ -1,0 +1,234 @@
+"""A cluster for tests: several nodes in the test's own process, each in a thread, with real TCP between them and their
+data in files.
+
+with Cluster(3, topics={"orders": 6}) as cluster:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    cluster.kill(cluster.controller_id)
+    ...
+    cluster.restart(1)
+
+Nodes are numbered from 1. Faults are those of the nodes and of the network between them; clients always reach every
+node that runs. Settings are as a cluster of that size would have them: three replicas of which two must be in sync,
+where there are three nodes; and as `Broker` has them for tests.
+"""
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+
+from moldau.controller.requests import NewTopic
+from moldau.node.identity import new_identity
+from moldau.node.node import Node
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.sources import build
+from moldau.testing.links import Links
+from moldau.testing.node_thread import NodeThread
+from moldau.world.system import system_world
+
+HOST = "127.0.0.1"
+STARTED_WITHIN_S = 60.0
+STOPPED_WITHIN_S = 60.0
+
+
+class Cluster:
+    def __init__(
+        self,
+        nodes: int = 3,
+        topics: Iterable[str] | Mapping[str, int] = (),
+        settings: Mapping[str, str] | None = None,
+        *,
+        data_dir: str | Path | None = None,
+        racks: Sequence[str] | None = None,
+    ) -> None:
+        """`topics` by name, or with their number of partitions; `settings` by Kafka's names, for all nodes. Data is
+        kept in `data_dir`, or else in a directory that goes with the cluster."""
+        if isinstance(topics, str):
+            topics = [topics]
+        self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
+        self._given = dict(settings or {})
+        self._racks = racks
+        self._is_own_directory = data_dir is None
+        self._directory = Path(tempfile.mkdtemp(prefix="moldau-")) if data_dir is None else Path(data_dir)
+        self._ports = _free_ports(nodes)
+        self._cluster_id = new_identity(system_world().random, "", 0).cluster_id
+        self._links = Links({port: node_id for node_id, port in self._ports.items()})
+        self._running: dict[int, NodeThread] = {}
+        self._paused: set[int] = set()
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port,...` of all nodes, for a client's bootstrap.servers."""
+        return ",".join(f"{HOST}:{port}" for port in self._ports.values())
+
+    @property
+    def nodes(self) -> dict[int, Node]:
+        """Those that run, by their number."""
+        return {node_id: thread.node for node_id, thread in sorted(self._running.items())}
+
+    def address(self, node_id: int) -> str:
+        return f"{HOST}:{self._ports[node_id]}"
+
+    @property
+    def controller_id(self) -> int:
+        """The active controller, as most of the running nodes see it; -1 where they see none."""
+        seen = [
+            thread.node.broker.quorum.leader_id
+            for node_id, thread in sorted(self._running.items())
+            if node_id not in self._paused
+        ]
+        return max(seen, key=seen.count, default=-1)
+
+    def leader_of(self, topic: str, partition: int = 0) -> int:
+        """Who leads a partition, as the running node with the newest metadata sees it; -1 where nobody does."""
+        images = [
+            thread.node.broker.metadata.image
+            for node_id, thread in self._running.items()
+            if node_id not in self._paused
+        ]
+        newest = max(images, key=lambda image: image.offset)
+        found = newest.partition(topic, partition)
+        return -1 if found is None else found.leader
+
+    # Faults
+
+    def kill(self, node_id: int) -> None:
+        """The node is gone at once, as after SIGKILL. What it wrote is there when it is started again."""
+        self._paused.discard(node_id)
+        self._running.pop(node_id).kill()
+
+    def stop(self, node_id: int) -> None:
+        """The node stops cleanly: it hands over what it leads first."""
+        thread = self._running.pop(node_id)
+        try:
+            thread.stop().result(STOPPED_WITHIN_S)
+        finally:
+            thread.join()
+
+    def restart(self, node_id: int) -> None:
+        """Starts a node again that was killed or stopped, with its data; stops it first where it runs. Returns when
+        it serves."""
+        if node_id in self._running:
+            self.stop(node_id)
+        self._started([node_id])
+
+    def pause(self, node_id: int) -> None:
+        """The node stands still, as after SIGSTOP."""
+        if node_id not in self._paused:
+            self._running[node_id].pause()
+            self._paused.add(node_id)
+
+    def resume(self, node_id: int) -> None:
+        self._paused.discard(node_id)
+        self._running[node_id].resume()
+
+    def partition(self, node_id: int, *others: int, one_way: bool = False) -> None:
+        """Nothing comes through any more between a node and others (all, where none are named), and nobody is told;
+        `one_way`: what the node sends is lost, what is sent to it arrives."""
+        for other in others or [each for each in self._ports if each != node_id]:
+            cut = [(node_id, other)] if one_way else [(node_id, other), (other, node_id)]
+            self._links.cut(cut)
+
+    def heal(self) -> None:
+        """Ends all partitions."""
+        self._links.heal()
+
+    # Life
+
+    def __enter__(self) -> "Cluster":
+        try:
+            self._started(list(self._ports))
+            self._create_topics()
+        except BaseException:
+            self._kill_all()
+            self._clear_up()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        bugs = 0
+        try:
+            self.heal()
+            for node_id in list(self._paused):
+                self.resume(node_id)
+            stopping = [(thread, thread.stop()) for thread in self._running.values()]
+            for thread, stopped in stopping:
+                stopped.result(STOPPED_WITHIN_S)
+                bugs += thread.node.bugs
+            for thread in self._running.values():
+                thread.join()
+            self._running.clear()
+        finally:
+            self._kill_all()
+            self._clear_up()
+        if kind is None and bugs:
+            raise AssertionError(f"{bugs} requests ended in an error of a node's own: see its log")
+
+    def _started(self, node_ids: Iterable[int]) -> None:
+        starting: list[Future[None]] = []
+        for node_id in node_ids:
+            thread = NodeThread(
+                self._settings(node_id),
+                self._links.connect_of(node_id),
+                lambda node_id=node_id: self._links.end(node_id),  # type: ignore[misc]
+            )
+            self._running[node_id] = thread
+            starting.append(thread.start())
+        for started in starting:
+            started.result(STARTED_WITHIN_S)
+
+    def _settings(self, node_id: int) -> BrokerSettings:
+        count = len(self._ports)
+        replicas = str(min(3, count))
+        settings = {
+            "group.initial.rebalance.delay.ms": "0",
+            "offsets.topic.num.partitions": "4",
+            "offsets.topic.replication.factor": replicas,
+            "default.replication.factor": replicas,
+            "min.insync.replicas": "2" if count >= 3 else "1",
+            **self._given,
+            "node.id": str(node_id),
+            "cluster.id": self._cluster_id,
+            "listen": self.address(node_id),
+            "data.dir": str(self._directory / f"node-{node_id}"),
+            "controller.quorum.voters": ",".join(
+                f"{voter}@{self.address(voter)}" for voter in list(self._ports)[: min(5, count)]
+            ),
+        }
+        if self._racks is not None:
+            settings["broker.rack"] = self._racks[(node_id - 1) % len(self._racks)]
+        return build(flags=settings)
+
+    def _create_topics(self) -> None:
+        new = [NewTopic(name, partitions) for name, partitions in self._topics.items()]
+        if not new:
+            return
+        thread = self._running[1]
+        for created in thread.begin(thread.node.broker.gateway.create_topics(new)).result():
+            if created.error is not None:
+                raise created.error
+
+    def _kill_all(self) -> None:
+        for node_id in list(self._running):
+            self.kill(node_id)
+
+    def _clear_up(self) -> None:
+        if self._is_own_directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _free_ports(count: int) -> dict[int, int]:
+    """A port for each node, from 1 on. They are held until all are chosen, so that none is given twice."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for each in held:
+            each.bind((HOST, 0))
+        return {number: each.getsockname()[1] for number, each in enumerate(held, start=1)}
+    finally:
+        for each in held:
+            each.close()

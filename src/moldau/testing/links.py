@@ -1,0 +1,118 @@
+"""The network between the nodes of a test cluster: connections as they are, until a link is cut. Then nothing comes
+through, and nobody is told."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from moldau.client.connection import Connection
+from moldau.client.errors import RequestTimedOutError
+
+LOOK_EVERY_S = 0.02
+"""How often who wants to connect over a cut link tries again."""
+
+Direction = tuple[int, int]
+"""From a node to a node."""
+
+
+class _Nowhere:
+    """Where what is sent over a cut link goes."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def write(self, data: Any) -> None:
+        """It is lost."""
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class _LinkConnection(Connection):
+    """A connection that can be cut: what is sent gets lost, what would come stays away, and it looks open."""
+
+    is_cut = False
+
+    def cut(self, *, sending: bool, receiving: bool) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.is_cut = True
+        if receiving:
+            transport.pause_reading()
+        if sending:
+            self._transport = _Nowhere(transport)  # type: ignore[assignment]
+
+
+class Links:
+    """Of all nodes of a cluster. Its own methods may be called from any thread."""
+
+    def __init__(self, node_of_port: dict[int, int]) -> None:
+        self._node_of_port = node_of_port
+        self._lock = threading.Lock()
+        self._cut: set[Direction] = set()
+        self._open: dict[int, list[tuple[int, asyncio.AbstractEventLoop, _LinkConnection]]] = {}
+        """By the node that opened it: to whom, and the loop it belongs to."""
+
+    def connect_of(self, node_id: int) -> Callable[..., Any]:
+        """How this node opens connections to others."""
+
+        async def connect(host: str, port: int, *, client_id: str, timeout_ms: int) -> Connection:
+            target = self._node_of_port.get(port, -1)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout_ms / 1000
+            while self._is_cut(node_id, target) or self._is_cut(target, node_id):
+                if loop.time() > deadline:
+                    raise RequestTimedOutError(f"no connection to {host}:{port} within {timeout_ms} ms")
+                await asyncio.sleep(LOOK_EVERY_S)
+            left_ms = max(1, round((deadline - loop.time()) * 1000))
+            connection = await _LinkConnection.open(host, port, client_id=client_id, timeout_ms=left_ms)
+            assert isinstance(connection, _LinkConnection)
+            with self._lock:
+                known = [each for each in self._open.get(node_id, []) if each[2].is_open]
+                self._open[node_id] = [*known, (target, loop, connection)]
+            self._apply(node_id, target, connection)
+            return connection
+
+        return connect
+
+    def cut(self, directions: list[Direction]) -> None:
+        with self._lock:
+            self._cut.update(directions)
+            connections = [(node_id, *each) for node_id, opened in self._open.items() for each in opened]
+        for node_id, target, loop, connection in connections:
+            if (node_id, target) in directions or (target, node_id) in directions:
+                _in(loop, lambda a=node_id, b=target, c=connection: self._apply(a, b, c))
+
+    def heal(self) -> None:
+        """All links are whole again. Connections that were cut are closed: what was lost on them is lost."""
+        with self._lock:
+            self._cut.clear()
+            connections = [each for opened in self._open.values() for each in opened]
+        for _, loop, connection in connections:
+            _in(loop, lambda c=connection: c.close() if c.is_cut else None)
+
+    def end(self, node_id: int) -> None:
+        """The node's process is gone, and its connections with it. Called in the node's own loop."""
+        with self._lock:
+            opened = self._open.pop(node_id, [])
+        for _, _, connection in opened:
+            connection.close()
+
+    def _is_cut(self, sender: int, receiver: int) -> bool:
+        with self._lock:
+            return (sender, receiver) in self._cut
+
+    def _apply(self, node_id: int, target: int, connection: _LinkConnection) -> None:
+        sending, receiving = self._is_cut(node_id, target), self._is_cut(target, node_id)
+        if sending or receiving:
+            connection.cut(sending=sending, receiving=receiving)
+
+
+def _in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        # The loop is closed: its node is gone, and so are its connections.
+        return

@@ -1,0 +1,92 @@
+"""A node of a test cluster in a thread of its own: it can be stopped, killed, and made to stand still."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from moldau.node.node import Node
+from moldau.settings.broker import BrokerSettings
+from moldau.testing.broker import new_loop
+from moldau.world.system import system_world
+
+T = TypeVar("T")
+
+_graves: list[Any] = []
+"""Loops and tasks of nodes that were killed. Were they collected, code would run that in a killed process does not."""
+
+
+class NodeThread:
+    def __init__(
+        self, settings: BrokerSettings, connect: Callable[..., Any], dying: Callable[[], None]
+    ) -> None:
+        """`connect` is how it reaches other nodes; `dying` is called in its loop when it is killed."""
+        self._settings = settings
+        self._dying = dying
+        self._node = Node(system_world(), settings, connect=connect)
+        self._loop = new_loop()
+        self._thread = threading.Thread(target=self._run, name=f"moldau-node-{settings.node_id}", daemon=True)
+        self._may_run = threading.Event()
+        self._may_run.set()
+        self._is_dying = False
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    def start(self) -> "Future[None]":
+        """What it gives is done when the node has started, or raises why it has not."""
+        self._thread.start()
+        return self.begin(self._node.start())
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> "Future[None]":
+        """As SIGTERM does; `join` when it is done."""
+        return self.begin(self._node.stop())
+
+    def join(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def kill(self) -> None:
+        """As SIGKILL does: its sockets close, and nothing of it runs any more. What it wrote to files is there."""
+        self._is_dying = True
+        self._loop.call_soon_threadsafe(self._die)
+        self._may_run.set()
+        self._thread.join()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            # Nobody is to be told that they never ended.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        _graves.append((self._loop, left, self._node))
+
+    def pause(self) -> None:
+        """As SIGSTOP does: it stands still, and its connections stay open."""
+        stands_still = threading.Event()
+        self._may_run.clear()
+
+        def stand_still() -> None:
+            stands_still.set()
+            self._may_run.wait()
+            if self._is_dying:
+                self._die()
+
+        self._loop.call_soon_threadsafe(stand_still)
+        stands_still.wait()
+
+    def resume(self) -> None:
+        self._may_run.set()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _die(self) -> None:
+        self._node.abort()
+        self._dying()
+        # Sockets that were aborted are closed in the next turn of the loop, which is the last.
+        self._loop.call_soon(self._loop.call_soon, self._loop.stop)

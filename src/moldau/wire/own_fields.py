@@ -1,0 +1,40 @@
+"""Fields that Moldau adds to Kafka's messages between its own nodes, as tagged fields: whoever does not know a tag
+passes over it, and where a field is missing its default stands.
+
+Kafka counts its tags up from 0; these are far above.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
+from uuid import UUID
+
+FIRST_TAG = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotReadyReplica:
+    __flexible__: ClassVar[bool] = True
+    topic_id: UUID | None = field(metadata={"kafka_type": "uuid"})
+    partition_index: int = field(metadata={"kafka_type": "int32"})
+    reason: str = field(metadata={"kafka_type": "string"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerHeartbeatFields:
+    not_ready: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG}, default=())
+    """Replicas that the broker could not open, and why: whoever waits for their topic is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvelopeAnswerFields:
+    metadata_offset: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
+    """How far the controller's metadata was when it answered: a node that waits until it has come as far shows its
+    client what the client has just changed."""
+
+
+OWN_FIELDS: Mapping[str, type] = MappingProxyType(
+    {"BrokerHeartbeatRequest": BrokerHeartbeatFields, "EnvelopeResponse": EnvelopeAnswerFields}
+)
+"""By the name of the message. All of its versions are flexible, or there would be no place for tags."""

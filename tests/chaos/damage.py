@@ -1,0 +1,42 @@
+"""Damage to the files of a node that is down: a bit flipped, a tail cut off."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+KINDS: Mapping[str, str] = {
+    "segment": "chaos-*/*.log",
+    "index": "chaos-*/*.index",
+    "time index": "chaos-*/*.timeindex",
+    "producer snapshot": "chaos-*/*.snapshot",
+    "epoch checkpoint": "chaos-*/leader-epoch-checkpoint",
+    "partition metadata": "chaos-*/partition.metadata",
+    "group log": "__consumer_offsets-*/*.log",
+    "recovery checkpoint": "recovery-point-offset-checkpoint",
+    "high watermark checkpoint": "replication-offset-checkpoint",
+    "metadata log": "__cluster_metadata-0/*.log",
+    "metadata snapshot": "__cluster_metadata-0/*.checkpoint",
+    "quorum state": "__cluster_metadata-0/quorum-state",
+    "identity": "meta.properties",
+}
+
+
+def files_of(data_dir: Path, kind: str) -> list[Path]:
+    return sorted(path for path in data_dir.glob(KINDS[kind]) if path.is_file() and path.stat().st_size > 0)
+
+
+def flip_a_bit(path: Path, draw: random.Random) -> int:
+    """Gives the position of the byte."""
+    data = bytearray(path.read_bytes())
+    position = draw.randrange(len(data))
+    data[position] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+    return position
+
+
+def cut_tail(path: Path, draw: random.Random) -> int:
+    """Gives how many bytes are left."""
+    left = max(0, path.stat().st_size - draw.randint(1, 2000))
+    with path.open("r+b") as file:
+        file.truncate(left)
+    return left

@@ -1,0 +1,140 @@
+"""The machines of a cluster under chaos: each a namespace, a disk and a node's process, with a switch between them."""
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from chaos.disks import LoopDisk
+from chaos.namespaces import Namespace, Outside
+from chaos.switch import Switch
+from support.served import Served
+from support.served_cluster import CLUSTER_ID, as_environment
+
+PORT = 9092
+OUTSIDE = 254
+DISK_MB = 400
+
+
+class Machine:
+    def __init__(
+        self, node_id: int, namespace: Namespace, disk: LoopDisk, settings: Mapping[str, str]
+    ) -> None:
+        self.node_id = node_id
+        self.address = namespace.address
+        self.disk = disk
+        self.node = Served(
+            disk.path / "data",
+            host=namespace.address,
+            port=PORT,
+            wrapper=tuple(namespace.command),
+            environment=as_environment({**settings, "node.id": str(node_id)}),
+        )
+        # Beside the disk and not on it: a full one must not swallow what the node says of it.
+        self.node.log_path = disk.path.with_suffix(".log")
+
+    @property
+    def data_dir(self) -> Path:
+        return self.node.data_dir
+
+    @property
+    def is_running(self) -> bool:
+        process = self.node.process
+        return process is not None and process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.node.process is not None:
+            self.node.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.node.process is not None:
+            self.node.kill()
+
+    def start(self) -> None:
+        self.node.spawn()
+
+
+class Machines:
+    """`machines` by node id. The switch is clear at first; entering starts all nodes."""
+
+    def __init__(self, directory: Path, count: int, seed: int, settings: Mapping[str, str]) -> None:
+        self._ending = ExitStack()
+        voters = ",".join(f"{number}@10.77.0.{number}:{PORT}" for number in range(1, count + 1))
+        wanted = {
+            "cluster.id": CLUSTER_ID,
+            "controller.quorum.voters": voters,
+            "default.replication.factor": "3",
+            "offsets.topic.replication.factor": "3",
+            "offsets.topic.num.partitions": "4",
+            "min.insync.replicas": "2",
+            "group.initial.rebalance.delay.ms": "0",
+            "log.segment.bytes": "1048576",
+            **settings,
+        }
+        try:
+            self.machines = dict(self._make(directory, count, wanted))
+            self.outside = Outside("moldau-chaos", OUTSIDE)
+            self._ending.callback(self.outside.close)
+            ports = {space.address: space.descriptor for space in self._spaces}
+            self.switch = Switch({**ports, self.outside.address: self.outside.descriptor}, seed)
+            self._ending.callback(self.switch.close)
+        except BaseException:
+            self._ending.close()
+            raise
+
+    def _make(
+        self, directory: Path, count: int, settings: Mapping[str, str]
+    ) -> Iterator[tuple[int, Machine]]:
+        self._spaces: list[Namespace] = []
+        for number in range(1, count + 1):
+            space = Namespace(f"moldau-chaos-{number}", number)
+            self._ending.callback(space.close)
+            self._spaces.append(space)
+            disk = LoopDisk(directory, f"disk-{number}", DISK_MB)
+            self._ending.callback(disk.close)
+            machine = Machine(number, space, disk, settings)
+            self._ending.callback(machine.kill)
+            yield number, machine
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(machine.node.bootstrap for machine in self.machines.values())
+
+    def start(self) -> None:
+        for machine in self.machines.values():
+            machine.start()
+
+    def cut_power(self) -> None:
+        """Of all at once: what was not synced is gone. They are down when this returns."""
+        running = [machine for machine in self.machines.values() if machine.is_running]
+        for machine in running:
+            machine.signal(signal.SIGSTOP)
+        images = {machine.node_id: machine.disk.take_image() for machine in running}
+        for machine in running:
+            machine.kill()
+        for machine in running:
+            machine.disk.use_image(images[machine.node_id])
+
+    def stop(self, timeout_s: float) -> list[int]:
+        """Asks all to stop; who does not in time is killed, and named."""
+        running = [machine for machine in self.machines.values() if machine.is_running]
+        for machine in running:
+            machine.signal(signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        late = []
+        for machine in running:
+            process = machine.node.process
+            assert process is not None
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if process.poll() is None:
+                late.append(machine.node_id)
+                machine.kill()
+            machine.node.process = None
+        return late
+
+    def close(self) -> None:
+        for machine in self.machines.values():
+            machine.signal(signal.SIGCONT)
+        self._ending.close()

@@ -1,0 +1,106 @@
+"""Network namespaces with a TUN device each: what a node in one sends comes out of a file descriptor of ours."""
+
+import ctypes
+import fcntl
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TUNSETIFF = 0x400454CA
+IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
+MTU = 9000
+SUBNET = "10.77.0"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class CannotIsolate(Exception):
+    """This machine or user may not make namespaces; the message is one line for people."""
+
+
+def check_machine() -> None:
+    if os.geteuid() != 0:
+        raise CannotIsolate("chaos needs root, for network namespaces and disks of its own")
+    for path in ("/dev/net/tun", "/dev/loop-control"):
+        if not os.path.exists(path):
+            raise CannotIsolate(f"chaos needs {path}, which this machine does not have")
+
+
+class Namespace:
+    """A namespace of its own name with one TUN device. `descriptor` is where its packets come out and go in."""
+
+    def __init__(self, name: str, host: int) -> None:
+        self.name = name
+        self.address = f"{SUBNET}.{host}"
+        _ip("netns", "add", name)
+        try:
+            with _inside(name):
+                self.descriptor = open_tun("tun0")
+            _ip("-n", name, "link", "set", "lo", "up")
+            _set_up(("-n", name), "tun0", self.address)
+        except BaseException:
+            _ip("netns", "delete", name)
+            raise
+
+    @property
+    def command(self) -> list[str]:
+        """What goes before a command line to run it inside."""
+        return ["ip", "netns", "exec", self.name]
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        _ip("netns", "delete", self.name)
+
+
+class Outside:
+    """This process's own namespace, joined to the others by a TUN device: where the clients are."""
+
+    def __init__(self, device: str, host: int) -> None:
+        self.address = f"{SUBNET}.{host}"
+        self.descriptor = open_tun(device)
+        _set_up((), device, self.address)
+
+    def close(self) -> None:
+        # The device goes with its last descriptor.
+        os.close(self.descriptor)
+
+
+def open_tun(device: str) -> int:
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH", device.encode(), IFF_TUN | IFF_NO_PI))
+    return descriptor
+
+
+def _set_up(where: tuple[str, ...], device: str, address: str) -> None:
+    _ip(*where, "address", "add", f"{address}/24", "dev", device)
+    _ip(*where, "link", "set", device, "mtu", str(MTU), "up")
+
+
+@contextmanager
+def _inside(name: str) -> Iterator[None]:
+    """Within it this thread is in another namespace."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    target = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    try:
+        _enter(target)
+        try:
+            yield
+        finally:
+            _enter(before)
+    finally:
+        os.close(target)
+        os.close(before)
+
+
+def _enter(descriptor: int) -> None:
+    if _libc.setns(descriptor, 0) != 0:
+        error = ctypes.get_errno()
+        raise CannotIsolate(f"cannot enter a network namespace: {os.strerror(error)}")
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CannotIsolate(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

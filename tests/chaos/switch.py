@@ -1,0 +1,175 @@
+"""The switch between the namespaces: a process that moves packets from one TUN device to another, and on the way loses,
+delays, doubles and reorders them as it is told, or lets none through.
+
+Seeded: the same seed draws the same fate for the n-th packet of a direction.
+"""
+
+import heapq
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import random
+import selectors
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PACKET_MAX = 65_536
+QUEUE_MAX = 20_000
+"""Packets under way at a time; beyond that they are dropped, as a router's would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What happens to packets of one direction."""
+
+    delay_ms: float = 0
+    jitter_ms: float = 0
+    """Packets overtake each other where this is more than nothing."""
+    loss: float = 0
+    duplication: float = 0
+
+
+CLEAR = Weather()
+
+
+@dataclass(slots=True)
+class _Rules:
+    cuts: set[tuple[str, str]] = field(default_factory=set)
+    weather: dict[tuple[str, str], Weather] = field(default_factory=dict)
+
+
+class Switch:
+    """Runs in a process of its own; the methods tell it what to do, and return when it does so."""
+
+    def __init__(self, ports: Mapping[str, int], seed: int) -> None:
+        """`ports`: descriptors of TUN devices by the address behind them."""
+        self._pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_run, args=(dict(ports), theirs, seed), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def cut(self, source: str, target: str) -> None:
+        """No packet from source comes to target any more: nobody is told, packets are gone."""
+        self._tell({"do": "cut", "source": source, "target": target})
+
+    def weather(self, source: str, target: str, weather: Weather) -> None:
+        self._tell(
+            {
+                "do": "weather",
+                "source": source,
+                "target": target,
+                "weather": [weather.delay_ms, weather.jitter_ms, weather.loss, weather.duplication],
+            }
+        )
+
+    def heal(self) -> None:
+        self._tell({"do": "heal"})
+
+    def counts(self) -> Counter[str]:
+        """Packets passed, cut, lost, doubled and dropped."""
+        return Counter(self._tell({"do": "count"}))
+
+    def close(self) -> None:
+        self._tell({"do": "end"})
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _tell(self, order: object) -> dict[str, int]:
+        self._pipe.send_bytes(json.dumps(order).encode())
+        answer: dict[str, int] = json.loads(self._pipe.recv_bytes())
+        return answer
+
+
+def _run(ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
+    rules, counts = _Rules(), Counter[str]()
+    draw = random.Random(seed)
+    under_way: list[tuple[float, int, int, bytes]] = []
+    number = 0
+    selector = selectors.DefaultSelector()
+    for address, descriptor in ports.items():
+        selector.register(descriptor, selectors.EVENT_READ, address)
+    selector.register(orders, selectors.EVENT_READ, None)
+    while True:
+        wait = None if not under_way else max(0.0, under_way[0][0] - time.monotonic())
+        for key, _ in selector.select(wait):
+            if key.data is None:
+                if not _obey(json.loads(orders.recv_bytes()), rules, counts, orders):
+                    return
+                continue
+            for packet in _packets(key.fd):
+                target = _address(packet, 16)
+                port = ports.get(target)
+                if port is None:
+                    continue
+                source = key.data
+                if (source, target) in rules.cuts:
+                    counts["packets cut"] += 1
+                    continue
+                weather = rules.weather.get((source, target))
+                if weather is None:
+                    _write(port, packet, counts)
+                    continue
+                if draw.random() < weather.loss:
+                    counts["packets lost"] += 1
+                    continue
+                copies = 1
+                if draw.random() < weather.duplication:
+                    counts["packets doubled"] += 1
+                    copies = 2
+                for _ in range(copies):
+                    if len(under_way) >= QUEUE_MAX:
+                        counts["packets dropped"] += 1
+                        break
+                    number += 1
+                    late_ms = weather.delay_ms + draw.uniform(0, weather.jitter_ms)
+                    heapq.heappush(under_way, (time.monotonic() + late_ms / 1000, number, port, packet))
+        now = time.monotonic()
+        while under_way and under_way[0][0] <= now:
+            _, _, port, packet = heapq.heappop(under_way)
+            _write(port, packet, counts)
+
+
+def _obey(
+    order: dict[str, object],
+    rules: _Rules,
+    counts: Counter[str],
+    orders: multiprocessing.connection.Connection,
+) -> bool:
+    match order["do"]:
+        case "cut":
+            rules.cuts.add((str(order["source"]), str(order["target"])))
+        case "weather":
+            rules.weather[str(order["source"]), str(order["target"])] = Weather(*order["weather"])  # type: ignore[misc]
+        case "heal":
+            rules.cuts.clear()
+            rules.weather.clear()
+    orders.send_bytes(json.dumps(counts if order["do"] == "count" else {}).encode())
+    return order["do"] != "end"
+
+
+def _packets(descriptor: int) -> list[bytes]:
+    found = []
+    while len(found) < 64:
+        try:
+            found.append(os.read(descriptor, PACKET_MAX))
+        except BlockingIOError:
+            break
+    return found
+
+
+def _address(packet: bytes, position: int) -> str:
+    # Only version 4 is set up between the namespaces.
+    return ".".join(map(str, packet[position : position + 4])) if packet[0] >> 4 == 4 else ""
+
+
+def _write(port: int, packet: bytes, counts: Counter[str]) -> None:
+    try:
+        os.write(port, packet)
+        counts["packets passed"] += 1
+    except BlockingIOError:
+        counts["packets dropped"] += 1

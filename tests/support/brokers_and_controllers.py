@@ -1,0 +1,309 @@
+"""Controllers and brokers of several nodes on virtual time: real controllers, real memberships, a metadata log that
+all nodes see at once when a majority would, and nothing else of a node.
+
+A node can be cut off (its calls hang), killed (its calls end, and nobody listens at its address), or come back.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+from moldau.controller.driver import Controller
+from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
+from moldau.errors import NotControllerError, PeerUnreachableError
+from moldau.membership.driver import Membership
+from moldau.metadata.image import ClusterDelta, ClusterImage, Endpoint
+from moldau.metadata.loader import MetadataLoader
+from moldau.metadata.records import Record, decode
+from moldau.peers.probing import Probe
+from moldau.quorum.batches import CommittedBatch
+from moldau.quorum.messages import LogEnd
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.testing.simulation.clock import SimulatedClock
+from moldau.testing.simulation.loop import SimulatedLoop
+
+CLUSTER = "test-cluster"
+NETWORK_S = 0.001
+COMMIT_S = 0.004
+
+
+def on_virtual_time(story: Callable[["Stage"], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    """Runs a story; a bug anywhere in it fails the test."""
+
+    async def run() -> None:
+        stage = Stage(**settings)
+        await story(stage)
+        await stage.close()
+
+    loop = SimulatedLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(run())
+    assert loop.errors == []
+
+
+class Stage:
+    def __init__(self, **settings: Any) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        self.clock = SimulatedClock(loop, monotonic_start_ms=1_000_000)
+        self.random = random.Random(7)
+        self.settings = settings
+        self.nodes: dict[int, Node] = {}
+        self.batches: list[CommittedBatch] = []
+        self.leader_id = -1
+        self.epoch = 0
+        self.on_append: Callable[[int, Record], None] = lambda offset, record: None
+        self.log_ends: dict[int, LogEnd] = {}
+        self.asked: list[int] = []
+
+    async def boot(self, *node_ids: int, leader: int | None = None) -> None:
+        """These nodes, with a controller and all brokers active."""
+        for node_id in node_ids:
+            self.add(node_id)
+        self.elect(leader or node_ids[0])
+        for node_id in node_ids:
+            await self.nodes[node_id].start()
+        for node_id in node_ids:
+            await self.nodes[node_id].membership.wait_active()
+
+    def add(self, node_id: int, *, previous_epoch: int = -1) -> "Node":
+        """A process that begins, in the place of one that has ended."""
+        node = self.nodes[node_id] = Node(self, node_id, previous_epoch=previous_epoch)
+        node.see()
+        return node
+
+    async def until(self, is_so: Callable[[], bool], within_ms: int = 20_000) -> int:
+        """How long it takes."""
+        began_ms = self.clock.monotonic_ms()
+        while not is_so():
+            assert self.clock.monotonic_ms() - began_ms <= within_ms, "it did not happen"
+            await self.pass_ms(1)
+        return self.clock.monotonic_ms() - began_ms
+
+    def elect(self, node_id: int) -> None:
+        self.epoch += 1
+        self.leader_id = node_id
+        for node in self.nodes.values():
+            node.controller.leader_changed(node_id, self.epoch)
+        offset = self.end_offset
+        self.commit(CommittedBatch(offset, offset, self.epoch, leader_id=node_id))
+
+    @property
+    def end_offset(self) -> int:
+        return self.batches[-1].last_offset + 1 if self.batches else 0
+
+    def commit(self, batch: CommittedBatch) -> None:
+        self.batches.append(batch)
+        for node in list(self.nodes.values()):
+            node.see()
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.nodes[self.leader_id].loader.image
+
+    @property
+    def controller(self) -> Controller:
+        return self.nodes[self.leader_id].controller
+
+    async def pass_ms(self, milliseconds: int) -> None:
+        await asyncio.sleep(milliseconds / 1000)
+
+    async def close(self) -> None:
+        for node in self.nodes.values():
+            await node.close()
+
+
+class StageQuorum:
+    """The quorum as one node's controller sees it."""
+
+    def __init__(self, stage: Stage, node: "Node") -> None:
+        self._stage = stage
+        self._node = node
+        self.confirmed_until_ms: int | None = None
+        """Since when a majority is silent, to this node."""
+        self.append_error: Exception | None = None
+
+    @property
+    def is_leader(self) -> bool:
+        # A leader that is cut off does not know better.
+        return self._node.led_epoch == self._stage.epoch or (
+            self._node.is_cut_off and self._node.led_epoch > 0
+        )
+
+    @property
+    def epoch(self) -> int:
+        return self._node.led_epoch if self._node.is_cut_off else self._stage.epoch
+
+    @property
+    def confirmed_ms(self) -> int:
+        now_ms = self._stage.clock.monotonic_ms()
+        return now_ms if self.confirmed_until_ms is None else self.confirmed_until_ms
+
+    async def start(self) -> None: ...
+
+    async def append(self, values: Sequence[bytes]) -> int:
+        await asyncio.sleep(0)
+        if self.append_error is not None:
+            raise self.append_error
+        if self._node.is_cut_off:
+            return self._stage.end_offset + len(values) - 1
+        if self._stage.leader_id != self._node.node_id:
+            raise NotControllerError("this node does not lead the metadata quorum")
+        base = max(self._stage.end_offset, self._node.appended_offset)
+        batch = CommittedBatch(base, base + len(values) - 1, self._stage.epoch, tuple(values))
+        self._node.appended_offset = batch.last_offset + 1
+        for offset, value in enumerate(values, base):
+            self._stage.on_append(offset, decode(value))
+        asyncio.get_running_loop().call_later(COMMIT_S, self._commit, batch)
+        return batch.last_offset
+
+    def _commit(self, batch: CommittedBatch) -> None:
+        if batch.epoch == self._stage.epoch and not self._node.is_dead:
+            self._stage.commit(batch)
+
+
+class Node:
+    def __init__(
+        self, stage: Stage, node_id: int, *, previous_epoch: int = -1, cluster_id: str = CLUSTER
+    ) -> None:
+        self.stage = stage
+        self.node_id = node_id
+        self.is_cut_off = False
+        self.is_dead = False
+        self.appended_offset = 0
+        self.led_epoch = 0
+        self.stuck_with: int | None = None
+        """The only node it reaches, though that is not the controller any more."""
+        self.not_ready: list[NotReady] = []
+        self.fatal: list[BaseException] = []
+        self.sent: list[Heartbeat] = []
+        static = BrokerSettings(node_id=node_id, **stage.settings)
+        self.settings = EffectiveSettings(static)
+        self.loader = MetadataLoader(CLUSTER)
+        self.loader.subscribe(self._publish)
+        self.quorum = StageQuorum(stage, self)
+        self.controller = Controller(
+            node_id,
+            self.quorum,
+            self.loader,
+            self.settings,
+            stage.random,
+            stage.clock,
+            probe=self._probe,
+            ask_log_end=self._ask_log_end,
+        )
+        self.membership = Membership(
+            node_id,
+            UUID(int=stage.random.getrandbits(128), version=4),
+            StageGateway(stage, self),
+            static,
+            stage.clock,
+            cluster_id=cluster_id,
+            endpoints=[Endpoint("PLAINTEXT", "127.0.0.1", 9091 + node_id)],
+            previous_epoch=previous_epoch,
+            on_fatal=self.fatal.append,
+        )
+        self.loader.listen(lambda image: self.membership.report(image.offset, tuple(self.not_ready)))
+        self._waiting: list[asyncio.Future[None]] = []
+        self._seen = 0
+
+    async def start(self) -> None:
+        await self.membership.start()
+
+    def see(self) -> None:
+        """Takes what was committed since it last looked."""
+        if not self.is_cut_off and not self.is_dead:
+            if self.stage.leader_id == self.node_id:
+                self.led_epoch = self.stage.epoch
+            new, self._seen = self.stage.batches[self._seen :], len(self.stage.batches)
+            self.loader.commit(new)
+
+    def _publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
+        self.settings.apply(image, delta)
+
+    def cut_off(self) -> None:
+        """Nothing comes through any more; connections stay open."""
+        self.is_cut_off = True
+        self.quorum.confirmed_until_ms = self.stage.clock.monotonic_ms()
+
+    def heal(self) -> None:
+        self.is_cut_off = False
+        self.quorum.confirmed_until_ms = None
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+        if self.controller.is_active and self.stage.leader_id != self.node_id:
+            self.controller.leader_changed(self.stage.leader_id, self.stage.epoch)
+        self.see()
+
+    async def kill(self) -> None:
+        """The process is gone: its connections close, and a new one is refused."""
+        self.is_dead = True
+        epoch = self.membership.broker_epoch
+        await self.close()
+        for node in self.stage.nodes.values():
+            if node is not self and not node.is_dead:
+                node.controller.broker_connection_closed(self.node_id, epoch)
+
+    async def close(self) -> None:
+        await self.membership.close()
+        await self.controller.close()
+        await self.loader.close()
+
+    async def until_connected(self) -> None:
+        while self.is_cut_off:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    async def _probe(self, broker_id: int) -> Probe:
+        await asyncio.sleep(NETWORK_S)
+        broker = self.stage.nodes[broker_id]
+        if broker.is_dead:
+            return Probe.GONE
+        return Probe.SILENT if broker.is_cut_off or self.is_cut_off else Probe.ALIVE
+
+    async def _ask_log_end(self, broker_id: int, topic: str, partition: int) -> LogEnd:
+        await asyncio.sleep(NETWORK_S)
+        self.stage.asked.append(broker_id)
+        broker = self.stage.nodes[broker_id]
+        if broker.is_dead or broker.is_cut_off or broker_id not in self.stage.log_ends:
+            raise PeerUnreachableError(f"node {broker_id} does not answer")
+        return self.stage.log_ends[broker_id]
+
+
+class StageGateway:
+    """Finds the active controller as the quorum knows it at this moment."""
+
+    def __init__(self, stage: Stage, node: Node) -> None:
+        self._stage = stage
+        self._node = node
+
+    async def register_broker(self, broker: Registration) -> int:
+        controller = await self._controller()
+        return await controller.register_broker(broker, from_afar=controller is not self._node.controller)
+
+    async def heartbeat(self, heartbeat: Heartbeat, timeout_ms: int | None = None) -> HeartbeatReply:
+        self._node.sent.append(heartbeat)
+        controller = await self._controller()
+        return await controller.heartbeat(heartbeat)
+
+    async def _controller(self) -> Controller:
+        if self._node.controller.is_active:
+            return self._node.controller
+        await asyncio.sleep(NETWORK_S)
+        if self._node.stuck_with is not None:
+            return self._stage.nodes[self._node.stuck_with].controller
+        await self._node.until_connected()
+        leader = self._stage.nodes.get(self._stage.leader_id)
+        if leader is None:
+            raise NotControllerError("no controller is known")
+        if leader.is_dead:
+            raise PeerUnreachableError("connection refused", is_gone=True)
+        if leader.is_cut_off:
+            await asyncio.get_running_loop().create_future()
+        return leader.controller

@@ -1,0 +1,189 @@
+"""A cluster as its controller sees it: decisions take effect at once, on as many brokers as a test wants."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from moldau.controller.elections import become_available, elect_leaders, leave_in_sync
+from moldau.controller.ids import new_id
+from moldau.controller.in_sync import alter_in_sync
+from moldau.controller.index import PartitionName
+from moldau.controller.reassignment import alter_reassignments
+from moldau.controller.requests import (
+    ElectionType,
+    InSyncChange,
+    InSyncResult,
+    NewTopic,
+    PartitionResult,
+    Reassignment,
+)
+from moldau.controller.state import ControllerState
+from moldau.controller.topics import create_topics
+from moldau.decisions import Decision
+from moldau.metadata.image import EMPTY_IMAGE, TOPIC_RESOURCE, PartitionImage
+from moldau.metadata.records import (
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    Record,
+    RegisterBrokerRecord,
+    decode,
+    encode,
+)
+from moldau.quorum.messages import LogEnd
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+
+T = TypeVar("T")
+
+SETTINGS = EffectiveSettings(BrokerSettings(node_id=1))
+
+
+class ControlledCluster:
+    def __init__(
+        self,
+        brokers: Sequence[int] = (1, 2, 3),
+        *,
+        racks: Mapping[int, str] | None = None,
+        settings: EffectiveSettings = SETTINGS,
+        seed: int = 1,
+    ) -> None:
+        self.state = ControllerState(EMPTY_IMAGE)
+        self.settings = settings
+        self.random = random.Random(seed)
+        self.last_records: Sequence[Record] = ()
+        for broker_id in brokers:
+            self.register(broker_id, rack=(racks or {}).get(broker_id))
+            self.unfence(broker_id)
+
+    # Brokers
+
+    def register(self, broker_id: int, *, clean: bool = True, rack: str | None = None) -> None:
+        known = self.state.image.brokers.get(broker_id)
+        records = [] if known is None else leave_in_sync(self.state, self.settings, broker_id, clean=clean)
+        registration = RegisterBrokerRecord(
+            broker_id=broker_id,
+            incarnation_id=new_id(self.random),
+            broker_epoch=self.state.next_offset,
+            rack=rack if known is None else known.rack,
+            fenced=True,
+        )
+        self.apply([registration, *records])
+
+    def fence(self, broker_id: int) -> None:
+        self.apply(
+            [
+                self._broker_change(broker_id, fenced=1),
+                *leave_in_sync(self.state, self.settings, broker_id, clean=True),
+            ]
+        )
+
+    def unfence(self, broker_id: int) -> None:
+        self.apply(
+            [
+                self._broker_change(broker_id, fenced=-1),
+                *become_available(self.state, self.settings, broker_id),
+            ]
+        )
+
+    def shut_down(self, broker_id: int) -> None:
+        """The first step of a controlled shutdown."""
+        self.apply(
+            [
+                self._broker_change(broker_id, in_controlled_shutdown=1),
+                *leave_in_sync(self.state, self.settings, broker_id, clean=True),
+            ]
+        )
+
+    def _broker_change(
+        self, broker_id: int, *, fenced: int = 0, in_controlled_shutdown: int = 0
+    ) -> BrokerRegistrationChangeRecord:
+        return BrokerRegistrationChangeRecord(
+            broker_id=broker_id,
+            broker_epoch=self.state.image.brokers[broker_id].epoch,
+            fenced=fenced,
+            in_controlled_shutdown=in_controlled_shutdown,
+        )
+
+    # Topics
+
+    def create(self, name: str, *replicas: Sequence[int], **configs: str) -> None:
+        """A topic with these replicas, one list for each partition; `_` in the name of a config is a dot."""
+        topic = NewTopic(
+            name,
+            assignment=dict(enumerate(replicas)),
+            configs={key.replace("_", "."): value for key, value in configs.items()},
+        )
+        [created] = self.do(
+            create_topics(self.state, [topic], self.settings, self.random, validate_only=False)
+        )
+        assert created.error is None, created.error
+
+    def configure(self, topic: str, key: str, value: str | None) -> None:
+        self.apply([ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name=topic, name=key, value=value)])
+
+    def partition(self, topic: str = "orders", index: int = 0) -> PartitionImage:
+        found = self.state.image.partition(topic, index)
+        assert found is not None
+        return found
+
+    # Decisions
+
+    def alter(
+        self,
+        in_sync: Sequence[int],
+        *,
+        topic: str = "orders",
+        index: int = 0,
+        leader: int | None = None,
+        leader_epoch: int | None = None,
+        partition_epoch: int | None = None,
+        broker_epochs: Mapping[int, int] | None = None,
+        is_recovering: bool = False,
+    ) -> InSyncResult:
+        """As the partition's leader asks for it, knowing all that is, but for what is given."""
+        partition, brokers = self.partition(topic, index), self.state.image.brokers
+        leader = partition.leader if leader is None else leader
+        epochs = {each: broker.epoch for each, broker in brokers.items()} | dict(broker_epochs or {})
+        change = InSyncChange(
+            self.state.image.topics[topic].topic_id,
+            index,
+            partition.leader_epoch if leader_epoch is None else leader_epoch,
+            partition.partition_epoch if partition_epoch is None else partition_epoch,
+            tuple((member, epochs.get(member, -1)) for member in in_sync),
+            is_recovering,
+        )
+        [result] = self.do(alter_in_sync(self.state, self.settings, leader, brokers[leader].epoch, [change]))
+        return result
+
+    def elect(
+        self,
+        election: ElectionType,
+        *partitions: tuple[str, int],
+        log_ends: Mapping[PartitionName, Mapping[int, LogEnd]] | None = None,
+    ) -> list[PartitionResult]:
+        """Of all partitions when none is given."""
+        return self.do(elect_leaders(self.state, self.settings, election, partitions or None, log_ends or {}))
+
+    def reassign(
+        self,
+        replicas: Sequence[int] | None,
+        *,
+        topic: str = "orders",
+        index: int = 0,
+        allow_rf_change: bool = True,
+    ) -> PartitionResult:
+        wanted = Reassignment(topic, index, replicas)
+        [result] = self.do(
+            alter_reassignments(self.state, self.settings, [wanted], allow_rf_change=allow_rf_change)
+        )
+        return result
+
+    def do(self, decision: Decision[Record, T]) -> T:
+        self.apply(decision.records)
+        return decision.reply
+
+    def apply(self, records: Sequence[Record]) -> None:
+        # Through their bytes, as they come out of the log.
+        self.last_records = [decode(encode(record)) for record in records]
+        if records:
+            self.state.apply(self.last_records, self.state.next_offset + len(records))

@@ -1,0 +1,172 @@
+"""Quorums that talk to each other inside one process: calls are awaits, and a test may hold, lose or refuse them."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+from moldau.errors import MoldauError, PeerUnreachableError
+from moldau.quorum.batches import CommittedBatch
+from moldau.quorum.driver import Quorum, QuorumSettings
+from moldau.quorum.elections import ElectionMemory
+from moldau.quorum.messages import (
+    BeginEpochRequest,
+    EndEpochRequest,
+    EpochReply,
+    QuorumFetch,
+    QuorumFetched,
+    SnapshotFetch,
+    SnapshotFetched,
+    SnapshotId,
+    Voter,
+    VoterEndpoint,
+    VoteReply,
+    VoteRequest,
+)
+from moldau.quorum.snapshots import SnapshotMemory
+from support.control_plane import TestLog
+
+T = TypeVar("T")
+
+FAST = QuorumSettings(fetch_timeout_ms=150, election_timeout_ms=50, request_timeout_ms=100)
+
+
+class LoopClock:
+    """The running loop's time."""
+
+    def monotonic_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.monotonic_ms()
+
+
+def directory_of(node_id: int) -> UUID:
+    return UUID(int=0xD0 + node_id)
+
+
+class Wires:
+    """All nodes of a test, and what is wrong between them."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, QuorumNode] = {}
+        self.cut: set[int] = set()
+        """Nodes from and to which nothing gets through; callers hang."""
+        self.calls: list[tuple[int, int, object]] = []
+        self.known: dict[tuple[int, int], tuple[VoterEndpoint, ...]] = {}
+
+    async def call(self, sender: int, to: int, request: object, ask: Callable[[Quorum], Awaitable[T]]) -> T:
+        self.calls.append((sender, to, request))
+        await asyncio.sleep(0)
+        node = self.nodes.get(to)
+        if sender in self.cut or to in self.cut:
+            await asyncio.get_running_loop().create_future()
+        if node is None or not node.is_up:
+            raise PeerUnreachableError(f"nobody listens at node {to}", is_gone=True)
+        try:
+            reply = await ask(node.quorum)
+        except MoldauError as error:
+            raise PeerUnreachableError(str(error)) from error
+        if sender in self.cut or to in self.cut:
+            await asyncio.get_running_loop().create_future()
+        return reply
+
+
+class WiredPeers:
+    def __init__(self, wires: Wires, node_id: int) -> None:
+        self._wires = wires
+        self._node_id = node_id
+
+    def know(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+        self._wires.known[self._node_id, node_id] = tuple(endpoints)
+
+    async def vote(self, node_id: int, request: VoteRequest) -> VoteReply:
+        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.vote(request))
+
+    async def begin_epoch(self, node_id: int, request: BeginEpochRequest) -> EpochReply:
+        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.begin_epoch(request))
+
+    async def end_epoch(self, node_id: int, request: EndEpochRequest) -> EpochReply:
+        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.end_epoch(request))
+
+    async def fetch(self, node_id: int, request: QuorumFetch) -> QuorumFetched:
+        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.fetch(request))
+
+    async def fetch_snapshot(self, node_id: int, request: SnapshotFetch) -> SnapshotFetched:
+        return await self._wires.call(
+            self._node_id, node_id, request, lambda peer: peer.fetch_snapshot(request)
+        )
+
+
+class QuorumNode:
+    """One node of the quorum: what it keeps outlives its quorum, which may be stopped and started."""
+
+    def __init__(
+        self, wires: Wires, node_id: int, voters: Sequence[int], *, bootstrap: Sequence[int] = ()
+    ) -> None:
+        self.node_id = node_id
+        self.log = TestLog(awaits=True)
+        self.elections = ElectionMemory()
+        self.snapshots = SnapshotMemory()
+        self.committed: list[CommittedBatch] = []
+        self.taken: list[tuple[SnapshotId, tuple[bytes, ...]]] = []
+        self.leaders: list[tuple[int, int]] = []
+        self.failures: list[BaseException] = []
+        self.is_up = False
+        self._wires = wires
+        self._voters = [
+            Voter(each, None, (VoterEndpoint("PLAINTEXT", f"node-{each}", 9092),)) for each in voters
+        ]
+        self._bootstrap = bootstrap
+        wires.nodes[node_id] = self
+
+    @property
+    def values(self) -> list[bytes]:
+        """All values, in order: those of the newest snapshot, and those that came after it."""
+        values = list(self.taken[-1][1]) if self.taken else []
+        below = self.taken[-1][0].end_offset if self.taken else 0
+        return values + [
+            value for batch in self.committed if batch.base_offset >= below for value in batch.values
+        ]
+
+    async def start(self) -> None:
+        self.committed, self.taken, self.leaders = [], [], []
+        self.quorum = Quorum(
+            self.node_id,
+            directory_of(self.node_id),
+            self.log,
+            self.elections,
+            LoopClock(),
+            random.Random(self.node_id),
+            first_voters=self._voters,
+            peers=WiredPeers(self._wires, self.node_id),
+            snapshots=self.snapshots,
+            settings=FAST,
+            bootstrap=self._bootstrap,
+            on_commit=self.committed.extend,
+            on_snapshot=lambda values, end, leader_id: self.taken.append((end, tuple(values))),
+            on_leader_change=lambda leader_id, epoch: self.leaders.append((leader_id, epoch)),
+            on_fatal=self.failures.append,
+        )
+        self.is_up = True
+        await self.quorum.start()
+
+    async def stop(self) -> None:
+        self.is_up = False
+        await self.quorum.close()
+
+
+async def until(is_so: Callable[[], object], *, seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not is_so():
+            await asyncio.sleep(0.002)
+
+
+def leader_of(nodes: Sequence[QuorumNode]) -> QuorumNode | None:
+    """Whom all that are up agree on."""
+    up = [node for node in nodes if node.is_up]
+    leaders = {node.quorum.leader_id for node in up}
+    if len(leaders) != 1 or -1 in leaders:
+        return None
+    return next((node for node in up if node.quorum.is_leader), None)

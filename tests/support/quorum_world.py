@@ -1,0 +1,517 @@
+"""Several quorum state machines against each other in virtual time, with a network and disks that fail by one seed.
+
+No asyncio and no files: logs are lists, of which a crash takes what was not synced. What must hold after every step
+is checked after every step.
+"""
+
+import heapq
+import json
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from moldau.errors import MoldauError
+from moldau.logs.epochs import EpochHistory
+from moldau.quorum.events import (
+    Answer,
+    Answered,
+    Appended,
+    AppendRecords,
+    AppendVoters,
+    Asked,
+    BeginEpoch,
+    Committed,
+    Durable,
+    Effect,
+    Election,
+    Event,
+    Fatal,
+    FetchSnapshot,
+    LeaderIs,
+    Leaving,
+    Persist,
+    Received,
+    Send,
+    Serve,
+    SnapshotFailed,
+    SnapshotMade,
+    SnapshotTaken,
+    Started,
+    Tick,
+    Told,
+    Truncate,
+    Truncated,
+    Unanswered,
+)
+from moldau.quorum.log_view import LogView, Span
+from moldau.quorum.messages import (
+    NO_EPOCH,
+    QuorumFetch,
+    QuorumFetched,
+    ReplicaKey,
+    SnapshotFetch,
+    SnapshotFetched,
+    SnapshotId,
+    Voter,
+)
+from moldau.quorum.ports import QuorumSettings
+from moldau.quorum.state import QuorumState
+from moldau.quorum.voters import VoterHistory
+
+SETTINGS = QuorumSettings(fetch_timeout_ms=1_500, election_timeout_ms=500, request_timeout_ms=1_000)
+
+
+class Entry(NamedTuple):
+    epoch: int
+    payload: str
+    voters: tuple[int, ...] | None = None
+
+
+def directory_of(node_id: int) -> UUID:
+    return UUID(int=0xD0 + node_id)
+
+
+def voter(node_id: int) -> Voter:
+    return Voter(node_id, directory_of(node_id))
+
+
+class Disk:
+    """What a node finds again when it starts."""
+
+    def __init__(self) -> None:
+        self.election = Election()
+        self.base = 0
+        """The offset of the first entry."""
+        self.base_epoch = NO_EPOCH
+        self.base_voters: tuple[int, ...] | None = None
+        self.entries: list[Entry] = []
+        self.durable = 0
+        self.snapshot: SnapshotId | None = None
+        self.below: list[Entry] = []
+        """What the snapshot stands for."""
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.entries)
+
+    def at(self, offset: int) -> Entry:
+        return self.below[offset] if offset < self.base else self.entries[offset - self.base]
+
+    def view(self, first: tuple[Voter, ...]) -> LogView:
+        voters = VoterHistory(first)
+        if self.base:
+            voters.restart(self.base, tuple(map(voter, self.base_voters or ())))
+        epochs = EpochHistory()
+        for offset, entry in enumerate(self.entries, self.base):
+            epochs.assign(entry.epoch, offset)
+            if entry.voters is not None:
+                voters.add(offset, map(voter, entry.voters))
+        return LogView(voters, self.base, self.end, self.end, self.base_epoch, epochs, self.snapshot)
+
+
+class Faults(NamedTuple):
+    loss: float = 0.0
+    doubling: float = 0.0
+    lateness: float = 0.0
+    """How many messages are held back for long."""
+
+
+class World:
+    def __init__(
+        self, seed: int, voters: int, nodes: int | None = None, faults: Faults | None = None
+    ) -> None:
+        self.random = random.Random(seed)
+        self.faults = faults or Faults()
+        self.now_ms = 0
+        self.first = tuple(voter(node_id) for node_id in range(1, voters + 1))
+        self.disks = {node_id: Disk() for node_id in range(1, (nodes or voters) + 1)}
+        self.states: dict[int, QuorumState] = {}
+        """Of the nodes that are up."""
+        self.lives = dict.fromkeys(self.disks, 0)
+        self.cut: set[tuple[int, int]] = set()
+        """Directions in which nothing gets through."""
+        self.skew = dict.fromkeys(self.disks, 0)
+        self.tell: Callable[[int, Event | Effect], None] = lambda node_id, what: None
+        self.syncs = True
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+        self._ticks: dict[int, int] = {}
+        self._waiting: dict[int, list[tuple[QuorumFetch, Callable[[Told], None], int]]] = {}
+
+        self.leaders: dict[int, int] = {}
+        self.logs_of_leaders: dict[int, list[Entry]] = {}
+        self.committed: list[Entry] = []
+        self.committed_in: list[int] = []
+        """The epoch of the node that first said so."""
+        self.known: dict[tuple[int, int], str] = {}
+        self.votes: dict[tuple[int, int], int] = {}
+        self.epochs: dict[int, int] = {}
+        self.high_watermarks: dict[int, int] = {}
+        self.counts = dict.fromkeys(
+            ("elections", "truncations", "snapshots", "crashes", "commits", "voters", "unsynced"), 0
+        )
+
+    # Time
+
+    def at(self, at_ms: int, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (at_ms, self._count, action))
+
+    def after(self, ms: int, action: Callable[[], None]) -> None:
+        self.at(self.now_ms + ms, action)
+
+    def run(self, ms: int, until: Callable[[], bool] = lambda: False) -> bool:
+        """For so long in virtual time; True as soon as `until` is."""
+        end_ms = self.now_ms + ms
+        while not until():
+            if not self._queue or self._queue[0][0] > end_ms:
+                self.now_ms = end_ms
+                return False
+            self.now_ms, _, action = heapq.heappop(self._queue)
+            action()
+        return True
+
+    # Nodes
+
+    def start(self, node_id: int) -> None:
+        assert node_id not in self.states
+        disk = self.disks[node_id]
+        self.lives[node_id] += 1
+        self._ticks.pop(node_id, None)
+        self._waiting[node_id] = []
+        self.high_watermarks[node_id] = disk.base
+        state = QuorumState(ReplicaKey(node_id, directory_of(node_id)), disk.election, SETTINGS)
+        self.states[node_id] = state
+        self.step(node_id, Started(disk.view(self.first), disk.base))
+
+    def crash(self, node_id: int) -> None:
+        """What was not synced is lost, perhaps not all of it."""
+        self.counts["crashes"] += 1
+        del self.states[node_id]
+        disk = self.disks[node_id]
+        if disk.durable < disk.end:
+            self.counts["unsynced"] += 1
+            del disk.entries[self.random.randint(disk.durable, disk.end) - disk.base :]
+        disk.durable = disk.end
+
+    def step(self, node_id: int, event: Event) -> Told | Serve | MoldauError | None:
+        state = self.states[node_id]
+        was_leader = state.is_leader
+        self.tell(node_id, event)
+        answer: Told | Serve | MoldauError | None = None
+        now_ms = self.now_ms + self.skew[node_id]
+        for effect in state.step(now_ms, event, self.random.random()):
+            if not isinstance(effect, Answer | Serve):
+                self.tell(node_id, effect)
+            match effect:
+                case Answer():
+                    answer = effect.reply
+                case Serve():
+                    answer = effect
+                case _:
+                    self.perform(node_id, effect)
+        if state.is_leader and not was_leader:
+            self._elected(node_id)
+        self._check(node_id)
+        self._wake_waiting(node_id)
+        self._arm(node_id)
+        return answer
+
+    def _arm(self, node_id: int) -> None:
+        deadline_ms = self.states[node_id].deadline_ms
+        if deadline_ms is None or self._ticks.get(node_id) == deadline_ms:
+            return
+        self._ticks[node_id] = deadline_ms
+        life = self.lives[node_id]
+
+        def tick() -> None:
+            if self._is_life(node_id, life) and self._ticks.get(node_id) == deadline_ms:
+                del self._ticks[node_id]
+                self.step(node_id, Tick())
+
+        self.at(max(self.now_ms, deadline_ms - self.skew[node_id]), tick)
+
+    def _is_life(self, node_id: int, life: int) -> bool:
+        return node_id in self.states and self.lives[node_id] == life
+
+    # Effects
+
+    def perform(self, node_id: int, effect: Effect) -> None:
+        disk, state = self.disks[node_id], self.states[node_id]
+        match effect:
+            case Persist():
+                self._persist(node_id, effect.election)
+            case Send():
+                self.send(node_id, effect.to, effect.request)
+            case BeginEpoch():
+                named = tuple(each.node_id for each in effect.voters) if effect.names_voters else None
+                self.append(node_id, [Entry(effect.epoch, f"leader {effect.leader_id}", named)])
+            case AppendVoters():
+                self.append_voters(node_id, effect.voters)
+            case AppendRecords():
+                entries = json.loads(effect.records)
+                self.append(
+                    node_id, [Entry(epoch, what, voters and tuple(voters)) for epoch, what, voters in entries]
+                )
+            case Truncate():
+                self.counts["truncations"] += 1
+                del disk.entries[effect.end_offset - disk.base :]
+                disk.durable = min(disk.durable, effect.end_offset)
+                self.step(node_id, Truncated(effect.end_offset))
+                self._sync(node_id)
+            case FetchSnapshot():
+                request = SnapshotFetch(state.key, effect.epoch, effect.snapshot, 0)
+                self.send(node_id, effect.leader_id, request)
+            case Committed():
+                self._committed(node_id, effect.offset)
+            case LeaderIs():
+                pass
+            case Fatal():
+                raise AssertionError(effect.reason)
+
+    def _persist(self, node_id: int, election: Election) -> None:
+        self.disks[node_id].election = election
+        if election.voted_for >= 0:
+            voted = self.votes.setdefault((node_id, election.epoch), election.voted_for)
+            assert voted == election.voted_for, f"node {node_id} votes twice in epoch {election.epoch}"
+
+    def append(self, node_id: int, entries: list[Entry]) -> None:
+        disk = self.disks[node_id]
+        spans = []
+        for entry in entries:
+            offset = disk.end
+            disk.entries.append(entry)
+            known = self.known.setdefault((offset, entry.epoch), entry.payload)
+            assert known == entry.payload, f"two records at {offset} in epoch {entry.epoch}"
+            voters = None if entry.voters is None else tuple(map(voter, entry.voters))
+            spans.append(Span(offset, offset + 1, entry.epoch, voters))
+        self.step(node_id, Appended(tuple(spans)))
+        self._sync(node_id)
+
+    def append_voters(self, node_id: int, voters: tuple[Voter, ...]) -> None:
+        self.counts["voters"] += 1
+        ids = tuple(each.node_id for each in voters)
+        self.append(node_id, [Entry(self.states[node_id].epoch, f"voters {ids}", ids)])
+
+    def _sync(self, node_id: int) -> None:
+        disk, life = self.disks[node_id], self.lives[node_id]
+        slow = self.random.random() < self.faults.lateness
+        delay_ms = self.random.randint(100, 1_000) if slow else self.random.randint(1, 5)
+        end = disk.end
+
+        def synced() -> None:
+            if self._is_life(node_id, life):
+                # Of what was there when the sync began, a truncation may have taken some.
+                reached = min(end, disk.end)
+                if reached > disk.durable:
+                    disk.durable = reached
+                self.step(node_id, Durable(disk.durable))
+
+        if self.syncs:
+            self.after(delay_ms, synced)
+
+    # The network
+
+    def send(self, sender: int, to: int, request: Asked) -> None:
+        life = self.lives[sender]
+        settled: list[bool] = []
+
+        def outcome(event: Answered | Unanswered) -> None:
+            if not settled and self._is_life(sender, life):
+                settled.append(True)
+                self._outcome(sender, event)
+
+        def arrive() -> None:
+            if to in self.states:
+                self._receive(to, request, lambda reply: self._travel(to, sender, lambda: back(reply)))
+            else:
+                # Nobody listens there: that is news at once.
+                is_gone = (to, sender) not in self.cut
+                self._travel(to, sender, lambda: outcome(Unanswered(to, request, is_gone)))
+
+        def back(reply: Told) -> None:
+            outcome(Answered(to, request, reply))
+
+        self._travel(sender, to, arrive)
+        wait_ms = request.wait_ms if isinstance(request, QuorumFetch) else 0
+        self.after(SETTINGS.request_timeout_ms + wait_ms, lambda: outcome(Unanswered(to, request)))
+
+    def _travel(self, sender: int, to: int, arrive: Callable[[], None]) -> None:
+        copies = 1 + (self.random.random() < self.faults.doubling)
+        for _ in range(copies):
+            if self.random.random() < self.faults.loss:
+                continue
+            late = self.random.random() < self.faults.lateness
+            delay_ms = self.random.randint(100, 3_000) if late else self.random.randint(1, 10)
+
+            def land() -> None:
+                if (sender, to) not in self.cut:
+                    arrive()
+
+            self.after(delay_ms, land)
+
+    def _outcome(self, node_id: int, event: Answered | Unanswered) -> None:
+        self.step(node_id, event)
+        if isinstance(event.request, SnapshotFetch):
+            state = self.states[node_id]
+            snapshot = event.request.snapshot
+            if state.fetching_snapshot != snapshot:
+                return
+            reply = event.reply if isinstance(event, Answered) else None
+            is_whole = isinstance(reply, SnapshotFetched) and reply.is_leader and reply.data
+            if is_whole and snapshot.end_offset > state.high_watermark:
+                self._take_snapshot(node_id, snapshot, json.loads(reply.data))
+            else:
+                self.step(node_id, SnapshotFailed())
+
+    def _take_snapshot(self, node_id: int, snapshot: SnapshotId, data: Any) -> None:
+        disk = self.disks[node_id]
+        entries, voters = data
+        disk.below = [Entry(epoch, what, named and tuple(named)) for epoch, what, named in entries]
+        disk.entries = []
+        disk.base = disk.durable = snapshot.end_offset
+        disk.base_epoch = snapshot.epoch
+        disk.base_voters = voters and tuple(voters)
+        disk.snapshot = snapshot
+        assert disk.below == self.committed[: disk.base], "a snapshot of what was not committed"
+        self.high_watermarks[node_id] = max(self.high_watermarks[node_id], disk.base)
+        self.counts["snapshots"] += 1
+        self.step(node_id, SnapshotTaken(snapshot, tuple(map(voter, voters or ()))))
+
+    def _receive(self, node_id: int, request: Asked, reply: Callable[[Told], None]) -> None:
+        answer = self.step(node_id, Received(request))
+        if isinstance(answer, Serve):
+            if isinstance(request, QuorumFetch):
+                deadline_ms = self.now_ms + request.wait_ms
+                self._waiting[node_id].append((request, reply, deadline_ms))
+                life = self.lives[node_id]
+                self.after(
+                    request.wait_ms,
+                    lambda: self._wake_waiting(node_id) if self._is_life(node_id, life) else None,
+                )
+                self._wake_waiting(node_id)
+            else:
+                assert isinstance(request, SnapshotFetch)
+                reply(self._snapshot_of(node_id, request))
+        elif not isinstance(answer, MoldauError):
+            assert answer is not None
+            reply(answer)
+
+    def _wake_waiting(self, node_id: int) -> None:
+        state, disk = self.states[node_id], self.disks[node_id]
+        waiting, self._waiting[node_id] = self._waiting[node_id], []
+        for request, reply, deadline_ms in waiting:
+            offset = request.last.offset
+            if not state.is_leader or state.epoch != request.epoch:
+                reply(QuorumFetched(state.epoch, state.leader_id, is_leader=False))
+            elif (
+                disk.end > offset
+                or state.high_watermark > request.high_watermark
+                or self.now_ms >= deadline_ms
+            ):
+                records = b""
+                if disk.base <= offset < disk.end:
+                    some = disk.entries[offset - disk.base :][: self.random.randint(1, 4)]
+                    records = json.dumps(some).encode()
+                reply(QuorumFetched(state.epoch, node_id, True, records, state.high_watermark, disk.base))
+            else:
+                self._waiting[node_id].append((request, reply, deadline_ms))
+
+    def _snapshot_of(self, node_id: int, request: SnapshotFetch) -> SnapshotFetched:
+        disk, state = self.disks[node_id], self.states[node_id]
+        data = b""
+        if disk.snapshot == request.snapshot:
+            below = [disk.at(offset) for offset in range(request.snapshot.end_offset)]
+            voters = state.log.voters.below(request.snapshot.end_offset)
+            data = json.dumps([below, [each.node_id for each in voters] or None]).encode()
+        return SnapshotFetched(state.epoch, node_id, True, len(data), 0, data)
+
+    # What may be asked of nodes
+
+    def leader(self) -> int | None:
+        """The one with the newest epoch."""
+        leading = [(state.epoch, node_id) for node_id, state in self.states.items() if state.is_leader]
+        return max(leading)[1] if leading else None
+
+    def append_value(self, node_id: int, payload: str) -> None:
+        self.append(node_id, [Entry(self.states[node_id].epoch, payload)])
+
+    def make_snapshot(self, node_id: int) -> None:
+        disk, state = self.disks[node_id], self.states[node_id]
+        end = state.high_watermark
+        if end <= disk.base or disk.durable < end:
+            return
+        snapshot = SnapshotId(end, disk.at(end - 1).epoch)
+        voters = state.log.voters.below(end)
+        disk.below = [disk.at(offset) for offset in range(end)]
+        disk.base_epoch = snapshot.epoch
+        disk.base_voters = tuple(each.node_id for each in voters) or None
+        del disk.entries[: end - disk.base]
+        disk.base = end
+        disk.snapshot = snapshot
+        self.step(node_id, SnapshotMade(snapshot, end))
+
+    def change_voters(self, node_id: int, change: Callable[[QuorumState], tuple[Voter, ...]]) -> bool:
+        state = self.states[node_id]
+        try:
+            voters = change(state)
+        except MoldauError:
+            return False
+        self.append_voters(node_id, voters)
+        return True
+
+    def leave(self, node_id: int) -> None:
+        self.step(node_id, Leaving())
+
+    # What must hold
+
+    def _elected(self, node_id: int) -> None:
+        state = self.states[node_id]
+        self.counts["elections"] += 1
+        other = self.leaders.setdefault(state.epoch, node_id)
+        assert other == node_id, f"nodes {other} and {node_id} lead in epoch {state.epoch}"
+        disk = self.disks[node_id]
+        has = [disk.at(offset) for offset in range(disk.end)]
+        self.logs_of_leaders[state.epoch] = has
+        for offset, entry in enumerate(self.committed):
+            if self.committed_in[offset] < state.epoch:
+                assert has[offset : offset + 1] == [entry], (
+                    f"leader {node_id} of epoch {state.epoch} lacks what is committed at {offset}"
+                )
+
+    def _committed(self, node_id: int, below: int) -> None:
+        disk, epoch = self.disks[node_id], self.states[node_id].epoch
+        self.counts["commits"] += 1
+        for offset in range(self.high_watermarks[node_id], below):
+            entry = disk.at(offset)
+            if offset < len(self.committed):
+                assert self.committed[offset] == entry, f"node {node_id} hands on another record at {offset}"
+                continue
+            self.committed.append(entry)
+            self.committed_in.append(epoch)
+            for other, has in self.logs_of_leaders.items():
+                if other > epoch:
+                    assert has[offset : offset + 1] == [entry], (
+                        f"the leader of epoch {other} lacks what epoch {epoch} committed at {offset}"
+                    )
+
+    def _check(self, node_id: int) -> None:
+        state = self.states[node_id]
+        assert state.epoch >= self.epochs.get(node_id, 0), f"the epoch of node {node_id} falls"
+        self.epochs[node_id] = state.epoch
+        assert state.high_watermark >= self.high_watermarks[node_id], f"the watermark of {node_id} falls"
+        self.high_watermarks[node_id] = state.high_watermark
+        disk = self.disks[node_id]
+        assert state.log.end_offset == disk.end
+        assert state.log.start_offset == disk.base
+
+    def logs_match(self) -> None:
+        """Where two logs agree on the epoch of a record, they agree on all before it."""
+        logs = [[disk.at(offset) for offset in range(disk.end)] for disk in self.disks.values()]
+        for number, one in enumerate(logs):
+            for other in logs[number + 1 :]:
+                shared = min(len(one), len(other))
+                same = [at for at in range(shared) if one[at].epoch == other[at].epoch]
+                if same:
+                    assert one[: same[-1] + 1] == other[: same[-1] + 1], "logs agree and differ before"

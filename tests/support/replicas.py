@@ -1,0 +1,236 @@
+"""Replicas of one partition on several nodes, wired together by hand: a test says who fetches when, who loses power and
+who leads. The logs keep what is written and what is synced apart, as disks do."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from moldau.logs.memory import PRODUCER_EXPIRATION_MS, MemoryLog
+from moldau.logs.store import LogName
+from moldau.metadata.image import BrokerImage, PartitionImage
+from moldau.partitions.partition import Appended, Diverged, Fetched, Partition
+from moldau.partitions.state import ReplicaFetch
+from moldau.quorum.messages import LogEnd
+from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record, iterate
+from moldau.settings.topic import TopicSettings
+
+NAME = LogName("orders", 0)
+TOPIC_ID = UUID(int=9)
+BYTES_MAX = 1 << 20
+
+
+class TestClock:
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+class TestLease:
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.valid = True
+
+    def is_valid(self) -> bool:
+        return self.valid
+
+
+class PageCacheLog(MemoryLog):
+    """Written is not synced: what a sync has not reached is gone after a power cut."""
+
+    def __init__(self, settings: TopicSettings) -> None:
+        super().__init__(NAME, TOPIC_ID, settings, PRODUCER_EXPIRATION_MS)
+        self.disk_is_stuck = False
+        self.released = asyncio.Event()
+
+    async def make_durable(self) -> None:
+        end_offset = self.end_offset
+        while self.disk_is_stuck:
+            self.released.clear()
+            await self.released.wait()
+        self.durable_offset = min(end_offset, self.end_offset)
+
+    def free_disk(self) -> None:
+        self.disk_is_stuck = False
+        self.released.set()
+
+    async def after_power_cut(self) -> "PageCacheLog":
+        """What a restart finds."""
+        found = PageCacheLog(self.settings)
+        batches = [Batch(data) for data in self._batches]
+        await found.append([batch for batch in batches if batch.next_offset <= self.durable_offset])
+        found.durable_offset = found.end_offset
+        found.saved_high_watermark = self.saved_high_watermark
+        return found
+
+
+def broker_image(
+    broker_id: int, *, epoch: int = 0, rack: str | None = None, fenced: bool = False
+) -> BrokerImage:
+    return BrokerImage(broker_id, epoch or broker_id * 100, UUID(int=broker_id), (), rack, fenced)
+
+
+def batch(*values: bytes, producer_id: int = -1, sequence: int = -1) -> Batch:
+    epoch = 0 if producer_id >= 0 else -1
+    return Batch(
+        build_batch(
+            [Record(value=value) for value in values],
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+    )
+
+
+class Replicas:
+    """One partition. `image` is what the controller has committed; nodes take it when told to."""
+
+    def __init__(self, nodes: Sequence[int] = (1, 2, 3), **settings: object) -> None:
+        self.clock = TestClock()
+        self.settings = TopicSettings(**settings)  # type: ignore[arg-type]
+        self.nodes = tuple(nodes)
+        self.leases = {node: TestLease() for node in nodes}
+        self.brokers: Mapping[int, BrokerImage] = {node: broker_image(node) for node in nodes}
+        self.partitions: dict[int, Partition] = {}
+        self.image = PartitionImage(0, self.nodes, self.nodes, -1, -1, -1)
+        for node in nodes:
+            self.open(node, PageCacheLog(self.settings))
+
+    def open(self, node: int, log: PageCacheLog) -> None:
+        self.partitions[node] = Partition(NAME, TOPIC_ID, node, log, self.clock, self.leases[node])
+
+    def __getitem__(self, node: int) -> Partition:
+        return self.partitions[node]
+
+    def log(self, node: int) -> PageCacheLog:
+        log = self.partitions[node].log
+        assert isinstance(log, PageCacheLog)
+        return log
+
+    # What the controller does
+
+    def elects(self, leader: int, in_sync: Sequence[int] | None = None, *, recovering: bool = False) -> None:
+        self.image = PartitionImage(
+            0,
+            self.nodes,
+            self.image.in_sync if in_sync is None else tuple(in_sync),
+            leader,
+            self.image.leader_epoch + 1,
+            self.image.partition_epoch + 1,
+            is_recovering=recovering,
+        )
+
+    async def tell(self, *nodes: int) -> None:
+        for node in nodes or self.nodes:
+            if node in self.partitions:
+                await self.partitions[node].take_role(self.image, brokers=self.brokers)
+
+    async def begin(self, leader: int = 1, in_sync: Sequence[int] | None = None) -> None:
+        self.elects(leader, in_sync or self.nodes)
+        await self.tell()
+
+    # What nodes do
+
+    async def produce(
+        self, node: int, *values: bytes, all_in_sync: bool = True, producer_id: int = -1, sequence: int = -1
+    ) -> Appended:
+        appended = await self[node].append(
+            [batch(*values, producer_id=producer_id, sequence=sequence)], all_in_sync=all_in_sync
+        )
+        await asyncio.sleep(0)
+        return appended
+
+    def asking(self, follower: int) -> ReplicaFetch:
+        position = self[follower].fetch_position()
+        assert position is not None, "it has nobody to fetch from, or something that is not safe"
+        return ReplicaFetch(
+            follower,
+            self.brokers[follower].epoch,
+            position.offset,
+            position.last_epoch,
+            position.leader_epoch,
+            position.start_offset,
+        )
+
+    async def ask(self, follower: int, *, bytes_max: int = BYTES_MAX) -> Fetched:
+        """A fetch, answered; the answer is not yet taken."""
+        return await self[self[follower].leader_id].read_for_replica(self.asking(follower), bytes_max)
+
+    async def take(self, follower: int, fetched: Fetched, leader_epoch: int | None = None) -> None:
+        await self[follower].append_as_follower(
+            memoryview(fetched.records.read()),
+            self[follower].leader_epoch if leader_epoch is None else leader_epoch,
+            fetched.high_watermark,
+            fetched.start_offset,
+        )
+
+    async def fetch(self, follower: int) -> Fetched | LogEnd:
+        """A fetch, and what the follower does with its answer; where it has to cut, the end it was told."""
+        epoch = self[follower].leader_epoch
+        try:
+            fetched = await self.ask(follower)
+        except Diverged as diverged:
+            end = LogEnd(diverged.epoch, diverged.end_offset)
+            await self[follower].truncate_for(end, epoch)
+            return end
+        await self.take(follower, fetched)
+        return fetched
+
+    async def replicate(self, *followers: int, times: int = 2) -> None:
+        for _ in range(times):
+            for follower in followers:
+                while isinstance(await self.fetch(follower), LogEnd):
+                    pass
+
+    async def power_cut(self, node: int) -> None:
+        """The node is gone, and what it had not synced."""
+        partition = self.partitions.pop(node)
+        log = partition.log
+        assert isinstance(log, PageCacheLog)
+        log.saved_high_watermark = partition.high_watermark
+        self._kept = getattr(self, "_kept", {})
+        self._kept[node] = await log.after_power_cut()
+
+    def restart(self, node: int) -> None:
+        self.open(node, self._kept.pop(node))
+
+    # What is there
+
+    async def values(self, node: int) -> list[str]:
+        """Every record with its epoch: `m0@0`."""
+        log = self.partitions[node].log
+        found = await log.read(log.start_offset, BYTES_MAX, log.end_offset)
+        shown = []
+        data = memoryview(found.read())
+        position = 0
+        while position < len(data):
+            size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
+            each = Batch(data[position : position + size])
+            shown += [f"{(record.value or b'').decode()}@{each.leader_epoch}" for record in iterate(each)]
+            position += size
+        return shown
+
+    async def seen(self, node: int, offset: int = 0, *, from_follower: bool = False) -> list[str]:
+        """What a consumer gets from this node."""
+        fetched = await self[node].read(offset, BYTES_MAX, from_follower=from_follower)
+        data = fetched.records.read()
+        return [(r.value or b"").decode() for r in _records(data)]
+
+
+def _records(data: bytes) -> list[Record]:
+    records = []
+    position = 0
+    while position < len(data):
+        size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
+        records += list(iterate(Batch(data[position : position + size])))
+        position += size
+    return records

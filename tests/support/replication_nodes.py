@@ -1,0 +1,262 @@
+"""For tests of replication: peers without a network, whose messages go through the wire's own encoding all the same,
+and nodes with real partitions behind them."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from moldau.controller.requests import InSyncChange, InSyncResult
+from moldau.errors import (
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidUpdateVersionError,
+    MoldauError,
+    PeerUnreachableError,
+)
+from moldau.logs.memory import MemoryStore
+from moldau.logs.store import Slices
+from moldau.metadata.image import (
+    TOPIC_RESOURCE,
+    BrokerImage,
+    ClusterDelta,
+    ClusterImage,
+    ConfigResource,
+    Endpoint,
+    PartitionImage,
+    TopicImage,
+)
+from moldau.partitions.partition import Partition
+from moldau.partitions.table import PartitionTable
+from moldau.partitions.waiting import Listeners
+from moldau.replication.driver import Replication
+from moldau.requests.a01_fetch import fetch
+from moldau.requests.fetch_sessions import FetchSessions
+from moldau.requests.session import ClientConnection, Session
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder
+from moldau.world.clock import SystemClock
+
+Tree = dict[str, Any]
+Serve = Callable[[Message], Awaitable[Tree]]
+
+
+class DirectPeers:
+    """Each node is a function from a request to an answer. A call whose connection is dropped fails, as over TCP."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, Serve] = {}
+        self.drops = 0
+        self._calls: dict[tuple[int, str], asyncio.Future[None]] = {}
+
+    async def call(
+        self,
+        node_id: int,
+        api: ApiKey,
+        tree: Mapping[str, Any],
+        *,
+        lane: str,
+        timeout_ms: int | None = None,
+        version_max: int | None = None,
+        version: int | None = None,
+    ) -> Message:
+        assert version is not None
+        request = through_the_wire(api, version, "request", tree)
+        if node_id not in self.nodes:
+            raise PeerUnreachableError(f"node {node_id} is not there", is_gone=True)
+        dropped = asyncio.get_running_loop().create_future()
+        self._calls[node_id, lane] = dropped
+        serving = asyncio.ensure_future(self.nodes[node_id](request))
+        try:
+            await asyncio.wait([serving, dropped], return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                raise PeerUnreachableError("the connection was dropped", was_sent=True)
+            return through_the_wire(api, version, "response", serving.result())
+        finally:
+            serving.cancel()
+            dropped.cancel()
+
+    def drop(self, node_id: int, lane: str) -> None:
+        self.drops += 1
+        under_way = self._calls.pop((node_id, lane), None)
+        if under_way is not None and not under_way.done():
+            under_way.set_result(None)
+
+
+def through_the_wire(api: ApiKey, version: int, kind: Any, tree: Mapping[str, Any]) -> Message:
+    out = bytearray()
+    encoder(api, version, kind)(out, _with_bytes(tree))
+    return decoder(api, version, kind)(memoryview(bytes(out)))
+
+
+def _with_bytes(tree: Any) -> Any:
+    """Records that lie in a log are sent from there by connections; here they are read."""
+    if isinstance(tree, Slices):
+        return tree.read()
+    if isinstance(tree, Mapping):
+        return {name: _with_bytes(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_with_bytes(each) for each in tree]
+    return tree
+
+
+# Whole nodes, as far as replication goes: real tables, logs in memory, the real Fetch handler
+
+
+LISTENER = "PLAINTEXT"
+TOPIC = "orders"
+TOPIC_ID = UUID(int=9)
+
+
+class FakeController:
+    """Keeps the image, gives leaders the in-sync sets they want, and tells the nodes that can be told."""
+
+    def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
+        replicas = tuple(node_ids)
+        brokers = {
+            each: BrokerImage(each, 40 + each, UUID(int=each), (Endpoint(LISTENER, "h", each),), None, False)
+            for each in replicas
+        }
+        partition = PartitionImage(0, replicas, replicas, replicas[0], 1, 1)
+        configs = {name.replace("_", "."): value for name, value in topic.items()}
+        self.image = ClusterImage(
+            cluster_id="c",
+            brokers=brokers,
+            topics={TOPIC: TopicImage(TOPIC, TOPIC_ID, (partition,))},
+            topic_names={TOPIC_ID: TOPIC},
+            configs={ConfigResource(TOPIC_RESOURCE, TOPIC): configs},
+        )
+        self.nodes: dict[int, ReplicaNode] = {}
+        self.is_reachable = True
+
+    @property
+    def partition(self) -> PartitionImage:
+        return self.image.topics[TOPIC].partitions[0]
+
+    async def change(self, *, tell: Sequence[int] | None = None, **changes: Any) -> None:
+        """Changes the partition; a change of the leader begins an epoch."""
+        before = self.partition
+        changes.setdefault("partition_epoch", before.partition_epoch + 1)
+        if "leader" in changes:
+            changes.setdefault("leader_epoch", before.leader_epoch + 1)
+        topic = TopicImage(TOPIC, TOPIC_ID, (replace(before, **changes),))
+        self.image = replace(self.image, topics={TOPIC: topic})
+        for node_id in self.nodes if tell is None else tell:
+            await self.nodes[node_id].publish(self.image)
+
+    async def alter_in_sync(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
+    ) -> list[InSyncResult]:
+        if not self.is_reachable:
+            raise PeerUnreachableError("the controller does not answer")
+        results = []
+        for each in changes:
+            now = self.partition
+            error: MoldauError | None = None
+            if broker_id != now.leader or each.leader_epoch != now.leader_epoch:
+                error = FencedLeaderEpochError("another epoch")
+            elif each.partition_epoch != now.partition_epoch:
+                error = InvalidUpdateVersionError("changed since")
+            elif any(
+                self.image.brokers[member].epoch != epoch for member, epoch in each.in_sync if epoch >= 0
+            ):
+                error = IneligibleReplicaError("another life")
+            if error is None:
+                await self.change(in_sync=tuple(member for member, _ in each.in_sync))
+            now = self.partition
+            results.append(
+                InSyncResult(
+                    TOPIC_ID, 0, now.leader, now.leader_epoch, now.in_sync, False, now.partition_epoch, error
+                )
+            )
+        return results
+
+
+class ReplicaNode:
+    """A node of `FakeController`'s cluster. `broker_epoch` is its membership's."""
+
+    def __init__(
+        self, node_id: int, controller: FakeController, peers: DirectPeers, store: Any = None, **settings: Any
+    ) -> None:
+        self.node_id = node_id
+        self.broker_epoch = controller.image.brokers[node_id].epoch
+        self.image = controller.image
+        broker_settings = BrokerSettings(node_id=node_id, **{"replica_fetch_backoff_ms": 5, **settings})
+        self.settings = EffectiveSettings(broker_settings, controller.image)
+        clock = SystemClock()
+        self.store = MemoryStore() if store is None else store
+        self.table = PartitionTable(node_id, self.store, self.settings, clock, not_ours=())
+        self.replication = Replication(
+            node_id,
+            self.table,
+            peers,  # type: ignore[arg-type]
+            controller,
+            self,
+            self.settings,
+            clock,
+            random.Random(node_id),
+            cluster_id="c",
+        )
+        self.broker: Any = SimpleNamespace(
+            broker_id=node_id,
+            world=SimpleNamespace(clock=clock),
+            settings=self.settings,
+            metadata=self,
+            partitions=self.table,
+            fetch_sessions=FetchSessions(random.Random(node_id), 100),
+            long_polls=Listeners(),
+            replication=self.replication,
+        )
+        self._connection = ClientConnection("node:1", LISTENER)
+        peers.nodes[node_id] = self.serve
+        controller.nodes[node_id] = self
+
+    @property
+    def partition(self) -> Partition:
+        found = self.table.get(TOPIC, 0)
+        assert found is not None
+        return found
+
+    async def start(self) -> None:
+        await self.store.start()
+        await self.publish(self.image)
+        self.replication.start()
+
+    async def publish(self, image: ClusterImage) -> None:
+        self.image = image
+        await self.table.publish(ClusterDelta(partitions_changed=((TOPIC, 0),)), image)
+
+    async def close(self) -> None:
+        self.broker.long_polls.end()
+        await self.replication.close()
+        await self.table.close()
+
+    async def serve(self, request: Message) -> Tree:
+        answer: Tree = await fetch(request, Session(self._connection, 17, "test"), self.broker)
+        return answer
+
+
+@asynccontextmanager
+async def cluster(
+    *node_ids: int, topic: Mapping[str, str] | None = None, **settings: Any
+) -> AsyncIterator[tuple[FakeController, DirectPeers]]:
+    controller, peers = FakeController(node_ids, **(topic or {})), DirectPeers()
+    for node_id in node_ids:
+        await ReplicaNode(node_id, controller, peers, **settings).start()
+    try:
+        yield controller, peers
+    finally:
+        for node in controller.nodes.values():
+            await node.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """The test's own time limit ends it where that never comes."""
+    while not condition():
+        await asyncio.sleep(0.001)

@@ -1,0 +1,129 @@
+"""In-sync sets as leaders want them: taken when thought up on the state that is, else refused with the right error."""
+
+from uuid import UUID
+
+import pytest
+
+from moldau.controller.in_sync import alter_in_sync
+from moldau.controller.requests import InSyncChange, InSyncResult
+from moldau.errors import (
+    BrokerIdNotRegisteredError,
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidRequestError,
+    InvalidUpdateVersionError,
+    MoldauError,
+    NotControllerError,
+    NotLeaderError,
+    StaleBrokerEpochError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from support.controlled import ControlledCluster
+
+
+@pytest.fixture
+def cluster() -> ControlledCluster:
+    """1 leads; 2 and 3 follow and are in sync; 4 has no replica."""
+    cluster = ControlledCluster((1, 2, 3, 4))
+    cluster.create("orders", (1, 2, 3))
+    return cluster
+
+
+def error_of(result: InSyncResult) -> type[MoldauError] | None:
+    return None if result.error is None else type(result.error)
+
+
+def test_a_shrink_and_a_growth_are_taken_and_answered_with_the_new_state(cluster: ControlledCluster) -> None:
+    result = cluster.alter([1, 2])
+    assert (result.leader, result.leader_epoch, result.in_sync, result.partition_epoch) == (1, 0, (1, 2), 1)
+    result = cluster.alter([1, 2, 3])
+    assert (result.in_sync, result.partition_epoch, result.error) == ((1, 2, 3), 2, None)
+    assert cluster.partition().in_sync == (1, 2, 3)
+    assert cluster.partition().leader_epoch == 0
+
+
+def test_what_is_as_it_was_writes_nothing(cluster: ControlledCluster) -> None:
+    result = cluster.alter([1, 2, 3])
+    assert (result.in_sync, result.partition_epoch, result.error) == ((1, 2, 3), 0, None)
+    assert cluster.last_records == []
+
+
+def test_a_change_thought_up_on_an_older_state_is_refused(cluster: ControlledCluster) -> None:
+    cluster.alter([1, 2])
+    assert error_of(cluster.alter([1, 3], partition_epoch=0)) is InvalidUpdateVersionError
+    assert cluster.partition().in_sync == (1, 2)
+
+
+def test_a_former_leader_is_refused(cluster: ControlledCluster) -> None:
+    cluster.fence(1)
+    cluster.unfence(1)
+    assert error_of(cluster.alter([1, 2, 3], leader=1, leader_epoch=0)) is FencedLeaderEpochError
+    assert error_of(cluster.alter([1, 2, 3], leader=1)) is NotLeaderError
+
+
+def test_a_leader_that_knows_more_than_this_controller_is_sent_to_look_for_another(
+    cluster: ControlledCluster,
+) -> None:
+    assert error_of(cluster.alter([1, 2], leader_epoch=7)) is NotControllerError
+    assert error_of(cluster.alter([1, 2], partition_epoch=7)) is NotControllerError
+
+
+@pytest.mark.parametrize("members", [[1, 4], [1, 9], [1, 2, 2], [2, 3], []])
+def test_an_in_sync_set_that_cannot_be_is_refused(cluster: ControlledCluster, members: list[int]) -> None:
+    assert error_of(cluster.alter(members)) is InvalidRequestError
+
+
+def test_who_is_fenced_or_shutting_down_cannot_join(cluster: ControlledCluster) -> None:
+    cluster.fence(2)
+    assert error_of(cluster.alter([1, 2, 3])) is IneligibleReplicaError
+    cluster.shut_down(3)
+    assert error_of(cluster.alter([1, 3])) is IneligibleReplicaError
+    assert cluster.partition().in_sync == (1,)
+
+
+def test_who_started_anew_since_it_caught_up_cannot_join(cluster: ControlledCluster) -> None:
+    caught_up_in = cluster.state.image.brokers[3].epoch
+    cluster.register(3, clean=False)
+    cluster.unfence(3)
+    assert error_of(cluster.alter([1, 2, 3], broker_epochs={3: caught_up_in})) is IneligibleReplicaError
+    assert cluster.alter([1, 2, 3]).error is None
+
+
+def test_only_who_is_in_sync_already_needs_no_broker_epoch(cluster: ControlledCluster) -> None:
+    assert cluster.alter([1, 2], broker_epochs={1: -1, 2: -1}).error is None
+    assert error_of(cluster.alter([1, 2, 3], broker_epochs={3: -1})) is IneligibleReplicaError
+
+
+def test_a_leader_says_once_that_it_has_recovered(cluster: ControlledCluster) -> None:
+    assert error_of(cluster.alter([1], is_recovering=True)) is InvalidRequestError
+
+
+def test_a_former_life_of_a_broker_is_refused_as_a_whole(cluster: ControlledCluster) -> None:
+    epoch = cluster.state.image.brokers[1].epoch
+    cluster.register(1)
+    with pytest.raises(StaleBrokerEpochError):
+        alter_in_sync(cluster.state, cluster.settings, 1, epoch, [])
+    with pytest.raises(BrokerIdNotRegisteredError):
+        alter_in_sync(cluster.state, cluster.settings, 9, epoch, [])
+
+
+def test_every_partition_fares_on_its_own(cluster: ControlledCluster) -> None:
+    topic_id, brokers = cluster.state.image.topics["orders"].topic_id, cluster.state.image.brokers
+    members = ((1, brokers[1].epoch), (2, brokers[2].epoch))
+    wanted = [
+        InSyncChange(UUID(int=7), 0, 0, 0, members),
+        InSyncChange(topic_id, 1, 0, 0, members),
+        InSyncChange(topic_id, -1, 0, 0, members),
+        InSyncChange(topic_id, 0, 0, 0, members),
+        InSyncChange(topic_id, 0, 0, 0, members[:1]),
+    ]
+    results = cluster.do(alter_in_sync(cluster.state, cluster.settings, 1, brokers[1].epoch, wanted))
+    assert [error_of(result) for result in results] == [
+        UnknownTopicIdError,
+        UnknownTopicOrPartitionError,
+        UnknownTopicOrPartitionError,
+        None,
+        InvalidRequestError,
+    ]
+    assert cluster.partition().in_sync == (1, 2)

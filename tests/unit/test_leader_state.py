@@ -1,0 +1,334 @@
+"""The leader's decisions: the high watermark over the maximal in-sync set, who joins it and who leaves, whom it believes."""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from moldau.controller.requests import InSyncResult
+from moldau.errors import (
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidUpdateVersionError,
+    NotEnoughReplicasError,
+    StaleBrokerEpochError,
+    UnknownLeaderEpochError,
+)
+from moldau.metadata.image import PartitionImage
+from moldau.partitions.state import LeaderState, ReplicaFetch
+from support.replicas import broker_image
+
+LAG_MS = 1_000
+BROKERS = {node: broker_image(node) for node in (1, 2, 3)}
+
+
+def image(in_sync: tuple[int, ...] = (1, 2, 3), partition_epoch: int = 7, **more: object) -> PartitionImage:
+    return PartitionImage(0, (1, 2, 3), in_sync, 1, 4, partition_epoch, **more)  # type: ignore[arg-type]
+
+
+def leader(
+    in_sync: tuple[int, ...] = (1, 2, 3),
+    *,
+    end_offset: int = 0,
+    high_watermark: int = 0,
+    min_in_sync: int = 1,
+    now_ms: int = 0,
+    **more: object,
+) -> LeaderState:
+    state = LeaderState.begin(
+        1,
+        image(in_sync, **more),
+        BROKERS,
+        min_in_sync=min_in_sync,
+        high_watermark=high_watermark,
+        end_offset=end_offset,
+        now_ms=now_ms,
+    )
+    state.on_durable(end_offset)
+    return state
+
+
+def fetch(
+    replica: int, offset: int, *, broker_epoch: int = -1, epoch: int = 4, start: int = 0
+) -> ReplicaFetch:
+    return ReplicaFetch(replica, replica * 100 if broker_epoch < 0 else broker_epoch, offset, 4, epoch, start)
+
+
+def grown(state: LeaderState, end_offset: int, now_ms: int = 0) -> LeaderState:
+    state.on_appended(end_offset, now_ms)
+    state.on_durable(end_offset)
+    return state
+
+
+def result(in_sync: tuple[int, ...], partition_epoch: int, **more: object) -> InSyncResult:
+    return InSyncResult(UUID(int=9), 0, 1, 4, in_sync, False, partition_epoch, **more)  # type: ignore[arg-type]
+
+
+# The high watermark
+
+
+def test_the_high_watermark_is_the_least_durable_offset_of_the_in_sync_set() -> None:
+    state = grown(leader(), 10)
+    assert not state.on_fetch(fetch(2, 5), 0)
+    assert state.on_fetch(fetch(3, 7), 0)
+    assert state.high_watermark == 5
+    assert state.on_image(image((1, 3), 8), BROKERS, 1)
+    assert state.high_watermark == 7
+
+
+def test_the_leaders_own_disk_counts_like_any_other() -> None:
+    state = leader()
+    state.on_appended(10, 0)
+    state.on_fetch(fetch(2, 10), 0)
+    state.on_fetch(fetch(3, 10), 0)
+    assert state.high_watermark == 0
+    assert state.on_durable(6)
+    assert state.high_watermark == 6
+
+
+def test_it_never_falls() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    assert state.high_watermark == 10
+    assert not state.on_fetch(fetch(2, 3), 1), "a follower that started anew"
+    assert not state.on_image(image((1, 2, 3), 8), BROKERS, 1), "a member that lags"
+    assert state.high_watermark == 10
+
+
+def test_a_new_leader_keeps_what_it_knew_until_all_have_fetched_in_its_epoch() -> None:
+    state = leader(end_offset=10, high_watermark=6)
+    assert state.high_watermark == 6
+    assert not state.on_fetch(fetch(2, 10), 0)
+    assert state.on_fetch(fetch(3, 9), 0)
+    assert state.high_watermark == 9
+
+
+def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_controller_has_agreed() -> None:
+    state = grown(leader((1, 2, 3)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    wanted = state.wanted_in_sync(LAG_MS + 1, LAG_MS)
+    assert wanted == (1, 2)
+    state.propose(wanted)
+    state.on_fetch(fetch(2, 10), LAG_MS + 1)
+    assert state.high_watermark == 0, "whoever is in the committed set may be elected"
+    assert state.on_in_sync_answer(result((1, 2), 8))
+    assert state.high_watermark == 10
+
+
+def test_it_waits_for_a_member_that_is_asked_to_join_from_that_moment_on() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    state.on_fetch(fetch(3, 10), 0)
+    wanted = state.wanted_in_sync(0, LAG_MS)
+    assert wanted == (1, 2, 3)
+    state.propose(wanted)
+    grown(state, 12)
+    state.followers[3].is_keeping_up = False
+    assert not state.on_fetch(fetch(2, 12), 1)
+    assert state.high_watermark == 10, "the controller may have made it a member already"
+    assert state.on_fetch(fetch(3, 12), 2)
+    assert state.high_watermark == 12
+
+
+def test_it_waits_for_who_keeps_up_so_that_it_can_join_under_steady_writing() -> None:
+    state = grown(leader((1,)), 10)
+    state.on_fetch(fetch(3, 10), 0)
+    grown(state, 11, 1)
+    assert state.high_watermark == 10
+    assert state.on_fetch(fetch(3, 11), 2)
+    assert state.wanted_in_sync(2, LAG_MS) == (1, 3)
+
+
+def test_it_does_not_wait_for_who_kept_up_once_and_has_stopped() -> None:
+    state = grown(leader((1,)), 10)
+    state.on_fetch(fetch(3, 10), 0)
+    grown(state, 20, 1)
+    assert state.high_watermark == 10
+    assert state.wanted_in_sync(2 * LAG_MS, LAG_MS) is None
+    assert state.advance()
+    assert state.high_watermark == 20
+
+
+def test_it_does_not_wait_for_who_keeps_up_and_may_not_join() -> None:
+    state = grown(leader((1,)), 10)
+    state.on_fetch(fetch(3, 10), 0)
+    state.on_brokers({**BROKERS, 3: broker_image(3, fenced=True)})
+    grown(state, 20, 1)
+    assert state.high_watermark == 20
+
+
+def test_below_min_in_sync_nothing_is_committed_so_that_who_left_last_stays_eligible() -> None:
+    state = grown(leader((1,), min_in_sync=2), 10)
+    assert state.high_watermark == 0
+    assert state.on_image(image((1,), 8), BROKERS, 1)
+    assert state.high_watermark == 10
+
+
+def test_nothing_is_committed_while_there_are_eligible_replicas() -> None:
+    state = grown(leader((1, 2), eligible=(3,)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    assert state.high_watermark == 0
+    assert state.on_image(image((1, 2), 8), BROKERS, 1)
+    assert state.high_watermark == 10
+
+
+# The in-sync set
+
+
+def test_a_follower_that_has_not_caught_up_for_the_lag_time_leaves() -> None:
+    state = grown(leader(), 10)
+    for each in (2, 3):
+        state.on_fetch(fetch(each, 10), 0)
+    grown(state, 20, 100)
+    state.on_fetch(fetch(2, 20), 200)
+    assert state.wanted_in_sync(100 + LAG_MS, LAG_MS) is None
+    assert state.wanted_in_sync(101 + LAG_MS, LAG_MS) == (1, 2)
+
+
+def test_a_follower_that_keeps_the_pace_stays_though_it_never_has_all() -> None:
+    state = leader((1, 2))
+    for second in range(1, 10):
+        grown(state, second * 10, second * LAG_MS)
+        state.on_fetch(fetch(2, (second - 1) * 10), second * LAG_MS)
+        assert state.wanted_in_sync(second * LAG_MS, LAG_MS) is None
+
+
+def test_a_follower_at_the_end_of_an_idle_log_stays_however_long_it_is() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    assert state.wanted_in_sync(1_000 * LAG_MS, LAG_MS) is None
+    grown(state, 11, 1_000 * LAG_MS)
+    assert state.wanted_in_sync(1_001 * LAG_MS, LAG_MS) is None, "it had all until the append"
+    assert state.wanted_in_sync(1_001 * LAG_MS + 1, LAG_MS) == (1,)
+
+
+def test_who_was_in_sync_when_the_epoch_began_has_the_lag_time_to_show_up() -> None:
+    state = leader(end_offset=10, now_ms=50)
+    assert state.wanted_in_sync(50 + LAG_MS, LAG_MS) is None
+    assert state.wanted_in_sync(51 + LAG_MS, LAG_MS) == (1,)
+
+
+def test_a_follower_joins_when_it_has_all_that_is_committed() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 8), 0)
+    state.on_fetch(fetch(3, 7), 0)
+    assert not state.may_join(3)
+    state.on_fetch(fetch(3, 10), 1)
+    assert state.may_join(3)
+    assert state.wanted_in_sync(1, LAG_MS) == (1, 2, 3)
+
+
+def test_a_follower_joins_only_with_all_that_the_leader_began_with() -> None:
+    state = leader((1, 2), end_offset=10, high_watermark=4)
+    state.on_fetch(fetch(3, 6), 0)
+    assert state.wanted_in_sync(0, LAG_MS) is None, "what is committed between 4 and 10 is not known yet"
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [
+        broker_image(3, fenced=True),
+        broker_image(3, epoch=301),
+        replace(broker_image(3), in_controlled_shutdown=True),
+    ],
+    ids=["fenced", "started anew", "shutting down"],
+)
+def test_a_follower_does_not_join_whose_broker_is(broker: object) -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(3, 10), 0)
+    state.on_brokers({**BROKERS, 3: broker})  # type: ignore[dict-item]
+    assert not state.may_join(3)
+    assert state.wanted_in_sync(0, LAG_MS) is None
+
+
+def test_a_proposal_names_the_life_in_which_a_member_caught_up_though_it_starts_anew_later() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    state.on_fetch(fetch(3, 10), 0)
+    proposal = state.propose((1, 2, 3))
+    state.on_brokers({**BROKERS, 3: broker_image(3, epoch=301)})
+    state.on_fetch(fetch(3, 0, broker_epoch=301), 1)
+    assert state.proposal == proposal
+    assert proposal.broker_epochs == (100, 200, 300)
+
+
+def test_one_proposal_at_a_time() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(3, 10), 0)
+    state.propose((1, 2, 3))
+    assert state.wanted_in_sync(100 * LAG_MS, LAG_MS) is None
+
+
+def test_a_refused_proposal_is_forgotten_only_where_it_cannot_have_been_made() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.propose((1, 2, 3))
+    state.on_in_sync_answer(result((), -1, error=InvalidUpdateVersionError("it is 9 now")))
+    assert state.maximal_in_sync() == (1, 2, 3)
+    state.on_in_sync_answer(result((), -1, error=IneligibleReplicaError("it is fenced")))
+    assert state.maximal_in_sync() == (1, 2)
+
+
+def test_the_metadata_settles_a_proposal_when_it_shows_a_later_state() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.propose((1, 2, 3))
+    state.on_image(image((1, 2), 7), BROKERS, 1)
+    assert state.maximal_in_sync() == (1, 2, 3), "the state it was thought up on says nothing of it"
+    state.on_image(image((1, 2), 8), BROKERS, 1)
+    assert state.maximal_in_sync() == (1, 2)
+
+
+def test_an_answer_older_than_the_metadata_changes_nothing() -> None:
+    state = leader((1, 2))
+    state.on_image(image((1,), 9), BROKERS, 1)
+    state.on_in_sync_answer(result((1, 2, 3), 8))
+    assert state.in_sync == (1,)
+
+
+def test_a_leader_that_was_elected_uncleanly_says_that_its_log_is_in_order() -> None:
+    assert leader((1,), is_recovering=True).wanted_in_sync(0, LAG_MS) == (1,)
+
+
+# Who may ask
+
+
+def test_writes_need_min_in_sync() -> None:
+    leader((1, 2), min_in_sync=2).check_in_sync()
+    with pytest.raises(NotEnoughReplicasError):
+        leader((1,), min_in_sync=2).check_in_sync()
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        (fetch(2, 0, epoch=3), FencedLeaderEpochError),
+        (fetch(2, 0, epoch=5), UnknownLeaderEpochError),
+        (fetch(2, 0, epoch=-1), FencedLeaderEpochError),
+        (fetch(9, 0), UnknownLeaderEpochError),
+        (fetch(1, 0), UnknownLeaderEpochError),
+        (fetch(2, 0, broker_epoch=199), StaleBrokerEpochError),
+        (fetch(2, 0, broker_epoch=201), UnknownLeaderEpochError),
+    ],
+    ids=[
+        "past epoch",
+        "future epoch",
+        "no epoch",
+        "stranger",
+        "the leader itself",
+        "former life",
+        "unknown life",
+    ],
+)
+def test_a_follower_is_refused_that_is_none(asked: ReplicaFetch, refusal: type[Exception]) -> None:
+    with pytest.raises(refusal):
+        leader().check_replica(asked)
+    leader().check_replica(fetch(2, 0))
+
+
+def test_the_low_watermark_is_the_lowest_start_of_the_living() -> None:
+    state = grown(leader(), 10)
+    assert state.low_watermark(4) == -1, "nobody has said where its log begins"
+    state.on_fetch(fetch(2, 10, start=4), 0)
+    state.on_fetch(fetch(3, 10, start=2), 0)
+    assert state.low_watermark(4) == 2
+    state.on_brokers({**BROKERS, 3: broker_image(3, fenced=True)})
+    assert state.low_watermark(4) == 4

@@ -1,0 +1,235 @@
+"""Replication between nodes with real partitions: what is committed, who is in sync, and logs that part."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from moldau.errors import NotLeaderError
+from moldau.partitions.partition import Partition
+from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record
+from support.logs import batches_of
+from support.replication_nodes import ReplicaNode, cluster, until
+
+PATIENCE_S = 20
+
+
+def run(test: "Coroutine[Any, Any, None]") -> None:
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
+
+
+def batch(*values: bytes) -> Batch:
+    return Batch(build_batch([Record(value=value) for value in values]))
+
+
+async def write(node: ReplicaNode, *values: bytes) -> int:
+    """Appends without waiting; gives the next offset."""
+    return (await node.partition.append([batch(*values)])).next_offset
+
+
+async def commit(node: ReplicaNode, *values: bytes) -> None:
+    partition = node.partition
+    appended = await partition.append([batch(*values)], all_in_sync=True)
+    waiting = partition.committing(appended.next_offset, all_in_sync=True)
+    if waiting is not None:
+        await waiting
+
+
+async def bytes_of(partition: Partition) -> list[bytes]:
+    return [bytes(each.data) for each in await batches_of(partition.log)]
+
+
+class HeldSyncs:
+    """Lets a test decide when a partition's log is synced."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.released = asyncio.Event()
+        self._sync = partition.log.make_durable
+        partition.log.make_durable = self._held  # type: ignore[method-assign]
+
+    async def _held(self) -> None:
+        await self.released.wait()
+        await self._sync()
+
+
+def test_followers_copy_the_log_and_writes_are_committed_when_all_have_them_on_disk() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, 3) as (controller, _):
+            nodes = controller.nodes
+            for number in range(20):
+                await commit(nodes[1], b"%d" % number)
+            assert nodes[1].partition.high_watermark == 20
+            for node_id in (2, 3):
+                assert nodes[node_id].partition.log.durable_offset == 20
+                assert await bytes_of(nodes[node_id].partition) == await bytes_of(nodes[1].partition)
+
+    run(test())
+
+
+def test_followers_learn_what_is_committed() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, replica_fetch_wait_max_ms=10) as (controller, _):
+            await commit(controller.nodes[1], b"a", b"b")
+            await until(lambda: controller.nodes[2].partition.high_watermark == 2)
+
+    run(test())
+
+
+def test_what_a_follower_has_not_synced_is_not_committed() -> None:
+    async def test() -> None:
+        async with cluster(1, 2) as (controller, _):
+            leader, follower = controller.nodes[1], controller.nodes[2]
+            await commit(leader, b"a")
+            held = HeldSyncs(follower.partition)
+            writing = asyncio.create_task(commit(leader, b"b"))
+            await until(lambda: follower.partition.log.end_offset == 2)
+            await asyncio.sleep(0.05)
+            assert not writing.done()
+            assert leader.partition.high_watermark == 1
+            held.released.set()
+            await writing
+
+    run(test())
+
+
+def test_a_follower_whose_leader_changes_while_it_syncs_does_not_vouch_for_what_is_not_safe() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, 3) as (controller, _):
+            nodes = controller.nodes
+            await commit(nodes[1], b"a")
+            held = HeldSyncs(nodes[2].partition)
+            await write(nodes[1], b"b")
+            await until(lambda: nodes[2].partition.log.end_offset == 2 == nodes[3].partition.log.end_offset)
+            await controller.change(leader=3)
+            await asyncio.sleep(0.05)
+            assert nodes[3].partition.leader().followers[2].durable_offset < 2
+            held.released.set()
+            await until(lambda: nodes[3].partition.high_watermark == 2)
+
+    run(test())
+
+
+def test_a_leader_that_comes_back_gives_up_what_its_successor_does_not_have() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, 3) as (controller, peers):
+            nodes = controller.nodes
+            await commit(nodes[1], b"a")
+            await commit(nodes[1], b"b")
+            # Cut off: what it writes now reaches nobody, and it does not hear that it leads no more.
+            served = peers.nodes.pop(1)
+            await write(nodes[1], b"lost 1")
+            await write(nodes[1], b"lost 2")
+            await controller.change(leader=2, in_sync=(2, 3), tell=(2, 3))
+            await commit(nodes[2], b"c")
+            peers.nodes[1] = served
+            await nodes[1].publish(controller.image)
+            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await commit(nodes[2], b"d")
+            assert await bytes_of(nodes[1].partition) == await bytes_of(nodes[2].partition)
+            assert await bytes_of(nodes[3].partition) == await bytes_of(nodes[2].partition)
+            with pytest.raises(NotLeaderError):
+                await write(nodes[1], b"never")
+
+    run(test())
+
+
+def test_logs_that_parted_more_than_once_become_one_again() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, 3) as (controller, peers):
+            nodes = controller.nodes
+            await commit(nodes[1], b"a")
+            # Three leaders in turn, each cut off with records of its own epoch.
+            for leader, others in ((1, (2, 3)), (2, (3, 1)), (3, (1, 2))):
+                served = peers.nodes.pop(leader)
+                for number in range(leader):
+                    await write(nodes[leader], b"only %d has %d" % (leader, number))
+                await controller.change(leader=others[0], in_sync=others, tell=others)
+                await commit(nodes[others[0]], b"after %d" % leader)
+                peers.nodes[leader] = served
+                await nodes[leader].publish(controller.image)
+                await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await commit(nodes[controller.partition.leader], b"last")
+            wanted = await bytes_of(nodes[1].partition)
+            assert await bytes_of(nodes[2].partition) == wanted
+            assert await bytes_of(nodes[3].partition) == wanted
+            assert len(wanted) == 5
+
+    run(test())
+
+
+def test_a_follower_that_lags_leaves_the_in_sync_set_and_joins_again_when_it_has_caught_up() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, 3, replica_lag_time_max_ms=200) as (controller, _):
+            leader, follower = controller.nodes[1], controller.nodes[3]
+            await commit(leader, b"a")
+            held = HeldSyncs(follower.partition)
+            # Not all are there to have it; those who are in sync are, sooner or later.
+            await commit(leader, b"b")
+            assert controller.partition.in_sync == (1, 2)
+            for _ in range(5):
+                await commit(leader, b"more")
+            held.released.set()
+            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await commit(leader, b"c")
+            assert await bytes_of(follower.partition) == await bytes_of(leader.partition)
+
+    run(test())
+
+
+def test_a_follower_that_cannot_reach_the_controller_goes_on_replicating() -> None:
+    async def test() -> None:
+        async with cluster(1, 2) as (controller, _):
+            controller.is_reachable = False
+            for number in range(5):
+                await commit(controller.nodes[1], b"%d" % number)
+            assert controller.nodes[2].partition.log.durable_offset == 5
+
+    run(test())
+
+
+def test_a_replica_that_the_leader_has_nothing_in_common_with_begins_at_the_leaders_start() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, 3) as (controller, _):
+            nodes = controller.nodes
+            await commit(nodes[1], b"a", b"b")
+            await controller.change(in_sync=(1, 2), replicas=(1, 2))
+            await commit(nodes[1], b"c", b"d")
+            await nodes[1].partition.delete_records(3)
+            assert nodes[1].partition.log.start_offset == 3
+            await controller.change(replicas=(1, 2, 3))
+            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await commit(nodes[1], b"e")
+            assert nodes[3].partition.log.start_offset == 3
+            assert nodes[3].partition.log.end_offset == 5
+
+    run(test())
+
+
+def test_a_batch_larger_than_the_limits_is_replicated_all_the_same() -> None:
+    async def test() -> None:
+        limits = {"replica_fetch_max_bytes": 1_000, "replica_fetch_response_max_bytes": 2_000}
+        async with cluster(1, 2, **limits) as (controller, _):
+            await commit(controller.nodes[1], bytes(50_000))
+            await commit(controller.nodes[1], b"small", b"ones")
+            assert controller.nodes[2].partition.log.durable_offset == 3
+
+    run(test())
+
+
+def test_a_follower_restarted_with_its_log_goes_on_where_it_was() -> None:
+    async def test() -> None:
+        async with cluster(1, 2) as (controller, peers):
+            await commit(controller.nodes[1], b"a")
+            before = controller.nodes[2]
+            del peers.nodes[2]
+            await before.close()
+            await write(controller.nodes[1], b"b")
+            after = ReplicaNode(2, controller, peers, before.store)
+            await after.start()
+            await until(lambda: controller.nodes[1].partition.high_watermark == 2)
+            assert await bytes_of(after.partition) == await bytes_of(controller.nodes[1].partition)
+
+    run(test())
