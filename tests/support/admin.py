@@ -41,6 +41,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 
 LISTENER = "CLIENTS"
+NOW_MS = 5_000
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class DecidingController:
 
     def __init__(self, broker: "AdminBroker") -> None:
         self.refuses: MoldauError | None = None
+        self.unready: Mapping[str, list[str]] | MoldauError = {}
+        self.waited_for: tuple[list[str], int, dict[str, int]] | None = None
         self._broker = broker
         self._state = ControllerState(broker.metadata.image)
         self._random = random.Random(1)
@@ -85,7 +88,19 @@ class DecidingController:
     async def create_partitions(
         self, changes: Sequence[MorePartitions], *, validate_only: bool = False
     ) -> list[TopicResult]:
-        return self._take(create_partitions(self._state, changes, self._random, validate_only=validate_only))
+        settings = self._broker.settings
+        return self._take(
+            create_partitions(self._state, changes, settings, self._random, validate_only=validate_only)
+        )
+
+    async def wait_ready(
+        self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
+    ) -> dict[str, list[str]]:
+        """All are ready at once, but for those that a test says are `unready`."""
+        self.waited_for = (list(topics), deadline_ms, dict(first_partition or {}))
+        if isinstance(self.unready, MoldauError):
+            raise self.unready
+        return {name: self.unready[name] for name in self.waited_for[0] if name in self.unready}
 
     async def alter_configs(
         self,
@@ -111,7 +126,7 @@ class PartitionsHere:
 
     def __iter__(self) -> Any:
         for name in sorted(self.sizes):
-            yield SimpleNamespace(name=name, log=SimpleNamespace(size=self.sizes[name]))
+            yield SimpleNamespace(name=name, lag=0, log=SimpleNamespace(size=self.sizes[name]))
 
     @property
     def store(self) -> Any:
@@ -155,11 +170,13 @@ def broker_image(broker_id: int, *, fenced: bool = False, listener: str = LISTEN
 class AdminBroker:
     def __init__(self, image: ClusterImage, settings: BrokerSettings | None = None) -> None:
         self.broker_id = 1
+        self.world = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: NOW_MS))
         self.metadata = SimpleNamespace(image=image)
         self.settings = EffectiveSettings(settings or BrokerSettings(), image)
         self.controller = DecidingController(self)
         self.gateway = self.controller
         self.ready = SimpleNamespace(is_set=lambda: True)
+        self.membership = SimpleNamespace(lease=SimpleNamespace(is_valid=lambda: True))
         self.partitions = PartitionsHere()
 
     def ask(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:

@@ -87,7 +87,9 @@ class Stage:
         self.epoch += 1
         self.leader_id = node_id
         for node in self.nodes.values():
-            node.controller.leader_changed(node_id, self.epoch)
+            if not node.is_cut_off and not node.is_dead:
+                node.controller.leader_changed(node_id, self.epoch)
+                node.membership.controller_changed()
         offset = self.end_offset
         self.commit(CommittedBatch(offset, offset, self.epoch, leader_id=node_id))
 
@@ -148,13 +150,14 @@ class StageQuorum:
         await asyncio.sleep(0)
         if self.append_error is not None:
             raise self.append_error
-        if self._node.is_cut_off:
-            return self._stage.end_offset + len(values) - 1
-        if self._stage.leader_id != self._node.node_id:
+        if self._stage.leader_id != self._node.node_id and not self._node.is_cut_off:
             raise NotControllerError("this node does not lead the metadata quorum")
         base = max(self._stage.end_offset, self._node.appended_offset)
         batch = CommittedBatch(base, base + len(values) - 1, self._stage.epoch, tuple(values))
         self._node.appended_offset = batch.last_offset + 1
+        if self._node.is_cut_off:
+            # In its own log, where no majority will ever see it.
+            return batch.last_offset
         for offset, value in enumerate(values, base):
             self._stage.on_append(offset, decode(value))
         asyncio.get_running_loop().call_later(COMMIT_S, self._commit, batch)
@@ -236,8 +239,10 @@ class Node:
         for each in waiting:
             if not each.done():
                 each.set_result(None)
+        self.appended_offset = 0
         if self.controller.is_active and self.stage.leader_id != self.node_id:
             self.controller.leader_changed(self.stage.leader_id, self.stage.epoch)
+            self.membership.controller_changed()
         self.see()
 
     async def kill(self) -> None:

@@ -35,15 +35,7 @@ from moldau.settings.topic import TopicSettings
 
 NODE = 1
 DIRECTORY = UUID(int=0xD1)
-DIRECTORY = UUID(int=0xD1)
 ENDPOINT = Endpoint("PLAINTEXT", "127.0.0.1", 9092)
-
-
-class NoPeers:
-    """A quorum of one talks to nobody."""
-
-    def know(self, node_id: int, endpoints: object) -> None:
-        pass
 
 
 class NoPeers:
@@ -163,7 +155,7 @@ class ControlPlane:
             FixedClock(),
             self.random,
             first_voters=[Voter(NODE, DIRECTORY)],
-            peers=NoPeers(),  # type: ignore[arg-type]
+            peers=NoPeers(),
             on_commit=self.loader.commit,
             on_leader_change=lambda leader_id, epoch: self.controller.leader_changed(leader_id, epoch),
             on_fatal=self.loader.fail,

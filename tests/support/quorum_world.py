@@ -137,6 +137,8 @@ class World:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self._ticks: dict[int, int] = {}
+        self._calls: dict[int, list[tuple[int, Callable[[], None]]]] = {node_id: [] for node_id in self.disks}
+        """Under way to each node: who is told when the connection breaks, and how."""
         self._waiting: dict[int, list[tuple[QuorumFetch, Callable[[Told], None], int]]] = {}
 
         self.leaders: dict[int, int] = {}
@@ -148,6 +150,8 @@ class World:
         self.votes: dict[tuple[int, int], int] = {}
         self.epochs: dict[int, int] = {}
         self.high_watermarks: dict[int, int] = {}
+        self.former = dict.fromkeys(self.disks, 0)
+        """What each node had handed on in its former lives."""
         self.counts = dict.fromkeys(
             ("elections", "truncations", "snapshots", "crashes", "commits", "voters", "unsynced"), 0
         )
@@ -194,6 +198,10 @@ class World:
             self.counts["unsynced"] += 1
             del disk.entries[self.random.randint(disk.durable, disk.end) - disk.base :]
         disk.durable = disk.end
+        self.former[node_id] = max(self.former[node_id], self.high_watermarks[node_id])
+        calls, self._calls[node_id] = self._calls[node_id], []
+        for sender, broken in calls:
+            self._travel(node_id, sender, broken)
 
     def step(self, node_id: int, event: Event) -> Told | Serve | MoldauError | None:
         state = self.states[node_id]
@@ -320,6 +328,7 @@ class World:
         def outcome(event: Answered | Unanswered) -> None:
             if not settled and self._is_life(sender, life):
                 settled.append(True)
+                self._calls[to] = [call for call in self._calls[to] if call[1] is not broken]
                 self._outcome(sender, event)
 
         def arrive() -> None:
@@ -333,6 +342,10 @@ class World:
         def back(reply: Told) -> None:
             outcome(Answered(to, request, reply))
 
+        def broken() -> None:
+            outcome(Unanswered(to, request))
+
+        self._calls[to].append((sender, broken))
         self._travel(sender, to, arrive)
         wait_ms = request.wait_ms if isinstance(request, QuorumFetch) else 0
         self.after(SETTINGS.request_timeout_ms + wait_ms, lambda: outcome(Unanswered(to, request)))
@@ -359,9 +372,9 @@ class World:
             if state.fetching_snapshot != snapshot:
                 return
             reply = event.reply if isinstance(event, Answered) else None
-            is_whole = isinstance(reply, SnapshotFetched) and reply.is_leader and reply.data
-            if is_whole and snapshot.end_offset > state.high_watermark:
-                self._take_snapshot(node_id, snapshot, json.loads(reply.data))
+            data = reply.data if isinstance(reply, SnapshotFetched) and reply.is_leader else b""
+            if data and snapshot.end_offset > state.high_watermark:
+                self._take_snapshot(node_id, snapshot, json.loads(data))
             else:
                 self.step(node_id, SnapshotFailed())
 
@@ -407,14 +420,18 @@ class World:
                 reply(QuorumFetched(state.epoch, state.leader_id, is_leader=False))
             elif (
                 disk.end > offset
-                or state.high_watermark > request.high_watermark
+                or state.announced_high_watermark > request.high_watermark
                 or self.now_ms >= deadline_ms
             ):
                 records = b""
                 if disk.base <= offset < disk.end:
                     some = disk.entries[offset - disk.base :][: self.random.randint(1, 4)]
                     records = json.dumps(some).encode()
-                reply(QuorumFetched(state.epoch, node_id, True, records, state.high_watermark, disk.base))
+                reply(
+                    QuorumFetched(
+                        state.epoch, node_id, True, records, state.announced_high_watermark, disk.base
+                    )
+                )
             else:
                 self._waiting[node_id].append((request, reply, deadline_ms))
 
@@ -502,6 +519,8 @@ class World:
         self.epochs[node_id] = state.epoch
         assert state.high_watermark >= self.high_watermarks[node_id], f"the watermark of {node_id} falls"
         self.high_watermarks[node_id] = state.high_watermark
+        if state.is_current:
+            assert state.high_watermark >= self.former[node_id], f"node {node_id} acts on outdated metadata"
         disk = self.disks[node_id]
         assert state.log.end_offset == disk.end
         assert state.log.start_offset == disk.base

@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from moldau.testing.simulation.loop import SimulatedLoop
+from transcripts.broker_storyteller import BrokerStoryteller
 from transcripts.controller_storyteller import ControllerStoryteller
 from transcripts.group_storyteller import GroupStoryteller
 from transcripts.member_storyteller import MemberStoryteller
+from transcripts.quorum_storyteller import QuorumStoryteller
 from transcripts.replica_storyteller import ReplicaStoryteller
 from transcripts.storyteller import Storyteller
 
-Teller = Storyteller | ControllerStoryteller | GroupStoryteller | MemberStoryteller
+Teller = (
+    Storyteller
+    | BrokerStoryteller
+    | ControllerStoryteller
+    | GroupStoryteller
+    | MemberStoryteller
+    | QuorumStoryteller
+)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "TranscriptFile | None":
@@ -30,7 +40,10 @@ class TranscriptFile(pytest.File):
 class TranscriptItem(pytest.Item):
     def runtest(self) -> None:
         written = self.path.read_text()
-        told = asyncio.run(tell(written, storyteller_of(self.name)))
+        storyteller = storyteller_of(self.name)
+        factory = SimulatedLoop if isinstance(storyteller, BrokerStoryteller) else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            told = runner.run(tell(written, storyteller))
         if self.config.getoption("--rewrite"):
             self.path.write_text(told)
         else:
@@ -43,10 +56,14 @@ class TranscriptItem(pytest.Item):
 
 
 def storyteller_of(name: str) -> Teller:
+    if name.startswith("broker_"):
+        return BrokerStoryteller()
     if name.startswith("controller_"):
         return ControllerStoryteller()
     if name.startswith("group_"):
         return GroupStoryteller()
+    if name.startswith("quorum_"):
+        return QuorumStoryteller()
     if name.startswith("replica_"):
         return ReplicaStoryteller()
     return MemberStoryteller() if name.startswith("member_") else Storyteller()

@@ -1,4 +1,4 @@
-"""Runs the commands of a transcript on a controller's decisions and tells what is written and what partitions are then."""
+"""Runs the commands of a transcript on a controller's decisions: what is written, and what partitions are after it."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
-"""Runs the commands of a transcript on the replicas of one partition: who writes, who fetches, who loses power and who is
-elected, and what is then in every log. `m0@0` is record m0 of leader epoch 0."""
+"""Runs the commands of a transcript on the replicas of one partition: who writes, fetches, loses power, is elected; and
+tells what is then in every log. `m0@0` is record m0 of leader epoch 0."""
 
 import asyncio
 
@@ -107,7 +107,8 @@ class ReplicaStoryteller:
         change = self._replicas[int(node)].propose_in_sync(LAG_MS)
         if change is None:
             return "wants no other in-sync set"
-        return f"proposes {','.join(str(each) for each, _ in change.in_sync)} on partition epoch {change.partition_epoch}"
+        members = ",".join(str(each) for each, _ in change.in_sync)
+        return f"proposes {members} on partition epoch {change.partition_epoch}"
 
     async def _agrees(self, _: str) -> str:
         """The controller commits what the leader proposed, and answers it."""

@@ -10,6 +10,7 @@ import pytest
 
 from moldau.controller.brokers import (
     allocate_producer_ids,
+    fence_broker,
     heartbeat,
     register_broker,
     unregister_broker,
@@ -95,7 +96,7 @@ class Cluster:
 
     def unfence(self, broker_id: int) -> None:
         epoch = self.state.image.brokers[broker_id].epoch
-        beat = Heartbeat(broker_id, epoch, epoch)
+        beat = Heartbeat(broker_id, epoch, self.state.image.offset)
         self._do(heartbeat(self.state, self.settings, beat, self.sessions))
 
     def create(self, *topics: NewTopic, validate_only: bool = False) -> list[TopicCreated]:
@@ -612,6 +613,22 @@ def test_a_broker_that_wants_to_be_fenced_is() -> None:
         assert reply.is_fenced
         assert cluster.state.image.topics["a"].partitions[0].leader == 2
     assert cluster.last_records == []
+
+
+def test_a_fenced_broker_is_taken_in_only_when_it_knows_that_it_was_fenced() -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", assignment={0: [1, 2]}))
+    broker = cluster.state.image.brokers[1]
+    before = cluster.state.image.offset
+    cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch))
+    last = cluster.state.image.offset
+    for offset, fenced in ((before, True), (last - 1, True), (last, False)):
+        beat = Heartbeat(1, broker.epoch, offset)
+        reply = cluster._do(heartbeat(cluster.state, cluster.settings, beat, cluster.sessions))
+        assert (reply.is_fenced, reply.is_caught_up) == (fenced, not fenced)
+    again = cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch + 1))
+    assert again
+    assert cluster.state.image.brokers[1].is_active, "another life was meant"
 
 
 def test_only_a_known_life_of_a_broker_is_listened_to() -> None:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from moldau.controller.brokers import register_broker, unregister_broker
 from moldau.controller.configs import MIN_IN_SYNC, alter_configs
 from moldau.controller.elections import elect_uncleanly, leave_in_sync, unclean_candidates
+from moldau.controller.ids import new_id
 from moldau.controller.index import PartitionName
-from moldau.controller.requests import ConfigChange, ElectionType, PartitionResult
+from moldau.controller.liveness import Sessions
+from moldau.controller.requests import ConfigChange, ElectionType, PartitionResult, Registration
 from moldau.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
@@ -13,7 +16,7 @@ from moldau.errors import (
     PreferredLeaderNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from moldau.metadata.image import BROKER_RESOURCE, NO_LEADER, TOPIC_RESOURCE, ConfigResource
+from moldau.metadata.image import BROKER_RESOURCE, NO_LEADER, TOPIC_RESOURCE, ConfigResource, Endpoint
 from moldau.metadata.records import ConfigRecord
 from moldau.quorum.messages import LogEnd
 from moldau.settings.broker import BrokerSettings
@@ -210,6 +213,16 @@ def test_an_eligible_replica_is_waited_for_rather_than_one_that_may_have_lost_re
     assert shape(cluster) == (NO_LEADER, (2,), ())
     cluster.unfence(2)
     assert shape(cluster) == (2, (2,), ())
+
+
+def test_a_broker_that_was_unregistered_comes_back_as_one_that_may_have_lost_everything() -> None:
+    cluster = cluster_of(1, 2, min_insync_replicas="2")
+    cluster.fence(2)
+    cluster.do(unregister_broker(cluster.state, cluster.settings, 2))
+    assert shape(cluster) == (1, (1,), (2,))
+    anew = Registration(2, new_id(cluster.random), [Endpoint("PLAINTEXT", "host", 9092)])
+    cluster.do(register_broker(cluster.state, cluster.settings, anew, Sessions(3000), 0))
+    assert shape(cluster) == (1, (1,), ())
 
 
 # Preferred elections

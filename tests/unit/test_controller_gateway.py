@@ -30,7 +30,7 @@ from moldau.errors import (
     StaleBrokerEpochError,
     TopicExistsError,
 )
-from moldau.metadata.image import Endpoint
+from moldau.metadata.image import Endpoint, PartitionImage, TopicImage
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from moldau.wire.frames import read_header, skip_tags
@@ -107,7 +107,7 @@ class LocalController:
 
 class Loader:
     def __init__(self, offset: int) -> None:
-        self.image = SimpleNamespace(offset=offset)
+        self.image = SimpleNamespace(offset=offset, topics={})
         self.waited: list[int] = []
 
     async def wait_for(self, offset: int) -> None:
@@ -311,7 +311,7 @@ def test_a_topic_is_created_by_another_node_in_an_envelope() -> None:
     body = decoder(header.api_key, header.version, "request")(
         request.request_data[skip_tags(request.request_data, header.body_start) :]
     )
-    assert (header.api_key, body.timeout, body.validate_only) == (ApiKey.CREATE_TOPICS, 10_000, False)
+    assert (header.api_key, body.timeout, body.validate_only) == (ApiKey.CREATE_TOPICS, 1_000, False)
     assert [(each.name, each.num_partitions, each.replication_factor) for each in body.topics] == [
         ("orders", 3, 2)
     ]
@@ -320,6 +320,16 @@ def test_a_topic_is_created_by_another_node_in_an_envelope() -> None:
 def test_errors_of_topics_come_back_as_errors() -> None:
     (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 36)))))
     assert isinstance(result.error, TopicExistsError)
+
+
+def test_a_topic_whose_replicas_are_not_all_ready_is_there_all_the_same() -> None:
+    loader = Loader(100)
+    partition = PartitionImage(0, (1, 2), (1,), 1, 0, 0)
+    loader.image.topics["orders"] = TopicImage("orders", TOPIC, (partition,) * 3)
+    (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 7))), loader=loader))
+    assert result == TopicCreated("orders", TOPIC, 3, 2)
+    (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 7)))))
+    assert isinstance(result.error, RequestTimedOutError)
 
 
 def test_a_controller_that_has_moved_is_followed() -> None:
@@ -334,6 +344,13 @@ def test_a_controller_that_has_moved_is_followed() -> None:
 def test_a_controller_that_moves_here_is_asked_here() -> None:
     controller = LocalController([TopicCreated("orders", TOPIC, 3, 2)], [])
     (result,) = create(make(2, 1, peers=ScriptedPeers(NOT_CONTROLLER), controller=controller))
+    assert result.error is None
+    assert [name for name, _ in controller.calls] == ["create_topics", "wait_ready"]
+
+
+def test_a_controller_that_moves_when_the_topic_is_made_has_made_it() -> None:
+    controller = LocalController([TopicCreated("orders", TOPIC, 3, 2)], NotControllerError("moved"))
+    (result,) = create(make(1, controller=controller))
     assert result.error is None
     assert [name for name, _ in controller.calls] == ["create_topics", "wait_ready"]
 

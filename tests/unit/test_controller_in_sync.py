@@ -43,10 +43,12 @@ def test_a_shrink_and_a_growth_are_taken_and_answered_with_the_new_state(cluster
     assert cluster.partition().leader_epoch == 0
 
 
-def test_what_is_as_it_was_writes_nothing(cluster: ControlledCluster) -> None:
+def test_a_set_that_stays_as_it_is_begins_a_new_partition_epoch(cluster: ControlledCluster) -> None:
+    """A leader withdraws a proposal with it: a late copy of that one is of an older state from then on."""
     result = cluster.alter([1, 2, 3])
-    assert (result.in_sync, result.partition_epoch, result.error) == ((1, 2, 3), 0, None)
-    assert cluster.last_records == []
+    assert (result.in_sync, result.partition_epoch, result.error) == ((1, 2, 3), 1, None)
+    assert cluster.partition().partition_epoch == 1
+    assert error_of(cluster.alter([1, 2], partition_epoch=0)) is InvalidUpdateVersionError
 
 
 def test_a_change_thought_up_on_an_older_state_is_refused(cluster: ControlledCluster) -> None:

@@ -520,10 +520,10 @@ def test_a_heartbeat_that_hangs_is_given_up_and_the_next_one_finds_the_new_contr
         sent = len(stage.nodes[3].sent)
         await stage.pass_ms(FETCH_TIMEOUT_MS)
         stage.elect(2)
-        await stage.pass_ms(2 * INTERVAL_MS)
-        assert len(stage.nodes[3].sent) - sent <= 6, "one at a time"
-        assert stage.nodes[3].membership.lease.is_valid()
-        assert not is_fenced(stage, 3)
+        for _ in range(10 * INTERVAL_MS):
+            await stage.pass_ms(1)
+            assert stage.nodes[3].membership.lease.is_valid(), "the change costs nobody its lease"
+        assert len(stage.nodes[3].sent) - sent <= 20, "one at a time"
 
     on_virtual_time(story)
 

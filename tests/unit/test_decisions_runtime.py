@@ -8,7 +8,7 @@ import pytest
 
 from moldau.decisions import Decision
 from moldau.decisions.runtime import DecisionRuntime
-from moldau.errors import InvalidRequestError, NotControllerError, StorageError
+from moldau.errors import InvalidRequestError, NotControllerError, RequestTimedOutError, StorageError
 
 
 class Counter:
@@ -214,6 +214,30 @@ def test_loss_of_leadership_fails_everything_parked_appending_and_queued() -> No
                 await task
         with pytest.raises(NotControllerError, match="not here"):
             await runtime.submit(read)
+
+    run(story)
+
+
+def test_changes_that_the_next_leader_may_commit_are_told_apart_from_what_was_never_begun() -> None:
+    async def story() -> None:
+        log = GatedLog(gated=True)
+        assert log.gate is not None
+        runtime = loaded(log)
+        parked, parked_read, appending, queued = (
+            start(runtime, decide) for decide in (add(0), read, add(1), add(2))
+        )
+        await settle()
+        log.gate.release()
+        await settle()
+        assert log.batches == [[0]]
+        runtime.unload(NotControllerError("another leads"), in_doubt=RequestTimedOutError("who knows"))
+        await settle()
+        assert [type(each.exception()) for each in (parked, parked_read, appending, queued)] == [
+            RequestTimedOutError,
+            NotControllerError,
+            RequestTimedOutError,
+            NotControllerError,
+        ]
 
     run(story)
 

@@ -1,4 +1,4 @@
-"""The follower's decisions: what it counts as committed, and where it cuts its log. By epoch, never by high watermark."""
+"""The follower's decisions: what it counts as committed, and where it cuts its log: by epoch, not by high watermark."""
 
 import pytest
 

@@ -1,6 +1,7 @@
-"""The leader's decisions: the high watermark over the maximal in-sync set, who joins it and who leaves, whom it believes."""
+"""The leader's decisions: the high watermark over the maximal in-sync set, who joins and leaves it, who is believed."""
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -22,8 +23,8 @@ LAG_MS = 1_000
 BROKERS = {node: broker_image(node) for node in (1, 2, 3)}
 
 
-def image(in_sync: tuple[int, ...] = (1, 2, 3), partition_epoch: int = 7, **more: object) -> PartitionImage:
-    return PartitionImage(0, (1, 2, 3), in_sync, 1, 4, partition_epoch, **more)  # type: ignore[arg-type]
+def image(in_sync: tuple[int, ...] = (1, 2, 3), partition_epoch: int = 7, **more: Any) -> PartitionImage:
+    return PartitionImage(0, (1, 2, 3), in_sync, 1, 4, partition_epoch, **more)
 
 
 def leader(
@@ -33,7 +34,7 @@ def leader(
     high_watermark: int = 0,
     min_in_sync: int = 1,
     now_ms: int = 0,
-    **more: object,
+    **more: Any,
 ) -> LeaderState:
     state = LeaderState.begin(
         1,
@@ -259,13 +260,30 @@ def test_one_proposal_at_a_time() -> None:
     assert state.wanted_in_sync(100 * LAG_MS, LAG_MS) is None
 
 
-def test_a_refused_proposal_is_forgotten_only_where_it_cannot_have_been_made() -> None:
+def test_a_refused_proposal_may_have_been_made_by_another_copy_of_it() -> None:
     state = grown(leader((1, 2)), 10)
     state.propose((1, 2, 3))
     state.on_in_sync_answer(result((), -1, error=InvalidUpdateVersionError("it is 9 now")))
     assert state.maximal_in_sync() == (1, 2, 3)
+    assert state.wanted_in_sync(0, LAG_MS) is None, "the metadata will tell"
+
+
+def test_a_member_that_was_refused_is_waited_for_until_a_late_copy_of_the_proposal_can_do_nothing() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    state.propose((1, 2, 3))
     state.on_in_sync_answer(result((), -1, error=IneligibleReplicaError("it is fenced")))
+    assert state.maximal_in_sync() == (1, 2, 3)
+    grown(state, 12)
+    state.on_fetch(fetch(2, 12), 1)
+    assert state.high_watermark == 10
+    wanted = state.wanted_in_sync(1, LAG_MS)
+    assert wanted == (1, 2), "the same set in a new partition epoch"
+    state.propose(wanted)
+    assert state.on_in_sync_answer(result((1, 2), 8))
     assert state.maximal_in_sync() == (1, 2)
+    assert state.high_watermark == 12
+    assert state.wanted_in_sync(1, LAG_MS) is None
 
 
 def test_the_metadata_settles_a_proposal_when_it_shows_a_later_state() -> None:

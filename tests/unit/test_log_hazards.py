@@ -118,6 +118,65 @@ def test_a_sync_beside_a_truncation_promises_nothing_it_has_not_synced() -> None
     run(body)
 
 
+def test_a_sync_beside_a_new_beginning_promises_nothing_it_has_not_synced() -> None:
+    slow = DiskSettings(sync_ms_min=0.1, sync_ms_max=2, slow_sync_chance=0)
+
+    async def body() -> None:
+        for seed in range(60):
+            chance = random.Random(seed)
+            disk = SimulatedDisk(chance, settings=slow)
+            _, log = await open_store(disk)
+            for number in range(3):
+                await append(log, b"a%d" % number * 200)
+            syncing = asyncio.ensure_future(log.make_durable())
+            await asyncio.sleep(chance.random() * 0.01)
+            await log.truncate_fully_and_start_at(chance.choice([1, 9]))
+            assert log.durable_offset == log.end_offset
+            for number in range(3):
+                await append(log, b"b%d" % number * 200)
+            await asyncio.gather(syncing, return_exceptions=True)
+            assert log.durable_offset <= log.end_offset
+            await made_durable(log)
+            expected = await values_of(log)
+            start = log.start_offset
+            _, log = await open_store(disk.crash())
+            assert (log.start_offset, await values_of(log)) == (start, expected), f"seed {seed}"
+
+    run(body)
+
+
+@pytest.mark.parametrize("fully", [False, True])
+def test_a_truncation_whose_caller_is_cancelled_comes_to_its_end(fully: bool) -> None:
+    slow = DiskSettings(sync_ms_min=0.1, sync_ms_max=2, slow_sync_chance=0)
+
+    async def body() -> None:
+        for seed in range(40):
+            chance = random.Random(seed)
+            disk = SimulatedDisk(chance, settings=slow)
+            _, log = await open_store(disk)
+            for number in range(4):
+                await append(log, b"a%d" % number * 200, leader_epoch=number)
+            await made_durable(log)
+            work = log.truncate_fully_and_start_at(9) if fully else log.truncate_to(2)
+            truncating = asyncio.ensure_future(work)
+            for _ in range(2):
+                await asyncio.sleep(chance.random() * 0.004)
+                truncating.cancel()
+            await asyncio.gather(truncating, return_exceptions=True)
+            if (log.start_offset, log.end_offset) == (0, 4):
+                assert not log.epochs.latest < 3, "it was cancelled before it began"
+                continue
+            assert (log.start_offset, log.end_offset) == ((9, 9) if fully else (0, 2)), f"seed {seed}"
+            await append(log, b"next", leader_epoch=7)
+            await made_durable(log)
+            expected, epochs = await values_of(log), list(log.epochs)
+            assert epochs == ([(7, 9)] if fully else [(0, 0), (1, 1), (7, 2)])
+            _, log = await open_store(disk.crash())
+            assert (await values_of(log), list(log.epochs)) == (expected, epochs), f"seed {seed}"
+
+    run(body)
+
+
 def test_a_log_is_deleted_on_a_full_disk_and_its_name_is_free() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)

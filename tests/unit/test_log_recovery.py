@@ -1,6 +1,7 @@
 """Opening a log in files again: after clean shutdowns, crashes, and damage to any of its files."""
 
 import asyncio
+import json
 import random
 import shutil
 from collections.abc import Callable, Coroutine
@@ -165,6 +166,37 @@ def test_a_second_clean_shutdown_without_changes_is_clean_too(data: Data) -> Non
             assert data.store.was_closed_cleanly
             assert log.end_offset == 30
             assert knows_last_five(log)
+
+    run(body)
+
+
+def test_the_broker_epoch_of_a_clean_shutdown_is_told_once(data: Data) -> None:
+    marker = data.path / ".kafka_cleanshutdown"
+
+    async def body() -> None:
+        await data.open()
+        assert data.store.previous_broker_epoch == -1
+        await data.store.close(41)
+        assert json.loads(marker.read_text()) == {"version": 0, "brokerEpoch": 41}
+        await data.open()
+        assert data.store.previous_broker_epoch == 41
+        # A crash: nobody closed it.
+        await data.open()
+        assert data.store.previous_broker_epoch == -1
+        assert not data.store.was_closed_cleanly
+
+    run(body)
+
+
+@pytest.mark.parametrize("content", ["", "torn", "[]", '{"version": 0}', '{"brokerEpoch": "x"}'])
+def test_a_marker_without_an_epoch_is_a_clean_shutdown_in_an_unknown_life(data: Data, content: str) -> None:
+    async def body() -> None:
+        await data.open()
+        await data.store.close(41)
+        (data.path / ".kafka_cleanshutdown").write_text(content)
+        await data.open()
+        assert data.store.was_closed_cleanly
+        assert data.store.previous_broker_epoch == -1
 
     run(body)
 

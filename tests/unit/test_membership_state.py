@@ -20,6 +20,7 @@ from moldau.errors import (
 from moldau.membership.lease import Lease
 from moldau.membership.state import (
     BecameActive,
+    ControllerChanged,
     EndLease,
     HeartbeatAnswered,
     HeartbeatFailed,
@@ -105,6 +106,18 @@ def test_the_lease_counts_from_when_the_heartbeat_was_sent_and_the_controller_wa
     assert state.step(2_400, HeartbeatAnswered(1_500, confirmed)) == [ProlongLease(1_500 - 400 + LEASE_MS)]
 
 
+def test_a_new_controller_is_told_at_once_and_what_was_under_way_is_given_up() -> None:
+    state = new_state()
+    assert state.step(0, ControllerChanged()) == [], "it has not begun"
+    state.step(0, Started())
+    assert state.step(10, ControllerChanged()) == [Register(SESSION_MS)]
+    state = active_state()
+    state.step(1_500, Tick())
+    assert state.step(1_600, ControllerChanged()) == [send(9)]
+    assert state.step(1_610, HeartbeatAnswered(1_600, TAKEN_IN)) == [ProlongLease(1_600 + LEASE_MS)]
+    assert state.next_deadline_ms == 2_100
+
+
 def test_replicas_that_could_not_be_opened_are_reported() -> None:
     state = active_state()
     broken = (NotReady(UUID(int=4), 0, 3, "No space left on device"),)
@@ -113,9 +126,11 @@ def test_replicas_that_could_not_be_opened_are_reported() -> None:
     assert state.step(1_200, Reported(12)) == [send(12)], "and that they could be after all"
 
 
-def test_what_was_reported_never_goes_back() -> None:
+def test_only_what_is_new_is_told_at_once_and_nothing_goes_back() -> None:
     state = active_state()
-    assert state.step(1_100, Reported(4)) == [send(9)]
+    assert state.step(1_100, Reported(9)) == []
+    assert state.step(1_100, Reported(4)) == []
+    assert state.step(1_500, Tick()) == [send(9)]
 
 
 def test_a_heartbeat_that_fails_is_tried_again_soon_and_then_less_often() -> None:

@@ -356,6 +356,32 @@ def test_dropping_a_connection_fails_the_call_on_it_and_is_no_loss() -> None:
     run(test())
 
 
+def test_dropping_gives_up_an_attempt_to_connect_and_the_next_call_makes_another() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            hangs = [asyncio.Event()]
+
+            async def connect(host: str, port: int, **more: Any) -> Connection:
+                if hangs:
+                    await hangs.pop().wait()
+                return await Connection.open(host, port, **more)
+
+            peers = made(broker, connect=connect)
+            asked = asyncio.create_task(ask(peers, "a"))
+            while hangs:
+                await asyncio.sleep(0)
+            peers.drop(OTHER, "b")
+            await asyncio.sleep(0)
+            assert not asked.done(), "another lane is not this one"
+            peers.drop(OTHER, "a")
+            with pytest.raises(PeerUnreachableError, match="given up"):
+                await asked
+            await ask(peers, "a")
+            await peers.close()
+
+    run(test())
+
+
 def broker_image(broker_id: int, port: int) -> BrokerImage:
     endpoints = (Endpoint("CLIENTS", "clients.example", 1), Endpoint("NODES", "127.0.0.1", port))
     return BrokerImage(broker_id, 1, UUID(int=1), endpoints, None, fenced=True)

@@ -153,6 +153,11 @@ def test_a_follower_that_counts_what_it_has_not_synced_is_caught(monkeypatch: py
     assert is_caught()
 
 
+def test_a_leader_that_announces_what_it_is_not_sure_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QuorumState, "announced_high_watermark", property(lambda self: self.high_watermark))
+    assert is_caught()
+
+
 def test_without_asking_first_a_node_that_was_away_deposes_the_leader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

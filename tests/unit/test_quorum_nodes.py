@@ -174,6 +174,33 @@ def test_all_nodes_stop_and_start_again_with_what_was_agreed_on() -> None:
     run(story())
 
 
+def test_a_node_that_starts_hands_on_nothing_before_it_knows_all_that_was_agreed_on() -> None:
+    async def story() -> None:
+        wires, nodes, leader = await started(3)
+        away = others(nodes, leader)[0]
+        await leader.quorum.append([b"a"])
+        await until(lambda: away.values == [b"a"])
+        await away.quorum.snapshot([b"a"], SnapshotId(away.quorum.high_watermark, leader.quorum.epoch))
+        await away.stop()
+        for value in (b"b", b"c"):
+            await leader.quorum.append([value])
+        await until(lambda: leader.values == [b"a", b"b", b"c"])
+        wires.cut = {away.node_id}
+        await away.start()
+        await asyncio.sleep(0.1)
+        assert away.taken == []
+        assert away.committed == []
+        seen: list[list[bytes]] = []
+        handed_on = away.quorum._on_commit
+        away.quorum._on_commit = lambda batches: (handed_on(batches), seen.append(away.values))[0]
+        wires.cut = set()
+        await until(lambda: away.values == [b"a", b"b", b"c"])
+        assert seen[0] == [b"a", b"b", b"c"]
+        await stop(nodes)
+
+    run(story())
+
+
 def test_a_follower_that_lost_power_fetches_again_what_it_had_not_synced() -> None:
     async def story() -> None:
         _, nodes, leader = await started(3)
@@ -273,6 +300,42 @@ def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_quorum() -> None:
     run(story())
 
 
+def test_a_node_that_has_not_looked_at_its_log_yet_answers_nobody() -> None:
+    async def story() -> None:
+        node = QuorumNode(Wires(), 1, [1, 2, 3])
+        await node.start()
+        await node.stop()
+        gate = asyncio.Event()
+        node.log.sync_gate = gate
+        starting = asyncio.ensure_future(node.start())
+        await asyncio.sleep(0.01)
+        early = asyncio.ensure_future(
+            node.quorum.vote(VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), False, ReplicaKey(1)))
+        )
+        await node.quorum.resign()
+        gate.set()
+        await starting
+        assert (await early).epoch == 9, "it waited for its turn"
+        await node.stop()
+        other = QuorumNode(Wires(), 1, [1, 2, 3])
+        gate.clear()
+        other.log.sync_gate, other.log.sync_error = gate, StorageError("the disk is gone")
+        starting = asyncio.ensure_future(other.start())
+        await asyncio.sleep(0.01)
+        early = asyncio.ensure_future(
+            other.quorum.vote(VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), False, ReplicaKey(1)))
+        )
+        gate.set()
+        with pytest.raises(StorageError):
+            await starting
+        with pytest.raises(NotControllerError):
+            await early
+        assert other.elections.load().epoch == 0
+        await other.stop()
+
+    run(story())
+
+
 def test_requests_for_another_voter_are_refused() -> None:
     async def story() -> None:
         node = QuorumNode(Wires(), 1, [1, 2, 3])
@@ -352,7 +415,8 @@ def test_records_that_were_damaged_on_the_way_are_not_appended() -> None:
     async def story() -> None:
         _, nodes, leader = await started(3)
         await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
-        read, damaged = leader.log.read, []
+        read = leader.log.read
+        damaged: list[int] = []
 
         async def damage_once(offset: int, bytes_max: int, below: int, **how: Any) -> Any:
             slices = await read(offset, bytes_max, below, **how)

@@ -169,7 +169,7 @@ def test_a_snapshot_travels_in_pieces(snapshots: Snapshots) -> None:
             received += data
             if len(received) == size:
                 break
-        for position in (-1, size, size + 1):
+        for position in (-1, size, size + 1, 2**63 - 1):
             with pytest.raises(PositionOutOfRangeError):
                 snapshots.piece(SnapshotId(100, 3), position, 10)
         other = SnapshotMemory()

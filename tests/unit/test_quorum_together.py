@@ -128,6 +128,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def make_snapshot(leader: Node) -> None:
+    """Of all so far, with one more record behind it."""
+    end = SnapshotId(leader.quorum.high_watermark, leader.quorum.epoch)
+    await leader.quorum.snapshot([b"all so far"], end, leader.node_id)
+    await leader.quorum.append([b"more"])
+    await until(lambda: leader.quorum.high_watermark > end.end_offset)
+
+
 def leader_of(nodes: Sequence[Node]) -> Node | None:
     leading = [node for node in nodes if node.quorum.is_leader]
     return max(leading, key=lambda node: node.quorum.epoch) if leading else None
@@ -183,11 +191,8 @@ def test_a_new_node_begins_with_a_snapshot_and_becomes_a_voter() -> None:
             await leader.quorum.append([b"%d" % number])
         await until(lambda: len(leader.values) == 5)
         # The log begins behind the older of two snapshots.
-        for _ in range(2):
-            end = SnapshotId(leader.quorum.high_watermark, leader.quorum.epoch)
-            await leader.quorum.snapshot([b"all so far"], end, leader.node_id)
-            await leader.quorum.append([b"more"])
-            await until(lambda before=end.end_offset: leader.quorum.high_watermark > before)
+        await make_snapshot(leader)
+        await make_snapshot(leader)
 
         newcomer = Node(4, leader.nodes, (), bootstrap=(-2,))
         await newcomer.start()

@@ -19,6 +19,7 @@ from moldau.errors import (
 from moldau.logs.store import LogName
 from moldau.metadata.image import TOPIC_RESOURCE, ClusterImage, ConfigResource
 from moldau.quorum.messages import LogEnd
+from moldau.replication import fetcher
 from moldau.replication.fetcher import Fetcher, Fetching
 from moldau.replication.throttle import Throttle
 from moldau.settings.broker import BrokerSettings
@@ -361,6 +362,17 @@ def test_a_partition_whose_disk_has_failed_is_not_fetched_until_its_role_changes
     with_world(test)
 
 
+def test_an_answer_that_gets_a_partition_nowhere_is_not_asked_for_again_at_once() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
+        world.follow(orders, visits)
+        (await world.asked()).answer((orders, {"diverging_epoch": {"epoch": 0, "end_offset": 5}}))
+        fetch = await world.asked()
+        assert fetch.forgotten == [key(orders)]
+
+    with_world(test, replica_fetch_backoff_ms=60_000)
+
+
 def test_what_is_not_yet_safe_here_is_not_vouched_for() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
@@ -401,6 +413,16 @@ def test_after_an_error_of_the_whole_fetch_everything_is_asked_anew(code: ErrorC
     with_world(test)
 
 
+def test_a_leader_that_refuses_even_new_sessions_is_not_asked_without_a_rest() -> None:
+    async def test(world: World) -> None:
+        world.follow(FakePartition("orders"))
+        (await world.asked()).answer(session_id=0, code=int(ErrorCode.fetch_session_id_not_found))
+        await asyncio.sleep(0.02)
+        assert world.leader.requests.empty()
+
+    with_world(test, replica_fetch_backoff_ms=60_000)
+
+
 def test_a_leader_that_cannot_be_reached_is_tried_again_with_everything() -> None:
     async def test(world: World) -> None:
         orders = FakePartition("orders")
@@ -437,7 +459,9 @@ def test_a_new_partition_does_not_wait_for_a_fetch_that_waits() -> None:
     with_world(test, replica_fetch_backoff_ms=60_000)
 
 
-def test_new_partitions_that_come_one_by_one_do_not_end_each_fetch() -> None:
+def test_new_partitions_that_come_one_by_one_do_not_end_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "NUDGES_APART_MS", 60_000)
+
     async def test(world: World) -> None:
         partitions = [FakePartition("orders", index) for index in range(5)]
         world.follow(partitions[0])
@@ -449,7 +473,7 @@ def test_new_partitions_that_come_one_by_one_do_not_end_each_fetch() -> None:
             await asyncio.sleep(0.02)
         assert world.peers.drops == 1
 
-    with_world(test, replica_fetch_wait_max_ms=60_000)
+    with_world(test)
 
 
 def test_a_leader_of_whom_nothing_is_followed_is_left_and_taken_up_again() -> None:

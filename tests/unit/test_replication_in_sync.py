@@ -248,6 +248,20 @@ def test_a_member_that_the_controller_does_not_take_is_not_proposed_again_at_onc
     with_world(test, partition, other)
 
 
+def test_it_is_looked_at_again_when_that_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_sync, "INELIGIBLE_MS", 1)
+    partition = FakePartition(0)
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        answer.set_result([IneligibleReplicaError("fenced")])
+        (_, _, changes), _ = await world.asked()
+        assert changes == [partition.proposal], "though nobody has asked for it"
+
+    with_world(test, partition)
+
+
 def test_news_during_a_request_goes_into_the_next_one() -> None:
     partition, other = FakePartition(0), FakePartition(1)
     partition.wanted = (1, 2)

@@ -68,6 +68,33 @@ def test_where_the_controller_cannot_be_reached_another_broker_is_named_that_han
     assert describe_cluster(AdminBroker(image)).controller_id == told
 
 
+def test_a_broker_that_is_cut_off_does_not_name_itself_as_leader() -> None:
+    broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(2)]))
+    two = PartitionImage(1, (2,), (2,), 2, 0, 0)
+    topic = dataclasses.replace(
+        broker.metadata.image.topics["a"], partitions=(PartitionImage(0, (1,), (1,), 1, 4, 0), two)
+    )
+    broker.metadata.image = dataclasses.replace(broker.metadata.image, topics={"a": topic})
+
+    def leaders() -> list[tuple[int, int]]:
+        answer = broker.ask(ApiKey.METADATA, 7, topics=None)
+        return [(each.leader_id, each.error_code) for each in answer.topics[0].partitions]
+
+    assert leaders() == [(1, 0), (2, 0)]
+    broker.membership.lease.is_valid = lambda: False
+    assert leaders() == [(-1, 5), (2, 0)]
+
+
+@pytest.mark.parametrize(("version", "code"), [(5, 5), (6, 72)])
+def test_a_leader_that_the_callers_listener_does_not_reach_has_a_code_of_its_own(
+    version: int, code: int
+) -> None:
+    broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(1, listener="OTHERS"), broker_image(2)]))
+    answer = broker.ask(ApiKey.METADATA, version, topics=None)
+    (partition,) = answer.topics[0].partitions
+    assert (partition.leader_id, partition.error_code) == (-1, code)
+
+
 def test_where_no_broker_can_be_reached_no_controller_is_named() -> None:
     image = dataclasses.replace(image_of({}, brokers=[broker_image(1, fenced=True)]), controller_id=1)
     assert describe_cluster(AdminBroker(image)).controller_id == -1

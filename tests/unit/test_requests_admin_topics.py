@@ -8,7 +8,7 @@ from moldau.errors import NotControllerError
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
 from moldau.settings.broker import BrokerSettings
 from moldau.wire.api_keys import ApiKey
-from support.admin import AdminBroker, broker_image, image_of, topic_id, versions_of
+from support.admin import NOW_MS, AdminBroker, broker_image, image_of, topic_id, versions_of
 
 CREATE, DELETE, PARTITIONS = ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS
 
@@ -146,6 +146,49 @@ def test_a_caller_that_gives_no_time_is_answered_and_changes_nothing(timeout: in
     assert delete(broker, by_name("old"), timeout=timeout) == [("old", None, TIMED_OUT, None)]
     assert more_partitions(broker, ("old", 2, None), timeout=timeout) == [("old", TIMED_OUT, None)]
     assert broker.metadata.image is before
+
+
+def test_an_answer_waits_for_the_replicas_and_leaves_time_for_itself() -> None:
+    broker = AdminBroker(image_of({"old": 3}))
+    create(broker, new_topic("a"), new_topic("old"), new_topic("b"), timeout=30_000)
+    assert broker.controller.waited_for == (["a", "b"], NOW_MS + 29_000, {})
+    more_partitions(broker, ("old", 5, None), ("a", 2, None), timeout=500)
+    assert broker.controller.waited_for == (["old"], NOW_MS + 450, {"old": 3, "a": 2})
+
+
+def test_nobody_waits_for_what_is_only_tried_out() -> None:
+    broker = AdminBroker(image_of({"old": 3}))
+    create(broker, new_topic("a"), validate_only=True)
+    more_partitions(broker, ("old", 5, None), validate_only=True)
+    assert broker.controller.waited_for is None
+
+
+def test_a_topic_that_is_not_ready_in_time_stays_and_its_answer_says_what_is_not_ready() -> None:
+    broker = AdminBroker(image_of({"old": 1}))
+    broker.controller.unready = {
+        "a": ["a-0 on node 3: its log could not be opened: No space left", "node 2 is fenced"],
+        "old": ["node 2 has not applied the metadata yet"],
+    }
+    answer = create(broker, new_topic("a"), new_topic("b"))
+    assert (answer["a"].error_code, answer["b"].error_code) == (TIMED_OUT, 0)
+    assert answer["a"].error_message == (
+        "The change is made, but not all replicas are ready: a-0 on node 3: its log could not be opened: "
+        "No space left; node 2 is fenced."
+    )
+    assert "a" in broker.metadata.image.topics
+    ((name, code, message),) = more_partitions(broker, ("old", 2, None))
+    assert (name, code) == ("old", TIMED_OUT)
+    assert "node 2 has not applied the metadata yet" in message
+
+
+def test_a_controller_that_moves_while_replicas_get_ready_does_not_have_it_done_again() -> None:
+    broker = AdminBroker(image_of({}))
+    broker.controller.unready = NotControllerError("moved")
+    topic = create(broker, new_topic("a"))["a"]
+    assert topic.error_code == TIMED_OUT, (
+        "NOT_CONTROLLER would be tried again elsewhere, and the topic exists"
+    )
+    assert "made" in topic.error_message
 
 
 def test_a_controller_that_cannot_decide_fails_every_item_but_not_the_connection() -> None:

@@ -22,6 +22,7 @@ from moldau.requests.fetch_sessions import (
     InvalidFetchSessionEpochError,
     Wanted,
 )
+from moldau.requests.fetch_watch import PartitionKey
 from moldau.requests.session import ClientConnection, Session
 from moldau.testing import Broker
 from moldau.wire.codec import Message
@@ -35,29 +36,35 @@ def wanted(partition: int = 0, offset: int = 0) -> Wanted:
     return Wanted("orders", None, partition, offset, 1000, -1, -1)
 
 
+def named(*partitions: Wanted) -> dict[PartitionKey, Wanted]:
+    return {each.key: each for each in partitions}
+
+
 # The cache of sessions
 
 
 def test_a_session_goes_on_as_long_as_its_epoch_does() -> None:
     sessions = FetchSessions(random.Random(1), 10)
-    session = sessions.begin(client(), [wanted(0), wanted(1)], 0, 0, uses_topic_ids=False)
+    session = sessions.begin(client(), named(wanted(0), wanted(1)), 0, 0, uses_topic_ids=False)
     assert session is not None
-    resumed = sessions.resume(session.session_id, 1, [wanted(1, 5)], [("orders", 0)], 0, uses_topic_ids=False)
+    resumed = sessions.resume(
+        session.session_id, 1, named(wanted(1, 5)), [("orders", 0)], 0, uses_topic_ids=False
+    )
     assert [(each.partition, each.offset) for each in resumed.wanted.values()] == [(1, 5)]
     assert resumed.epoch == 2
     with pytest.raises(InvalidFetchSessionEpochError):
-        sessions.resume(session.session_id, 1, [], [], 0, uses_topic_ids=False)
+        sessions.resume(session.session_id, 1, {}, [], 0, uses_topic_ids=False)
     with pytest.raises(FetchSessionTopicIdError):
-        sessions.resume(session.session_id, 2, [], [], 0, uses_topic_ids=True)
+        sessions.resume(session.session_id, 2, {}, [], 0, uses_topic_ids=True)
     with pytest.raises(FetchSessionNotFoundError):
-        sessions.resume(session.session_id + 1, 1, [], [], 0, uses_topic_ids=False)
+        sessions.resume(session.session_id + 1, 1, {}, [], 0, uses_topic_ids=False)
 
 
 def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
     sessions = FetchSessions(random.Random(1), 10)
     connection = client()
     for _ in range(100):
-        assert sessions.begin(connection, [wanted()], 0, 0, uses_topic_ids=False) is not None
+        assert sessions.begin(connection, named(wanted()), 0, 0, uses_topic_ids=False) is not None
     assert len(sessions) == 1
     sessions.end_all(connection)
     assert len(sessions) == 0
@@ -65,15 +72,15 @@ def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
 
 def test_a_full_cache_makes_room_only_for_what_is_old() -> None:
     sessions = FetchSessions(random.Random(1), 2)
-    assert sessions.begin(client(), [wanted()], 0, 0, uses_topic_ids=False) is not None
-    assert sessions.begin(client(), [wanted()], 0, 10, uses_topic_ids=False) is not None
-    assert sessions.begin(client(), [wanted()], 0, 20, uses_topic_ids=False) is None
-    assert sessions.begin(client(), [wanted()], 0, EVICT_AFTER_MS, uses_topic_ids=False) is not None
+    assert sessions.begin(client(), named(wanted()), 0, 0, uses_topic_ids=False) is not None
+    assert sessions.begin(client(), named(wanted()), 0, 10, uses_topic_ids=False) is not None
+    assert sessions.begin(client(), named(wanted()), 0, 20, uses_topic_ids=False) is None
+    assert sessions.begin(client(), named(wanted()), 0, EVICT_AFTER_MS, uses_topic_ids=False) is not None
     assert len(sessions) == 2
 
 
 def test_a_fetch_of_nothing_needs_no_session() -> None:
-    assert FetchSessions(random.Random(1), 2).begin(client(), [], 0, 0, uses_topic_ids=False) is None
+    assert FetchSessions(random.Random(1), 2).begin(client(), {}, 0, 0, uses_topic_ids=False) is None
 
 
 # The request

@@ -142,8 +142,8 @@ def _tell_up(plan: ClusterPlan) -> None:
     )
     if defaults.write_caching:
         output.print(
-            "Records are acknowledged before they are on disk (write.caching): as long as a node lives, they are "
-            "safe. --sync is for power cuts too."
+            "Records are acknowledged when the nodes have them, before they are on disk (write.caching). With --sync "
+            "they are safe from a power cut too."
         )
     output.print("Ctrl-C stops it.")
 

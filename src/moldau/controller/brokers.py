@@ -79,14 +79,15 @@ def register_broker(
     known = state.image.brokers.get(broker.broker_id)
     if known is not None and known.incarnation_id == broker.incarnation_id:
         return Decision([_registration(broker, known.epoch, known)], known.epoch)
-    records: list[Record] = []
     if known is not None:
         _check_not_alive(known, broker, sessions, now_ms)
-        records = leave_in_sync(state, settings, broker.broker_id, clean=is_clean_restart(known, broker))
-        if len(records) >= RECORDS_PER_DECISION_MAX:
-            # The former life must not be elected again while this goes on.
-            fence = [] if known.fenced else [_change(known, fenced=FENCED)]
-            return Decision(_first([*fence, *records]), None)
+    # Who was unregistered and comes back may come with another disk.
+    is_clean = known is not None and is_clean_restart(known, broker)
+    records = leave_in_sync(state, settings, broker.broker_id, clean=is_clean)
+    if len(records) >= RECORDS_PER_DECISION_MAX:
+        # The former life must not be elected again while this goes on.
+        fence = [] if known is None or known.fenced else [_change(known, fenced=FENCED)]
+        return Decision(_first([*fence, *records]), None)
     # The registration comes first, so that its offset is the epoch.
     return Decision([_registration(broker, state.next_offset, None), *records], state.next_offset)
 
@@ -168,11 +169,11 @@ def heartbeat(
 ) -> Decision[Record, HeartbeatReply]:
     """What becomes of a broker by what it says of itself.
 
-    One that is fenced is taken in when it has caught up with its own registration: it then knows all that was decided
-    before, and first of all what it does not lead any more.
+    One that is fenced is taken in when it has caught up with that: it then knows all that was decided before, and
+    first of all what it does not lead any more.
     """
     broker = check_broker_epoch(state.image, beat.broker_id, beat.broker_epoch)
-    is_caught_up = beat.metadata_offset >= broker.epoch
+    is_caught_up = beat.metadata_offset >= state.put_out_offset(broker.broker_id)
     records: list[Record] = []
     fenced, stop = broker.fenced, False
     if beat.wants_shutdown:

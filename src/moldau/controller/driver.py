@@ -44,7 +44,7 @@ from moldau.controller.topics import create_partitions, create_topics, delete_to
 from moldau.controller.upkeep import AskLogEnd, ProbeBroker, Upkeep, has_leaderless
 from moldau.decisions import Decision
 from moldau.decisions.runtime import DecisionRuntime
-from moldau.errors import NotControllerError, StorageError
+from moldau.errors import NotControllerError, RequestTimedOutError, StorageError
 from moldau.metadata.image import NO_LEADER, ClusterImage, ConfigResource
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, encode
@@ -269,8 +269,8 @@ class Controller:
     def _confirmed_age_ms(self, now_ms: int) -> int:
         """How long ago a majority last confirmed this controller.
 
-        A controller that is cut off does not know of its successor. It must not prolong leases that the successor
-        takes to have run out, so it stops to answer before there can be one.
+        A controller that is cut off does not know of its successor, and must not prolong leases that the successor
+        takes to have run out. So leases count from this time, and it stops to answer before there can be another.
         """
         age_ms = now_ms - self._quorum.confirmed_ms
         if not self._quorum.is_leader or age_ms > self._settings.static.quorum_fetch_timeout_ms:
@@ -369,7 +369,7 @@ class Controller:
             self._ended = [each for each in self._ended if not each.has_ended]
             self._ended.append(self._upkeep)
         self._upkeep = self._state = None
-        self._runtime.unload(error)
+        self._runtime.unload(error, in_doubt=_in_doubt())
         self._tell_news()
 
     def _failed(self, error: BaseException) -> None:
@@ -409,6 +409,14 @@ def _tell(told: "asyncio.Future[None]") -> None:
 def _named(state: ControllerState, partitions: Sequence[tuple[str, int]] | None) -> Sequence[tuple[str, int]]:
     """An administrator who names no partitions means all that have no leader."""
     return state.index.leaderless() if partitions is None else partitions
+
+
+def _in_doubt() -> RequestTimedOutError:
+    """For changes that the next controller may find in the log: NOT_CONTROLLER would say that nothing was done, and
+    nodes that hand requests on would ask again."""
+    return RequestTimedOutError(
+        "The controller moved before it could say whether this was done: look before trying again."
+    )
 
 
 def _not_controller() -> NotControllerError:

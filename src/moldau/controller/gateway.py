@@ -6,6 +6,7 @@ it has not been done.
 """
 
 import asyncio
+import contextlib
 import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -43,6 +44,8 @@ CLIENT_WAITS_MS = 30_000
 """How long is tried for a request that does not say how long it has."""
 CREATION_MS = 10_000
 """How long the creation of a topic may hold up who needs it to be there."""
+READY_MS = 1_000
+"""How long of that for its replicas. Some may be down for long, and whoever needs the topic can do without them."""
 ANSWER_GRACE_MS = 2_000
 """A controller that used all of a request's time answers at its end, and that answer says why."""
 VISIBLE_WITHIN_MS = 5_000
@@ -117,22 +120,32 @@ class ControllerGateway:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, timeout_ms: int = CREATION_MS
     ) -> list[TopicCreated]:
-        """Returns when the topics are ready, or `timeout_ms` are over."""
+        """For what this node needs itself, and clients that only use it: returns when the topics are there and, if that
+        does not take long, ready."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
         async def here() -> list[TopicCreated]:
             created = await self._controller.create_topics(topics)
-            await self._controller.wait_ready(
-                [each.name for each in created if each.error is None], deadline_ms
-            )
+            names = [each.name for each in created if each.error is None]
+            # A controller that moves now has made them all the same.
+            with contextlib.suppress(NotControllerError):
+                await self._controller.wait_ready(names, self._clock.monotonic_ms() + READY_MS)
             return created
 
         async def there(node_id: int) -> list[TopicCreated]:
-            tree = wire.create_topics_tree(topics, timeout_ms)
+            tree = wire.create_topics_tree(topics, READY_MS)
             answer = await self._forwarded(node_id, ApiKey.CREATE_TOPICS, 7, tree, deadline_ms)
-            return wire.topics_created(answer, topics)
+            return [self._made(each) for each in wire.topics_created(answer, topics)]
 
         return await self.ask(here, there, deadline_ms)
+
+    def _made(self, outcome: TopicCreated) -> TopicCreated:
+        """A topic that was not ready in time is there all the same."""
+        found = self._metadata.image.topics.get(outcome.name)
+        if found is None or not isinstance(outcome.error, RequestTimedOutError):
+            return outcome
+        replicas = len(found.partitions[0].replicas)
+        return TopicCreated(outcome.name, found.topic_id, len(found.partitions), replicas)
 
     async def alter_configs(
         self,

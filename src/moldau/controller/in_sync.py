@@ -58,28 +58,28 @@ def alter_in_sync(
         )
         change.in_sync = tuple(member for member, _ in wanted.in_sync)
         change.is_recovering = wanted.is_recovering
-        record = change.record()
-        if record is not None:
-            records.append(record)
-        results.append(_result(broker_id, wanted, change, record))
+        # Also where the set stays as it is: in a new partition epoch no late copy of another proposal is taken, which
+        # is what its leader wants then.
+        record = change.record() or PartitionChangeRecord(
+            partition_id=partition.index, topic_id=topic.topic_id, isr=partition.in_sync
+        )
+        records.append(record)
+        results.append(_result(broker_id, wanted, change.after(record)))
     return Decision(records, results)
 
 
-def _result(
-    broker_id: int, wanted: InSyncChange, change: PartitionChange, record: PartitionChangeRecord | None
-) -> InSyncResult:
-    leader, leader_epoch, in_sync, is_recovering, partition_epoch = change.after(record)
+def _result(broker_id: int, wanted: InSyncChange, partition: PartitionImage) -> InSyncResult:
     error = None
-    if leader != broker_id:
-        error = NewLeaderElectedError(f"The reassignment is done; broker {leader} leads now.")
+    if partition.leader != broker_id:
+        error = NewLeaderElectedError(f"The reassignment is done; broker {partition.leader} leads now.")
     return InSyncResult(
         wanted.topic_id,
         wanted.partition,
-        leader,
-        leader_epoch,
-        in_sync,
-        is_recovering,
-        partition_epoch,
+        partition.leader,
+        partition.leader_epoch,
+        partition.in_sync,
+        partition.is_recovering,
+        partition.partition_epoch,
         error,
     )
 

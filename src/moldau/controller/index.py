@@ -23,7 +23,6 @@ class PartitionIndex:
         self._of: dict[int, _Names] = {}
         self._led: dict[int, _Names] = {}
         self._preferring: dict[int, _Names] = {}
-        self._reassigning: _Names = {}
         self._led_elsewhere: _Names = {}
         for topic in image.topics.values():
             for partition in topic.partitions:
@@ -38,9 +37,6 @@ class PartitionIndex:
 
     def leaderless(self) -> Sequence[PartitionName]:
         return self.led_by(NO_LEADER)
-
-    def reassigning(self) -> Sequence[PartitionName]:
-        return sorted(self._reassigning)
 
     def led_elsewhere(self) -> Sequence[PartitionName]:
         """Those whose leader is not their preferred replica."""
@@ -80,8 +76,6 @@ class PartitionIndex:
         self._preferring.setdefault(preferred, {})[name] = None
         if partition.leader != preferred:
             self._led_elsewhere[name] = None
-        if partition.is_reassigning:
-            self._reassigning[name] = None
 
     def _remove(self, name: PartitionName, partition: PartitionImage) -> None:
         for broker_id in partition.replicas:
@@ -89,4 +83,3 @@ class PartitionIndex:
         self._led[partition.leader].pop(name)
         self._preferring[partition.replicas[0]].pop(name)
         self._led_elsewhere.pop(name, None)
-        self._reassigning.pop(name, None)

@@ -5,6 +5,7 @@ hold afterwards, but for one: the in-sync set is never empty. Who is left in it 
 leader, until it comes back or another replica that has everything committed does.
 """
 
+import dataclasses
 from collections.abc import Container, Mapping
 from uuid import UUID
 
@@ -87,20 +88,21 @@ class PartitionChange:
             directories=None if self.replicas == old.replicas else (None,) * len(self.replicas),
         )
 
-    def after(self, record: PartitionChangeRecord | None) -> tuple[int, int, Replicas, bool, int]:
-        """Leader, leader epoch, in-sync set, whether it recovers, and partition epoch once the record is applied."""
+    def after(self, record: PartitionChangeRecord | None) -> PartitionImage:
+        """What a leader is told: the partition once the record is applied, but for its replicas."""
         old = self._old
         if record is None:
-            return old.leader, old.leader_epoch, old.in_sync, old.is_recovering, old.partition_epoch
+            return old
         elected = record.leader != UNCHANGED
-        return (
-            record.leader if elected else old.leader,
-            old.leader_epoch + elected,
-            old.in_sync if record.isr is None else record.isr,
-            old.is_recovering
+        return dataclasses.replace(
+            old,
+            leader=record.leader if elected else old.leader,
+            leader_epoch=old.leader_epoch + elected,
+            in_sync=old.in_sync if record.isr is None else record.isr,
+            partition_epoch=old.partition_epoch + 1,
+            is_recovering=old.is_recovering
             if record.leader_recovery_state == NO_CHANGE
             else record.leader_recovery_state == RECOVERING,
-            old.partition_epoch + 1,
         )
 
     def _who_has_everything_committed(self) -> Replicas:

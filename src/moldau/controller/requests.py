@@ -127,8 +127,8 @@ class HeartbeatReply:
     is_fenced: bool
     should_shut_down: bool
     confirmed_age_ms: int = 0
-    """How long before the heartbeat came a majority of the quorum had last confirmed the controller. A lease that a
-    node's own controller grants counts from then: it may be the one that is cut off."""
+    """How long before the heartbeat came a majority of the quorum had last confirmed the controller. The lease counts
+    from then: another controller may have been elected since."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from moldau.controller.names import collision_key
 from moldau.errors import PolicyViolationError
 from moldau.metadata.apply import apply
 from moldau.metadata.image import ClusterImage
-from moldau.metadata.records import Record
+from moldau.metadata.records import BrokerRegistrationChangeRecord, Record, RegisterBrokerRecord
 
 RECORDS_PER_DECISION_MAX = 20_000
 """A decision is one batch of the log, which must stay small enough to be replicated and applied at one go."""
@@ -20,6 +20,9 @@ class ControllerState:
         """`image` is committed up to the end of the log."""
         self.image = image
         self.index = PartitionIndex(image)
+        self._loaded_offset = image.offset
+        self._put_out_offsets: dict[int, int] = {}
+        """Of the brokers that registered or were fenced since then."""
         self._twins: dict[str, str] = {}
         """A topic for each collision key in use."""
         for name in image.topics:
@@ -34,12 +37,22 @@ class ControllerState:
         before = self.image
         self.image, delta = apply(before, records, end_offset - 1)
         self.index.update(before, self.image, delta)
+        for record in records:
+            if isinstance(record, RegisterBrokerRecord) or (
+                isinstance(record, BrokerRegistrationChangeRecord) and record.fenced > 0
+            ):
+                self._put_out_offsets[record.broker_id] = end_offset - 1
         for topic in delta.topics_deleted:
             key = collision_key(topic.name)
             if key is not None and self._twins.get(key) == topic.name:
                 del self._twins[key]
         for name in delta.topics_created:
             self._add_name(name)
+
+    def put_out_offset(self, broker_id: int) -> int:
+        """The end of the decision by which a broker was last fenced, with its registration or after it. Who has taken
+        the metadata up to there knows what it does not lead any more."""
+        return self._put_out_offsets.get(broker_id, self._loaded_offset)
 
     def colliding_topic(self, key: str) -> str | None:
         """The topic with this collision key."""

@@ -181,7 +181,7 @@ class Upkeep:
 
     async def _probe_broker(self, broker_id: int, broker_epoch: int) -> None:
         session = self.sessions.of(broker_id, broker_epoch)
-        if session is None or self._probe is None:
+        if session is None:
             return
         heard = session.heard
         for after_s in PROBES_AFTER_S:
@@ -189,7 +189,7 @@ class Upkeep:
                 await asyncio.sleep(after_s)
             if session.heard != heard:
                 return
-            if await self._probe(broker_id) is Probe.GONE:
+            if await self._is_gone(broker_id):
                 await self._fence(
                     broker_id, broker_epoch, "its process is gone", unless=lambda: session.heard != heard
                 )
@@ -197,6 +197,13 @@ class Upkeep:
                     # Its next life need not wait for the end of this one.
                     self.sessions.cut_short(broker_id, broker_epoch, self._clock.monotonic_ms())
                 return
+
+    async def _is_gone(self, broker_id: int) -> bool:
+        try:
+            return self._probe is not None and await self._probe(broker_id) is Probe.GONE
+        except MoldauError as error:
+            log.warning("a broker cannot be looked for", broker=broker_id, why=str(error))
+            return False
 
     async def _fence_silent(self, broker_id: int, broker_epoch: int) -> None:
         await self._fence(
@@ -236,7 +243,7 @@ class Upkeep:
         while True:
             try:
                 return await self._runtime.submit(decide)
-            except NotControllerError:
+            except (NotControllerError, RequestTimedOutError):
                 raise
             except MoldauError as error:
                 log.error("the controller cannot write its decision", why=str(error))
@@ -319,7 +326,8 @@ class Upkeep:
                 while name in self._wanted_again:
                     del self._wanted_again[name]
                     await work()
-            except NotControllerError:
+            except (NotControllerError, RequestTimedOutError):
+                # The next controller looks after the cluster now.
                 pass
             except Exception:
                 log.exception("the controller's upkeep has failed", at=name)

@@ -121,7 +121,12 @@ def heartbeat_tree(heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def heartbeat_reply(answer: Message) -> HeartbeatReply:
-    return HeartbeatReply(answer.is_caught_up, answer.is_fenced, answer.should_shut_down)
+    return HeartbeatReply(
+        answer.is_caught_up,
+        answer.is_fenced,
+        answer.should_shut_down,
+        confirmed_age_ms=answer.confirmed_age_ms,
+    )
 
 
 # In-sync sets

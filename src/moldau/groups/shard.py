@@ -195,6 +195,9 @@ class Shard:
 
     def ask(self, step: Step, *, is_commit: bool = False) -> "asyncio.Future[Reply]":
         """Decides for a request, and gives what its answer will come in; raises where nothing is loaded."""
+        if self._state is not None:
+            # A lease that comes back tells nobody: what was committed without one may be told from now on.
+            self._progressed()
         if self._state is None:
             raise self._refusal()
         self._last_ticket += 1

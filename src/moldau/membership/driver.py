@@ -1,8 +1,8 @@
 """Keeps this broker in the cluster: carries what `state.py` wants to say to the controller, wherever that is."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 from uuid import UUID
 
 from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
@@ -11,6 +11,7 @@ from moldau.membership.lease import Lease
 from moldau.membership.state import (
     NO_EPOCH,
     BecameActive,
+    ControllerChanged,
     Effect,
     EndLease,
     Event,
@@ -80,7 +81,8 @@ class Membership:
             heartbeat_interval_ms=settings.broker_heartbeat_interval_ms,
             session_ms=settings.broker_session_timeout_ms,
         )
-        self._request: asyncio.Task[None] | None = None
+        self._requests: list[asyncio.Task[None]] = []
+        """The last is under way; those before it have been given up and may still be ending."""
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._refusal: MoldauError | None = None
@@ -117,6 +119,13 @@ class Membership:
         be opened. The controller is told at once: somebody may be waiting for a new topic."""
         self._take(Reported(metadata_offset, tuple(not_ready)))
 
+    def controller_changed(self) -> None:
+        """Another node has become the controller, as the quorum says: it is told at once that this broker is alive,
+        whatever became of what the one before was told last."""
+        if not self._is_closed:
+            self._give_up()
+            self._take(ControllerChanged())
+
     async def shut_down(self) -> None:
         """Returns when others lead what this broker led, or when nobody can be asked to. From then on there is no
         lease: nothing is acknowledged any more."""
@@ -131,9 +140,8 @@ class Membership:
         self._tell_waiting()
         if self._timer is not None:
             self._timer.cancel()
-        if self._request is not None:
-            self._request.cancel()
-            await asyncio.gather(self._request, return_exceptions=True)
+        self._give_up()
+        await asyncio.gather(*self._requests, return_exceptions=True)
 
     @property
     def _has_ended(self) -> bool:
@@ -171,9 +179,9 @@ class Membership:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Register():
-                self._request = asyncio.get_running_loop().create_task(self._register(effect))
+                self._begin(self._register(effect))
             case Send():
-                self._request = asyncio.get_running_loop().create_task(self._send(effect))
+                self._begin(self._send(effect))
             case ProlongLease():
                 self.lease.prolong(effect.ends_ms)
             case EndLease():
@@ -204,6 +212,14 @@ class Membership:
         self._take(Tick())
 
     # Requests
+
+    def _begin(self, request: Coroutine[Any, Any, None]) -> None:
+        self._requests = [each for each in self._requests if not each.done()]
+        self._requests.append(asyncio.get_running_loop().create_task(request))
+
+    def _give_up(self) -> None:
+        for request in self._requests:
+            request.cancel()
 
     async def _register(self, effect: Register) -> None:
         event: Event

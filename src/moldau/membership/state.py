@@ -82,6 +82,11 @@ class ShutdownWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerChanged:
+    """Whatever is under way goes to one that decides no more, and has been given up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """It is time for what was due."""
 
@@ -94,6 +99,7 @@ Event = (
     | HeartbeatFailed
     | Reported
     | ShutdownWanted
+    | ControllerChanged
     | Tick
 )
 
@@ -165,6 +171,7 @@ class MembershipState:
         """So much shorter than the session that clocks which do not run alike make no difference."""
         self.phase = Phase.STARTING
         self.broker_epoch = NO_EPOCH
+        self._has_started = False
         self._metadata_offset = -1
         self._not_ready: tuple[NotReady, ...] = ()
         self._is_waiting = False
@@ -191,8 +198,11 @@ class MembershipState:
     def step(self, now_ms: int, event: Event) -> list[Effect]:
         if self.phase is Phase.STOPPED:
             return []
+        if not self._has_started and isinstance(event, ControllerChanged):
+            return []
         match event:
             case Started():
+                self._has_started = True
                 return self._register()
             case Registered():
                 return self._registered(now_ms, event.broker_epoch)
@@ -206,17 +216,23 @@ class MembershipState:
                 self._is_waiting = False
                 return self._heartbeat_failed(now_ms, event.error)
             case Reported():
+                known = self._metadata_offset, self._not_ready
                 self._metadata_offset = max(self._metadata_offset, event.metadata_offset)
                 self._not_ready = event.not_ready
-                return self._send_news()
+                return [] if known == (self._metadata_offset, self._not_ready) else self._send_news()
             case ShutdownWanted():
                 return self._shut_down(now_ms)
+            case ControllerChanged():
+                self._failures = 0
+                return self._ask()
             case Tick():
-                if self._is_waiting or self._due_ms is None or now_ms < self._due_ms:
-                    return []
-                return self._register() if self.phase is Phase.STARTING else self._send()
+                is_due = not self._is_waiting and self._due_ms is not None and now_ms >= self._due_ms
+                return self._ask() if is_due else []
 
     # Asking
+
+    def _ask(self) -> list[Effect]:
+        return self._register() if self.phase is Phase.STARTING else self._send()
 
     def _register(self) -> list[Effect]:
         self._is_waiting = True

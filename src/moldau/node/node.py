@@ -34,6 +34,7 @@ from moldau.peers.addresses import PeerAddresses
 from moldau.peers.peers import Connect, Peers
 from moldau.quorum.driver import METADATA_LOG, Quorum, QuorumSettings, open_metadata_log
 from moldau.quorum.elections import ElectionFile, ElectionMemory
+from moldau.quorum.messages import NO_LEADER
 from moldau.quorum.snapshots import SnapshotFiles, SnapshotMemory
 from moldau.quorum.wire import WireQuorumPeers
 from moldau.replication.driver import Replication
@@ -121,7 +122,6 @@ class Node:
         await self._membership.start()
         self._replication.start()
         await self._membership.wait_active()
-        await self._partitions.set_strays_aside()
         self._housekeeping = Housekeeping(self._partitions, self._settings, self._world.clock)
         self._housekeeping.start()
         self._undo.push_async_callback(self._housekeeping.stop)
@@ -176,9 +176,10 @@ class Node:
         )
         self._undo.push_async_callback(controller.close)
         gateway = ControllerGateway(node_id, controller, quorum, peers, metadata, clock)
+        incarnation_id = new_id(world.random)
         membership = self._membership = Membership(
             node_id,
-            new_id(world.random),
+            incarnation_id,
             gateway,
             static,
             clock,
@@ -188,7 +189,7 @@ class Node:
             on_fatal=self._fatal,
         )
         self._undo.push_async_callback(membership.close)
-        table.lease = membership.lease
+        table.lease, table.incarnation_id = membership.lease, incarnation_id
         metadata.listen(lambda image: membership.report(image.offset, table.not_ready()))
         self._undo.push_async_callback(table.close)
         groups = self._groups = GroupCoordinator(node_id, table, metadata, gateway, settings, clock)
@@ -262,11 +263,19 @@ class Node:
 
     def _leader_changed(self, leader_id: int, epoch: int) -> None:
         self._controller.leader_changed(leader_id, epoch)
+        if leader_id != NO_LEADER:
+            self._membership.controller_changed()
 
     async def stop(self) -> None:
         """Hands leadership over, answers what is under way, closes logs so that the next start needs no recovery."""
         await self._undo.aclose()
         log.info("stopped")
+
+    def abort(self) -> None:
+        """Closes its doors and what came through them at once, as the end of a process does, and nothing else: for
+        tests that kill nodes."""
+        for listener in self._listeners:
+            listener.abort()
 
     async def _hand_over(self) -> None:
         """A node that is alone has nobody to hand over to."""

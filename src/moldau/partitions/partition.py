@@ -1,7 +1,7 @@
 """A partition as its callers see it: takes appends in order, knows who may read what, and wakes who waits."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from moldau.controller.requests import InSyncChange, InSyncResult
@@ -57,9 +57,6 @@ class Fetched(NamedTuple):
 
 class Partition(Replica):
     """A partition that this node has a replica of."""
-
-    on_joinable: "Sequence[Callable[[Partition], None]]" = ()
-    """Called when a follower that was out of sync has come far enough to be in sync again."""
 
     # Leading
 
@@ -207,9 +204,6 @@ class Partition(Replica):
             self._high_watermark_moved()
         if self._lowered:
             self._lowered.reached(leader.low_watermark(self.log.start_offset))
-        if leader.may_join(fetch.replica_id):
-            for callback in self.on_joinable:
-                callback(self)
 
     def _check_position(self, offset: int, last_fetched_epoch: int) -> None:
         log_ = self.log
@@ -248,6 +242,10 @@ class Partition(Replica):
         return await self.log.max_timestamp(self.high_watermark)
 
     # The in-sync set
+
+    def may_join(self, replica_id: int) -> bool:
+        """Whether the last fetch of this follower has brought it far enough to be in sync again."""
+        return self._leader is not None and self._leader.may_join(replica_id)
 
     def propose_in_sync(self, lag_ms: int) -> InSyncChange | None:
         """What to ask of the controller, where the in-sync set should be another one. Until the answer is given to

@@ -72,6 +72,9 @@ class LeaderState:
     durable_offset: int = 0
     """How far the leader's own log is on disk."""
     proposal: Proposal | None = None
+    withdrawn: Proposal | None = None
+    """One that the controller refused for what a member was then. A copy of it may still be on its way, and would be
+    taken once that has passed, as long as the partition epoch is the same."""
     followers: dict[int, Progress] = field(default_factory=dict)
     """Those who have fetched in this epoch, and those it began in sync with."""
 
@@ -117,10 +120,11 @@ class LeaderState:
     def maximal_in_sync(self) -> tuple[int, ...]:
         """Whoever may be in the in-sync set, now or once a proposal is committed: any of them can be the next leader,
         so all of them must have what is committed."""
-        if self.proposal is None:
-            return self.image.in_sync
-        joining = (each for each in self.proposal.in_sync if each not in self.image.in_sync)
-        return (*self.image.in_sync, *joining)
+        members = self.image.in_sync
+        for proposal in (self.proposal, self.withdrawn):
+            if proposal is not None:
+                members += tuple(each for each in proposal.in_sync if each not in members)
+        return members
 
     def on_appended(self, end_offset: int, now_ms: int) -> None:
         for follower in self.followers.values():
@@ -142,8 +146,7 @@ class LeaderState:
 
     def on_image(self, image: PartitionImage, brokers: Mapping[int, BrokerImage], min_in_sync: int) -> bool:
         """A newer state of the same epoch. What was proposed on an older one is in it, or never will be."""
-        if self.proposal is not None and image.partition_epoch > self.proposal.partition_epoch:
-            self.proposal = None
+        self._settle(image.partition_epoch)
         for each in [each for each in self.followers if each not in image.replicas]:
             del self.followers[each]
         self.image = image
@@ -206,7 +209,9 @@ class LeaderState:
         if self.proposal is not None:
             return None
         wanted = tuple(each for each in self.image.replicas if self._belongs_in_sync(each, now_ms, lag_ms))
-        if sorted(wanted) != sorted(self.image.in_sync) or self.image.is_recovering:
+        is_other = sorted(wanted) != sorted(self.image.in_sync)
+        if is_other or self.image.is_recovering or self.withdrawn is not None:
+            # A withdrawn one is done with when any change is made, be it from a set to the same.
             return wanted
         return None
 
@@ -228,12 +233,13 @@ class LeaderState:
         """True where the high watermark moved. After most errors the proposal stays: it may have been committed, or
         another change was, and the metadata will tell which."""
         if result.error is not None:
-            if isinstance(result.error, IneligibleReplicaError):
-                self.proposal = None
+            if isinstance(result.error, IneligibleReplicaError) and self.proposal is not None:
+                self.withdrawn, self.proposal = self._withdraw(self.proposal), None
             return False
         if result.leader_epoch != self.leader_epoch or result.partition_epoch < self.image.partition_epoch:
             return False
         self.proposal = None
+        self._settle(result.partition_epoch)
         self.image = replace(
             self.image,
             in_sync=result.in_sync,
@@ -241,6 +247,20 @@ class LeaderState:
             is_recovering=result.is_recovering,
         )
         return self.advance()
+
+    def _settle(self, partition_epoch: int) -> None:
+        """What was proposed on an older state than this was made by now, or never will be."""
+        if self.proposal is not None and self.proposal.partition_epoch < partition_epoch:
+            self.proposal = None
+        if self.withdrawn is not None and self.withdrawn.partition_epoch < partition_epoch:
+            self.withdrawn = None
+
+    def _withdraw(self, proposal: Proposal) -> Proposal:
+        if self.withdrawn is None:
+            return proposal
+        members = dict(zip(self.withdrawn.in_sync, self.withdrawn.broker_epochs, strict=True))
+        members.update(zip(proposal.in_sync, proposal.broker_epochs, strict=True))
+        return Proposal(tuple(members), tuple(members.values()), proposal.partition_epoch)
 
     def _belongs_in_sync(self, replica: int, now_ms: int, lag_ms: int) -> bool:
         if replica == self.replica_id:
@@ -254,9 +274,10 @@ class LeaderState:
 
     def may_join(self, replica: int) -> bool:
         """Whether a fetch has just brought it far enough to be in sync again."""
-        if self.proposal is not None or replica in self.image.in_sync:
+        follower = self.followers.get(replica)
+        if follower is None or self.proposal is not None or replica in self.image.in_sync:
             return False
-        return self.followers[replica].is_keeping_up and self._may_be_in_sync(replica)
+        return follower.is_keeping_up and self._may_be_in_sync(replica)
 
     def _may_be_in_sync(self, replica: int) -> bool:
         """It has all that is committed, and all that this leader began with; more may be committed than that says."""

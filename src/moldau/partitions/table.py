@@ -43,8 +43,6 @@ class PartitionTable:
         self.store = store
         self.on_roles_changed: list[Callable[[], None]] = []
         """Called when partitions were opened or closed here, or have other leaders."""
-        self.on_follower_progress: list[Callable[[Partition], None]] = []
-        """Called when a follower of a partition led here has come far enough to be in sync again."""
         self.lease = lease
         self.incarnation_id: UUID | None = None
         """What the node registers with in this life. Nothing is opened before the metadata shows it; None opens at
@@ -165,7 +163,6 @@ class PartitionTable:
                 partition = self._partitions[key] = Partition(
                     opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease
                 )
-                partition.on_joinable = self.on_follower_progress
                 partition.on_followable = self.on_roles_changed
         await partition.take_role(image, brokers=self._image.brokers)
 

@@ -153,8 +153,12 @@ class Peers:
         return await asyncio.get_running_loop().create_task(probe_address(*address, timeout_ms))
 
     def drop(self, node_id: int, lane: str) -> None:
-        """Ends a connection: whoever waits for an answer on it gets PeerUnreachableError."""
-        connection = self._connections.pop((node_id, lane), None)
+        """Ends a connection, or the attempt to open it: whoever waits for an answer on it gets PeerUnreachableError."""
+        key = (node_id, lane)
+        for (opened, _), attempt in list(self._opening.items()):
+            if opened == key:
+                attempt.cancel()
+        connection = self._connections.pop(key, None)
         if connection is not None:
             connection.close()
 
@@ -260,7 +264,7 @@ async def _within(opening: "asyncio.Task[Connection]", timeout_ms: int) -> None:
     if not opening.done():
         raise PeerUnreachableError(f"it was not connected to within {timeout_ms} ms")
     if opening.cancelled():
-        raise PeerUnreachableError("this node is closing")
+        raise PeerUnreachableError("the attempt to connect was given up")
     error = opening.exception()
     if isinstance(error, PeerUnreachableError):
         # A fresh one: one exception object raised in many tasks would mix up their tracebacks.

@@ -61,6 +61,9 @@ METADATA_LOG = LogName("__cluster_metadata", 0)
 METADATA_TOPIC_ID = UUID(int=1)
 """Reserved for this log; no other topic gets it."""
 
+SEGMENT_BYTES = 8 * 1024 * 1024
+"""Only whole segments are deleted behind a snapshot."""
+
 VOTER_CHANGE_TIMEOUT_MS = 30_000
 NEVER_CONFIRMED = -(2**63)
 
@@ -68,9 +71,13 @@ T = TypeVar("T", bound=Told)
 
 
 async def open_metadata_log(store: LogStore) -> Log:
-    """The metadata log: never shortened by retention, always synced."""
+    """The metadata log: shortened by snapshots and never by retention, always synced."""
     settings = TopicSettings(
-        cleanup_policy=("delete",), retention_ms=-1, retention_bytes=-1, write_caching=False
+        cleanup_policy=("delete",),
+        retention_ms=-1,
+        retention_bytes=-1,
+        segment_bytes=SEGMENT_BYTES,
+        write_caching=False,
     )
     return await store.open(METADATA_LOG, METADATA_TOPIC_ID, settings)
 
@@ -96,10 +103,13 @@ class Quorum(Performing):
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """`on_commit` gets every batch of the log once, in order, when it is committed: those that were there
-        at the start too, then all at once. Where a snapshot stands for the log's beginning `on_snapshot` gets
-        that first: its records, what it stands for, and who led then."""
+        at the start too, then all at once, and not before they are known to be all that was agreed on until
+        then. Where a snapshot stands for the log's beginning `on_snapshot` gets that first: its records, what it
+        stands for, and who led then."""
         settings = settings or QuorumSettings()
-        state = QuorumState(ReplicaKey(node_id, directory_id), elections.load(), settings, tuple(bootstrap))
+        endpoints = next((voter.endpoints for voter in first_voters if voter.node_id == node_id), ())
+        key = ReplicaKey(node_id, directory_id)
+        state = QuorumState(key, elections.load(), settings, tuple(bootstrap), endpoints)
         super().__init__(
             state,
             log,
@@ -162,7 +172,7 @@ class Quorum(Performing):
         view = await look_at_log(self._log, self._snapshots, contents, self._first_voters)
         self._handed_on = view.start_offset
         if contents is not None:
-            self._hand_on_snapshot(contents)
+            self._begin_with(contents)
         for voter in self._first_voters:
             self._know(voter.node_id, voter.endpoints)
         await self._take(Started(view, self._handed_on))
@@ -173,6 +183,8 @@ class Quorum(Performing):
 
     async def resign(self) -> None:
         """Before a clean stop: a leader hands over, and this node stands for no election any more."""
+        if self._failure is not None or not self._has_started:
+            return
         await self._give(Leaving())
         await self._calls.said_goodbye()
 
@@ -239,7 +251,7 @@ class Quorum(Performing):
         while True:
             if not self._leads_in(request.epoch):
                 return QuorumFetched(self.epoch, self.leader_id, is_leader=False)
-            view, high_watermark = self._state.log, self._state.high_watermark
+            view, high_watermark = self._state.log, self._state.announced_high_watermark
             wait_ms = deadline_ms - self._clock.monotonic_ms()
             if view.end_offset > offset or high_watermark > request.high_watermark or wait_ms <= 0:
                 break
@@ -330,7 +342,9 @@ class Quorum(Performing):
                 await self._wait_until(deadline_ms)
         while self.high_watermark < end_offset:
             if not self._leads_in(epoch):
-                raise NotControllerError("the leadership was lost before the change was agreed on")
+                raise RequestTimedOutError(
+                    "the leadership was lost before the change was agreed on: it may or may not be made"
+                )
             await self._wait_until(deadline_ms)
 
     async def _wait_until(self, deadline_ms: int) -> None:

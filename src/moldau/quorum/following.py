@@ -23,6 +23,7 @@ from moldau.quorum.messages import (
     ReplicaKey,
     SnapshotId,
     Voter,
+    VoterEndpoint,
 )
 from moldau.quorum.ports import QuorumSettings
 from moldau.quorum.replicas import Leadership
@@ -40,6 +41,8 @@ class Following:
     settings: QuorumSettings = field(default_factory=QuorumSettings)
     bootstrap: tuple[int, ...] = ()
     """Whom to ask for the leader beside the voters."""
+    endpoints: tuple[VoterEndpoint, ...] = ()
+    """Where this node itself can be reached; empty where it does not know."""
 
     log: LogView = field(default_factory=lambda: LogView(VoterHistory(())))
     role: Role = Role.UNATTACHED
@@ -60,6 +63,8 @@ class Following:
     """When the next fetch is sent, after one that led to nothing."""
     leader_high_watermark: int = 0
     """As the leader told it, with records that may not be durable here yet."""
+    current_from: int | None = None
+    """The first high watermark that a leader told since this node started: all agreed on before that is below it."""
     asked: int = 0
     """How many have been asked for the leader; says whose turn it is."""
 
@@ -101,6 +106,12 @@ class Following:
         """Who leads in this epoch as far as this node knows, NO_LEADER where it does not."""
         return self.election.leader_id if self.role in (Role.LEADER, Role.FOLLOWER) else NO_LEADER
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this node has all that was agreed on before it started. What it had committed in a former life is in
+        its log, but it does not know any more how far that was."""
+        return self.current_from is not None and self.high_watermark >= self.current_from
+
     def _others(self) -> list[Voter]:
         return [voter for voter in self.voters if voter.node_id != self.node_id]
 
@@ -120,9 +131,15 @@ class Following:
     # Epochs and leaders
 
     def _set_election(self, election: Election) -> None:
-        if election != self.election:
-            self.election = election
-            self._effects.append(Persist(election))
+        if election == self.election:
+            return
+        self.election = election
+        for place, effect in enumerate(self._effects):
+            if isinstance(effect, Persist):
+                # Twice in one step: written once, before all that rests on either.
+                self._effects[place] = Persist(election)
+                return
+        self._effects.append(Persist(election))
 
     def _adopt(self, epoch: int, leader_id: int) -> None:
         """An epoch has begun that this node did not know of; perhaps with a leader."""
@@ -140,7 +157,7 @@ class Following:
         if leader_id != NO_LEADER:
             self._follow(leader_id)
         else:
-            self._fetch()
+            self._fetch_later()
 
     def _follow(self, leader_id: int, *, fetches: bool = True) -> None:
         """Somebody says who leads in this epoch."""
@@ -256,6 +273,8 @@ class Following:
             self._effects.append(FetchSnapshot(reply.leader_id, reply.epoch, reply.snapshot))
         else:
             self.leader_high_watermark = max(self.leader_high_watermark, reply.high_watermark)
+            if self.current_from is None and reply.high_watermark >= 0:
+                self.current_from = reply.high_watermark
             if reply.records:
                 self._effects.append(AppendRecords(reply.records))
             else:

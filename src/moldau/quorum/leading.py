@@ -34,6 +34,11 @@ class Leading(Following):
         """Only then does a leader know all that is committed, and so who votes."""
         return self.leadership is not None and self.high_watermark > self.leadership.epoch_start_offset
 
+    @property
+    def announced_high_watermark(self) -> int:
+        """What others are told: none, as long as more may be committed than this leader knows."""
+        return self.high_watermark if self.has_committed_in_epoch else -1
+
     def confirmed_ms(self, now_ms: int) -> int | None:
         """The newest time since which this leader has been heard of by a majority; None for a node that does not
         lead."""
@@ -50,7 +55,7 @@ class Leading(Following):
             epoch_start_offset=self.log.end_offset,
             begin_ms=self._now_ms,
         )
-        voters = tuple(replace(voter, directory_id=self._directory_of(voter)) for voter in self.voters)
+        voters = self._learned_voters()
         granting = tuple(sorted(self.granted))
         names_voters = not self.log.voters.is_in_log
         self._effects.append(BeginEpoch(self.node_id, self.epoch, voters, granting, names_voters))
@@ -83,6 +88,8 @@ class Leading(Following):
         self.role = Role.RESIGNED
         self._stand_at(self._election_timeout())
         self._say_goodbye(successors)
+        if not self.is_voter:
+            self._leader_left(self._election_timeout())
 
     def _say_goodbye(self, successors: Sequence[ReplicaKey]) -> None:
         for key in successors:
@@ -104,7 +111,7 @@ class Leading(Following):
             self.epoch,
             self.node_id,
             is_leader=True,
-            high_watermark=self.high_watermark,
+            high_watermark=self.announced_high_watermark,
             log_start_offset=log.start_offset,
         )
         if found is None and log.snapshot is not None:
@@ -132,21 +139,34 @@ class Leading(Following):
         # they are committed only together with a record of this epoch behind them.
         if reached > leadership.epoch_start_offset:
             self._commit(reached)
+            if self.current_from is None:
+                self.current_from = self.high_watermark
         if self.has_committed_in_epoch and self.log.voters.newest.offset < self.high_watermark:
             if not self.is_voter:
                 # It has done its last duty: its removal is agreed on.
                 self._resign()
             else:
-                self._learn_directories()
+                self._learn()
 
     # Voters
 
-    def _learn_directories(self) -> None:
+    def _learn(self) -> None:
         """The first voters come from settings, which know no directories. Once a voter's directory is in the log,
         a node that comes back with an empty disk is not taken for it."""
-        voters = tuple(replace(voter, directory_id=self._directory_of(voter)) for voter in self.voters)
+        voters = self._learned_voters()
         if voters != self.voters:
             self._effects.append(AppendVoters(voters))
+
+    def _learned_voters(self) -> tuple[Voter, ...]:
+        """With directories where they have become known, and this node where it is now."""
+        return tuple(
+            replace(
+                voter,
+                directory_id=self._directory_of(voter),
+                endpoints=(voter.node_id == self.node_id and self.endpoints) or voter.endpoints,
+            )
+            for voter in self.voters
+        )
 
     def _directory_of(self, voter: Voter) -> UUID | None:
         if voter.directory_id is not None:

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from moldau.errors import CorruptRecordError, MoldauError, StorageError
+from moldau.errors import CorruptRecordError, MoldauError, NotControllerError, StorageError
 from moldau.logs.store import Log
 from moldau.observe.logging import get_logger
 from moldau.quorum.batches import (
@@ -99,6 +99,8 @@ class Performing:
         self._calls = Calls(peers, settings, self._give)
         self._endpoints: dict[int, tuple[VoterEndpoint, ...]] = {}
         self._handed_on = log.start_offset
+        self._beginning: SnapshotContents | None = None
+        """What is to be handed on before anything else."""
         self._sync_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure: BaseException | None = None
@@ -114,6 +116,9 @@ class Performing:
 
     async def _take_turn(self, event: Event) -> Told | Serve | None:
         self._check_failure()
+        if not self._has_started:
+            # It has not looked at its log yet: it would vote for anybody.
+            raise NotControllerError("this node is starting")
         answer = await self._take(event)
         if isinstance(answer, MoldauError):
             raise answer
@@ -284,13 +289,17 @@ class Performing:
     # Handing on
 
     def _agreed_below(self) -> int:
-        """Nothing at or after it may be acted on: it could still be lost to another leader."""
-        return self._state.high_watermark
+        """Nothing at or after it may be acted on: it could still be lost to another leader. Nor may anything before
+        this node is current: it would act on what it knows to be outdated."""
+        return self._state.high_watermark if self._state.is_current else -1
 
     async def _hand_on(self) -> None:
         below = self._agreed_below()
-        if self._handed_on >= below:
+        if below < self._handed_on:
             return
+        if self._beginning is not None:
+            contents, self._beginning = self._beginning, None
+            self._on_snapshot(contents.values, contents.id, contents.leader_id)
         committed: list[CommittedBatch] = []
         while self._handed_on < below:
             from_offset = self._handed_on
@@ -300,7 +309,8 @@ class Performing:
                 self._handed_on = batch.next_offset
             if self._handed_on == from_offset:
                 raise CorruptRecordError(f"the metadata log has no batch at {from_offset}, below {below}")
-        self._on_commit(committed)
+        if committed:
+            self._on_commit(committed)
 
     # Snapshots
 
@@ -346,9 +356,9 @@ class Performing:
         except StorageError as error:
             self._fail(error)
             raise
-        self._hand_on_snapshot(contents)
+        self._begin_with(contents)
         await self._take(SnapshotTaken(snapshot, contents.voters))
 
-    def _hand_on_snapshot(self, contents: SnapshotContents) -> None:
+    def _begin_with(self, contents: SnapshotContents) -> None:
         self._handed_on = contents.id.end_offset
-        self._on_snapshot(contents.values, contents.id, contents.leader_id)
+        self._beginning = contents

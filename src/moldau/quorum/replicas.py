@@ -17,8 +17,9 @@ class Replica:
     """Everything below it is on the replica's disk, for it has asked for what comes then. Never falls in an epoch."""
     last_fetch_ms: int = NEVER
     last_caught_up_ms: int = NEVER
-    leader_end_offset: int = 0
-    """Where the leader's log ended when the replica fetched last."""
+    leader_end_offset: int = NEVER
+    """Where the leader's log ended at `leader_end_ms`, when the replica fetched before."""
+    leader_end_ms: int = NEVER
 
 
 @dataclass(slots=True)
@@ -45,14 +46,12 @@ class Leadership:
 
     def fetched(self, key: ReplicaKey, offset: int, leader_end_offset: int, now_ms: int) -> None:
         """The replica has everything below `offset`, as this leader has it, and wants what comes then."""
-        known = self.replicas.get(key)
-        before_ms = known.last_fetch_ms if known else NEVER
         replica = self.heard(key, now_ms)
         if offset >= leader_end_offset:
             replica.last_caught_up_ms = now_ms
-        elif before_ms != NEVER and offset >= replica.leader_end_offset:
-            replica.last_caught_up_ms = max(replica.last_caught_up_ms, before_ms)
-        replica.leader_end_offset = leader_end_offset
+        elif replica.leader_end_ms != NEVER and offset >= replica.leader_end_offset:
+            replica.last_caught_up_ms = max(replica.last_caught_up_ms, replica.leader_end_ms)
+        replica.leader_end_offset, replica.leader_end_ms = leader_end_offset, now_ms
         # A request that the network held back tells of less than is known.
         replica.end_offset = max(replica.end_offset, offset)
 

@@ -161,7 +161,8 @@ class SnapshotFiles(Snapshots):
             file = self._disk.open(self._path(snapshot))
             try:
                 size = file.size
-                return SnapshotPiece(size, file.read(position, size if bytes_max is None else bytes_max))
+                wanted = size if bytes_max is None else min(bytes_max, size)
+                return SnapshotPiece(size, file.read(position, wanted) if position < size else b"")
             finally:
                 file.close()
         except OSError as error:

@@ -51,7 +51,7 @@ class WireQuorumPeers:
     def __init__(
         self,
         peers: Peers,
-        cluster_id: str,
+        cluster_id: str | None,
         *,
         listener: str,
         request_timeout_ms: int,

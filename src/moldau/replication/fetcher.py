@@ -41,6 +41,8 @@ BYTES_MIN = 65_536
 """What is asked for at least of a leader whose answers do not come through in time."""
 NUDGE_MS = 10
 """How long an answer that may be on its way is waited for before a waiting fetch is given up for a new partition."""
+NUDGES_APART_MS = 50
+"""How far apart such give-ups are at least, and a millisecond more for each partition: all are asked for anew."""
 TURN_BYTES = 1_048_576
 """How much is appended before others have a turn on the event loop."""
 
@@ -203,11 +205,12 @@ class Fetcher:
 
     async def _refused(self, code: ErrorCode) -> None:
         """The fetch as a whole was: nothing in it says which partitions the leader has taken note of."""
+        was_begun = self._session.is_begun
         self._session.begin_anew()
-        if code in _SESSION_ERRORS:
+        if code in _SESSION_ERRORS and was_begun:
             log.debug("the leader has no such fetch session", leader=self.leader_id, why=code.name)
             return
-        log.warning("the leader refuses to be fetched from", leader=self.leader_id, why=code.name.upper())
+        self._complain(f"it refuses: {code.name.upper()}")
         await self._rest(self._backoff_ms())
 
     async def _cut_off(self, error: PeerUnreachableError) -> None:
@@ -215,14 +218,18 @@ class Fetcher:
         if self._was_nudged:
             self._was_nudged = False
             return
-        if not self._is_cut_off:
-            self._is_cut_off = True
-            log.warning("the leader cannot be fetched from", leader=self.leader_id, why=str(error))
+        self._complain(str(error))
         if not error.is_gone:
             # Its answers may be too large for the time they have.
             bytes_max = self._bytes_max or self._with.settings.broker.replica_fetch_response_max_bytes
             self._bytes_max = max(BYTES_MIN, bytes_max // 2)
         await self._rest(self._backoff_ms())
+
+    def _complain(self, why: str) -> None:
+        """Once, until it goes well again."""
+        if not self._is_cut_off:
+            self._is_cut_off = True
+            log.warning("the leader cannot be fetched from", leader=self.leader_id, why=why)
 
     def _reached(self) -> None:
         self._was_nudged = False
@@ -287,16 +294,27 @@ class Fetcher:
         verdict = judge(answer.error_code, has_diverged=diverging is not None and diverging.end_offset >= 0)
         if verdict is Verdict.TAKE:
             await self._append(key, partition, asked, answer)
+            must_move = bool(answer.records)
         elif verdict is Verdict.CUT_BACK:
             await partition.truncate_for(LogEnd(diverging.epoch, diverging.end_offset), asked.leader_epoch)
+            must_move = True
         elif verdict is Verdict.BEGIN_ANEW:
-            await self._begin_anew(key, partition, asked, answer.log_start_offset)
+            if begins_anew(asked.offset, asked.last_epoch, answer.log_start_offset):
+                await partition.begin_at(answer.log_start_offset, asked.leader_epoch)
+            must_move = True
+        elif verdict is Verdict.WAIT_FOR_METADATA:
+            self._rest_partition(key, briefly=True)
+            return
         else:
-            briefly = verdict is Verdict.WAIT_FOR_METADATA
-            if not briefly:
-                why = code_of(answer.error_code).name.upper()
-                log.warning("the leader cannot serve a partition", partition=str(partition.name), why=why)
-            self._rest_partition(key, briefly=briefly)
+            self._failed(key, partition, f"the leader answers {code_of(answer.error_code).name.upper()}")
+            return
+        if must_move and partition.fetch_position() == asked:
+            # To ask the same again at once would get the same answer.
+            self._failed(
+                key,
+                partition,
+                f"it is at offset {asked.offset} and cannot go on with what the leader answers ({verdict.value})",
+            )
 
     async def _append(
         self, key: PartitionKey, partition: FollowedPartition, asked: Position, answer: Any
@@ -312,28 +330,16 @@ class Fetcher:
             key, is_in_sync=position is not None and position[0] >= answer.high_watermark
         )
 
-    async def _begin_anew(
-        self, key: PartitionKey, partition: FollowedPartition, asked: Position, leader_start: int
-    ) -> None:
-        if begins_anew(asked.offset, asked.last_epoch, leader_start):
-            await partition.begin_at(leader_start, asked.leader_epoch)
-            return
-        log.error(
-            "the leader does not have the offset that this replica is at",
-            partition=str(partition.name),
-            offset=asked.offset,
-            leader_start=leader_start,
-        )
-        self._rest_partition(key, briefly=False)
-
     def _could_not_take(self, key: PartitionKey, partition: FollowedPartition, error: MoldauError) -> None:
         if partition.failure is not None:
             self._give_up(key, partition, error)
         else:
-            log.warning(
-                "records were not taken from the leader", partition=str(partition.name), why=str(error)
-            )
-            self._rest_partition(key, briefly=False)
+            self._failed(key, partition, str(error))
+
+    def _failed(self, key: PartitionKey, partition: FollowedPartition, why: str) -> None:
+        tell = log.debug if self._followed.has_failed_before(key) else log.warning
+        tell("a partition was not replicated", partition=str(partition.name), leader=self.leader_id, why=why)
+        self._rest_partition(key, briefly=False)
 
     def _give_up(self, key: PartitionKey, partition: FollowedPartition, error: Exception) -> None:
         log.error("a partition is no longer replicated", partition=str(partition.name), why=str(error))
@@ -392,7 +398,7 @@ class Fetcher:
             return
         now_ms, delay_ms = self._now_ms(), NUDGE_MS
         if self._nudged_ms is not None:
-            again_ms = self._nudged_ms + self._with.settings.broker.replica_fetch_wait_max_ms
+            again_ms = self._nudged_ms + NUDGES_APART_MS + len(self._partitions)
             delay_ms = max(delay_ms, again_ms - now_ms)
         self._nudge = asyncio.get_running_loop().call_later(delay_ms / 1000, self._give_up_waiting)
 

@@ -38,6 +38,8 @@ log = get_logger(__name__)
 
 CHANGES_MAX = 2_000
 """How many changes go into one request."""
+SHOWN_MAX = 5
+"""How many changes one log line shows."""
 RETRY_MS_MIN, RETRY_MS_MAX = 50, 1_000
 INELIGIBLE_MS = 200
 """How long a partition waits that proposed a member which the controller does not take: its metadata is newer."""
@@ -157,11 +159,17 @@ class InSyncSets:
             await self._failed(error)
             return
         refusal = None
+        changed = []
         for (key, each), result in zip(sent.items(), results, strict=True):
             if result.error is None or isinstance(result.error, _METADATA_WILL_TELL):
                 self._answered(key, each, result)
             else:
                 refusal = result.error
+            if result.error is None:
+                changed.append(f"{each.partition.name} {list(result.in_sync)}")
+        if changed:
+            some = ", ".join(changed[:SHOWN_MAX]) + (", ..." if len(changed) > SHOWN_MAX else "")
+            log.info("in-sync sets have changed", partitions=len(changed), now=some)
         if refusal is None:
             self._failures = 0
         else:
@@ -179,6 +187,8 @@ class InSyncSets:
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
             if self._held.get(key, now_ms) > now_ms:
+                # It is looked at when that is over: the high watermark may wait for it.
+                self._looked_at[key] = partition
                 continue
             change = partition.propose_in_sync(lag_ms)
             if change is not None:
@@ -194,16 +204,13 @@ class InSyncSets:
         partition = proposed.partition
         if isinstance(result.error, IneligibleReplicaError):
             self._held[key] = self._clock.monotonic_ms() + INELIGIBLE_MS
+            self._looked_at[key] = partition
         if result.error is None:
-            log.info(
-                "the in-sync set has changed", partition=str(partition.name), in_sync=list(result.in_sync)
+            log.debug(
+                "an in-sync set has changed", partition=str(partition.name), in_sync=list(result.in_sync)
             )
         else:
-            log.info(
-                "the controller has not changed an in-sync set",
-                partition=str(partition.name),
-                why=str(result.error),
-            )
+            log.debug("an in-sync set is not changed", partition=str(partition.name), why=str(result.error))
         partition.on_in_sync_answer(result)
 
     async def _failed(self, error: MoldauError) -> None:
@@ -219,7 +226,10 @@ class InSyncSets:
         await asyncio.sleep(jittered(pause_ms, self._random.random()) / 1000)
 
     def _until_next_ms(self) -> int:
-        return max(0, self._next_look_ms - self._clock.monotonic_ms())
+        next_ms = min(
+            (self._held[key] for key in self._looked_at if key in self._held), default=self._next_look_ms
+        )
+        return max(0, min(next_ms, self._next_look_ms) - self._clock.monotonic_ms())
 
     async def _rest(self, ms: int) -> None:
         """For so long; less where there is news."""

@@ -60,6 +60,11 @@ class FetchSession:
     def __len__(self) -> int:
         return len(self._wanted)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the leader has a session that the last fetch went on with."""
+        return self._epoch != BEGIN_EPOCH
+
     def asked(self, key: PartitionKey) -> Position | None:
         """Where the last fetch asked for a partition, whatever is wanted by now; None where it did not."""
         return self._told.get(key)

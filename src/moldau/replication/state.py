@@ -99,6 +99,11 @@ class FollowedPartitions:
         found = self._partitions.get(key)
         return found is not None and found.is_in_sync
 
+    def has_failed_before(self, key: PartitionKey) -> bool:
+        """Whether its last attempt was a failure too."""
+        found = self._partitions.get(key)
+        return found is not None and found.failures > 0
+
     def follow(
         self, leader_epochs: Mapping[PartitionKey, int]
     ) -> tuple[list[PartitionKey], list[PartitionKey]]:

@@ -27,11 +27,11 @@ from moldau.requests.fetch_sessions import (
     FetchSessionNotFoundError,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
-    PartitionKey,
     Told,
     Wanted,
 )
 from moldau.requests.fetch_wait import Asker, Fetch, Result
+from moldau.requests.fetch_watch import PartitionKey, Watch
 from moldau.requests.leaders import current_leader, node_endpoints
 from moldau.requests.metadata_fetch import fetch_metadata, is_of_metadata
 from moldau.requests.registry import handles
@@ -47,7 +47,7 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
     if is_of_metadata(request):
         return await fetch_metadata(request, session, broker)
     try:
-        fetch_session, wanted, is_incremental = _resolve(request, session, broker)
+        fetch_session, named = _resolve(request, session, broker)
     except FetchSessionNotFoundError:
         return _refusal(ErrorCode.fetch_session_id_not_found)
     except InvalidFetchSessionEpochError:
@@ -55,18 +55,26 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
     except FetchSessionTopicIdError:
         return _refusal(ErrorCode.fetch_session_topic_id_error)
     asker = _asker(request, session)
+    watch = Watch() if fetch_session is None else fetch_session.watch
     under_way = Fetch(
         broker,
-        wanted,
+        named if fetch_session is None else fetch_session.wanted,
         asker,
-        fetch_session,
+        watch,
+        {} if fetch_session is None else fetch_session.told,
         bytes_max=_bytes_max(request, asker, broker),
         committed_only=request.isolation_level == READ_COMMITTED,
     )
-    await under_way.run(request.min_bytes, request.max_wait, session.connection.closed)
-    results = zip(wanted, under_way.results, strict=True)
+    keys = list(named) if fetch_session is None else _worth_a_look(fetch_session, broker)
+    try:
+        await under_way.run(keys, request.min_bytes, request.max_wait, session.connection.closed)
+    finally:
+        if fetch_session is None:
+            watch.close()
+    results = [(under_way.looked_at[key], result) for key, result in under_way.results.items()]
     if fetch_session is not None:
-        results = _remember(fetch_session, results, is_incremental)  # type: ignore[assignment]
+        is_incremental = request.session_epoch != BEGIN_EPOCH
+        results = _remember(fetch_session, results, only_changes=is_incremental)
     answered = _Answer(broker, committed_only=request.isolation_level == READ_COMMITTED)
     return {
         "throttle_time": 0,
@@ -103,22 +111,30 @@ def _refusal(code: ErrorCode) -> dict[str, Any]:
 
 def _resolve(
     request: Any, session: Session, broker: Broker
-) -> tuple[FetchSession | None, list[Wanted], bool]:
-    """The session (if any), all partitions to read, and whether only changes are to be told."""
+) -> tuple[FetchSession | None, dict[PartitionKey, Wanted]]:
+    """The session, if there is one, and the partitions that the request names."""
     sessions = broker.fetch_sessions
     session_id, epoch = request.get("session_id", NO_SESSION), request.get("session_epoch", END_EPOCH)
     now_ms = broker.world.clock.monotonic_ms()
-    named = list(_named(request, broker))
+    named = {each.key: each for each in _named(request, broker)}
     if epoch == END_EPOCH:
         sessions.end(session_id)
-        return None, named, False
+        return None, named
     by_id = session.api_version >= TOPIC_ID_VERSION
     if epoch == BEGIN_EPOCH:
-        begun = sessions.begin(session.connection, named, session_id, now_ms, uses_topic_ids=by_id)
-        return begun, named, False
+        return sessions.begin(session.connection, named, session_id, now_ms, uses_topic_ids=by_id), named
     forgotten = _forgotten(request)
-    fetch_session = sessions.resume(session_id, epoch, named, forgotten, now_ms, uses_topic_ids=by_id)
-    return fetch_session, [_found_again(each, broker) for each in fetch_session.wanted.values()], True
+    return sessions.resume(session_id, epoch, named, forgotten, now_ms, uses_topic_ids=by_id), named
+
+
+def _worth_a_look(fetch_session: FetchSession, broker: Broker) -> list[PartitionKey]:
+    """What has news; and from time to time all, for followers show that they are alive by what they fetch."""
+    keys = list(fetch_session.watch.news)
+    now_ms = broker.world.clock.monotonic_ms()
+    if now_ms - fetch_session.looked_ms >= broker.settings.broker.replica_lag_time_max_ms // 4:
+        fetch_session.looked_ms = now_ms
+        keys += [key for key in fetch_session.wanted if key not in fetch_session.watch.news]
+    return keys
 
 
 def _named(request: Any, broker: Broker) -> Iterable[Wanted]:
@@ -139,13 +155,6 @@ def _named(request: Any, broker: Broker) -> Iterable[Wanted]:
             )
 
 
-def _found_again(wanted: Wanted, broker: Broker) -> Wanted:
-    """A topic id may have got its topic, or lost it, since the session was told of it."""
-    if wanted.topic_id is None:
-        return wanted
-    return wanted._replace(topic=broker.metadata.image.topic_names.get(wanted.topic_id))
-
-
 def _forgotten(request: Any) -> Iterable[PartitionKey]:
     for topic in request.get("forgotten_topics_data", ()):
         for index in topic.partitions:
@@ -153,7 +162,7 @@ def _forgotten(request: Any) -> Iterable[PartitionKey]:
 
 
 def _remember(
-    fetch_session: FetchSession, results: Iterable[tuple[Wanted, Result]], only_changes: bool
+    fetch_session: FetchSession, results: Iterable[tuple[Wanted, Result]], *, only_changes: bool
 ) -> list[tuple[Wanted, Result]]:
     shown = []
     for wanted, result in results:
@@ -163,10 +172,8 @@ def _remember(
             news = True
         else:
             told = Told(result.high_watermark, result.last_stable_offset, result.start_offset)
-            has_records = result.records.size > 0
-            news = has_records or result.nearest_replica >= 0 or fetch_session.told.get(key) != told
-            if has_records and key in fetch_session.wanted:
-                fetch_session.wanted[key] = fetch_session.wanted.pop(key)
+            is_other = fetch_session.told.get(key) != told
+            news = result.records.size > 0 or result.nearest_replica >= 0 or is_other
             fetch_session.told[key] = told
         if news or not only_changes:
             shown.append((wanted, result))

@@ -31,6 +31,7 @@ from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.requests.topology import (
     controller_as_told,
+    cut_off,
     describe_partition,
     has_listener,
     reachable_brokers,
@@ -50,6 +51,7 @@ class _Asker(NamedTuple):
     listener: str
     operations: int
     """To be told for each topic."""
+    not_leading: int | None
 
 
 @handles(ApiKey.METADATA, versions=(0, 13))
@@ -66,7 +68,7 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
         errors = await _create_missing([topic.name for topic in asked if topic.get("name")], broker)
     image, listener = broker.metadata.image, session.connection.listener
     operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED
-    asker = _Asker(session.api_version, listener, operations)
+    asker = _Asker(session.api_version, listener, operations, cut_off(broker))
     if asked is None:
         topics = [_topic(topic, image, asker) for _, topic in sorted(image.topics.items())]
     else:
@@ -176,7 +178,7 @@ def _topic(topic: TopicImage, image: ClusterImage, asker: _Asker) -> dict[str, A
 
 
 def _partition(partition: PartitionImage, image: ClusterImage, asker: _Asker) -> dict[str, Any]:
-    tree = describe_partition(partition, image, asker.listener)
+    tree = describe_partition(partition, image, asker.listener, not_leading=asker.not_leading)
     if tree["leader_id"] == NO_LEADER:
         leads_elsewhere = partition.leader in image.brokers and not has_listener(
             partition.leader, image, asker.listener

@@ -1,6 +1,7 @@
 """BrokerHeartbeat: a broker says that it is alive, how far it is with the metadata, and what it wants.
 
-- Our own tagged field `not_ready` names replicas whose logs it could not open.
+- Our own tagged field `not_ready` names replicas whose logs it could not open, and `confirmed_age_ms` in the answer
+  says how sure the controller is that it is one: the broker's lease counts from then.
 - The connection matters too: when it closes, the controller looks at once whether the broker's process is gone,
   instead of waiting until its session has run out.
 """
@@ -33,6 +34,7 @@ async def broker_heartbeat(request: Message, session: Session, broker: Broker) -
         "is_caught_up": reply.is_caught_up,
         "is_fenced": reply.is_fenced,
         "should_shut_down": reply.should_shut_down,
+        "confirmed_age_ms": reply.confirmed_age_ms,
     }
 
 

@@ -7,11 +7,12 @@ while makes room; else the client is served without a session.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+from moldau.requests.fetch_watch import PartitionKey, Watch
 from moldau.requests.session import ClientConnection
 
 NO_SESSION = 0
@@ -48,11 +49,8 @@ class Wanted(NamedTuple):
     """Where a follower's log begins."""
 
     @property
-    def key(self) -> "PartitionKey":
+    def key(self) -> PartitionKey:
         return (self.topic_id if self.topic_id is not None else self.topic or "", self.partition)
-
-
-PartitionKey = tuple[UUID | str, int]
 
 
 class Told(NamedTuple):
@@ -70,8 +68,10 @@ class FetchSession:
     epoch: int
     used_at_ms: int
     wanted: dict[PartitionKey, Wanted]
-    """In the order they are served; whoever got data goes to the end, so that none starves."""
     told: dict[PartitionKey, Told] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    looked_ms: int = 0
+    """When all partitions were last looked at, whether they had news or not."""
 
 
 class FetchSessions:
@@ -86,7 +86,7 @@ class FetchSessions:
     def begin(
         self,
         connection: ClientConnection,
-        wanted: Iterable[Wanted],
+        wanted: Mapping[PartitionKey, Wanted],
         replaced_id: int,
         now_ms: int,
         *,
@@ -95,11 +95,11 @@ class FetchSessions:
         """A new session in place of those the connection had, or None where the client has to do without."""
         self.end(replaced_id)
         self.end_all(connection)
-        partitions = {each.key: each for each in wanted}
-        if not partitions or not self._make_room(now_ms):
+        if not wanted or not self._make_room(now_ms):
             return None
         session_id = self._new_id()
-        session = FetchSession(session_id, uses_topic_ids, 1, now_ms, partitions)
+        session = FetchSession(session_id, uses_topic_ids, 1, now_ms, dict(wanted), looked_ms=now_ms)
+        session.watch.news.update(dict.fromkeys(wanted))
         self._sessions[session_id] = session
         connection.fetch_session_ids.append(session_id)
         return session
@@ -108,7 +108,7 @@ class FetchSessions:
         self,
         session_id: int,
         epoch: int,
-        changed: Iterable[Wanted],
+        changed: Mapping[PartitionKey, Wanted],
         forgotten: Iterable[PartitionKey],
         now_ms: int,
         *,
@@ -123,15 +123,18 @@ class FetchSessions:
             raise FetchSessionTopicIdError
         session.epoch = 1 if epoch + 1 >= _EPOCH_LIMIT else epoch + 1
         session.used_at_ms = now_ms
-        for each in changed:
-            session.wanted[each.key] = each
+        session.wanted.update(changed)
+        session.watch.news.update(dict.fromkeys(changed))
         for key in forgotten:
             session.wanted.pop(key, None)
             session.told.pop(key, None)
+            session.watch.forget(key)
         return session
 
     def end(self, session_id: int) -> None:
-        self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.watch.close()
 
     def end_all(self, connection: ClientConnection) -> None:
         """The sessions begun on a connection; called when it closes, too."""

@@ -2,16 +2,16 @@
 up."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from moldau.errors import MoldauError, NotLeaderError, UnknownTopicIdError, UnsupportedCompressionError
-from moldau.logs.store import NOTHING
 from moldau.partitions.partition import Fetched, Partition
 from moldau.partitions.state import ReplicaFetch
 from moldau.partitions.waiting import Listeners
 from moldau.requests.broker import Broker
-from moldau.requests.fetch_sessions import FetchSession, Wanted
+from moldau.requests.fetch_sessions import Told, Wanted
+from moldau.requests.fetch_watch import PartitionKey, Watch
 from moldau.requests.lookup import find_partition
 from moldau.requests.nearest import nearest_replica
 
@@ -22,8 +22,6 @@ REPLICA_VERSION = 15
 """The first in which a follower says which life of its broker it fetches in."""
 
 Result = Fetched | MoldauError
-
-_NOTHING_YET = Fetched(NOTHING, -1, -1, -1)
 
 
 class Asker(NamedTuple):
@@ -41,120 +39,146 @@ class Asker(NamedTuple):
 
 
 class Fetch:
-    """One fetch under way. `results` stands beside `wanted`, place by place."""
+    """One fetch under way, of the partitions in `wanted`; `looked_at` and `results` have those that it came to."""
 
     def __init__(
         self,
         broker: Broker,
-        wanted: Sequence[Wanted],
+        wanted: Mapping[PartitionKey, Wanted],
         asker: Asker,
-        session: FetchSession | None,
+        watch: Watch,
+        told: Mapping[PartitionKey, Told],
         *,
         bytes_max: int,
         committed_only: bool,
     ) -> None:
+        """`told` is what a session's client knows already."""
         self._broker = broker
         self._wanted = wanted
         self._asker = asker
-        self._session = session
+        self._watch = watch
+        self._told = told
         self._bytes_max = bytes_max
+        self._room = bytes_max
         self._committed_only = committed_only
-        self._is_asked = True
-        """Until all partitions were looked at once: what a follower says of itself counts once."""
-        self._partitions: list[Partition | None] = [None] * len(wanted)
-        self.results: list[Result] = [_NOTHING_YET] * len(wanted)
+        self._partitions: dict[PartitionKey, Partition] = {}
+        self.looked_at: dict[PartitionKey, Wanted] = {}
+        self.results: dict[PartitionKey, Result] = {}
 
-    async def run(self, bytes_min: int, wait_ms: int, closed: Listeners) -> None:
-        """Reads; if that gives too little, waits for progress and reads again what progressed. `closed`
+    async def run(
+        self, keys: Sequence[PartitionKey], bytes_min: int, wait_ms: int, closed: Listeners
+    ) -> None:
+        """Reads these; if that gives too little, waits for news of any partition and reads what has some. `closed`
         tells when the caller has gone."""
-        await self._run(bytes_min, wait_ms, closed)
+        news = _News()
+        self._watch.attach(news.tell)
+        try:
+            await self._read(keys, is_asked=True)
+            if wait_ms > 0 and self._wanted and not self._is_enough(bytes_min):
+                await self._wait(news, bytes_min, wait_ms, closed)
+        finally:
+            self._watch.detach(news.tell)
+            self._look_again_at_what_is_left()
         if self._asker.is_replica:
             self._count_sent()
 
-    async def _run(self, bytes_min: int, wait_ms: int, closed: Listeners) -> None:
-        await self._read(range(len(self._wanted)))
-        self._is_asked = False
-        if wait_ms <= 0 or not self._wanted or self._is_enough(bytes_min):
-            return
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_ms / 1000
-        news = _News()
-        tickets = [
-            (listeners, listeners.add(lambda place=place: news.tell(place)))  # type: ignore[misc]
-            for place, partition in enumerate(self._partitions)
-            if partition is not None
-            for listeners in self._news_of(partition)
-        ]
-        timer = loop.call_at(deadline, news.stop)
-        tickets += [(listeners, listeners.add(news.stop)) for listeners in (self._broker.long_polls, closed)]
+    async def _wait(self, news: "_News", bytes_min: int, wait_ms: int, closed: Listeners) -> None:
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, news.stop)
+        endings = [(listeners, listeners.add(news.stop)) for listeners in (self._broker.long_polls, closed)]
         try:
-            # Progress between the read and the listening would be missed: look once more before waiting.
-            await self._read(range(len(self._wanted)))
             while not self._is_enough(bytes_min) and await news.come():
-                await self._read(news.take())
+                await self._read(news.take(), is_asked=False)
         finally:
             timer.cancel()
-            for listeners, ticket in tickets:
+            for listeners, ticket in endings:
                 listeners.remove(ticket)
 
-    def _news_of(self, partition: Partition) -> list[Listeners]:
+    def _look_again_at_what_is_left(self) -> None:
+        """What was not read to its end comes first in the next fetch, and behind it what got its share in this one."""
+        served = []
+        for key, result in self.results.items():
+            if isinstance(result, Fetched) and result.records.size:
+                served.append(key)
+            elif isinstance(result, MoldauError) or self._has_more(key):
+                self._watch.news.setdefault(key)
+        for key in served:
+            self._watch.news.pop(key, None)
+            self._watch.news[key] = None
+
+    def _has_more(self, key: PartitionKey) -> bool:
+        partition = self._partitions[key]
+        if self._asker.is_replica:
+            return self.looked_at[key].offset < partition.log.end_offset
+        return self.looked_at[key].offset < partition.visible_end(committed_only=self._committed_only)
+
+    def _follow(self, key: PartitionKey, partition: Partition) -> None:
         """Followers read all of a log, consumers what is committed."""
         if not self._asker.is_replica:
-            return [partition.progress]
-        return [partition.growth, partition.progress] if self._followers_serve else [partition.growth]
+            self._watch.follow(key, partition, loud=[partition.progress])
+        elif self._followers_serve:
+            self._watch.follow(key, partition, loud=[partition.growth, partition.progress])
+        else:
+            self._watch.follow(key, partition, loud=[partition.growth], quiet=[partition.progress])
+
+    def _is_enough(self, bytes_min: int) -> bool:
+        total = 0
+        for key, result in self.results.items():
+            if isinstance(result, MoldauError) or self._is_news(key, result):
+                return True
+            total += result.records.size
+        return total >= bytes_min
+
+    def _is_news(self, key: PartitionKey, result: Fetched) -> bool:
+        """What is told at once though there are no records."""
+        if not self._asker.is_replica:
+            return result.nearest_replica >= 0
+        if 0 <= self.looked_at[key].start_offset < result.start_offset:
+            return True
+        if not self._followers_serve:
+            return False
+        told = self._told.get(key)
+        return told is None or result.high_watermark > told.high_watermark
 
     @property
     def _followers_serve(self) -> bool:
         """Whether consumers read from followers, who then should know at once how far they may."""
         return bool(self._broker.settings.broker.replica_selector_class)
 
-    def _is_enough(self, bytes_min: int) -> bool:
-        total = 0
-        for wanted, result in zip(self._wanted, self.results, strict=True):
-            if isinstance(result, MoldauError) or self._is_news(wanted, result):
-                return True
-            total += result.records.size
-        return total >= bytes_min
-
-    def _is_news(self, wanted: Wanted, result: Fetched) -> bool:
-        """What is told at once though there are no records."""
-        if not self._asker.is_replica:
-            return result.nearest_replica >= 0
-        if 0 <= wanted.start_offset < result.start_offset:
-            return True
-        if not self._followers_serve:
-            return False
-        told = None if self._session is None else self._session.told.get(wanted.key)
-        return told is None or result.high_watermark > told.high_watermark
-
-    async def _read(self, places: Sequence[int]) -> None:
-        room = self._bytes_max - sum(
-            result.records.size for result in self.results if not isinstance(result, MoldauError)
-        )
-        for place in places:
-            before = self.results[place]
-            if not isinstance(before, MoldauError):
-                room += before.records.size
+    async def _read(self, keys: Sequence[PartitionKey], *, is_asked: bool) -> None:
+        """`is_asked` the first time: what a follower says of itself counts once."""
+        for key in keys:
+            wanted = self._wanted.get(key)
+            if wanted is None:
+                continue
+            self._watch.news.pop(key, None)
+            before = self.results.get(key)
+            if isinstance(before, Fetched):
+                self._room += before.records.size
+            if wanted.topic_id is not None:
+                # It may have got its topic, or lost it, since a session was told of it.
+                wanted = wanted._replace(topic=self._broker.metadata.image.topic_names.get(wanted.topic_id))
+            self.looked_at[key] = wanted
             try:
-                result: Result = await self._read_one(place, room)
+                fetched = await self._read_one(key, wanted, is_asked)
             except MoldauError as error:
-                result = error
+                self.results[key] = error
             else:
-                room -= result.records.size  # type: ignore[union-attr]
-            self.results[place] = result
+                self._room -= fetched.records.size
+                self.results[key] = fetched
 
-    async def _read_one(self, place: int, room: int) -> Fetched:
-        wanted = self._wanted[place]
+    async def _read_one(self, key: PartitionKey, wanted: Wanted, is_asked: bool) -> Fetched:
         if wanted.topic is None:
             raise UnknownTopicIdError(f"there is no topic with the id {wanted.topic_id}")
         partition = find_partition(self._broker, wanted.topic, wanted.partition, wanted.topic_id)
-        self._partitions[place] = partition
+        self._partitions[key] = partition
+        # Before it is read, so that nothing is missed that happens meanwhile.
+        self._follow(key, partition)
         # The first batch comes whole even if it is over the limit, or a consumer could never get past it;
         # but only as long as nothing else is in the answer.
-        whole_first = room == self._bytes_max
-        bytes_max = max(0, min(wanted.bytes_max, room))
+        whole_first = self._room == self._bytes_max
+        bytes_max = max(0, min(wanted.bytes_max, self._room))
         if self._asker.is_replica:
-            return await self._read_for_replica(partition, wanted, bytes_max, whole_first)
+            return await self._read_for_replica(partition, wanted, bytes_max, whole_first, is_asked)
         return await self._read_for_consumer(partition, wanted, bytes_max, whole_first)
 
     async def _read_for_consumer(
@@ -188,7 +212,7 @@ class Fetch:
         )
 
     async def _read_for_replica(
-        self, partition: Partition, wanted: Wanted, bytes_max: int, whole_first: bool
+        self, partition: Partition, wanted: Wanted, bytes_max: int, whole_first: bool, is_asked: bool
     ) -> Fetched:
         asker = self._asker
         if asker.version < REPLICA_VERSION:
@@ -206,10 +230,10 @@ class Fetch:
             wanted.start_offset,
         )
         fetched = await partition.read_for_replica(
-            fetch, bytes_max, whole_first=whole_first, is_asked=self._is_asked
+            fetch, bytes_max, whole_first=whole_first, is_asked=is_asked
         )
-        if self._is_asked and self._broker.replication is not None and self._is_out_of_sync(partition):
-            # It may have caught up by what it has just said.
+        if is_asked and self._broker.replication is not None and partition.may_join(asker.replica_id):
+            # It has caught up by what it has just said.
             self._broker.replication.in_sync.look_at(partition)
         return fetched
 
@@ -227,10 +251,10 @@ class Fetch:
         if replication is None:
             return
         now_ms = self._broker.world.clock.monotonic_ms()
-        for partition, result in zip(self._partitions, self.results, strict=True):
+        for key, result in self.results.items():
             size = result.records.size if isinstance(result, Fetched) else 0
-            if size and partition is not None and self._is_out_of_sync(partition):
-                replication.throttle.note(partition.name, size, now_ms)
+            if size and self._is_out_of_sync(self._partitions[key]):
+                replication.throttle.note(self._partitions[key].name, size, now_ms)
 
     def _is_out_of_sync(self, partition: Partition) -> bool:
         if not partition.is_leader or partition.failure is not None:
@@ -239,15 +263,15 @@ class Fetch:
 
 
 class _News:
-    """Which partitions progressed since somebody last looked, and a way to wait for the first of them."""
+    """Which partitions have news since somebody last looked, and a way to wait for the first of them."""
 
     def __init__(self) -> None:
-        self._places: dict[int, None] = {}
+        self._keys: dict[PartitionKey, None] = {}
         self._waiter: asyncio.Future[bool] | None = None
         self._stopped = False
 
-    def tell(self, place: int) -> None:
-        self._places[place] = None
+    def tell(self, key: PartitionKey) -> None:
+        self._keys[key] = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
@@ -256,13 +280,13 @@ class _News:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(False)
 
-    def take(self) -> list[int]:
-        places, self._places = list(self._places), {}
-        return places
+    def take(self) -> list[PartitionKey]:
+        keys, self._keys = list(self._keys), {}
+        return keys
 
     async def come(self) -> bool:
         """True when there is news, False when time is up."""
-        if self._places:
+        if self._keys:
             return True
         if self._stopped:
             return False

@@ -3,6 +3,7 @@
 from typing import Any
 
 from moldau.metadata.image import NO_LEADER, BrokerImage, ClusterImage, Endpoint, PartitionImage
+from moldau.requests.broker import Broker
 
 
 def reachable_brokers(
@@ -28,12 +29,21 @@ def controller_as_told(image: ClusterImage, listener: str, own_id: int) -> int:
     return reachable[0] if reachable else -1
 
 
-def describe_partition(partition: PartitionImage, image: ClusterImage, listener: str) -> dict[str, Any]:
+def cut_off(broker: Broker) -> int | None:
+    """This broker where it has lost its lease: others may have been elected, and it would be the last to know. Clients
+    that are told of no leader ask again, and others."""
+    return None if broker.membership.lease.is_valid() else broker.broker_id
+
+
+def describe_partition(
+    partition: PartitionImage, image: ClusterImage, listener: str, *, not_leading: int | None = None
+) -> dict[str, Any]:
     """What Metadata and DescribeTopicPartitions both tell of a partition."""
+    leads = partition.leader != not_leading and _is_alive(partition.leader, image, listener)
     return {
         "error_code": 0,
         "partition_index": partition.index,
-        "leader_id": partition.leader if _is_alive(partition.leader, image, listener) else NO_LEADER,
+        "leader_id": partition.leader if leads else NO_LEADER,
         "leader_epoch": partition.leader_epoch,
         "replica_nodes": partition.replicas,
         "isr_nodes": partition.in_sync,

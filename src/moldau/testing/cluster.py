@@ -17,6 +17,7 @@ import socket
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -175,7 +176,7 @@ class Cluster:
             thread = NodeThread(
                 self._settings(node_id),
                 self._links.connect_of(node_id),
-                lambda node_id=node_id: self._links.end(node_id),  # type: ignore[misc]
+                partial(self._links.end, node_id),
             )
             self._running[node_id] = thread
             starting.append(thread.start())

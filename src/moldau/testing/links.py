@@ -4,6 +4,7 @@ through, and nobody is told."""
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from moldau.client.connection import Connection
@@ -44,6 +45,10 @@ class _LinkConnection(Connection):
         if sending:
             self._transport = _Nowhere(transport)  # type: ignore[assignment]
 
+    def close_if_cut(self) -> None:
+        if self.is_cut:
+            self.close()
+
 
 class Links:
     """Of all nodes of a cluster. Its own methods may be called from any thread."""
@@ -83,7 +88,7 @@ class Links:
             connections = [(node_id, *each) for node_id, opened in self._open.items() for each in opened]
         for node_id, target, loop, connection in connections:
             if (node_id, target) in directions or (target, node_id) in directions:
-                _in(loop, lambda a=node_id, b=target, c=connection: self._apply(a, b, c))
+                _in(loop, partial(self._apply, node_id, target, connection))
 
     def heal(self) -> None:
         """All links are whole again. Connections that were cut are closed: what was lost on them is lost."""
@@ -91,7 +96,7 @@ class Links:
             self._cut.clear()
             connections = [each for opened in self._open.values() for each in opened]
         for _, loop, connection in connections:
-            _in(loop, lambda c=connection: c.close() if c.is_cut else None)
+            _in(loop, connection.close_if_cut)
 
     def end(self, node_id: int) -> None:
         """The node's process is gone, and its connections with it. Called in the node's own loop."""

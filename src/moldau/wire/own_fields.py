@@ -28,6 +28,12 @@ class BrokerHeartbeatFields:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerHeartbeatAnswerFields:
+    confirmed_age_ms: int = field(metadata={"kafka_type": "int32", "tag": FIRST_TAG}, default=0)
+    """How long before the heartbeat came a majority of the quorum had last confirmed the controller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvelopeAnswerFields:
     metadata_offset: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
     """How far the controller's metadata was when it answered: a node that waits until it has come as far shows its
@@ -35,6 +41,10 @@ class EnvelopeAnswerFields:
 
 
 OWN_FIELDS: Mapping[str, type] = MappingProxyType(
-    {"BrokerHeartbeatRequest": BrokerHeartbeatFields, "EnvelopeResponse": EnvelopeAnswerFields}
+    {
+        "BrokerHeartbeatRequest": BrokerHeartbeatFields,
+        "BrokerHeartbeatResponse": BrokerHeartbeatAnswerFields,
+        "EnvelopeResponse": EnvelopeAnswerFields,
+    }
 )
 """By the name of the message. All of its versions are flexible, or there would be no place for tags."""

@@ -2,8 +2,9 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
@@ -22,6 +23,22 @@ from moldau.settings.topic import TopicSettings
 from moldau.world.disk import Disk
 
 log = get_logger(__name__)
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Waits for the work, and still does when cancelled: half a truncation would be neither log nor the other."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:
+            break
+    if cancelled is not None and not task.cancelled() and task.exception() is None:
+        raise cancelled
+    task.result()
 
 
 class FilesLog(SegmentedLog):
@@ -51,14 +68,20 @@ class FilesLog(SegmentedLog):
     async def truncate_to(self, offset: int) -> None:
         self._check()
         if offset < self.end_offset:
-            async with self._truncating():
-                if offset < self.start_offset:
-                    await self._begin_anew(self._without_records(offset, offset))
-                else:
-                    await self._cut_at(offset)
+            await to_the_end(self._truncate_to(offset))
 
     async def truncate_fully_and_start_at(self, offset: int) -> None:
         self._check()
+        await to_the_end(self._truncate_fully(offset))
+
+    async def _truncate_to(self, offset: int) -> None:
+        async with self._truncating():
+            if offset < self.start_offset:
+                await self._begin_anew(self._without_records(offset, offset))
+            else:
+                await self._cut_at(offset)
+
+    async def _truncate_fully(self, offset: int) -> None:
         async with self._truncating():
             await self._begin_anew(Beginning(offset))
 

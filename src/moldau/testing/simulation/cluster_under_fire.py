@@ -45,6 +45,8 @@ PROFILES: Mapping[str, Sequence[str]] = {
         "isolations",
         "resets",
     ),
+    # Just long enough for followers to fall out of the in-sync set, and not for leaders to change.
+    "flapping": ("isolations", "halves", "one-way cuts", "bridges", "pauses"),
     # Between elections there is just enough time for the next one.
     "elections": ("kills of all", "power cuts of all", "kills", "power cuts", "isolations"),
     # Followers of the metadata quorum are away for a while, one at a time: no reason for an election.

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from moldau.metadata.image import ClusterImage
+from moldau.metadata.image import ClusterImage, PartitionImage
 from moldau.testing.simulation.history import Partition
 from moldau.testing.simulation.server import Server
 
-TURNS_PER_LOOK = 8
+TURNS_PER_LOOK = 12
 KEEPS_REPORTS = 5
 
 Key = tuple[UUID, int]
@@ -212,8 +212,8 @@ class Invariants:
         before, view.image = view.image, image
         newest = self._newest_image
         if newest is None or image.offset > newest.offset:
-            self._count_changes(newest, image)
             self._newest_image = image
+            self._image_changed(newest, image)
         if before is not None and image.offset < before.offset:
             self._violated(f"the metadata of {server.name} went back from {before.offset} to {image.offset}")
         for name, topic in image.topics.items():
@@ -232,7 +232,7 @@ class Invariants:
                             f"nodes {both} both lead {name}-{partition.index} in epoch {partition.leader_epoch}"
                         )
 
-    def _count_changes(self, before: ClusterImage | None, after: ClusterImage) -> None:
+    def _image_changed(self, before: ClusterImage | None, after: ClusterImage) -> None:
         if before is None:
             return
         if before.brokers is not after.brokers:
@@ -247,9 +247,18 @@ class Invariants:
                 if later.leader_epoch > earlier.leader_epoch:
                     self._note("elected", later.leader, f"{name}-{later.index}", later.leader_epoch)
                 if later.in_sync != earlier.in_sync:
+                    self._in_sync_changed(name, later)
                     self._note("in-sync", f"{name}-{later.index}", ",".join(map(str, later.in_sync)))
                 if len(later.in_sync) < len(earlier.in_sync):
                     self._counts["in-sync shrinks"] += 1
+
+    def _in_sync_changed(self, topic: str, image: PartitionImage) -> None:
+        if topic in self._lossy or image.leader < 0:
+            return
+        server = self._servers[image.leader - 1]
+        leader = self.replica(image.leader, (topic, image.index))
+        if leader is not None and leader.is_leader and leader.leader_epoch == image.leader_epoch:
+            self._check_in_sync(server, leader, leader.high_watermark)
 
     def _look_at_replicas(self, server: Server, view: _View) -> None:
         for partition in _partitions(view.node):
@@ -261,35 +270,41 @@ class Invariants:
                 self._counts["truncations"] += 1
                 self._note("truncated", server.name, str(partition.name), end)
             seen.end = end
-            self._look_at_role(server, partition, seen)
+            if partition.is_leader:
+                self._look_at_leader(server, partition, seen)
+            else:
+                seen.is_leader = False
+            high_watermark = partition.high_watermark
+            if high_watermark != seen.high_watermark:
+                self._high_watermark_moved(server, partition, seen.high_watermark, high_watermark)
+                seen.high_watermark = high_watermark
 
-    def _look_at_role(self, server: Server, partition: Any, seen: _Seen) -> None:
-        if not partition.is_leader:
-            seen.is_leader = False
-            return
+    def _look_at_leader(self, server: Server, partition: Any, seen: _Seen) -> None:
         name, epoch = partition.name, partition.leader_epoch
-        state = partition._leader
-        high_watermark = state.high_watermark
-        key = partition.topic_id, name.partition
-        is_lossy = name.topic in self._lossy
-        if not seen.is_leader or epoch != seen.epoch:
-            if self._leaders.setdefault((key, epoch), server.node_id) not in (server.node_id, -1):
-                both = f"{self._leaders[key, epoch]} and {server.node_id}"
-                self._violated(f"nodes {both} both lead {name} in epoch {epoch}")
-            committed = self._committed_until(key, epoch)
-            if not is_lossy and seen.end < committed:
-                ends = f"{seen.end}, and {committed} is committed"
-                self._violated(f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}")
+        if seen.is_leader and epoch == seen.epoch:
+            return
         if seen.is_leader and epoch < seen.epoch:
             self._violated(f"the epoch of {name} on {server.name} fell from {seen.epoch} to {epoch}")
-        if high_watermark != seen.high_watermark:
-            if high_watermark < seen.high_watermark and not is_lossy:
-                fell = f"{seen.high_watermark} to {high_watermark}"
-                self._violated(f"the high watermark of {name} on {server.name} fell from {fell}")
-            if not is_lossy:
-                self._check_in_sync(server, partition, high_watermark)
-            self._committed.setdefault(key, {})[epoch] = high_watermark
-        seen.is_leader, seen.epoch, seen.high_watermark = True, epoch, high_watermark
+        seen.is_leader, seen.epoch = True, epoch
+        key = partition.topic_id, name.partition
+        if self._leaders.setdefault((key, epoch), server.node_id) not in (server.node_id, -1):
+            both = f"{self._leaders[key, epoch]} and {server.node_id}"
+            self._violated(f"nodes {both} both lead {name} in epoch {epoch}")
+        committed = self._committed_until(key, epoch)
+        if name.topic not in self._lossy and seen.end < committed:
+            ends = f"{seen.end}, and {committed} is committed"
+            self._violated(f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}")
+
+    def _high_watermark_moved(self, server: Server, partition: Any, before: int, after: int) -> None:
+        name = partition.name
+        if name.topic not in self._lossy:
+            if after < before:
+                self._violated(f"the high watermark of {name} on {server.name} fell from {before} to {after}")
+            if partition.is_leader:
+                self._check_in_sync(server, partition, after)
+        if partition.is_leader:
+            committed = self._committed.setdefault((partition.topic_id, name.partition), {})
+            committed[partition.leader_epoch] = after
 
     def _committed_until(self, key: Key, epoch: int) -> int:
         """What was committed up to an epoch. A leader of the past does not know what came later."""

@@ -9,7 +9,6 @@ sockets, signals) raises SimulationEscape.
 import asyncio
 import contextvars
 import functools
-import gc
 import heapq
 import inspect
 import math
@@ -245,7 +244,6 @@ class SimulatedLoop(EscapesForbidden):
         # What is ready is left to the round that is running, which passes over the dead.
         self._timers = [timer for timer in self._timers if timer[2].life is not life]
         heapq.heapify(self._timers)
-        gc.collect()
 
     def pause(self, life: Life) -> None:
         """Stops a life between two callbacks, as SIGSTOP does."""
@@ -318,7 +316,7 @@ class SimulatedLoop(EscapesForbidden):
             raise LivelockError(
                 f"{self._callbacks_max} callbacks were not enough; waiting are:\n{self.waiting()}"
             )
-        self.trace.add(self._now_ns, "run", handle.life.host, _label(handle))
+        self.trace.add_step(self._now_ns, handle.life.host, _label(handle))
         handle._run()
         self._now_ns += CALLBACK_NS
 

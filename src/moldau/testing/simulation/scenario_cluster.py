@@ -9,7 +9,6 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.ablations_cluster import ABLATIONS
 from moldau.testing.simulation.checker_cluster import check_cluster
 from moldau.testing.simulation.checker_groups import check_groups
-from moldau.testing.simulation.cluster_under_fire import ClusterUnderFire, Plan
+from moldau.testing.simulation.cluster_under_fire import PORT, ClusterUnderFire, Plan
 from moldau.testing.simulation.group_calls import look
 from moldau.testing.simulation.history import Partition, TopicChange
 from moldau.testing.simulation.history_cluster import ClusterHistory, Log
@@ -32,9 +31,9 @@ from moldau.testing.simulation.replica_logs import read_replica
 from moldau.testing.simulation.scenario import Scenario
 from moldau.testing.simulation.simulation import Host
 from moldau.testing.simulation.topics_cluster import draw_topics
-from moldau.testing.simulation.watching import watched
+from moldau.testing.simulation.watching import no_packets, watched
 from moldau.testing.simulation.witness import WitnessedCluster
-from moldau.testing.simulation.workload_cluster import Operator, Reader, TopicAdmin
+from moldau.testing.simulation.workload_cluster import Latecomer, Operator, Reader, TopicAdmin
 from moldau.testing.simulation.workload_groups import (
     Clerk,
     GroupProducer,
@@ -55,14 +54,14 @@ ANSWER_TIMEOUT_MS = 30_000
 METADATA_AGE_MS_MAX = 5_000
 PROFILES = (
     *("power cuts", "kills", "network", "pauses", "bad disks", "everything") * 3,
-    *("elections", "rejoins", "one at a time"),
+    *("elections", "flapping", "rejoins", "one at a time"),
 )
 GROUP = "readers"
 
 
 class Cluster(Scenario):
     NAME = "cluster"
-    NODES: ClassVar[Sequence[int]] = (3, 3, 3, 5)
+    NODES: ClassVar[Sequence[int]] = (3, 3, 3, 3, 5)
 
     cluster: ClusterUnderFire
 
@@ -77,11 +76,9 @@ class Cluster(Scenario):
             faults=draw.randint(FAULTS_MIN, FAULTS_MIN + 5),
             sync_ms_max=draw.choice((0.5, 3.0, 20.0)),
         )
-        self._topics = draw_topics(draw)
-        if any(topic.is_cached and not topic.is_unclean for topic in self._topics) and draw.random() < 0.5:
-            plan = replace(plan, profile="one at a time")
         if ablation is not None:
             plan = ablation.plan(plan)
+        self._topics = draw_topics(draw, is_cached=plan.profile == "one at a time")
         self._replication = min(REPLICATION, plan.nodes)
         self._partitions = [each for topic in self._topics for each in topic.partitions]
         self.records.lossy = {
@@ -103,6 +100,7 @@ class Cluster(Scenario):
         self.cluster.simulation.loop.on_turn = self.invariants.on_turn
         self._workers: list[GroupWorker] = []
         self._readers: list[Reader] = []
+        self._packets = no_packets()
         self._members: list[Process] = []
         return self.cluster
 
@@ -133,7 +131,7 @@ class Cluster(Scenario):
         ablation = ABLATIONS.get(self.ablation or "")
         stack = ExitStack()
         stack.enter_context(super().switched_off() if ablation is None else ablation.switch())
-        stack.enter_context(watched(self.invariants))
+        stack.enter_context(watched(self.invariants, self._packets))
         return stack
 
     # The story
@@ -204,7 +202,7 @@ class Cluster(Scenario):
         def parts(name: str) -> tuple[str, Open, random.Random]:
             return name, here, self.cluster.simulation.random_for(name)
 
-        for number in range(3):
+        for number in range(2):
             self._workers.append(GroupProducer(*parts(f"producer-{number}"), self._partitions, self.records))
         if draw.random() < 0.3:
             self._workers.append(GroupProducer(*parts("leader-only"), self._partitions, self.records, acks=1))
@@ -219,6 +217,10 @@ class Cluster(Scenario):
             nodes = self.cluster.plan.nodes
             moved = [*self._partitions, (OFFSETS_TOPIC, 0)]
             self._workers.append(Operator(*parts("operator"), moved, nodes, self.records))
+        if self.cluster.plan.profile != "rejoins":
+            addresses = {server.node_id: (server.name, PORT) for server in self.cluster.servers}
+            late = parts("latecomer")
+            self._workers.append(Latecomer(*late, self._packets, addresses, self.invariants.controller))
 
     def _make_members(self) -> None:
         draw = self._random

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 TIMER_LATENESS_MS_MAX = 0.5
 MONOTONIC_START_MS_MAX = 1_000_000_000
+COLLECT_EVERY_NS = 3_000_000_000
 
 
 class HostCrashed(Exception):
@@ -146,8 +147,7 @@ class Host:
         if not self.is_up:
             raise RuntimeError(f"{self.name} is down already")
         simulation = self._simulation
-        # Exceptions that nobody took show when they are collected, and only while their host lives.
-        gc.collect()
+        simulation.collect_garbage()
         simulation.trace.add(simulation.loop.now_ns, "down", self.name)
         self._wall_error_ms = self.clock.wall_error_ms
         self._life.alive = False
@@ -183,6 +183,7 @@ class Simulation:
         self.network = Network(self.loop, self.random_for("network"), network)
         self.random = self.random_for("scenario")
         self.hosts: dict[str, Host] = {}
+        self._collected_ns = 0
 
     @property
     def trace_hash(self) -> str:
@@ -191,6 +192,14 @@ class Simulation:
     def random_for(self, purpose: str) -> random.Random:
         """A stream of its own for each purpose, so that one more draw here changes nothing there."""
         return random.Random(f"{self.seed}/{purpose}")
+
+    def collect_garbage(self) -> None:
+        """Exceptions that nobody took show when they are collected, and only while their host lives. All that there is
+        is looked through from time to time only: it takes long."""
+        is_due = self.loop.now_ns - self._collected_ns > COLLECT_EVERY_NS
+        gc.collect(2 if is_due else 0)
+        if is_due:
+            self._collected_ns = self.loop.now_ns
 
     def add_host(
         self,

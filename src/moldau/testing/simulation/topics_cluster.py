@@ -39,14 +39,15 @@ class TopicPlan:
         await Admin(cluster).create_topic(self.name, self.partition_count, replication, configs)
 
 
-def draw_topics(draw: random.Random) -> list[TopicPlan]:
-    """At least one that keeps everything; in some seeds one that may lose records, too."""
+def draw_topics(draw: random.Random, *, is_cached: bool) -> list[TopicPlan]:
+    """At least one that keeps everything; in some seeds one that may lose records, too. One whose writes are cached
+    where `is_cached` says so."""
     topics = [TopicPlan("topic-0", draw.randint(1, 3))]
     if draw.random() < 0.5:
         topics.append(TopicPlan("topic-1", draw.randint(1, 2)))
     kind = draw.random()
-    if kind < 0.25:
+    if kind < 0.15 or is_cached:
         topics.append(TopicPlan("cached", 1, is_cached=True))
-    elif kind < 0.4:
+    elif kind < 0.3:
         topics.append(TopicPlan("unclean", 1, is_unclean=True))
     return topics

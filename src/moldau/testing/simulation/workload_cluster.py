@@ -1,25 +1,29 @@
 """What clients do to a cluster besides producing and sharing topics in groups: they read partitions without a group,
-create and delete topics, move replicas and elect leaders.
+create and delete topics, move replicas and elect leaders. And what the network does to requests between nodes.
 
 They go on through everything until told to stop, and all they learn goes into the history.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moldau.client.admin import Admin
+from moldau.client.connection import Connection
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.fetcher import Fetched, Fetcher, LogCutError
 from moldau.client.record import TopicPartition, records_of
 from moldau.testing.simulation.history import Partition, Poll, Refusal, TopicChange
 from moldau.testing.simulation.history_cluster import ClusterHistory
+from moldau.testing.simulation.watching import TO_CONTROLLER, Packets
 from moldau.testing.simulation.witness import WitnessedCluster
 from moldau.testing.simulation.workload_groups import GroupWorker, Open
 from moldau.wire.api_keys import ApiKey
 
 REQUEST_TIMEOUT_MS = 5_000
 PREFERRED = 0
+AT_ONCE_MAX = 6
+"""Late requests that come together."""
 
 
 class Reader(GroupWorker):
@@ -145,6 +149,49 @@ class Operator(GroupWorker):
             await elect_preferred(cluster, [draw.choice(self._partitions)])
         self.made += 1
         await self._pause(3)
+
+
+class Latecomer(GroupWorker):
+    """Delivers what nodes have asked of each other once more, late: as a network does that held it back while the
+    sender gave up, and asked again or asked for something else."""
+
+    IS_BUSY = False
+
+    def __init__(
+        self,
+        name: str,
+        open_cluster: Open,
+        randomness: random.Random,
+        packets: Packets,
+        addresses: Mapping[int, tuple[str, int]],
+        controller: Callable[[], int],
+    ) -> None:
+        super().__init__(name, open_cluster, randomness)
+        self._packets = packets
+        self._addresses = addresses
+        self._controller = controller
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        await self._pause(0.3)
+        draw = self._random
+        kept = self._packets[draw.choice([ApiKey.ALTER_PARTITION, *self._packets])]
+        chosen = draw.sample(list(kept), min(len(kept), AT_ONCE_MAX))
+        if not chosen:
+            return
+        node_id = chosen[0].node_id
+        address = self._addresses.get(self._controller() if node_id == TO_CONTROLLER else node_id)
+        if address is None:
+            return
+        connection = await Connection.open(*address, client_id=self.name, timeout_ms=REQUEST_TIMEOUT_MS)
+        try:
+            for packet in chosen:
+                if packet.node_id == node_id:
+                    await connection.call(
+                        packet.api, packet.tree, timeout_ms=REQUEST_TIMEOUT_MS, version=packet.version
+                    )
+                    self.made += 1
+        finally:
+            connection.close()
 
 
 async def reassign(cluster: WitnessedCluster, wanted: Mapping[Partition, Sequence[int]]) -> None:

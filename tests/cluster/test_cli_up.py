@@ -1,0 +1,208 @@
+"""`moldau up` as somebody types it: real processes, their lines, and how they end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.served import clean_environment
+
+COMMAND = [sys.executable, "-m", "moldau"]
+WITHIN_S = 40.0
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    for first in range(20_000, 60_000, 97):
+        held = []
+        try:
+            for number in range(count):
+                taken = socket.socket()
+                held.append(taken)
+                taken.bind(("127.0.0.1", first + number))
+            return first
+        except OSError:
+            continue
+        finally:
+            for taken in held:
+                taken.close()
+    raise RuntimeError("no free ports")
+
+
+class Up:
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self.output = directory.with_name(directory.name + ".out")
+        with self.output.open("ab") as out:
+            self.start = out.tell()
+            self.process = subprocess.Popen(
+                [*COMMAND, "up", "--data-dir", str(directory), *arguments],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=clean_environment(),
+            )
+
+    def said(self) -> str:
+        return self.output.read_bytes()[self.start :].decode()
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while text not in self.said():
+            assert self.process.poll() is None or text in self.said(), self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.02)
+
+    def pid(self, node_id: int) -> int:
+        return int((self.directory / f"node-{node_id}" / "pid").read_text())
+
+    def end(self, by: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(by)
+        return self.process.wait(WITHIN_S)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # One that has ended and waits to be seen off is not alive.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_gone(*pids: int) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "cluster"
+    yield place
+    for file in place.glob("node-*/pid"):
+        pid = int(file.read_text())
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_three_nodes_come_up_one_dies_and_the_others_go_on_until_they_are_stopped(directory: Path) -> None:
+    port = free_ports(3)
+    up = Up(directory, "--nodes", "3", "--port", str(port))
+    up.wait_for("The cluster is up")
+    for node_id in (1, 2, 3):
+        assert (
+            f"node {node_id} is up on 127.0.0.1:{port + node_id - 1}, process {up.pid(node_id)}" in up.said()
+        )
+    assert "write.caching" in up.said()
+    pids = [up.pid(node_id) for node_id in (1, 2, 3)]
+
+    os.kill(pids[1], signal.SIGKILL)
+    up.wait_for("node 2 was killed (SIGKILL), 2 others left")
+    assert not (directory / "node-2" / "pid").exists()
+    assert is_alive(pids[0])
+    assert is_alive(pids[2])
+    environment = {**clean_environment(), "MOLDAU_BOOTSTRAP": f"127.0.0.1:{port + 2}"}
+    made = subprocess.run(
+        [*COMMAND, "topic", "create", "orders", "--replicas", "2"],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+    )
+    assert made.returncode == 0, made.stderr
+
+    assert up.end() == 0, up.said()
+    assert "node 1 has stopped" in up.said()
+    assert "node 3 has stopped" in up.said()
+    assert not any(is_alive(pid) for pid in pids)
+    assert list(directory.glob("node-*/pid")) == []
+
+    again = Up(directory, "--nodes", "3", "--sync")
+    again.wait_for("The cluster is up")
+    assert f"127.0.0.1:{port}" in again.said()
+    assert "write.caching" not in again.said()
+    listed = subprocess.run(
+        [*COMMAND, "topic", "list"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "orders" in listed.stdout
+    assert again.end(signal.SIGINT) == 0
+
+
+def test_a_second_signal_kills_what_has_not_stopped(directory: Path) -> None:
+    up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
+    up.wait_for("The cluster is up")
+    pid = up.pid(1)
+    os.kill(pid, signal.SIGSTOP)
+    up.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert is_alive(pid)
+    assert up.end(signal.SIGINT) != 0
+    wait_gone(pid)
+
+
+def test_the_nodes_of_a_command_that_was_killed_end_too(directory: Path) -> None:
+    up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
+    up.wait_for("The cluster is up")
+    pid = up.pid(1)
+    up.end(signal.SIGKILL)
+    wait_gone(pid)
+    again = Up(directory, "--nodes", "1")
+    again.wait_for("The cluster is up")
+    assert "node 1 was not stopped the last time" in again.said()
+    assert again.end() == 0
+
+
+def test_a_cluster_that_is_told_to_stop_while_it_comes_up_stops(directory: Path) -> None:
+    up = Up(directory, "--nodes", "3", "--port", str(free_ports(3)))
+    deadline = time.monotonic() + WITHIN_S
+    while len(list(directory.glob("node-*/pid"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pids = [up.pid(node_id) for node_id in (1, 2, 3)]
+    assert up.end() == 0, up.said()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_node_that_cannot_start_stops_the_others(directory: Path) -> None:
+    port = free_ports(3)
+    up = Up(directory, "--nodes", "3", "--port", str(port))
+    up.wait_for("The cluster is up")
+    assert up.end() == 0
+    (directory / "node-2" / "meta.properties").write_text("torn")
+    again = Up(directory, "--nodes", "3")
+    assert again.process.wait(WITHIN_S) == 1
+    assert "Node 2 could not be started" in again.said()
+    assert "meta.properties" in again.said()
+    assert list(directory.glob("node-*/pid")) == []
+
+
+def test_what_does_not_fit_is_said_and_nothing_is_started(directory: Path) -> None:
+    port = free_ports(3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + 1))
+        taken.listen()
+        up = Up(directory, "--nodes", "3", "--port", str(port))
+        assert up.process.wait(WITHIN_S) == 1
+    assert f"Port {port + 1}, for node 2, is in use" in up.said()
+    assert list(directory.glob("node-*")) == []
+
+
+def test_two_commands_do_not_share_a_directory(directory: Path) -> None:
+    up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
+    up.wait_for("The cluster is up")
+    other = subprocess.run(
+        [*COMMAND, "up", "--nodes", "1", "--data-dir", str(directory)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert other.returncode == 1
+    assert "in use by process" in other.stderr
+    assert up.end() == 0

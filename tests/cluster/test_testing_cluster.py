@@ -1,0 +1,361 @@
+"""`moldau.testing.Cluster`, and what a client sees of several nodes: whichever it asks, it is one cluster."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from moldau.cli.commands import app
+from moldau.client import Admin, Consumer, Producer
+from moldau.client.admin import ConfigChange, ConfigResource, ResourceType
+from moldau.client.errors import KafkaError
+from moldau.client.record import TopicPartition
+from moldau.testing import Cluster
+
+T = TypeVar("T")
+WITHIN_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Without faults, shared by tests that need none."""
+    with Cluster(3) as cluster:
+        yield cluster
+
+
+def run(work: Awaitable[T]) -> T:
+    async def within() -> T:
+        async with asyncio.timeout(60):
+            return await work
+
+    return asyncio.run(within())
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Waits for what happens by itself."""
+    async with asyncio.timeout(WITHIN_S):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+async def send(cluster: Cluster, topic: str, *values: str) -> None:
+    async with Producer(cluster.bootstrap, request_timeout_ms=2_000) as producer:
+        for value in values:
+            await (await producer.send(topic, value=value.encode()))
+
+
+async def read(cluster: Cluster, topic: str, count: int) -> list[str]:
+    found: list[str] = []
+    async with Admin(cluster.bootstrap) as admin:
+        partitions = [
+            TopicPartition(topic, each.index) for each in (await admin.describe_topic(topic)).partitions
+        ]
+    async with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign(partitions)
+        async for record in consumer:
+            found.append((record.value or b"").decode())
+            if len(found) == count:
+                break
+    return found
+
+
+# One cluster
+
+
+@pytest.mark.parametrize("node_id", [1, 2, 3])
+def test_changes_may_be_asked_of_any_node_and_are_seen_there_next(cluster: Cluster, node_id: int) -> None:
+    async def story() -> None:
+        async with Admin(cluster.address(node_id)) as admin:
+            name = f"asked-of-{node_id}"
+            await admin.create_topic(name, partitions=4)
+            topic = await admin.describe_topic(name)
+            assert [len(each.replicas) for each in topic.partitions] == [3] * 4
+            await admin.alter_topic_configs(name, {"retention.ms": "5000"})
+            assert (await admin.topic_configs(name))["retention.ms"].value == "5000"
+            (result,) = (await admin.delete_topics([name])).values()
+            assert result is None
+            assert name not in [each.name for each in await admin.list_topics()]
+
+    run(story())
+
+
+def test_a_broker_is_asked_about_its_own_settings(cluster: Cluster) -> None:
+    async def story() -> None:
+        async with Admin(cluster.bootstrap) as admin:
+            resources = [ConfigResource(ResourceType.BROKER, str(node_id)) for node_id in (1, 2, 3)]
+            change = [ConfigChange("log.cleaner.backoff.ms", "1234")]
+            results = await admin.alter_configs(dict.fromkeys(resources, change))
+            assert list(results.values()) == [None] * 3
+            for entries in (await admin.describe_configs(resources)).values():
+                assert not isinstance(entries, KafkaError)
+                assert entries["log.cleaner.backoff.ms"].value == "1234"
+
+    run(story())
+
+
+@pytest.mark.parametrize("node_id", [1, 2, 3])
+def test_a_topic_comes_to_be_when_a_client_first_asks_any_node_for_it(cluster: Cluster, node_id: int) -> None:
+    async def story() -> None:
+        topic = f"first-asked-{node_id}"
+        async with Producer(cluster.address(node_id)) as producer:
+            await (await producer.send(topic, value=b"1"))
+        assert await read(cluster, topic, 1) == ["1"]
+
+    run(story())
+
+
+def test_all_nodes_name_the_same_controller_and_brokers(cluster: Cluster) -> None:
+    async def story() -> None:
+        told = []
+        for node_id in (1, 2, 3):
+            async with Admin(cluster.address(node_id)) as admin:
+                told.append(await admin.describe_cluster())
+        assert told[0] == told[1] == told[2]
+        assert told[0].controller_id == cluster.controller_id
+        assert [each.node_id for each in told[0].brokers] == [1, 2, 3]
+
+    run(story())
+
+
+def test_topics_of_groups_have_as_many_replicas_as_they_should(cluster: Cluster) -> None:
+    async def story() -> None:
+        await send(cluster, "grouped", "1")
+        async with Consumer(cluster.bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["grouped"])
+            async for _ in consumer:
+                break
+        async with Admin(cluster.bootstrap) as admin:
+            topic = await admin.describe_topic("__consumer_offsets")
+            assert {len(each.replicas) for each in topic.partitions} == {3}
+
+    run(story())
+
+
+# Faults
+
+
+@pytest.fixture
+def faulty() -> Iterator[Cluster]:
+    with Cluster(3, topics={"orders": 1}) as cluster:
+        yield cluster
+
+
+def test_a_killed_leader_is_replaced_and_has_its_data_when_it_is_back(faulty: Cluster) -> None:
+    async def story() -> None:
+        await send(faulty, "orders", "1", "2")
+        victim = faulty.leader_of("orders")
+        faulty.kill(victim)
+        assert victim not in faulty.nodes
+        await send(faulty, "orders", "3")
+        assert faulty.leader_of("orders") != victim
+        faulty.restart(victim)
+        assert await read(faulty, "orders", 3) == ["1", "2", "3"]
+        # All others may go, and it still has everything.
+        await until(lambda: len(in_sync(faulty)) == 3)
+
+    run(story())
+
+
+def in_sync(cluster: Cluster, but: int | None = None) -> tuple[int, ...]:
+    """As the nodes see it that run; `but` stands still or is cut off."""
+    images = [node.broker.metadata.image for node_id, node in cluster.nodes.items() if node_id != but]
+    newest = max(images, key=lambda image: image.offset)
+    partition = newest.partition("orders", 0)
+    assert partition is not None
+    return partition.in_sync
+
+
+def test_a_killed_controller_is_replaced(faulty: Cluster) -> None:
+    async def story() -> None:
+        victim = faulty.controller_id
+        faulty.kill(victim)
+        others = [node_id for node_id in (1, 2, 3) if node_id != victim]
+        for node_id in others:
+            async with Admin(faulty.address(node_id)) as admin:
+                await admin.create_topic(f"after-{node_id}", replication_factor=2)
+        assert faulty.controller_id in others
+
+    run(story())
+
+
+def test_a_paused_node_stands_still_and_goes_on(faulty: Cluster) -> None:
+    async def story() -> None:
+        victim = next(
+            node_id
+            for node_id in (1, 2, 3)
+            if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
+        )
+        faulty.pause(victim)
+        faulty.pause(victim)
+        await until(lambda: victim not in in_sync(faulty, but=victim))
+        await send(faulty, "orders", "1")
+        faulty.resume(victim)
+        await until(lambda: victim in in_sync(faulty))
+
+    run(story())
+
+
+def test_a_paused_node_can_be_killed(faulty: Cluster) -> None:
+    victim = next(node_id for node_id in (1, 2, 3) if node_id != faulty.controller_id)
+    faulty.pause(victim)
+    faulty.kill(victim)
+    faulty.restart(victim)
+    assert sorted(faulty.nodes) == [1, 2, 3]
+
+
+def test_nothing_comes_through_a_cut_until_it_heals(faulty: Cluster) -> None:
+    async def story() -> None:
+        victim = next(
+            node_id
+            for node_id in (1, 2, 3)
+            if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
+        )
+        faulty.partition(victim)
+        await until(lambda: victim not in in_sync(faulty, but=victim))
+        await send(faulty, "orders", "1")
+        behind = faulty.nodes[victim].broker.metadata.image.offset
+        assert behind < max(node.broker.metadata.image.offset for node in faulty.nodes.values())
+        faulty.heal()
+        await until(lambda: victim in in_sync(faulty))
+
+    run(story())
+
+
+def test_what_a_node_sends_is_lost_one_way(faulty: Cluster) -> None:
+    async def story() -> None:
+        victim = next(
+            node_id
+            for node_id in (1, 2, 3)
+            if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
+        )
+        faulty.partition(victim, one_way=True)
+        await until(lambda: victim not in in_sync(faulty, but=victim))
+        faulty.heal()
+        await until(lambda: victim in in_sync(faulty))
+
+    run(story())
+
+
+def test_a_node_that_is_stopped_hands_over_first(faulty: Cluster) -> None:
+    async def story() -> None:
+        leader = faulty.leader_of("orders")
+        faulty.stop(leader)
+        assert faulty.leader_of("orders") not in (leader, -1), "others lead before it is gone"
+        await send(faulty, "orders", "1")
+        faulty.restart(leader)
+        assert await read(faulty, "orders", 1) == ["1"]
+
+    run(story())
+
+
+def test_a_topic_of_groups_is_not_made_with_too_few_replicas() -> None:
+    async def story() -> None:
+        with Cluster(3) as cluster:
+            cluster.kill(next(node_id for node_id in (1, 2, 3) if node_id != cluster.controller_id))
+            await until(lambda: active_brokers(cluster) == 2)
+            async with Admin(cluster.bootstrap, timeout_ms=1_000) as admin:
+                with pytest.raises(KafkaError, match=r"offsets\.topic\.replication\.factor"):
+                    await admin.describe_group("nobody")
+
+    run(story())
+
+
+def active_brokers(cluster: Cluster) -> int:
+    image = max(
+        (node.broker.metadata.image for node in cluster.nodes.values()), key=lambda image: image.offset
+    )
+    return sum(broker.is_active for broker in image.brokers.values())
+
+
+# `moldau cluster`
+
+
+def moldau(cluster: Cluster, *arguments: str, fails: bool = False) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"MOLDAU_BOOTSTRAP": cluster.bootstrap})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    assert (result.exit_code != 0) == fails, result.output
+    return result
+
+
+def rows(result: Result) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.split()}
+
+
+def test_status_shows_nodes_controller_and_partitions(cluster: Cluster) -> None:
+    async def story() -> None:
+        async with Admin(cluster.bootstrap) as admin:
+            await admin.create_topic("shown", partitions=3)
+
+    run(story())
+    told = moldau(cluster, "cluster", "status")
+    shown = rows(told)
+    assert [shown[str(node_id)][3] for node_id in (1, 2, 3)] == ["up"] * 3
+    assert shown[str(cluster.controller_id)][4] == "leader"
+    assert f"controller  node {cluster.controller_id}, epoch" in told.stdout
+    assert "all replicas are in sync" in told.stdout
+
+
+def test_a_node_is_drained_loses_its_vote_and_is_forgotten() -> None:
+    async def story() -> None:
+        with Cluster(4, topics={"orders": 8}) as cluster:
+            await send(cluster, "orders", *map(str, range(20)))
+            node_id = next(each for each in (1, 2, 3, 4) if each != cluster.controller_id)
+            number = str(node_id)
+            loop = asyncio.get_running_loop()
+
+            async def ask(*arguments: str, fails: bool = False) -> Result:
+                return await loop.run_in_executor(None, lambda: moldau(cluster, *arguments, fails=fails))
+
+            told = await ask("cluster", "unregister", number, "--yes", fails=True)
+            assert "is up" in told.output
+            assert (
+                f"Node {number} keeps no replicas any more"
+                in (await ask("cluster", "drain", number, "--yes")).stdout
+            )
+            assert "keeps no replicas." in (await ask("cluster", "drain", number, "--yes")).stdout
+            async with Admin(cluster.bootstrap) as admin:
+                topic = await admin.describe_topic("orders")
+                assert all(
+                    node_id not in each.replicas and len(each.replicas) == 3 for each in topic.partitions
+                )
+            await ask("cluster", "remove-voter", number)
+            assert "is no voter" in (await ask("cluster", "remove-voter", number, fails=True)).output
+            cluster.stop(node_id)
+            await ask("cluster", "unregister", number, "--yes")
+            assert number not in rows(await ask("cluster", "status"))
+            assert sorted(await read(cluster, "orders", 20), key=int) == list(map(str, range(20)))
+
+    run(story())
+
+
+def test_a_node_without_a_vote_gets_one(cluster: Cluster) -> None:
+    number = str(next(each for each in (1, 2, 3) if each != cluster.controller_id))
+    moldau(cluster, "cluster", "remove-voter", number)
+    assert rows(moldau(cluster, "cluster", "status"))[number][4] == "observer"
+    moldau(cluster, "cluster", "add-voter", number)
+    assert rows(moldau(cluster, "cluster", "status"))[number][4] == "voter"
+    assert "is a voter already" in moldau(cluster, "cluster", "add-voter", number, fails=True).output
+
+
+def test_leaders_are_elected_when_asked(cluster: Cluster) -> None:
+    assert "elected" in moldau(cluster, "cluster", "elect-leaders").stdout
+
+
+def test_a_drain_that_cannot_be_is_refused(cluster: Cluster) -> None:
+    run(send(cluster, "everywhere", "1"))
+    assert "no broker is left" in moldau(cluster, "cluster", "drain", "1", "--yes", fails=True).output
+    assert "There is no node 9" in moldau(cluster, "cluster", "drain", "9", "--yes", fails=True).output
+
+
+def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing_behind() -> None:
+    settings = {"broker.session.timeout.ms": "100"}
+    with pytest.raises(Exception, match=r"broker\.session\.timeout\.ms"):
+        Cluster(3, settings=settings).__enter__()
+
+
+@pytest.mark.moldau(topics={"orders": 2}, nodes=1)
+def test_the_fixture_gives_a_cluster(moldau_cluster: Any) -> None:
+    assert len(moldau_cluster.nodes) == 1
+    assert moldau_cluster.leader_of("orders", 1) == 1

@@ -1,0 +1,76 @@
+"""Whole clusters under simulation: nothing acknowledged is lost, a seed replays exactly, and each safeguard that is
+switched off is missed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from moldau.testing.simulation.__main__ import main
+from moldau.testing.simulation.ablations_cluster import ABLATIONS
+from moldau.testing.simulation.outcome import Outcome
+from moldau.testing.simulation.scenario_cluster import FAULTS_MIN, OPERATIONS_MIN, Cluster
+
+SEEDS = range(6)
+"""`make simulate SEEDS=2000` plays the full number."""
+SEEDS_PER_ABLATION = 5
+
+
+def run_seed(seed: int, ablation: str | None = None) -> Outcome:
+    return Cluster(seed, ablation).run()
+
+
+class OneNodeCluster(Cluster):
+    NODES = (1,)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cluster_keeps_its_promises(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.violations == []
+    assert outcome.counts["operations"] >= OPERATIONS_MIN
+    assert outcome.counts["faults"] >= FAULTS_MIN
+    assert outcome.counts["records acknowledged"] > 0
+    assert outcome.counts["records read"] > 0
+
+
+def test_a_cluster_of_one_node_keeps_them_too() -> None:
+    assert OneNodeCluster(0).run().violations == []
+
+
+def test_a_seed_of_a_cluster_replays_to_the_same_trace() -> None:
+    assert run_seed(1).trace_hash == run_seed(1).trace_hash != run_seed(2).trace_hash
+
+
+def test_a_seed_of_a_cluster_replays_in_another_process_with_another_hash_seed() -> None:
+    program = (
+        "from moldau.testing.simulation.scenario_cluster import Cluster; print(Cluster(3).run().trace_hash)"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_a_cluster_without_a_safeguard_is_caught(ablation: str) -> None:
+    assert any(run_seed(seed, ablation).violations for seed in range(SEEDS_PER_ABLATION))
+
+
+def test_a_failure_of_a_cluster_is_told_with_its_story_and_the_command_that_replays_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ablation = "lease"
+    assert main(["--scenario", "cluster", "--seeds", str(SEEDS_PER_ABLATION), "--ablation", ablation]) == 1
+    printed = capsys.readouterr().out
+    story = printed.split("what happened last:\n")[1].split("the last log lines:\n")[0]
+    assert "fault " in story
+    assert f"--scenario cluster --ablation {ablation} --replay " in printed

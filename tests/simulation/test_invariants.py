@@ -1,0 +1,250 @@
+"""What the invariants notice: two leaders in one epoch, marks that fall, replicas in sync that lack what is committed,
+votes given twice, acknowledgements without a lease."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.logs.store import LogName
+from moldau.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from moldau.testing.simulation.invariants import Invariants
+
+TOPIC_ID = UUID(int=7)
+
+
+class FakeLog:
+    def __init__(self, end: int) -> None:
+        self.start_offset = 0
+        self.end_offset = self.durable_offset = end
+        self.settings = SimpleNamespace(write_caching=False)
+
+
+class FakePartition:
+    """What the invariants look at of a replica."""
+
+    def __init__(self, end: int) -> None:
+        self.name = LogName("orders", 0)
+        self.topic_id = TOPIC_ID
+        self.log = FakeLog(end)
+        self._leader: Any = None
+        self.leader_epoch = -1
+        self.high_watermark = 0
+
+    @property
+    def is_leader(self) -> bool:
+        return self._leader is not None
+
+    def lead(self, epoch: int, high_watermark: int, in_sync: tuple[int, ...] = (1, 2)) -> None:
+        self.leader_epoch, self.high_watermark = epoch, high_watermark
+        self._leader = SimpleNamespace(
+            high_watermark=high_watermark,
+            maximal_in_sync=lambda: in_sync,
+            image=SimpleNamespace(partition_epoch=0),
+        )
+
+    def follow(self) -> None:
+        self._leader = None
+
+
+class FakeServer:
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.name = f"node-{node_id}"
+        self.is_serving = True
+        self.is_stopping = False
+        self.now_ms = 0
+        self.host = SimpleNamespace(is_up=True, clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms))
+        self.boot()
+
+    def boot(self) -> None:
+        self.partition = FakePartition(10)
+        self.quorum = SimpleNamespace(
+            epoch=1, high_watermark=5, is_leader=False, _log=SimpleNamespace(end_offset=5)
+        )
+        self.metadata = SimpleNamespace(image=ClusterImage())
+        self.membership = SimpleNamespace(broker_epoch=1, lease=SimpleNamespace(ends_ms=1000))
+        self.node = SimpleNamespace(
+            _partitions=SimpleNamespace(_partitions={("orders", 0): self.partition}),
+            _quorum=self.quorum,
+            _metadata=self.metadata,
+            _membership=self.membership,
+        )
+
+
+def image(
+    offset: int, *, leader: int = 1, epoch: int = 0, in_sync: tuple[int, ...] = (1, 2), fenced: bool = False
+) -> ClusterImage:
+    partition = PartitionImage(0, (1, 2), in_sync, leader, epoch, offset)
+    broker = BrokerImage(2, 1, UUID(int=2), (), None, fenced)
+    return ClusterImage(
+        offset=offset,
+        brokers={2: broker},
+        topics={"orders": TopicImage("orders", TOPIC_ID, (partition,))},
+    )
+
+
+class Cluster:
+    def __init__(self, lossy: dict[str, str] | None = None) -> None:
+        self.servers = [FakeServer(1), FakeServer(2)]
+        self.found: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.story: list[tuple[Any, ...]] = []
+        self.invariants = Invariants(
+            self.servers,  # type: ignore[arg-type]
+            self.found.append,
+            self.counts,
+            lossy or {},
+            lambda *event: self.story.append(event),
+        )
+
+    def look(self) -> list[str]:
+        self.invariants.look()
+        return self.found
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_a_sound_cluster_is_left_in_peace(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    one.partition.lead(0, 4)
+    one.quorum.is_leader = True
+    for each in (one, two):
+        each.metadata.image = image(1)
+    assert cluster.look() == []
+    one.partition.lead(0, 10)
+    assert cluster.look() == []
+
+
+def test_two_leaders_of_a_partition_in_one_epoch(cluster: Cluster) -> None:
+    for each in cluster.servers:
+        each.partition.lead(3, 4)
+    assert "both lead orders-0 in epoch 3" in cluster.look()[0]
+
+
+def test_two_leaders_of_the_quorum_in_one_epoch_even_one_after_the_other(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    one.quorum.is_leader = True
+    assert cluster.look() == []
+    one.quorum.is_leader, two.quorum.is_leader = False, True
+    assert "both lead the metadata quorum in epoch 1" in cluster.look()[0]
+    assert cluster.counts["quorum elections"] == 1
+
+
+def test_a_high_watermark_that_falls(cluster: Cluster) -> None:
+    one = cluster.servers[0]
+    one.partition.lead(0, 8)
+    cluster.look()
+    one.partition.lead(0, 7)
+    assert "high watermark of orders-0 on node-1 fell from 8 to 7" in cluster.look()[0]
+
+
+def test_a_quorum_epoch_that_falls_over_a_restart(cluster: Cluster) -> None:
+    one = cluster.servers[0]
+    one.quorum.is_leader, one.quorum.epoch = True, 4
+    cluster.look()
+    one.boot()
+    one.quorum.epoch = 3
+    assert "the quorum epoch of node-1 fell to 3" in cluster.look()[0]
+
+
+def test_a_leader_without_what_is_committed(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    one.partition.lead(0, 9, in_sync=(1,))
+    cluster.look()
+    one.partition.follow()
+    two.partition.log.end_offset = 8
+    two.partition.lead(1, 8, in_sync=(2,))
+    assert (
+        "node-2 leads orders-0 in epoch 1 with a log that ends at 8, and 9 is committed" in cluster.look()[0]
+    )
+
+
+def test_a_leader_of_the_past_need_not_know_what_came_later(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    one.partition.lead(5, 9, in_sync=(1,))
+    cluster.look()
+    two.partition.log.end_offset = two.partition.log.durable_offset = 2
+    two.partition.lead(4, 2, in_sync=(2,))
+    assert cluster.look() == []
+
+
+def test_a_topic_that_may_lose_records_may_have_such_a_leader() -> None:
+    cluster = Cluster({"orders": "unclean elections"})
+    one, two = cluster.servers
+    one.partition.lead(0, 9, in_sync=(1,))
+    cluster.look()
+    one.partition.follow()
+    two.partition.log.end_offset = 8
+    two.partition.lead(1, 8, in_sync=(2,))
+    assert cluster.look() == []
+
+
+def test_a_replica_in_sync_that_has_not_synced_what_is_committed(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    two.partition.log.durable_offset = 6
+    one.partition.lead(0, 7)
+    assert "node 2 is in sync for node-1 and has 6 of 7" in cluster.look()[0]
+
+
+def test_a_replica_that_joins_the_in_sync_set_without_what_is_committed(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    one.metadata.image = image(1, in_sync=(1,))
+    one.partition.lead(0, 10, in_sync=(1,))
+    two.partition.log.durable_offset = 3
+    assert cluster.look() == []
+    one.metadata.image = image(2, in_sync=(1, 2))
+    assert "node 2 is in sync for node-1 and has 3 of 10" in cluster.look()[0]
+
+
+def test_metadata_that_goes_back(cluster: Cluster) -> None:
+    one = cluster.servers[0]
+    one.metadata.image = image(5)
+    cluster.look()
+    one.metadata.image = image(4)
+    assert "the metadata of node-1 went back from 5 to 4" in cluster.look()[0]
+
+
+def test_elections_shrinks_and_truncations_are_counted(cluster: Cluster) -> None:
+    one = cluster.servers[0]
+    one.metadata.image = image(1)
+    cluster.look()
+    one.metadata.image = image(2, leader=2, epoch=1, in_sync=(2,))
+    one.partition.log.end_offset = 7
+    assert cluster.look() == []
+    assert cluster.counts["elections"] == 1
+    assert cluster.counts["in-sync shrinks"] == 1
+    assert cluster.counts["truncations"] == 1
+    assert ("elected", 2, "orders-0", 1) in cluster.story
+
+
+def test_a_node_that_votes_twice(cluster: Cluster) -> None:
+    cluster.invariants.voted(1, 4, 2)
+    cluster.invariants.voted(1, 4, 2)
+    cluster.invariants.voted(1, 5, 3)
+    assert cluster.found == []
+    cluster.invariants.voted(1, 4, 3)
+    assert "node 1 voted for nodes 2 and 3 in epoch 4" in cluster.found[0]
+
+
+def test_an_acknowledgement_without_a_lease(cluster: Cluster) -> None:
+    cluster.invariants.acknowledged(1, "orders-0")
+    assert cluster.found == []
+    cluster.servers[0].now_ms = 1000
+    cluster.invariants.acknowledged(1, "orders-0")
+    assert "without a lease" in cluster.found[0]
+
+
+@pytest.mark.parametrize(("now_ms", "is_sound"), [(999, False), (1000, True)])
+def test_a_broker_that_is_fenced_before_its_lease_ends(cluster: Cluster, now_ms: int, is_sound: bool) -> None:
+    one, two = cluster.servers
+    one.metadata.image = image(1)
+    cluster.look()
+    two.now_ms = now_ms
+    one.metadata.image = image(2, fenced=True)
+    assert (cluster.look() == []) is is_sound

@@ -1,0 +1,167 @@
+"""Groups on a replicated partition: a commit is answered when every in-sync replica has it, and is there whoever leads
+next; clients are sent on with the codes on which they look for the coordinator again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from moldau.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    MoldauError,
+    NotCoordinatorError,
+)
+from moldau.groups.records import NO_EXPIRY
+from moldau.groups.requests import (
+    NO_GENERATION,
+    UNKNOWN_MEMBER,
+    CommitRequest,
+    GroupLimits,
+    MemberClaim,
+    OffsetsReply,
+    OffsetToCommit,
+    Reply,
+)
+from moldau.groups.shard import Shard
+from moldau.groups.state import GroupsState
+from support.replicas import Replicas
+
+LIMITS = GroupLimits(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
+COMMIT_TIMEOUT_MS = 600_000
+
+
+class Coordinator:
+    """The groups of one node's replica."""
+
+    def __init__(self, replicas: Replicas, node: int) -> None:
+        self.shard = Shard(replicas[node], replicas.clock, commit_timeout_ms=COMMIT_TIMEOUT_MS)
+
+    async def load(self) -> None:
+        await self.shard.load(GroupsState(LIMITS), 1 << 20)
+
+    def commit(self, offset: int) -> "asyncio.Future[Reply]":
+        claim = MemberClaim(
+            group_id="g", generation=NO_GENERATION, member_id=UNKNOWN_MEMBER, instance_id=None
+        )
+        made = OffsetToCommit("orders", 0, offset, -1, "", NO_EXPIRY, None)
+        request = CommitRequest(claim=claim, offsets=(made,))
+        return self.shard.ask(lambda state, now, ticket: state.commit(now, request, ticket), is_commit=True)
+
+    async def offsets(self) -> list[int]:
+        reply = await self.shard.ask(lambda state, now, ticket: state.fetch_offsets(now, "g", None, ticket))
+        assert isinstance(reply, OffsetsReply)
+        return [each.offset for each in reply.offsets.values() if each is not None]
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def on_replicas(scene: Callable[[Replicas, Coordinator], Awaitable[None]]) -> None:
+    async def main() -> None:
+        replicas = Replicas((1, 2, 3), min_insync_replicas=2)
+        await replicas.begin(leader=1)
+        coordinator = Coordinator(replicas, 1)
+        await coordinator.load()
+        await scene(replicas, coordinator)
+        await coordinator.shard.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_commit_is_answered_when_all_in_sync_replicas_have_it() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        answered = coordinator.commit(5)
+        await turns()
+        await replicas.replicate(2)
+        await turns()
+        assert not answered.done()
+        await replicas.replicate(3)
+        await answered
+        assert await coordinator.offsets() == [5]
+
+    on_replicas(scene)
+
+
+def test_offsets_are_there_whoever_leads_next() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        answered = coordinator.commit(5)
+        await turns()
+        await replicas.replicate(2, 3)
+        await answered
+        unanswered = coordinator.commit(6)
+        await turns()
+        await replicas.fetch(2)
+        replicas.elects(2, [2, 3])
+        await replicas.tell()
+        with pytest.raises(NotCoordinatorError):
+            await unanswered
+        with pytest.raises(NotCoordinatorError):
+            await coordinator.offsets()
+        successor = Coordinator(replicas, 2)
+        loading = asyncio.ensure_future(successor.load())
+        await turns()
+        with pytest.raises(CoordinatorLoadInProgressError):
+            await successor.offsets()
+        # What it begins with is not known to be committed before the other one has it.
+        await replicas.replicate(3)
+        await loading
+        assert await successor.offsets() == [6]
+        await successor.shard.close()
+
+    on_replicas(scene)
+
+
+def test_a_successor_that_is_succeeded_while_it_loads_serves_nothing() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        answered = coordinator.commit(5)
+        await turns()
+        await replicas.replicate(2, 3, times=1)
+        replicas.elects(2, [2, 3])
+        await replicas.tell()
+        successor = Coordinator(replicas, 2)
+        loading = asyncio.ensure_future(successor.load())
+        await turns()
+        replicas.elects(3, [2, 3])
+        await replicas.tell()
+        await loading
+        assert not successor.shard.is_serving
+        with pytest.raises(NotCoordinatorError):
+            await successor.offsets()
+        with pytest.raises(NotCoordinatorError):
+            await answered
+
+    on_replicas(scene)
+
+
+def test_too_few_replicas_make_the_coordinator_not_available() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        replicas.image = type(replicas.image)(0, (1, 2, 3), (1,), 1, 0, 5)
+        await replicas.tell(1)
+        with pytest.raises(CoordinatorNotAvailableError):
+            await coordinator.commit(5)
+
+    on_replicas(scene)
+
+
+def test_without_a_lease_nothing_is_answered_as_committed() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        answered = coordinator.commit(5)
+        await turns()
+        replicas.leases[1].valid = False
+        await replicas.replicate(2, 3)
+        await turns()
+        assert not answered.done(), "another node may coordinate the group already"
+        with pytest.raises(NotCoordinatorError):
+            await coordinator.commit(6)
+        replicas.leases[1].valid = True
+        later = coordinator.commit(7)
+        await turns()
+        await replicas.replicate(2, 3)
+        assert not isinstance(await answered, MoldauError)
+        await later
+        assert await coordinator.offsets() == [7]
+
+    on_replicas(scene)
