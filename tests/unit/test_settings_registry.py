@@ -79,7 +79,12 @@ def test_kafkas_types_are_told_from_limits() -> None:
 
 SOURCES = sorted(Path(moldau.__file__).parent.rglob("*.py"))
 CODE = "\n".join(path.read_text() for path in SOURCES if path.parent.name != "settings")
-READ_AS = {"listen": "listeners", "advertised_listeners": "advertised"}
+READ_AS = {
+    "listen": "listeners",
+    "advertised_listeners": "advertised",
+    "quorum_voters": "voters",
+    "inter_broker_listener_name": "inter_broker_listener",
+}
 
 
 @pytest.mark.parametrize("found", BROKER, ids=name_of)

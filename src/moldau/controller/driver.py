@@ -369,7 +369,7 @@ class Controller:
             self._ended = [each for each in self._ended if not each.has_ended]
             self._ended.append(self._upkeep)
         self._upkeep = self._state = None
-        self._runtime.unload(error, in_doubt=_in_doubt())
+        self._runtime.unload(error, in_doubt=_in_doubt() if isinstance(error, NotControllerError) else None)
         self._tell_news()
 
     def _failed(self, error: BaseException) -> None:

@@ -22,11 +22,11 @@ class TopicPlan:
     def partitions(self) -> Sequence[Partition]:
         return [(self.name, index) for index in range(self.partition_count)]
 
-    def why_lossy(self, one_machine_at_a_time: bool) -> str | None:
+    def why_lossy(self, one_power_cut: bool) -> str | None:
         """Why it may lose acknowledged records, if it may."""
         if self.is_unclean:
             return "unclean elections"
-        if self.is_cached and not one_machine_at_a_time:
+        if self.is_cached and not one_power_cut:
             return "power cuts of several nodes"
         return None
 
