@@ -60,10 +60,12 @@ class Membership:
         cluster_id: str,
         endpoints: Sequence[Endpoint],
         previous_epoch: int = -1,
+        on_lease_ended: Callable[[], None] | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         """`incarnation_id` is new with every start of the process. `previous_epoch` is the broker epoch that the logs
-        were closed under, -1 where they were not closed. `on_fatal` hears of a refusal that comes after `start`."""
+        were closed under, -1 where they were not closed. `on_lease_ended` hears when the lease runs out, `on_fatal` of a refusal that comes
+        after `start`."""
         self._registration = Registration(
             broker_id=node_id,
             incarnation_id=incarnation_id,
@@ -75,7 +77,9 @@ class Membership:
         self._gateway = gateway
         self._clock = clock
         self._on_fatal = on_fatal
+        self._on_lease_ended = on_lease_ended
         self.lease = Lease(clock)
+        self._lease_timer: asyncio.TimerHandle | None = None
         self._state = MembershipState(
             node_id,
             heartbeat_interval_ms=settings.broker_heartbeat_interval_ms,
@@ -184,8 +188,11 @@ class Membership:
                 self._begin(self._send(effect))
             case ProlongLease():
                 self.lease.prolong(effect.ends_ms)
+                if self._lease_timer is None:
+                    self._watch_lease()
             case EndLease():
                 self.lease.end()
+                self._watch_lease()
             case BecameActive():
                 log.info("broker is active", epoch=self._state.broker_epoch)
             case WasFenced():
@@ -197,6 +204,21 @@ class Membership:
                 self._refusal = effect.error
                 if self._has_started and self._on_fatal is not None:
                     self._on_fatal(effect.error)
+
+    def _watch_lease(self) -> None:
+        """Looks again when the lease ends, as far as is known now."""
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+            self._lease_timer = None
+        if self._is_closed:
+            return
+        if self.lease.is_valid():
+            left_ms = self.lease.ends_ms - self._clock.monotonic_ms()
+            self._lease_timer = asyncio.get_running_loop().call_later(
+                max(left_ms, 1) / 1000, self._watch_lease
+            )
+        elif self._on_lease_ended is not None:
+            self._on_lease_ended()
 
     def _arm(self) -> None:
         if self._timer is not None:

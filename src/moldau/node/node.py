@@ -186,6 +186,7 @@ class Node:
             cluster_id=who.cluster_id,
             endpoints=[Endpoint(each.name, each.host, each.port) for each in self.addresses],
             previous_epoch=self._store.previous_broker_epoch,
+            on_lease_ended=table.lease_ended,
             on_fatal=self._fatal,
         )
         self._undo.push_async_callback(membership.close)

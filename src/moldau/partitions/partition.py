@@ -88,6 +88,13 @@ class Partition(Replica):
                 f"this node has not heard of the controller for too long to lead {self.name}"
             )
 
+    def lease_ended(self) -> None:
+        """Whoever waits for a commit is told now: this node could not promise it, however long they wait."""
+        try:
+            self.check_lease()
+        except NotLeaderError as error:
+            self._refuse_waiting(error, syncs_too=False)
+
     @property
     def last_stable_offset(self) -> int:
         """What read_committed sees. No transaction is ever open yet, so it is the high watermark."""

@@ -96,6 +96,11 @@ class PartitionTable:
                 followed.setdefault(partition.leader_id, []).append(partition)
         return followed
 
+    def lease_ended(self) -> None:
+        """This node may not lead anything any more, until it is told otherwise."""
+        for partition in self.led():
+            partition.lease_ended()
+
     # Taking metadata
 
     async def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:

@@ -186,7 +186,7 @@ ABLATIONS: Mapping[str, Ablation] = {
     "truncation": Ablation(without_truncation, _in("network")),
     "maximal-in-sync": Ablation(without_maximal_in_sync, _in("network")),
     "partition-epoch": Ablation(without_partition_epoch, _in("flapping", lasting_s_max=2.5)),
-    "broker-epoch": Ablation(without_broker_epoch, _in("one power cut", gap_s=0.4)),
+    "broker-epoch": Ablation(without_broker_epoch, _in("one at a time")),
     "lease": Ablation(without_lease, _in("pauses")),
     "high-watermark": Ablation(without_high_watermark, _in("network")),
     "producers-on-followers": Ablation(without_producers_on_followers, _in("kills")),

@@ -11,8 +11,8 @@ Log = Sequence[tuple[int, bytes]]
 @dataclass(slots=True)
 class ClusterHistory(History):
     lossy: dict[str, str] = field(default_factory=dict)
-    """Topics that may lose acknowledged records, and why: unclean elections, or power cuts of several nodes where
-    writes are cached."""
+    """Topics that may lose acknowledged records, and why: unclean elections, or nodes that end uncleanly together
+    where writes are cached."""
     replicas: dict[Partition, Mapping[int, Log]] = field(default_factory=dict)
     """At the end, when all is healed: what each node has of a partition."""
     readers: dict[str, Sequence[Partition]] = field(default_factory=dict)

@@ -54,7 +54,7 @@ ANSWER_TIMEOUT_MS = 30_000
 METADATA_AGE_MS_MAX = 5_000
 PROFILES = (
     *("power cuts", "kills", "network", "pauses", "bad disks", "everything") * 3,
-    *("elections", "flapping", "rejoins", "one power cut"),
+    *("elections", "flapping", "rejoins", "one at a time"),
 )
 GROUP = "readers"
 
@@ -78,13 +78,13 @@ class Cluster(Scenario):
         )
         if ablation is not None:
             plan = ablation.plan(plan)
-        self._topics = draw_topics(draw, is_cached=plan.profile == "one power cut")
+        self._topics = draw_topics(draw, is_cached=plan.profile == "one at a time")
         self._replication = min(REPLICATION, plan.nodes)
         self._partitions = [each for topic in self._topics for each in topic.partitions]
         self.records.lossy = {
             topic.name: why
             for topic in self._topics
-            if (why := topic.why_lossy(plan.one_power_cut)) is not None
+            if (why := topic.why_lossy(plan.one_at_a_time)) is not None
         }
         self.cluster = ClusterUnderFire(
             self.NAME, seed, plan, self._settings(draw), syncs_lie=syncs_lie, keep_trace=keep_trace

@@ -22,12 +22,12 @@ class TopicPlan:
     def partitions(self) -> Sequence[Partition]:
         return [(self.name, index) for index in range(self.partition_count)]
 
-    def why_lossy(self, one_power_cut: bool) -> str | None:
+    def why_lossy(self, one_at_a_time: bool) -> str | None:
         """Why it may lose acknowledged records, if it may."""
         if self.is_unclean:
             return "unclean elections"
-        if self.is_cached and not one_power_cut:
-            return "power cuts of several nodes"
+        if self.is_cached and not one_at_a_time:
+            return "unclean ends of several nodes"
         return None
 
     async def create(self, cluster: Cluster, replication: int) -> None:
