@@ -9,8 +9,8 @@ import pytest
 import moldau
 from moldau import errors
 from moldau.errors import MoldauError, StorageError, TopicExistsError
+from moldau.partitions.partition import Diverged
 from moldau.requests.errors import KAFKA_CODES, ErrorCode, error_code, error_message
-from moldau.requests.fetch_wait import Diverged
 
 SOURCE = Path(moldau.__file__).parent
 NOT_CODES = {Diverged}

@@ -27,6 +27,7 @@ GROUPED = {
     },
     "cluster": {
         "status": "moldau.cli.cluster_status:cluster_status",
+        "new-id": "moldau.cli.cluster_new_id:cluster_new_id",
         "drain": "moldau.cli.cluster_drain:cluster_drain",
         "elect-leaders": "moldau.cli.cluster_elect_leaders:cluster_elect_leaders",
         "add-voter": "moldau.cli.cluster_add_voter:cluster_add_voter",

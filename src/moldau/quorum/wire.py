@@ -63,8 +63,8 @@ class WireQuorumPeers:
         self._cluster_id = cluster_id
         self._listener = listener
         self._request_timeout_ms = request_timeout_ms
-        self._refusals: dict[int, str] = {}
-        """The last refusal of each node, so that what is repeated is not logged each time."""
+        self._refusals: dict[tuple[int, ApiKey], str] = {}
+        """Why each node last refused what it was asked, so that what is repeated is not logged each time."""
         for node_id, (host, port) in (bootstrap or {}).items():
             peers.know(node_id, host, port)
 
@@ -152,8 +152,8 @@ class WireQuorumPeers:
             timeout_ms=request.wait_ms + self._request_timeout_ms,
             version=FETCH_VERSION,
         )
-        found = self._only_partition(node_id, answer)
-        self._check(node_id, found.error_code, _ABOUT_LEADERSHIP)
+        found = self._only_partition(node_id, ApiKey.FETCH, answer)
+        self._check(node_id, ApiKey.FETCH, found.error_code)
         leader = found.current_leader
         self._learn(leader.leader_id, answer)
         return QuorumFetched(
@@ -182,12 +182,12 @@ class WireQuorumPeers:
             "topics": [{"name": METADATA_LOG.topic, "partitions": [partition]}],
         }
         answer = await self._call(node_id, ApiKey.FETCH_SNAPSHOT, tree, lane=FETCH_LANE)
-        found = self._only_partition(node_id, answer)
+        found = self._only_partition(node_id, ApiKey.FETCH_SNAPSHOT, answer)
         if found.error_code == ErrorCode.snapshot_not_found:
             raise SnapshotNotFoundError(f"node {node_id} does not have this snapshot any more")
         if found.error_code == ErrorCode.position_out_of_range:
             raise PositionOutOfRangeError(f"node {node_id}: the snapshot ends before {request.position}")
-        self._check(node_id, found.error_code, _ABOUT_LEADERSHIP)
+        self._check(node_id, ApiKey.FETCH_SNAPSHOT, found.error_code)
         leader = found.current_leader
         self._learn(leader.leader_id, answer)
         return SnapshotFetched(
@@ -209,15 +209,16 @@ class WireQuorumPeers:
 
     async def _ask(self, node_id: int, api: ApiKey, tree: Mapping[str, Any]) -> Message:
         answer = await self._call(node_id, api, tree, lane=LANE)
-        found = self._only_partition(node_id, answer)
-        self._check(node_id, found.error_code, _ABOUT_LEADERSHIP)
+        found = self._only_partition(node_id, api, answer)
+        self._check(node_id, api, found.error_code)
         return found
 
     async def _call(self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str) -> Message:
         return await self._peers.call(node_id, api, tree, lane=lane, timeout_ms=self._request_timeout_ms)
 
-    def _only_partition(self, node_id: int, answer: Message) -> Message:
-        self._check(node_id, answer.error_code, (ErrorCode.none,))
+    def _only_partition(self, node_id: int, api: ApiKey, answer: Message) -> Message:
+        if answer.error_code != ErrorCode.none:
+            raise self._refused(node_id, api, answer.error_code)
         topics = answer.get("topics") or answer.get("responses") or ()
         partitions = [each for topic in topics for each in topic.partitions]
         if len(partitions) != 1:
@@ -227,15 +228,18 @@ class WireQuorumPeers:
         found: Message = partitions[0]
         return found
 
-    def _check(self, node_id: int, code: int, allowed: Sequence[ErrorCode]) -> None:
-        if code in allowed:
-            self._refusals.pop(node_id, None)
-            return
-        text = f"node {node_id} refuses what the quorum asks: {_explained(code)}"
-        if self._refusals.get(node_id) != text:
-            self._refusals[node_id] = text
-            log.error("refused by a voter", node=node_id, why=_explained(code))
-        raise PeerUnreachableError(text)
+    def _check(self, node_id: int, api: ApiKey, code: int) -> None:
+        if code not in _ABOUT_LEADERSHIP:
+            raise self._refused(node_id, api, code)
+        self._refusals.pop((node_id, api), None)
+
+    def _refused(self, node_id: int, api: ApiKey, code: int) -> PeerUnreachableError:
+        """Told once: a candidate asks again and again, and gets the same answer until somebody does something."""
+        why = _explained(code)
+        if why not in [told for (node, _), told in self._refusals.items() if node == node_id]:
+            log.error("refused by a voter", node=node_id, why=why)
+        self._refusals[node_id, api] = why
+        return PeerUnreachableError(f"node {node_id} refuses what the quorum asks: {why}")
 
     def _learn(self, leader_id: int, answer: Message) -> None:
         """Where the leader is: the only way for a node that knows no voters yet."""
@@ -274,7 +278,8 @@ def _explained(code: int) -> str:
         case ErrorCode.invalid_voter_key:
             return (
                 "it is another replica than the voter of this id (INVALID_VOTER_KEY): its disk was replaced, or the "
-                "address is another node's. Remove that voter and add the new one"
+                "address is another node's. Remove that voter and add the new one: `moldau cluster remove-voter`, "
+                "then `moldau cluster add-voter`"
             )
         case ErrorCode.kafka_storage_error:
             return "its metadata log has failed (KAFKA_STORAGE_ERROR)"

@@ -1,0 +1,264 @@
+"""Three nodes that are one cluster, of each of the two brokers: started, measured, killed one by one and started again
+in the same way."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil  # type: ignore[import-untyped]
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ClusterMetadata
+from confluent_kafka.cimpl import NewTopic
+from tests.interop.apache_kafka import ApacheKafka
+
+from bench.brokers import START_TIMEOUT_S, Broker, BrokerFailed, Durability, Kafka, Moldau
+from bench.load import ADMIN_TIMEOUT_S, TOPIC_CONFIG
+
+NODES = 3
+REPLICAS = 3
+MIN_IN_SYNC = 2
+CLUSTER_ID = "bW9sZGF1LWJlbmNoLTM"
+LOOK_AGAIN_S = 0.02
+
+
+class Cluster(Broker):
+    """To the loads it is one broker: they reach it by all its addresses, and its CPU time and memory are those of all
+    its processes."""
+
+    ids = range(1, NODES + 1)
+
+    @property
+    def pid(self) -> int:
+        return next(iter(self.pids().values()))
+
+    @abc.abstractmethod
+    def pids(self) -> dict[int, int]:
+        """Of the nodes that run."""
+
+    @abc.abstractmethod
+    def address_of(self, node_id: int) -> str: ...
+
+    @abc.abstractmethod
+    def kill(self, node_id: int) -> None:
+        """`kill -9`; returns when the process is gone."""
+
+    @abc.abstractmethod
+    def launch_node(self, node_id: int) -> None: ...
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self.address_of(node_id) for node_id in self.ids)
+
+    def launch(self) -> None:
+        for node_id in self.ids:
+            self.launch_node(node_id)
+
+    def wait_for_acknowledgement(self) -> None:
+        self.wait_until(
+            lambda: len(self.metadata().brokers) == NODES, "all nodes are there", START_TIMEOUT_S
+        )
+
+    def alive(self) -> bool:
+        return len(self.pids()) == NODES
+
+    def _processes(self) -> list[psutil.Process]:
+        return [psutil.Process(pid) for pid in self.pids().values()]
+
+    # Looking
+
+    def admin(self) -> AdminClient:
+        # It says nothing of nodes that do not answer: some are killed on purpose.
+        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "socket.timeout.ms": 10_000})
+
+    def metadata(self, admin: AdminClient | None = None) -> ClusterMetadata:
+        return (admin or self.admin()).list_topics(timeout=10)
+
+    def wait_until(self, is_so: Callable[[], bool], what: str, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                if is_so():
+                    return
+            except KafkaException as error:
+                why = str(error)
+            else:
+                why = "it is not so yet"
+            if time.monotonic() > deadline:
+                raise BrokerFailed(f"{self.name}: not within {timeout_s:g} s: {what} ({why})")
+            time.sleep(LOOK_AGAIN_S)
+
+    def leaders(self, name: str, admin: AdminClient | None = None) -> dict[int, int]:
+        """By partition."""
+        found = self.metadata(admin).topics[name].partitions
+        return {index: found[index].leader for index in sorted(found)}
+
+    def is_in_sync(self, names: Sequence[str], admin: AdminClient | None = None) -> bool:
+        """Whether every partition of these topics has a leader and all its replicas."""
+        topics = self.metadata(admin).topics
+        return all(
+            name in topics
+            and bool(topics[name].partitions)
+            and all(
+                each.leader > 0 and len(each.isrs) == len(each.replicas) == REPLICAS
+                for each in topics[name].partitions.values()
+            )
+            for name in names
+        )
+
+    def wait_in_sync(self, *names: str) -> None:
+        admin = self.admin()
+        self.wait_until(lambda: self.is_in_sync(names, admin), "all replicas are in sync", 120)
+
+    # Changing
+
+    def restart(self, node_id: int) -> None:
+        """Starts a node that was killed, and waits until the cluster counts it as one of its own again."""
+        self.launch_node(node_id)
+        self.wait_for_acknowledgement()
+
+    def create_topics(self, names: Sequence[str], partitions: int, **configs: str) -> None:
+        """In one request; returns when it is answered."""
+        admin = self.admin()
+        new = [NewTopic(name, partitions, REPLICAS, config={**TOPIC_CONFIG, **configs}) for name in names]
+        made = admin.create_topics(new, operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)
+        for future in made.values():
+            future.result(ADMIN_TIMEOUT_S)
+
+    @contextmanager
+    def topic(self, partitions: int) -> Iterator[str]:
+        name = f"bench-{uuid4().hex[:12]}"
+        self.create_topics([name], partitions)
+        self.wait_in_sync(name)
+        yield name
+        admin = self.admin()
+        admin.delete_topics([name])[name].result(ADMIN_TIMEOUT_S)
+
+
+class _MoldauNode(Moldau):
+    def add(self, *arguments: str) -> None:
+        self._command += arguments
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class MoldauCluster(Cluster):
+    name = Moldau.name
+
+    def __init__(
+        self,
+        data_dir: Path,
+        durability: Durability,
+        commands: dict[int, tuple[str, ...]] | None = None,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        """`commands` are other programs than `moldau` to run some of the nodes with; `settings` are added."""
+        self.data_dir = data_dir
+        self._nodes = {
+            node_id: _MoldauNode(data_dir / f"node-{node_id}", durability, (commands or {}).get(node_id))
+            for node_id in self.ids
+        }
+        voters = ",".join(f"{node_id}@{node.bootstrap}" for node_id, node in self._nodes.items())
+        for node_id, node in self._nodes.items():
+            wanted = {
+                "node.id": str(node_id),
+                "cluster.id": CLUSTER_ID,
+                "controller.quorum.voters": voters,
+                "min.insync.replicas": str(MIN_IN_SYNC),
+                "offsets.topic.replication.factor": str(REPLICAS),
+                "group.initial.rebalance.delay.ms": "0",
+                **(settings or {}),
+            }
+            for name, value in wanted.items():
+                node.add(f"--{name.replace('.', '-')}", value)
+
+    def pids(self) -> dict[int, int]:
+        return {node_id: node.pid for node_id, node in self._nodes.items() if node.is_running}
+
+    def address_of(self, node_id: int) -> str:
+        return self._nodes[node_id].bootstrap
+
+    def prepare(self) -> None:
+        for node in self._nodes.values():
+            node.prepare()
+
+    def launch_node(self, node_id: int) -> None:
+        self._nodes[node_id].launch()
+
+    def kill(self, node_id: int) -> None:
+        self._nodes[node_id].kill()
+
+    def stop(self) -> None:
+        """The last node has no majority to take leave of, so all are asked at once and waited for together."""
+        with ThreadPoolExecutor(NODES) as threads:
+            list(threads.map(_MoldauNode.stop, self._nodes.values()))
+
+
+class KafkaCluster(Cluster):
+    name = Kafka.name
+
+    def __init__(self, data_dir: Path, durability: Durability) -> None:
+        self.data_dir = data_dir
+        self._nodes = {node_id: ApacheKafka(data_dir / f"node-{node_id}") for node_id in self.ids}
+        voters = ",".join(f"{node}@127.0.0.1:{each.controller_port}" for node, each in self._nodes.items())
+        for node_id, node in self._nodes.items():
+            node.properties.update(
+                {
+                    "node.id": str(node_id),
+                    "controller.quorum.voters": voters,
+                    "min.insync.replicas": str(MIN_IN_SYNC),
+                    "offsets.topic.replication.factor": str(REPLICAS),
+                    **dict(durability.kafka_properties),
+                }
+            )
+        self._running: set[int] = set()
+
+    def pids(self) -> dict[int, int]:
+        return {node_id: self._nodes[node_id].pid for node_id in sorted(self._running)}
+
+    def address_of(self, node_id: int) -> str:
+        return self._nodes[node_id].bootstrap
+
+    def prepare(self) -> None:
+        with ThreadPoolExecutor(NODES) as threads:
+            list(threads.map(ApacheKafka.format, self._nodes.values()))
+
+    def launch_node(self, node_id: int) -> None:
+        self._nodes[node_id].start(wait=False)
+        self._running.add(node_id)
+
+    def kill(self, node_id: int) -> None:
+        self._running.discard(node_id)
+        self._nodes[node_id].kill()
+
+    def stop(self) -> None:
+        """Killed: a controlled shutdown of its last node waits for a majority that is not there any more."""
+        for node_id in self.ids:
+            self.kill(node_id)
+
+
+def cores(cluster: Cluster, seconds: float) -> float:
+    """How many cores all nodes use together while this waits."""
+    cpu, began = cluster.cpu_s(), time.monotonic()
+    time.sleep(seconds)
+    return (cluster.cpu_s() - cpu) / (time.monotonic() - began)
+
+
+def partitions_of(metadata: Any, names: Sequence[str]) -> Iterator[tuple[str, int, Any]]:
+    for name in names:
+        for index, each in sorted(metadata.topics[name].partitions.items()):
+            yield name, index, each
