@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 import psutil  # type: ignore[import-untyped]
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ClusterMetadata
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.interop.apache_kafka import ApacheKafka
 
@@ -26,6 +27,7 @@ REPLICAS = 3
 MIN_IN_SYNC = 2
 CLUSTER_ID = "bW9sZGF1LWJlbmNoLTM"
 LOOK_AGAIN_S = 0.02
+NO_CONFIGS: Mapping[str, str] = MappingProxyType({})
 
 
 class Cluster(Broker):
@@ -61,9 +63,7 @@ class Cluster(Broker):
             self.launch_node(node_id)
 
     def wait_for_acknowledgement(self) -> None:
-        self.wait_until(
-            lambda: len(self.metadata().brokers) == NODES, "all nodes are there", START_TIMEOUT_S
-        )
+        self.wait_until(lambda: len(self.metadata().brokers) == NODES, "all nodes are there", START_TIMEOUT_S)
 
     def alive(self) -> bool:
         return len(self.pids()) == NODES
@@ -75,9 +75,9 @@ class Cluster(Broker):
 
     def admin(self) -> AdminClient:
         # It says nothing of nodes that do not answer: some are killed on purpose.
-        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "socket.timeout.ms": 10_000})
+        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
-    def metadata(self, admin: AdminClient | None = None) -> ClusterMetadata:
+    def metadata(self, admin: AdminClient | None = None) -> Any:
         return (admin or self.admin()).list_topics(timeout=10)
 
     def wait_until(self, is_so: Callable[[], bool], what: str, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
@@ -123,18 +123,21 @@ class Cluster(Broker):
         self.launch_node(node_id)
         self.wait_for_acknowledgement()
 
-    def create_topics(self, names: Sequence[str], partitions: int, **configs: str) -> None:
+    def create_topics(
+        self, names: Sequence[str], partitions: int, configs: Mapping[str, str] = NO_CONFIGS
+    ) -> None:
         """In one request; returns when it is answered."""
         admin = self.admin()
-        new = [NewTopic(name, partitions, REPLICAS, config={**TOPIC_CONFIG, **configs}) for name in names]
+        wanted = {**TOPIC_CONFIG, **configs}
+        new = [NewTopic(name, partitions, REPLICAS, config=wanted) for name in names]
         made = admin.create_topics(new, operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)
         for future in made.values():
             future.result(ADMIN_TIMEOUT_S)
 
     @contextmanager
-    def topic(self, partitions: int) -> Iterator[str]:
+    def topic(self, partitions: int, configs: Mapping[str, str] = NO_CONFIGS) -> Iterator[str]:
         name = f"bench-{uuid4().hex[:12]}"
-        self.create_topics([name], partitions)
+        self.create_topics([name], partitions, configs)
         self.wait_in_sync(name)
         yield name
         admin = self.admin()
@@ -163,8 +166,8 @@ class MoldauCluster(Cluster):
         self,
         data_dir: Path,
         durability: Durability,
-        commands: dict[int, tuple[str, ...]] | None = None,
-        settings: dict[str, str] | None = None,
+        commands: Mapping[int, tuple[str, ...]] | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """`commands` are other programs than `moldau` to run some of the nodes with; `settings` are added."""
         self.data_dir = data_dir
@@ -203,9 +206,9 @@ class MoldauCluster(Cluster):
         self._nodes[node_id].kill()
 
     def stop(self) -> None:
-        """The last node has no majority to take leave of, so all are asked at once and waited for together."""
-        with ThreadPoolExecutor(NODES) as threads:
-            list(threads.map(_MoldauNode.stop, self._nodes.values()))
+        """Killed, as Kafka's are."""
+        for node_id in self.ids:
+            self.kill(node_id)
 
 
 class KafkaCluster(Cluster):
@@ -256,9 +259,3 @@ def cores(cluster: Cluster, seconds: float) -> float:
     cpu, began = cluster.cpu_s(), time.monotonic()
     time.sleep(seconds)
     return (cluster.cpu_s() - cpu) / (time.monotonic() - began)
-
-
-def partitions_of(metadata: Any, names: Sequence[str]) -> Iterator[tuple[str, int, Any]]:
-    for name in names:
-        for index, each in sorted(metadata.topics[name].partitions.items()):
-            yield name, index, each

@@ -19,6 +19,7 @@ from bench.load import run, topic
 from bench.report import Figures, Row
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Broker)
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ class Bench:
         )
         self.say(self.warmed[-1])
 
-    def interleaved(self, brokers: list[Broker], measure: Callable[[Broker], T]) -> dict[str, list[T]]:
+    def interleaved(self, brokers: Sequence[B], measure: Callable[[B], T]) -> dict[str, list[T]]:
         """Measure each broker `repeats` times in turn, the other one first every second time, so that
         whatever drifts on the machine meets both."""
         taken: dict[str, list[T]] = {broker.name: [] for broker in brokers}

@@ -100,7 +100,7 @@ def _load(broker: Broker, case: Case, kind: str, seconds: float) -> Run:
         return run(broker, case.job(kind, broker, name, seconds, records=int(seconds * 2000)))
 
 
-def _print_samples(path: Path, top: int) -> None:
+def print_samples(path: Path, top: int) -> None:
     found = json.loads(path.read_text())
     samples = found["samples"] or 1
     for title, key in (
@@ -140,7 +140,7 @@ def main() -> None:
         if options.calls:
             pstats.Stats(str(path)).sort_stats("tottime").print_stats(options.top)
         else:
-            _print_samples(path, options.top)
+            print_samples(path, options.top)
 
 
 if __name__ == "__main__":

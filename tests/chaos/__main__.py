@@ -4,14 +4,19 @@ Needs root: the nodes live in network namespaces, with disks of their own. Nothi
 """
 
 import argparse
+import signal
 import sys
-import tempfile
 from pathlib import Path
+from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chaos.namespaces import CannotIsolate, check_machine
+from chaos.alone import alone
+from chaos.namespaces import CannotIsolate
 from chaos.run import ChaosRun
+
+ENDING_S = 600
+"""What comes before and after the faults is over by then; each part of it has a shorter limit of its own."""
 
 
 def main() -> int:
@@ -23,14 +28,25 @@ def main() -> int:
     )
     parser.add_argument("--keep", type=Path, help="leave the nodes' logs here")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGALRM, _overdue)
+    signal.alarm(int(options.seconds) + ENDING_S)
     try:
-        check_machine()
+        with alone() as directory:
+            return ChaosRun(directory, options.seconds, options.seed, options.only).play(options.keep)
     except CannotIsolate as error:
         sys.stdout.write(f"not run: {error}\n")
         return 0
-    with tempfile.TemporaryDirectory(prefix="moldau-chaos-") as directory:
-        run = ChaosRun(Path(directory), options.seconds, options.seed, options.only)
-        return run.play(options.keep)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _told_to_end(number: int, frame: FrameType | None) -> None:
+    sys.exit(143)
+
+
+def _overdue(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError("the run has hung; this is where")
 
 
 if __name__ == "__main__":

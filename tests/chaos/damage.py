@@ -20,9 +20,15 @@ KINDS: Mapping[str, str] = {
     "identity": "meta.properties",
 }
 
+BEING_WRITTEN = ("segment", "group log", "metadata log")
+"""Of these only the newest file of each log: what a node looks through when it starts after a crash."""
+
 
 def files_of(data_dir: Path, kind: str) -> list[Path]:
-    return sorted(path for path in data_dir.glob(KINDS[kind]) if path.is_file() and path.stat().st_size > 0)
+    found = sorted(path for path in data_dir.glob(KINDS[kind]) if path.is_file() and path.stat().st_size > 0)
+    if kind in BEING_WRITTEN:
+        return list({path.parent: path for path in found}.values())
+    return found
 
 
 def flip_a_bit(path: Path, draw: random.Random) -> int:

@@ -53,6 +53,6 @@ class LoopDisk:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise CannotIsolate(f"{' '.join(command)}: {done.stderr.strip()}")

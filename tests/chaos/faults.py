@@ -5,13 +5,19 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from chaos.damage import KINDS, cut_tail, files_of, flip_a_bit
+from chaos.damage import BEING_WRITTEN, KINDS, cut_tail, files_of, flip_a_bit
 from chaos.health import Health
 from chaos.machines import Machine, Machines
+from chaos.operating import Operator
 from chaos.switch import Weather
 
 STOP_TIMEOUT_S = 40
+
+
+class NothingToDamage(Exception):
+    """There is no such file yet: the fault could not be injected."""
 
 
 @dataclass(slots=True)
@@ -20,9 +26,11 @@ class Scene:
 
     machines: Machines
     health: Health
+    operator: Operator
     draw: random.Random
     notes: list[str] = field(default_factory=list)
-    """What an operator would have had to do, and what nodes said."""
+    """What an operator had to do, and what nodes said."""
+    anomalies: list[str] = field(default_factory=list)
 
     def anyone(self) -> Machine:
         return self.draw.choice(list(self.machines.machines.values()))
@@ -43,7 +51,7 @@ class Scene:
 
 def _kill(scene: Scene, machine: Machine) -> None:
     machine.kill()
-    scene.last(0.5, 4)
+    scene.last(0.3, 2.5)
     machine.start()
 
 
@@ -65,14 +73,14 @@ def kill_all(scene: Scene) -> None:
         machine.kill()
     scene.draw.shuffle(machines)
     for machine in machines:
-        scene.last(0, 1)
+        scene.last(0, 0.7)
         machine.start()
 
 
 def pause(scene: Scene) -> None:
     machine = scene.draw.choice((scene.leader(), scene.controller(), scene.anyone()))
     machine.signal(signal.SIGSTOP)
-    scene.last(0.5, 8)
+    scene.last(0.5, 6)
     machine.signal(signal.SIGCONT)
 
 
@@ -84,16 +92,8 @@ def cut_power(scene: Scene) -> None:
 
 def rolling_restart(scene: Scene) -> None:
     for machine in scene.machines.machines.values():
-        process = machine.node.process
-        assert process is not None
-        machine.signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except TimeoutError:
-            scene.notes.append(f"node {machine.node_id} did not stop in {STOP_TIMEOUT_S} s")
-            process.kill()
-            process.wait()
-        machine.node.process = None
+        if not machine.stop(STOP_TIMEOUT_S):
+            scene.anomalies.append(f"stuck: node {machine.node_id} did not stop in {STOP_TIMEOUT_S} s")
         machine.start()
         scene.health.wait()
 
@@ -111,7 +111,7 @@ def full_partition(scene: Scene) -> None:
     for other in _others(scene, machine):
         scene.machines.switch.cut(machine.address, other)
         scene.machines.switch.cut(other, machine.address)
-    scene.last(1, 10)
+    scene.last(1, 6)
     scene.machines.switch.heal()
 
 
@@ -121,7 +121,7 @@ def isolation(scene: Scene) -> None:
     for other in [*_others(scene, machine), scene.machines.outside.address]:
         scene.machines.switch.cut(machine.address, other)
         scene.machines.switch.cut(other, machine.address)
-    scene.last(4, 10)
+    scene.last(3, 6)
     scene.machines.switch.heal()
 
 
@@ -130,7 +130,7 @@ def one_way_partition(scene: Scene) -> None:
     outward = scene.draw.random() < 0.5
     for other in _others(scene, machine):
         scene.machines.switch.cut(*((machine.address, other) if outward else (other, machine.address)))
-    scene.last(1, 10)
+    scene.last(1, 6)
     scene.machines.switch.heal()
 
 
@@ -139,7 +139,7 @@ def one_link_cut(scene: Scene) -> None:
     one, other = scene.draw.sample(list(scene.machines.machines.values()), 2)
     scene.machines.switch.cut(one.address, other.address)
     scene.machines.switch.cut(other.address, one.address)
-    scene.last(1, 10)
+    scene.last(1, 6)
     scene.machines.switch.heal()
 
 
@@ -150,7 +150,7 @@ def _weather(scene: Scene, weather: Weather) -> None:
         for target in addresses:
             if source != target:
                 scene.machines.switch.weather(source, target, weather)
-    scene.last(2, 6)
+    scene.last(1.5, 4)
     scene.machines.switch.heal()
 
 
@@ -176,7 +176,7 @@ def reordering(scene: Scene) -> None:
 def full_disk(scene: Scene) -> None:
     machine = scene.draw.choice((scene.leader(), scene.anyone()))
     machine.disk.fill()
-    scene.last(2, 6)
+    scene.last(1.5, 4)
     machine.disk.empty()
     if not machine.is_running:
         # A node that cannot keep its metadata stops; with room again it is started again.
@@ -186,38 +186,34 @@ def full_disk(scene: Scene) -> None:
 
 
 def cut_tail_of_a_file(scene: Scene) -> None:
-    machine = scene.anyone()
-    machine.kill()
-    kind = scene.draw.choice(("segment", "group log", "metadata log"))
-    files = files_of(machine.data_dir, kind)
-    if files:
-        cut_tail(scene.draw.choice(files), scene.draw)
-    _start_damaged(scene, machine, kind)
+    _damage(scene, scene.draw.choice(BEING_WRITTEN), cut_tail)
 
 
 def flip(kind: str) -> Callable[[Scene], None]:
-    def flip_one(scene: Scene) -> None:
-        machine = scene.anyone()
-        machine.kill()
-        files = files_of(machine.data_dir, kind)
-        if files:
-            flip_a_bit(scene.draw.choice(files), scene.draw)
-        else:
-            scene.notes.append(f"there was no {kind} to damage on node {machine.node_id}")
-        _start_damaged(scene, machine, kind)
+    return lambda scene: _damage(scene, kind, flip_a_bit)
 
-    flip_one.__name__ = f"flip in {kind}"
-    return flip_one
+
+def _damage(scene: Scene, kind: str, damage: Callable[[Path, random.Random], int]) -> None:
+    machines = [each for each in scene.machines.machines.values() if files_of(each.data_dir, kind)]
+    if not machines:
+        raise NothingToDamage(f"no node has a {kind}")
+    machine = scene.draw.choice(machines)
+    machine.kill()
+    damage(scene.draw.choice(files_of(machine.data_dir, kind)), scene.draw)
+    _start_damaged(scene, machine, kind)
 
 
 def _start_damaged(scene: Scene, machine: Machine, kind: str) -> None:
-    """Starts it; if it refuses, or a partition stays offline, does as its message says: the data is moved away, and the
-    node comes back with a new disk."""
+    """Starts it. If it refuses, or does not get well by itself, does as its message says: the data is moved away, and
+    the node comes back with an empty disk."""
     machine.start()
     if scene.health.comes_back(machine):
         return
-    scene.notes.append(f"node {machine.node_id} after damage to a {kind}: {scene.health.why_not(machine)}")
-    scene.health.replace_disk(machine)
+    scene.notes.append(f"node {machine.node_id} after damage to its {kind}: {scene.health.why_not(machine)}")
+    if machine.is_running and scene.health.lost_vote(machine):
+        scene.operator.give_vote_back(machine)
+    else:
+        scene.operator.replace_disk(machine)
 
 
 FAULTS: Mapping[str, Callable[[Scene], None]] = {

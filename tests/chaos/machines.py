@@ -15,6 +15,8 @@ from support.served_cluster import CLUSTER_ID, as_environment
 PORT = 9092
 OUTSIDE = 254
 DISK_MB = 400
+LOOK_AGAIN_S = 0.02
+READY = "Moldau is ready"
 
 
 class Machine:
@@ -43,6 +45,11 @@ class Machine:
         process = self.node.process
         return process is not None and process.poll() is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said in this life that it serves."""
+        return self.is_running and READY in self.node.output()
+
     def signal(self, number: signal.Signals) -> None:
         if self.node.process is not None:
             self.node.process.send_signal(number)
@@ -50,6 +57,10 @@ class Machine:
     def kill(self) -> None:
         if self.node.process is not None:
             self.node.kill()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Whether it ended in time when asked to; if not, it is killed."""
+        return not _stop([self], timeout_s)
 
     def start(self) -> None:
         self.node.spawn()
@@ -69,7 +80,9 @@ class Machines:
             "offsets.topic.num.partitions": "4",
             "min.insync.replicas": "2",
             "group.initial.rebalance.delay.ms": "0",
-            "log.segment.bytes": "1048576",
+            # Small, so that all kinds of files are there to be damaged.
+            "log.segment.bytes": "65536",
+            "metadata.log.max.record.bytes.between.snapshots": "8192",
             **settings,
         }
         try:
@@ -118,23 +131,30 @@ class Machines:
 
     def stop(self, timeout_s: float) -> list[int]:
         """Asks all to stop; who does not in time is killed, and named."""
-        running = [machine for machine in self.machines.values() if machine.is_running]
-        for machine in running:
-            machine.signal(signal.SIGTERM)
-        deadline = time.monotonic() + timeout_s
-        late = []
-        for machine in running:
-            process = machine.node.process
-            assert process is not None
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if process.poll() is None:
-                late.append(machine.node_id)
-                machine.kill()
-            machine.node.process = None
-        return late
+        return _stop(list(self.machines.values()), timeout_s)
 
     def close(self) -> None:
-        for machine in self.machines.values():
-            machine.signal(signal.SIGCONT)
-        self._ending.close()
+        # Half a cleaning up would leave namespaces and mounts behind: who asked once need not ask again.
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+        before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+        try:
+            self._ending.close()
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+
+def _stop(machines: list[Machine], timeout_s: float) -> list[int]:
+    running = [machine for machine in machines if machine.is_running]
+    for machine in running:
+        machine.signal(signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    late = []
+    for machine in running:
+        while machine.is_running and time.monotonic() < deadline:
+            time.sleep(LOOK_AGAIN_S)
+        if machine.is_running:
+            late.append(machine.node_id)
+            machine.kill()
+        machine.node.process = None
+    return late

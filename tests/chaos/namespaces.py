@@ -101,6 +101,6 @@ def _enter(descriptor: int) -> None:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise CannotIsolate(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

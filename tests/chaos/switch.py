@@ -11,6 +11,7 @@ import multiprocessing.connection
 import os
 import random
 import selectors
+import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 PACKET_MAX = 65_536
 QUEUE_MAX = 20_000
 """Packets under way at a time; beyond that they are dropped, as a router's would be."""
+ANSWER_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,6 @@ class Weather:
     """Packets overtake each other where this is more than nothing."""
     loss: float = 0
     duplication: float = 0
-
-
-CLEAR = Weather()
 
 
 @dataclass(slots=True)
@@ -48,9 +47,21 @@ class Switch:
         """`ports`: descriptors of TUN devices by the address behind them."""
         self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_run, args=(dict(ports), theirs, seed), daemon=True)
+        self._process = context.Process(
+            target=self._run, args=(dict(ports), theirs, seed), name="moldau-chaos-switch", daemon=True
+        )
         self._process.start()
         theirs.close()
+
+    def _run(self, ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
+        # It ends by order, or with the process that gives them: its end of the pipe must be the only one then.
+        self._pipe.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            _move_packets(ports, orders, seed)
+        except EOFError:
+            return
 
     def cut(self, source: str, target: str) -> None:
         """No packet from source comes to target any more: nobody is told, packets are gone."""
@@ -74,18 +85,24 @@ class Switch:
         return Counter(self._tell({"do": "count"}))
 
     def close(self) -> None:
-        self._tell({"do": "end"})
+        try:
+            self._tell({"do": "end"})
+        except (OSError, EOFError):
+            # It is gone already.
+            pass
         self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
 
     def _tell(self, order: object) -> dict[str, int]:
         self._pipe.send_bytes(json.dumps(order).encode())
+        if not self._pipe.poll(ANSWER_TIMEOUT_S):
+            raise TimeoutError("the switch does not answer")
         answer: dict[str, int] = json.loads(self._pipe.recv_bytes())
         return answer
 
 
-def _run(ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
+def _move_packets(ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
     rules, counts = _Rules(), Counter[str]()
     draw = random.Random(seed)
     under_way: list[tuple[float, int, int, bytes]] = []
@@ -153,7 +170,7 @@ def _obey(
 
 
 def _packets(descriptor: int) -> list[bytes]:
-    found = []
+    found: list[bytes] = []
     while len(found) < 64:
         try:
             found.append(os.read(descriptor, PACKET_MAX))

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError as AioKafkaError
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from aiokafka import AIOKafkaProducer  # type: ignore[import-untyped]
+from aiokafka.errors import KafkaError as AioKafkaError  # type: ignore[import-untyped]
+from confluent_kafka import KafkaError, Message, Producer
 
-from moldau.testing.simulation.history import History, Partition, Poll, Send
+from chaos.journal import Journal
+from chaos.reading import read, read_in_group
+from moldau.testing.simulation.history import Partition, Send
 
 # Faults are what this is about; clients need not write of each.
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
@@ -22,55 +24,17 @@ SEND_EVERY_S = 0.004
 POLL_S = 0.1
 GIVE_UP_MS = 600_000
 """Longer than any fault: a producer that gives up would leave open what became of its records."""
-
-
-class Journal:
-    """The history, written by many threads, and the times of acknowledgements."""
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.acknowledged_at: list[float] = []
-        self.failures: list[str] = []
-        self.delivered: dict[Partition, set[int]] = {}
-        """What the group's members have been given, by offset."""
-        self._lock = threading.Lock()
-
-    def send(self, producer: str, partition: Partition, value: bytes) -> Send:
-        with self._lock:
-            return self.history.send(producer, partition, [value], acks=-1, is_idempotent=True)
-
-    def acknowledge(self, send: Send, offset: int) -> None:
-        with self._lock:
-            self.history.acknowledge(send, offset)
-            self.acknowledged_at.append(time.monotonic())
-
-    def fail(self, text: str) -> None:
-        with self._lock:
-            self.failures.append(text)
-
-    def poll(self, consumer: str, partition: Partition, records: Sequence[tuple[int, bytes]]) -> None:
-        with self._lock:
-            end = records[-1][0] + 1
-            self.history.polls.append(Poll(consumer, partition, records[0][0], end, records))
-
-    def deliver(self, partition: Partition, offset: int) -> None:
-        with self._lock:
-            self.delivered.setdefault(partition, set()).add(offset)
-
-    def longest_pause_s(self, began: float, ended: float) -> float:
-        """The longest time in which nothing was acknowledged."""
-        with self._lock:
-            times = [began, *(at for at in self.acknowledged_at if began <= at <= ended), ended]
-        return max(after - before for before, after in itertools.pairwise(times))
+STOP_TIMEOUT_S = 10.0
 
 
 class Traffic:
     def __init__(self, bootstrap: str, partitions: Sequence[Partition], journal: Journal) -> None:
         self._bootstrap = bootstrap
-        self._partitions = partitions
+        self._partitions = list(partitions)
         self._journal = journal
         self._stop_sending = threading.Event()
         self._stop_reading = threading.Event()
+        self._give_up_at = float("inf")
         self._senders: list[threading.Thread] = []
         self._readers: list[threading.Thread] = []
 
@@ -78,20 +42,26 @@ class Traffic:
         for number in range(2):
             self._senders.append(self._thread(self._produce, f"confluent-{number}"))
         self._senders.append(self._thread(self._produce_with_aiokafka, "aiokafka"))
-        self._readers.append(self._thread(self._read, "reader-0"))
+        self._readers.append(self._thread(self._reads(read), "reader-0"))
         for number in range(2):
-            self._readers.append(self._thread(self._read_in_group, f"member-{number}"))
+            self._readers.append(self._thread(self._reads(read_in_group), f"member-{number}"))
 
-    def stop_sending(self) -> None:
-        """Returns when every producer has an answer for everything."""
+    def stop_sending(self, timeout_s: float) -> None:
+        """Returns when every producer has an answer for everything, or it is clear that there will be none."""
+        self._give_up_at = time.monotonic() + timeout_s
         self._stop_sending.set()
-        for thread in self._senders:
-            thread.join()
+        self._join(self._senders, timeout_s + STOP_TIMEOUT_S)
 
-    def stop_reading(self) -> None:
+    def stop_reading(self, timeout_s: float) -> None:
         self._stop_reading.set()
-        for thread in self._readers:
-            thread.join()
+        self._join(self._readers, timeout_s)
+
+    def _join(self, threads: list[threading.Thread], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self._journal.fail(f"stuck: {thread.name} does not end")
 
     def _thread(self, work: Callable[[str], None], name: str) -> threading.Thread:
         def run() -> None:
@@ -104,7 +74,8 @@ class Traffic:
         thread.start()
         return thread
 
-    # Producing
+    def _reads(self, work: Callable[..., None]) -> Callable[[str], None]:
+        return lambda name: work(self._bootstrap, name, self._journal, self._partitions, self._stop_reading)
 
     def _produce(self, name: str) -> None:
         producer = Producer(
@@ -126,7 +97,7 @@ class Traffic:
                 break
             topic, partition = next(places)
             send = self._journal.send(name, (topic, partition), f"{name}-{number}".encode())
-            while True:
+            while not self._stop_sending.is_set():
                 try:
                     producer.produce(
                         topic, send.values[0], partition=partition, on_delivery=self._delivered(send)
@@ -136,17 +107,18 @@ class Traffic:
                     producer.poll(POLL_S)
             producer.poll(0)
             time.sleep(SEND_EVERY_S)
-        left = producer.flush(GIVE_UP_MS / 1000)
+        left = producer.flush(max(0.0, self._give_up_at - time.monotonic()))
         if left:
-            self._journal.fail(f"{name} has no answer for {left} records")
+            self._journal.fail(f"stuck: {name} has no answer for {left} records")
+            producer.purge()
 
     def _delivered(self, send: Send) -> Callable[[KafkaError | None, Message], None]:
         def told(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 offset = message.offset()
                 # librdkafka says -1 where the broker confirmed a repetition without an offset.
-                self._journal.acknowledge(send, offset if offset is not None and offset >= 0 else None)  # type: ignore[arg-type]
-            else:
+                self._journal.acknowledge(send, offset if offset is not None and offset >= 0 else None)
+            elif error.code() != KafkaError._PURGE_QUEUE:
                 self._journal.fail(f"{send.producer}: {error}")
 
         return told
@@ -182,57 +154,8 @@ class Traffic:
             # What became of its last record is open; the checker allows for both.
             await asyncio.sleep(POLL_S)
         finally:
-            await producer.stop()
-
-    # Reading
-
-    def _read(self, name: str) -> None:
-        consumer = Consumer(self._reading(name))
-        consumer.assign([TopicPartition(topic, index, 0) for topic, index in self._partitions])
-        while not self._stop_reading.is_set():
-            found: dict[Partition, list[tuple[int, bytes]]] = {}
-            for message in consumer.consume(500, POLL_S):
-                if self._is_record(name, message):
-                    found.setdefault((message.topic(), message.partition()), []).append(
-                        (message.offset(), message.value())
-                    )
-            for partition, records in found.items():
-                self._journal.poll(name, partition, records)
-        consumer.close()
-
-    def _read_in_group(self, name: str) -> None:
-        settings = {**self._reading("chaos"), "enable.auto.commit": False, "session.timeout.ms": 6_000}
-        consumer = Consumer(settings)
-        consumer.subscribe(sorted({topic for topic, _ in self._partitions}))
-        while not self._stop_reading.is_set():
-            messages = [each for each in consumer.consume(500, POLL_S) if self._is_record(name, each)]
-            for message in messages:
-                self._journal.deliver((message.topic(), message.partition()), message.offset())
-            if messages:
-                try:
-                    consumer.commit(asynchronous=False)
-                except KafkaException:
-                    # A commit may be lost to a rebalance or a fault: its records then come again, to somebody.
-                    continue
-        consumer.close()
-
-    def _reading(self, group: str) -> dict[str, Any]:
-        return {
-            "bootstrap.servers": self._bootstrap,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "socket.timeout.ms": 6_000,
-            "reconnect.backoff.max.ms": 500,
-            "log_level": 0,
-            "topic.metadata.refresh.interval.ms": 2_000,
-        }
-
-    def _is_record(self, name: str, message: Message) -> bool:
-        error = message.error()
-        if error is not None and error.code() in (
-            KafkaError.OFFSET_OUT_OF_RANGE,
-            KafkaError._AUTO_OFFSET_RESET,
-        ):
-            self._journal.fail(f"{name}: {error}")
-        return error is None
+            try:
+                await asyncio.wait_for(producer.stop(), STOP_TIMEOUT_S)
+            except (TimeoutError, AioKafkaError):
+                # It waits for answers that this life needs no more.
+                pass

@@ -11,10 +11,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 from xml.sax.saxutils import escape
 
 KAFKA_VERSION = "4.3.0"
@@ -244,16 +245,36 @@ class ApacheKafka:
         self, main_class: str, arguments: Sequence[str], input: str | None = None, timeout_s: float = 120
     ) -> str:
         """Run one of Kafka's command-line tools and return what it printed; raises KafkaFailed."""
-        command = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self.classpath(), main_class]
         done = subprocess.run(
-            [*command, *arguments], input=input, capture_output=True, text=True, timeout=timeout_s
+            self._tool_command(main_class, arguments),
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
         )
         if done.returncode != 0:
             raise KafkaFailed(
                 f"{main_class} exited with {done.returncode}:\n{_tail(done.stdout + done.stderr)}"
             )
         return done.stdout
+
+    @contextmanager
+    def tool(self, main_class: str, arguments: Sequence[str]) -> Iterator[IO[str]]:
+        """What a tool prints that does not end by itself, while it runs; it is ended on exit."""
+        command = self._tool_command(main_class, arguments)
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as running:
+            assert running.stdout is not None
+            try:
+                yield running.stdout
+            finally:
+                running.kill()
+
+    def _tool_command(self, main_class: str, arguments: Sequence[str]) -> list[str]:
+        command = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self.classpath(), main_class]
+        return [*command, *arguments]
 
     def _file(self) -> Path:
         return self.data_dir / "server.properties"

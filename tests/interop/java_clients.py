@@ -273,6 +273,11 @@ class Consumer:
         found: dict[str, list[int] | None] = self.java.ask("times", consumer=self.name, times=times)
         return found
 
+    def preferred_replica(self, partition: str) -> int:
+        """The replica that the leader has sent it to for reading; -1 where it reads from the leader."""
+        found: int = self.java.ask("preferredReplica", consumer=self.name, partition=partition)
+        return found
+
     def rebalance(self) -> None:
         self.java.ask("rebalance", consumer=self.name)
 

@@ -19,7 +19,8 @@ class FakeLog:
     def __init__(self, end: int) -> None:
         self.start_offset = 0
         self.end_offset = self.durable_offset = end
-        self.settings = SimpleNamespace(write_caching=False)
+        self.settings = SimpleNamespace(write_caching=False, cleanup_policy=("delete",))
+        self.epochs = [(0, 0)]
 
 
 class FakePartition:
@@ -62,7 +63,10 @@ class FakeServer:
     def boot(self) -> None:
         self.partition = FakePartition(10)
         self.quorum = SimpleNamespace(
-            epoch=1, high_watermark=5, is_leader=False, _log=SimpleNamespace(end_offset=5)
+            epoch=1,
+            high_watermark=5,
+            is_leader=False,
+            _log=SimpleNamespace(start_offset=0, end_offset=5, epochs=[(1, 0)]),
         )
         self.metadata = SimpleNamespace(image=ClusterImage())
         self.membership = SimpleNamespace(broker_epoch=1, lease=SimpleNamespace(ends_ms=1000))
@@ -172,6 +176,24 @@ def test_a_leader_of_the_past_need_not_know_what_came_later(cluster: Cluster) ->
     two.partition.log.end_offset = two.partition.log.durable_offset = 2
     two.partition.lead(4, 2, in_sync=(2,))
     assert cluster.look() == []
+
+
+def test_logs_that_differ_below_their_high_watermarks(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    one.partition.log.epochs = [(0, 0), (1, 4)]
+    one.partition.lead(1, 6)
+    assert cluster.look() == []
+    two.partition.log.epochs = [(0, 0), (1, 7)]
+    two.partition.high_watermark = 8
+    assert "orders-0: what is committed at 5 was of epoch 1 and on node-2 of epoch 0" in cluster.look()[0]
+
+
+def test_metadata_that_is_committed_in_two_epochs(cluster: Cluster) -> None:
+    one, two = cluster.servers
+    one.quorum.high_watermark = 9
+    assert cluster.look() == []
+    two.quorum.high_watermark, two.quorum._log.epochs = 9, [(1, 0), (2, 6)]
+    assert "the metadata: what is committed at 8 was of epoch 1 and on node-2 of epoch 2" in cluster.look()[0]
 
 
 def test_a_topic_that_may_lose_records_may_have_such_a_leader() -> None:

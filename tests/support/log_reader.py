@@ -7,9 +7,9 @@ from moldau.client.consumer import Consumer
 from moldau.client.record import ConsumerRecord, TopicPartition
 
 
-def all_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:
+def all_records(bootstrap: str, topic: str, timeout_s: float | None = None) -> list[ConsumerRecord]:
     """By partition and offset; none where there is no such topic."""
-    return asyncio.run(_all_records(bootstrap, topic))
+    return asyncio.run(asyncio.wait_for(_all_records(bootstrap, topic), timeout_s))
 
 
 async def _all_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:

@@ -142,6 +142,8 @@ class World:
         self._waiting: dict[int, list[tuple[QuorumFetch, Callable[[Told], None], int]]] = {}
 
         self.leaders: dict[int, int] = {}
+        self.elected_ms: dict[int, int] = {}
+        """By epoch, when its leader was elected, less the time for which its voters had heard of no other."""
         self.logs_of_leaders: dict[int, list[Entry]] = {}
         self.committed: list[Entry] = []
         self.committed_in: list[int] = []
@@ -429,7 +431,13 @@ class World:
                     records = json.dumps(some).encode()
                 reply(
                     QuorumFetched(
-                        state.epoch, node_id, True, records, state.announced_high_watermark, disk.base
+                        state.epoch,
+                        node_id,
+                        True,
+                        records,
+                        state.announced_high_watermark,
+                        disk.base,
+                        sent_ms=self.now_ms + self.skew[node_id],
                     )
                 )
             else:
@@ -442,7 +450,8 @@ class World:
             below = [disk.at(offset) for offset in range(request.snapshot.end_offset)]
             voters = state.log.voters.below(request.snapshot.end_offset)
             data = json.dumps([below, [each.node_id for each in voters] or None]).encode()
-        return SnapshotFetched(state.epoch, node_id, True, len(data), 0, data)
+        sent_ms = self.now_ms + self.skew[node_id]
+        return SnapshotFetched(state.epoch, node_id, True, len(data), 0, data, sent_ms)
 
     # What may be asked of nodes
 
@@ -488,6 +497,7 @@ class World:
         self.counts["elections"] += 1
         other = self.leaders.setdefault(state.epoch, node_id)
         assert other == node_id, f"nodes {other} and {node_id} lead in epoch {state.epoch}"
+        self.elected_ms[state.epoch] = self.now_ms - state.silent_ms
         disk = self.disks[node_id]
         has = [disk.at(offset) for offset in range(disk.end)]
         self.logs_of_leaders[state.epoch] = has
@@ -521,9 +531,19 @@ class World:
         self.high_watermarks[node_id] = state.high_watermark
         if state.is_current:
             assert state.high_watermark >= self.former[node_id], f"node {node_id} acts on outdated metadata"
+        self._check_confirmed(node_id, state)
         disk = self.disks[node_id]
         assert state.log.end_offset == disk.end
         assert state.log.start_offset == disk.base
+
+    def _check_confirmed(self, node_id: int, state: QuorumState) -> None:
+        """Leases count from when a majority had a leader, and what another one does rests on their end."""
+        confirmed_ms = state.confirmed_ms(self.now_ms + self.skew[node_id])
+        for epoch, silent_since_ms in self.elected_ms.items():
+            if confirmed_ms is not None and epoch > state.epoch:
+                assert confirmed_ms - self.skew[node_id] <= silent_since_ms, (
+                    f"node {node_id} takes itself for confirmed, though another one was elected"
+                )
 
     def logs_match(self) -> None:
         """Where two logs agree on the epoch of a record, they agree on all before it."""

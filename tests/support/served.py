@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+READY = "Moldau is ready on "
+"""What a node prints when clients are let in. It listens earlier, because nodes need each other before that."""
+
 START_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 20
 
@@ -64,7 +67,7 @@ class Served:
         process = self.process
         assert process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._listens():
+        while not self._is_ready():
             if process.poll() is not None:
                 self.process = None
                 raise RuntimeError(
@@ -101,16 +104,14 @@ class Served:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environment
             )
 
-    def _listens(self) -> bool:
-        if self.port == 0:
-            told = re.search(re.escape(self.host) + r":([1-9]\d*)", self.output())
-            if told is None:
-                return False
-            self.port = int(told[1])
-        try:
-            socket.create_connection((self.host, self.port), timeout=1).close()
-        except OSError:
+    def _is_ready(self) -> bool:
+        _, ready, line = self.output().partition(READY)
+        if not ready or "\n" not in line:
             return False
+        if self.port == 0:
+            told = re.match(re.escape(self.host) + r":(\d+)", line)
+            assert told is not None, line
+            self.port = int(told[1])
         return True
 
     def output(self) -> str:

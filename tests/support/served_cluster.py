@@ -24,7 +24,13 @@ def as_environment(settings: Mapping[str, str]) -> dict[str, str]:
 class ServedCluster:
     """`nodes` by id, from 1 on. Entering starts them all; leaving ends those that still run."""
 
-    def __init__(self, directory: Path, count: int = 3, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        count: int = 3,
+        settings: Mapping[str, str] | None = None,
+        racks: Mapping[int, str] | None = None,
+    ) -> None:
         ports = {node_id: free_port() for node_id in range(1, count + 1)}
         voters = ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, port in ports.items())
         wanted = {
@@ -41,7 +47,9 @@ class ServedCluster:
             node_id: Served(
                 directory / f"node-{node_id}",
                 port=port,
-                environment=as_environment({**wanted, "node.id": str(node_id)}),
+                environment=as_environment(
+                    {**wanted, "node.id": str(node_id), "broker.rack": (racks or {}).get(node_id, "")}
+                ),
             )
             for node_id, port in ports.items()
         }

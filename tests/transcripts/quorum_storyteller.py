@@ -13,7 +13,6 @@ from moldau.quorum.events import (
     Event,
     FetchSnapshot,
     LeaderIs,
-    LeaderIsGone,
     Persist,
     Received,
     Send,
@@ -176,8 +175,6 @@ class QuorumStoryteller:
                 self._tell(node_id, f"fetches the snapshot of all below {what.snapshot.end_offset}")
             case SnapshotTaken():
                 self._tell(node_id, f"has the snapshot; its log begins anew at {what.snapshot.end_offset}")
-            case LeaderIsGone():
-                self._tell(node_id, f"hears that nobody listens at node {what.node_id}")
             case Received(request=EndEpochRequest() as request):
                 self._tell(node_id, f"hears that node {request.leader_id} has resigned")
 

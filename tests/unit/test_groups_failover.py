@@ -3,15 +3,16 @@ next; clients are sent on with the codes on which they look for the coordinator 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
-    MoldauError,
     NotCoordinatorError,
 )
+from moldau.groups.coordinator import GroupCoordinator
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import (
     NO_GENERATION,
@@ -25,6 +26,10 @@ from moldau.groups.requests import (
 )
 from moldau.groups.shard import Shard
 from moldau.groups.state import GroupsState
+from moldau.metadata.loader import MetadataLoader
+from moldau.partitions.table import PartitionTable
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
 from support.replicas import Replicas
 
 LIMITS = GroupLimits(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
@@ -146,22 +151,126 @@ def test_too_few_replicas_make_the_coordinator_not_available() -> None:
     on_replicas(scene)
 
 
-def test_without_a_lease_nothing_is_answered_as_committed() -> None:
+def test_without_a_lease_everybody_is_sent_to_look_for_the_coordinator() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         answered = coordinator.commit(5)
         await turns()
         replicas.leases[1].valid = False
         await replicas.replicate(2, 3)
         await turns()
-        assert not answered.done(), "another node may coordinate the group already"
+        with pytest.raises(NotCoordinatorError):
+            await answered
         with pytest.raises(NotCoordinatorError):
             await coordinator.commit(6)
+        with pytest.raises(NotCoordinatorError):
+            await coordinator.offsets()
         replicas.leases[1].valid = True
+        assert await coordinator.offsets() == [5], "nobody else has coordinated meanwhile"
         later = coordinator.commit(7)
         await turns()
         await replicas.replicate(2, 3)
-        assert not isinstance(await answered, MoldauError)
         await later
         assert await coordinator.offsets() == [7]
+
+    on_replicas(scene)
+
+
+def test_who_waits_when_the_lease_ends_is_sent_to_look_for_the_coordinator_at_once() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        answered = coordinator.commit(5)
+        await turns()
+        replicas.leases[1].valid = False
+        replicas[1].lease_ended()
+        await turns()
+        with pytest.raises(NotCoordinatorError):
+            await answered
+
+    on_replicas(scene)
+
+
+def test_without_a_lease_groups_that_are_loading_are_not_served_here_either() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        loading = Coordinator(replicas, 1)
+        replicas.leases[1].valid = False
+        with pytest.raises(NotCoordinatorError):
+            await loading.offsets()
+
+    on_replicas(scene)
+
+
+async def taken_over(replicas: Replicas, coordinator: Coordinator) -> None:
+    """Node 2 leads, with a record that is not known to be committed."""
+    answered = coordinator.commit(5)
+    await turns()
+    await replicas.fetch(2)
+    replicas.elects(2, [2, 3])
+    await replicas.tell()
+    with pytest.raises(NotCoordinatorError):
+        await answered
+
+
+def test_a_lease_that_ends_while_groups_are_loaded_only_puts_that_off() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        await taken_over(replicas, coordinator)
+        successor = Coordinator(replicas, 2)
+        loading = asyncio.ensure_future(successor.load())
+        await turns()
+        replicas.leases[2].valid = False
+        replicas[2].lease_ended()
+        await loading
+        assert successor.shard.is_loading
+        replicas.leases[2].valid = True
+        await replicas.replicate(3)
+        await successor.load()
+        assert await successor.offsets() == [5]
+        await successor.shard.close()
+
+    on_replicas(scene)
+
+
+def test_groups_that_wait_for_a_commit_do_not_keep_others_from_being_loaded() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        await taken_over(replicas, coordinator)
+        other = Replicas((1, 2, 3), min_insync_replicas=2)
+        await other.begin(leader=2)
+        written = Coordinator(other, 2)
+        await written.load()
+        answered = written.commit(6)
+        await turns()
+        await other.replicate(1, 3)
+        await answered
+        await written.shard.close()
+        settings = EffectiveSettings(BrokerSettings(node_id=2))
+        groups = GroupCoordinator(
+            2, cast(PartitionTable, None), cast(MetadataLoader, None), cast(Any, None), settings, replicas.clock
+        )
+        groups._take_up(0, replicas[2], ())
+        groups._take_up(1, other[2], ())
+        await turns()
+        assert groups._shards[0].is_loading
+        assert groups._shards[1].is_serving
+        await replicas.replicate(3)
+        await turns()
+        assert groups._shards[0].is_serving
+        await groups.close()
+
+    on_replicas(scene)
+
+
+def test_what_was_decided_in_a_former_epoch_is_not_written_in_a_later_one() -> None:
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        # The append of the commit waits behind both changes of the leader.
+        async with replicas[1]._lock:
+            for leader in (2, 1):
+                replicas.elects(leader)
+                asyncio.ensure_future(replicas[1].take_role(replicas.image, brokers=replicas.brokers))
+                await turns()
+            answered = coordinator.commit(5)
+            await turns()
+        await turns()
+        with pytest.raises(NotCoordinatorError):
+            await answered
+        assert replicas[1].is_leader
+        assert replicas[1].log.end_offset == 0
 
     on_replicas(scene)

@@ -104,7 +104,7 @@ def test_a_new_leader_keeps_what_it_knew_until_all_have_fetched_in_its_epoch() -
     assert state.high_watermark == 9
 
 
-def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_controller_has_agreed() -> None:
+def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_metadata_shows_that_it_has_left() -> None:
     state = grown(leader((1, 2, 3)), 10)
     state.on_fetch(fetch(2, 10), 0)
     wanted = state.wanted_in_sync(LAG_MS + 1, LAG_MS)
@@ -112,8 +112,56 @@ def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_controller_has_a
     state.propose(wanted)
     state.on_fetch(fetch(2, 10), LAG_MS + 1)
     assert state.high_watermark == 0, "whoever is in the committed set may be elected"
-    assert state.on_in_sync_answer(result((1, 2), 8))
+    assert not state.on_in_sync_answer(result((1, 2), 8)), "it may be eligible, which the answer does not say"
+    assert state.in_sync == (1, 2)
+    assert state.on_image(image((1, 2), 8), BROKERS, 1)
     assert state.high_watermark == 10
+
+
+def test_a_member_that_has_become_eligible_by_leaving_has_all_that_is_committed() -> None:
+    state = grown(leader((1, 2), min_in_sync=1), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    grown(state, 20)
+    state.followers[2].is_keeping_up = False
+    # min.insync.replicas is 2 at the controller by now: a change that is on its way, or another setting there.
+    state.propose((1,))
+    assert not state.on_in_sync_answer(result((1,), 8))
+    state.propose((1, 3))
+    state.on_fetch(fetch(3, 20), 1)
+    assert not state.on_in_sync_answer(result((1, 3), 9)), "nor after another change on top of it"
+    assert not state.on_min_in_sync(1), "settings say nothing of who is eligible"
+    assert not state.on_image(replace(image((1, 3), 9), eligible=(2,)), BROKERS, 1)
+    assert state.high_watermark == 10
+    with pytest.raises(NotEnoughReplicasError):
+        state.check_in_sync()
+    assert state.on_image(image((1, 3), 10), BROKERS, 1)
+    assert state.high_watermark == 20
+
+
+def test_nothing_is_committed_by_fewer_than_this_leader_needs_though_the_controller_needs_fewer() -> None:
+    state = grown(leader((1, 2), min_in_sync=2), 10)
+    state.propose((1,))
+    state.on_in_sync_answer(result((1,), 8))
+    assert not state.on_image(image((1,), 8), BROKERS, 2), "the controller has named nobody eligible"
+    assert state.high_watermark == 0
+
+
+def test_a_member_that_joins_counts_as_soon_as_the_controller_has_answered() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    state.propose((1, 2, 3))
+    state.on_fetch(fetch(3, 10), 0)
+    state.on_in_sync_answer(result((1, 2, 3), 8))
+    assert (state.in_sync, state.leaving) == ((1, 2, 3), ())
+
+
+def test_an_answer_that_comes_after_its_metadata_does_not_settle_the_next_proposal() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.propose((1, 2, 3))
+    state.on_image(image((1, 2, 3), 8), BROKERS, 1)
+    state.propose((1, 2))
+    state.on_in_sync_answer(result((1, 2, 3), 8))
+    assert state.proposal is not None
 
 
 def test_it_waits_for_a_member_that_is_asked_to_join_from_that_moment_on() -> None:

@@ -92,7 +92,7 @@ def test_offsets_count_on_and_are_committed_when_durable() -> None:
         assert (second.base_offset, second.next_offset) == (3, 5)
         await asyncio.sleep(0)
         assert partition.high_watermark == 5
-        assert partition.committing(5) is None
+        assert partition.committing(5, partition.leader_epoch) is None
 
     with_partition(main())
 
@@ -104,7 +104,7 @@ def test_nothing_is_read_before_it_is_durable_and_many_appends_share_a_sync() ->
         waiting = []
         for _ in range(10):
             appended = await partition.append([batch()])
-            waiting.append(partition.committing(appended.next_offset))
+            waiting.append(partition.committing(appended.next_offset, appended.leader_epoch))
         assert partition.high_watermark == 0
         assert (await partition.read(0, 1000)).records.size == 0
         held.release.set()
@@ -132,7 +132,7 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
         held = Held(partition.log)
         held.error = StorageError("the disk is gone")
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset)
+        committing = partition.committing(appended.next_offset, appended.leader_epoch)
         told: list[str] = []
         partition.progress.add(lambda: told.append("fetch"))
         held.release.set()
@@ -164,11 +164,11 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
         assert partition.high_watermark == 0
         assert partition.failure is None
         held.error = None
-        committing = partition.committing(1)
+        committing = partition.committing(1, partition.leader_epoch)
         while committing is not None:
             # A sync that was under way may have failed once more.
             await asyncio.gather(committing, return_exceptions=True)
-            committing = partition.committing(1)
+            committing = partition.committing(1, partition.leader_epoch)
         assert partition.high_watermark == 1
 
     with_partition(main())
@@ -198,7 +198,7 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_with_the_next_append() 
         held = Held(partition.log)
         held.error, held.is_for_good = StorageError("no descriptors"), False
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset)
+        committing = partition.committing(appended.next_offset, appended.leader_epoch)
         held.release.set()
         assert committing is not None
         with pytest.raises(StorageError):
@@ -206,7 +206,7 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_with_the_next_append() 
         assert partition.failure is None
         held.error = None
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset)
+        committing = partition.committing(appended.next_offset, appended.leader_epoch)
         if committing is not None:
             await committing
         assert partition.high_watermark == 2
@@ -264,7 +264,7 @@ def test_a_partition_that_is_led_elsewhere_refuses_and_tells_who_waits() -> None
         partition = await opened()
         Held(partition.log)
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset)
+        committing = partition.committing(appended.next_offset, appended.leader_epoch)
         await partition.take_role(image(leader=2, epoch=4))
         assert committing is not None
         with pytest.raises(NotLeaderError):

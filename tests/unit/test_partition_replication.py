@@ -458,8 +458,8 @@ def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None
         three = Replicas((1, 2, 3), min_insync_replicas=2)
         await three.begin()
         appended = await three.produce(1, b"a")
-        acknowledged = three[1].committing(appended.next_offset, all_in_sync=True)
-        committed = three[1].committing(appended.next_offset)
+        acknowledged = three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+        committed = three[1].committing(appended.next_offset, appended.leader_epoch)
         assert acknowledged is not None
         assert committed is not None
         answer = InSyncResult(TOPIC_ID, 0, 1, 0, (1,), False, 1)
@@ -470,7 +470,7 @@ def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None
         with pytest.raises(NotEnoughReplicasError):
             await three.produce(1, b"b")
         with pytest.raises(NotEnoughReplicasAfterAppendError):
-            three[1].committing(appended.next_offset, all_in_sync=True)
+            three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
 
     run(main())
 
@@ -480,7 +480,7 @@ def test_who_waits_is_told_of_the_new_leader() -> None:
         both = Replicas((1, 2))
         await both.begin()
         appended = await both.produce(1, b"a")
-        waiting = both[1].committing(appended.next_offset, all_in_sync=True)
+        waiting = both[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
         assert waiting is not None
         both.elects(2)
         await both.tell()
@@ -582,5 +582,41 @@ def test_a_proposal_is_the_same_until_it_is_answered() -> None:
         three[1].on_in_sync_answer(InSyncResult(TOPIC_ID, 0, 1, 0, (1, 2, 3), False, 1))
         assert three[1].proposed_in_sync is None
         assert three[1].leader().in_sync == (1, 2, 3)
+
+    run(main())
+
+
+def test_records_of_a_former_epoch_are_not_acknowledged_though_their_offsets_are_committed() -> None:
+    async def main() -> None:
+        three = Replicas((1, 2, 3))
+        await three.begin()
+        appended = await three.produce(1, b"lost")
+        three.elects(2)
+        await three.tell()
+        await three.produce(2, b"other")
+        await three.replicate(1, 3)
+        three.elects(1)
+        await three.tell()
+        await three.replicate(2, 3)
+        assert three[1].high_watermark >= appended.next_offset
+        assert await three.values(1) == ["other@1"]
+        with pytest.raises(NotLeaderError):
+            three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+
+    run(main())
+
+
+def test_a_repeated_batch_is_acknowledged_in_the_epoch_in_which_it_is_repeated() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a", producer_id=5, sequence=0)
+        await both.replicate(2)
+        both.elects(2)
+        await both.tell()
+        await both.replicate(1)
+        repeated = await both.produce(2, b"a", producer_id=5, sequence=0)
+        assert (repeated.base_offset, repeated.leader_epoch) == (0, 1)
+        assert both[2].committing(repeated.next_offset, repeated.leader_epoch) is None
 
     run(main())

@@ -126,7 +126,7 @@ def test_a_replica_that_is_moved_away_is_deleted(tmp_path: Path) -> None:
         await table.write("orders", b"a")
         before = table.table.get("orders", 0)
         assert before is not None
-        waiting = before.committing(5)
+        waiting = before.committing(5, before.leader_epoch)
         assert waiting is not None
         await table.publish(topic("orders", ORDERS, (2, 3), leader=2, epoch=1))
         assert table.end_of("orders") is None

@@ -6,6 +6,8 @@ import random
 import pytest
 
 from moldau.quorum.events import Election
+from moldau.quorum.messages import ReplicaKey
+from moldau.quorum.replicas import Leadership, Replica
 from moldau.quorum.state import QuorumState
 from support.quorum_world import Faults, World, voter
 
@@ -150,6 +152,23 @@ def test_a_follower_that_counts_what_it_has_not_synced_is_caught(monkeypatch: py
 
     monkeypatch.setattr(QuorumState, "_fetch", durable_at_once)
     monkeypatch.setattr(World, "append", append_and_fetch)
+    assert is_caught()
+
+
+def test_a_leader_that_takes_a_late_fetch_for_a_confirmation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Leadership.heard
+
+    def heard_now(self: Leadership, key: ReplicaKey, now_ms: int, heard_leader_ms: int) -> Replica:
+        return heard(self, key, now_ms, now_ms)
+
+    monkeypatch.setattr(Leadership, "heard", heard_now)
+    assert is_caught()
+
+
+def test_a_voter_that_says_it_heard_of_nobody_for_longer_than_it_did_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(QuorumState, "_silence_ms", lambda self: self.settings.fetch_timeout_ms)
     assert is_caught()
 
 

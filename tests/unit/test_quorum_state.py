@@ -28,7 +28,6 @@ from moldau.quorum.events import (
     Fatal,
     FetchSnapshot,
     LeaderIs,
-    LeaderIsGone,
     Leaving,
     Persist,
     Received,
@@ -134,10 +133,17 @@ def ask(
 
 
 def fetch(
-    state: QuorumState, by: int, last: LogEnd, *, now_ms: int = 1000, epoch: int | None = None
+    state: QuorumState,
+    by: int,
+    last: LogEnd,
+    *,
+    now_ms: int = 1000,
+    epoch: int | None = None,
+    heard_ms: int = -1,
 ) -> list[Effect]:
     known = state.epoch if epoch is None else epoch
-    return state.step(now_ms, Received(QuorumFetch(key(by), known, last, state.high_watermark)))
+    request = QuorumFetch(key(by), known, last, state.high_watermark, heard_ms=heard_ms)
+    return state.step(now_ms, Received(request))
 
 
 def following(
@@ -464,7 +470,7 @@ def test_without_news_of_its_leader_a_follower_asks_to_be_elected() -> None:
 
 def test_when_the_leader_is_gone_a_follower_stands_after_a_moment() -> None:
     state = following()
-    effects = state.step(200, LeaderIsGone(2))
+    effects = state.step(200, gone(state))
     assert effects[-1] == LeaderIs(-1, 5)
     assert state.deadline_ms is not None
     assert state.deadline_ms <= 300
@@ -478,18 +484,13 @@ def test_when_the_leader_is_gone_a_follower_stands_after_a_moment() -> None:
     assert state.role is Role.PROSPECTIVE, "who has not heard yet does not talk it into following again"
 
 
-def test_that_another_node_is_gone_means_nothing() -> None:
-    state = following()
-    assert state.step(200, LeaderIsGone(3)) == []
-    assert state.leader_id == 2
-
-
-def test_a_fetch_that_nobody_takes_is_as_good_as_the_news() -> None:
-    state = following()
+def gone(state: QuorumState) -> Unanswered:
+    """Nobody takes the fetch that is under way."""
     assert state.fetching is not None
-    by, request = state.fetching
-    state.step(200, Unanswered(by, request, is_gone=True))
-    assert state.leader_id == -1
+    return Unanswered(*state.fetching, is_gone=True)
+
+
+def test_a_leader_that_does_not_answer_is_asked_again() -> None:
     silent = following()
     assert silent.fetching is not None
     by, request = silent.fetching
@@ -535,7 +536,7 @@ def test_a_node_that_leaves_hands_over_and_does_not_stand_again() -> None:
     assert state.deadline_ms is None
     left = following()
     left.step(200, Leaving())
-    left.step(300, LeaderIsGone(2))
+    left.step(300, gone(left))
     assert left.election_ms is None
 
 
@@ -634,9 +635,9 @@ def test_a_replica_behind_the_logs_start_is_told_of_the_snapshot() -> None:
     assert isinstance(fetch(state, 3, LogEnd(3, 3))[-1], Serve)
 
 
-def test_a_leader_that_no_majority_fetches_from_resigns() -> None:
+def test_a_leader_that_no_majority_has_heard_of_resigns() -> None:
     state = elected()
-    fetch(state, 2, LogEnd(-1, 0), now_ms=2000)
+    fetch(state, 2, LogEnd(-1, 0), now_ms=2100, heard_ms=2000)
     assert state.confirmed_ms(3000) == 2000
     state.step(4249, Tick())
     assert state.is_leader

@@ -10,7 +10,9 @@ import pytest
 
 from moldau.client.versions import VERSIONS
 from moldau.errors import (
+    DuplicateBrokerRegistrationError,
     DuplicateVoterError,
+    InconsistentClusterIdError,
     InvalidVoterKeyError,
     MoldauError,
     NotControllerError,
@@ -60,6 +62,7 @@ class RecordingQuorum:
         self.answer = answer
         self.asked: list[Any] = []
         self.leader_id, self.epoch, self.is_leader = 2, 7, True
+        self.voters = [Voter(1, DISK_1), Voter(2, DISK_2)]
 
     def leader_endpoint(self) -> tuple[str, int] | None:
         return ("leader.example", 9094) if self.leader_id >= 0 else None
@@ -91,6 +94,8 @@ class OtherNode:
         self.listener = listener
         self.known: dict[int, tuple[str, int]] = {}
         self.lanes: list[str] = []
+        self.listening: dict[tuple[str, int], OtherNode] = {}
+        """Who can be asked by address alone."""
 
     def know(self, node_id: int, host: str, port: int) -> None:
         self.known[node_id] = (host, port)
@@ -108,6 +113,13 @@ class OtherNode:
     ) -> Message:
         self.lanes.append(lane)
         return await self.serve(api, VERSIONS[api].high if version is None else version, tree)
+
+    async def call_address(
+        self, host: str, port: int, api: ApiKey, tree: Mapping[str, Any], *, version: int
+    ) -> Message:
+        if (host, port) not in self.listening:
+            raise PeerUnreachableError("nobody listens there", is_gone=True)
+        return await self.listening[host, port].serve(api, version, tree)
 
     async def serve(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:
         frame = bytearray()
@@ -243,6 +255,51 @@ def test_a_node_does_not_learn_its_own_address_from_others() -> None:
     assert other.known == {}
 
 
+@pytest.mark.parametrize(
+    ("at_that_address", "is_double"),
+    [(None, False), (QuorumFetched(7, 3, False), False), (QuorumFetched(7, 1, True), True)],
+)
+@pytest.mark.parametrize("is_vote", [True, False])
+def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_itself(
+    at_that_address: QuorumFetched | None, is_double: bool, is_vote: bool
+) -> None:
+    quorum = RecordingQuorum(VoteReply(8, 1, False) if is_vote else QuorumFetched(7, 1, False))
+    quorum.leader_id = 1
+    other = OtherNode(quorum)
+    if at_that_address is not None:
+        other.listening["leader.example", 9094] = OtherNode(RecordingQuorum(at_that_address))
+    refusals: list[Exception] = []
+    peers = WireQuorumPeers(
+        other,  # type: ignore[arg-type]
+        "cluster",
+        listener="NODES",
+        request_timeout_ms=1000,
+        on_refused=refusals.append,
+    )
+    run(peers.vote(2, VOTE) if is_vote else peers.fetch(2, FETCH))
+    assert [type(each) for each in refusals] == [DuplicateBrokerRegistrationError] * is_double
+    assert all("node.id" in str(each) for each in refusals)
+
+
+def test_a_node_gives_up_when_most_of_those_it_asks_are_of_another_cluster() -> None:
+    refusals: list[Exception] = []
+    peers = WireQuorumPeers(
+        OtherNode(RecordingQuorum(), cluster_id="theirs"),  # type: ignore[arg-type]
+        "ours",
+        listener="NODES",
+        request_timeout_ms=1000,
+        on_refused=refusals.append,
+    )
+    for node_id in (1, 2, 3):
+        peers.know(node_id, ENDPOINTS)
+    for node_id in (2, 2, 3):
+        assert not refusals
+        with pytest.raises(PeerUnreachableError):
+            run(peers.fetch(node_id, FETCH))
+    assert [type(each) for each in refusals] == [InconsistentClusterIdError]
+    assert "cluster.id" in str(refusals[0])
+
+
 def test_nodes_are_called_on_the_listener_between_them() -> None:
     other = OtherNode(RecordingQuorum())
     peers = WireQuorumPeers(
@@ -259,6 +316,25 @@ def test_nodes_are_called_on_the_listener_between_them() -> None:
 
 
 # Requests that no node of ours would send
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "tree"),
+    [
+        (ApiKey.VOTE, 2, {"replica_id": 99, "replica_epoch": 50, "last_offset_epoch": 49, "last_offset": 1}),
+        (ApiKey.BEGIN_QUORUM_EPOCH, 1, {"leader_id": 99, "leader_epoch": 50}),
+        (ApiKey.END_QUORUM_EPOCH, 1, {"leader_id": 99, "leader_epoch": 50, "preferred_candidates": []}),
+    ],
+)
+def test_whoever_is_no_voter_and_no_broker_deposes_nobody(
+    api: ApiKey, version: int, tree: dict[str, Any]
+) -> None:
+    quorum = RecordingQuorum(VoteReply(50, -1, True))
+    full = {"replica_directory_id": DISK_1, "voter_directory_id": DISK_2, "pre_vote": False, **tree}
+    other = OtherNode(quorum)
+    answer = run(other.serve(api, version, about(full, voter_id=2)))
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.inconsistent_voter_set
+    assert quorum.asked == []
 
 
 def about(partition: Mapping[str, Any], topic: str = TOPIC, index: int = 0, **more: Any) -> dict[str, Any]:
@@ -343,12 +419,22 @@ def fetch_tree(version: int, replica_id: int = 1, offset: int = 0, **more: Any) 
 
 
 @pytest.mark.parametrize("version", range(4, 19))
-def test_every_version_of_fetch_reads_the_metadata_log(version: int) -> None:
-    quorum = RecordingQuorum(QuorumFetched(7 if version >= 9 else -1, 2, True, b"batches", 5))
+def test_a_replica_that_does_not_say_where_its_log_is_counts_for_nobody(version: int) -> None:
+    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"secret", 5))
     answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, fetch_tree(version)))
     (partition,) = answer.responses[0].partitions
+    assert (partition.error_code, bytes(partition.records)) == (ErrorCode.invalid_request, b"")
+    assert quorum.asked == []
+
+
+@pytest.mark.parametrize("version", [17, 18])
+def test_every_version_of_fetch_that_says_where_a_log_is_reads_the_metadata_log(version: int) -> None:
+    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"batches", 5))
+    tree = fetch_tree(version, replica_directory_id=DISK_1)
+    answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, tree))
+    (partition,) = answer.responses[0].partitions
     assert (partition.error_code, bytes(partition.records)) == (0, b"batches")
-    assert quorum.asked[0].replica == ReplicaKey(1)
+    assert quorum.asked[0].replica == ReplicaKey(1, DISK_1)
     assert quorum.asked[0].bytes_max == 1000
     assert quorum.asked[0].high_watermark == ANY_HIGH_WATERMARK
 

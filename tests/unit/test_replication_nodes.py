@@ -33,7 +33,7 @@ async def write(node: ReplicaNode, *values: bytes) -> int:
 async def commit(node: ReplicaNode, *values: bytes) -> None:
     partition = node.partition
     appended = await partition.append([batch(*values)], all_in_sync=True)
-    waiting = partition.committing(appended.next_offset, all_in_sync=True)
+    waiting = partition.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
     if waiting is not None:
         await waiting
 

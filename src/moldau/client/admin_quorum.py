@@ -40,7 +40,12 @@ class QuorumInfo:
     """Where the voters are reached by each other."""
 
     def replica(self, node_id: int) -> QuorumReplica | None:
-        return next((each for each in (*self.voters, *self.observers) if each.node_id == node_id), None)
+        """The voter of this id; else the observer, of several directories the one that fetched last."""
+        for replicas in (self.voters, self.observers):
+            found = [each for each in replicas if each.node_id == node_id]
+            if found:
+                return max(found, key=lambda each: each.last_fetch_ms)
+        return None
 
 
 class QuorumAdmin(AdminBase):
@@ -73,7 +78,8 @@ class QuorumAdmin(AdminBase):
         async def attempt(retry: Retry) -> None:
             tree = {
                 "cluster_id": self._cluster.cluster_id,
-                "timeout": self._limit_ms(retry),
+                # Less than the answer is waited for, so that it comes and says what is missing.
+                "timeout": self._limit_ms(retry) * 9 // 10,
                 "voter_id": node_id,
                 "voter_directory_id": directory_id,
                 "listeners": [{"name": endpoint.listener, "host": endpoint.host, "port": endpoint.port}],

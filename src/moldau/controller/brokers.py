@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from moldau.controller.elections import become_available, leave_in_sync
 from moldau.controller.liveness import Sessions
+from moldau.controller.partition_change import Kept
 from moldau.controller.requests import Heartbeat, HeartbeatReply, Registration
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, bounded
 from moldau.decisions import Decision
@@ -64,6 +65,22 @@ def is_clean_restart(known: BrokerImage, broker: Registration) -> bool:
     return broker.previous_epoch == known.epoch
 
 
+def is_same_disk(known: BrokerImage, broker: Registration) -> bool:
+    """Whether the broker's disk is the one of the life that is registered. Otherwise it is empty, or holds an older
+    state, and says nothing of what was committed in that life."""
+    return known.incarnation_id in broker.former_incarnations
+
+
+def kept_by(known: BrokerImage | None, broker: Registration) -> Kept:
+    """What a broker that registers anew still has. Of one that was unregistered nobody knows which life was its
+    last."""
+    if known is None:
+        return Kept.NOTHING
+    if is_clean_restart(known, broker):
+        return Kept.EVERYTHING
+    return Kept.SYNCED if is_same_disk(known, broker) else Kept.NOTHING
+
+
 # Registration
 
 
@@ -81,9 +98,7 @@ def register_broker(
         return Decision([_registration(broker, known.epoch, known)], known.epoch)
     if known is not None:
         _check_not_alive(known, broker, sessions, now_ms)
-    # Who was unregistered and comes back may come with another disk.
-    is_clean = known is not None and is_clean_restart(known, broker)
-    records = leave_in_sync(state, settings, broker.broker_id, clean=is_clean)
+    records = leave_in_sync(state, settings, broker.broker_id, kept_by(known, broker))
     if len(records) >= RECORDS_PER_DECISION_MAX:
         # The former life must not be elected again while this goes on.
         fence = [] if known is None or known.fenced else [_change(known, fenced=FENCED)]
@@ -154,7 +169,7 @@ def unregister_broker(
     broker = state.image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
-    records = leave_in_sync(state, settings, broker_id, clean=True)
+    records = leave_in_sync(state, settings, broker_id)
     if len(records) >= RECORDS_PER_DECISION_MAX:
         fence = [] if broker.fenced else [_change(broker, fenced=FENCED)]
         return Decision(_first([*fence, *records]), False)
@@ -181,7 +196,7 @@ def heartbeat(
     elif beat.wants_fence:
         if not broker.fenced:
             records = [_change(broker, fenced=FENCED)]
-            records += leave_in_sync(state, settings, broker.broker_id, clean=True)
+            records += leave_in_sync(state, settings, broker.broker_id)
             fenced = True
     elif broker.fenced and is_caught_up:
         records = [_change(broker, fenced=UNFENCED)]
@@ -200,7 +215,7 @@ def _shut_down(
     records: list[Record] = []
     if not broker.in_controlled_shutdown:
         records.append(_change(broker, in_controlled_shutdown=1))
-    records += leave_in_sync(state, settings, broker.broker_id, clean=True)
+    records += leave_in_sync(state, settings, broker.broker_id)
     if records:
         return records, False, False
     session = sessions.of(broker.broker_id, broker.epoch)
@@ -221,7 +236,7 @@ def fence_broker(
     if broker is None or broker.epoch != broker_epoch:
         return Decision([], True)
     records: list[Record] = [] if broker.fenced else [_change(broker, fenced=FENCED)]
-    records += leave_in_sync(state, settings, broker_id, clean=True)
+    records += leave_in_sync(state, settings, broker_id)
     return Decision(_first(records), len(records) <= RECORDS_PER_DECISION_MAX)
 
 
@@ -236,7 +251,7 @@ def finish_broker(
     if broker.is_active:
         records = become_available(state, settings, broker_id)
     else:
-        records = leave_in_sync(state, settings, broker_id, clean=True)
+        records = leave_in_sync(state, settings, broker_id)
     return Decision(_first(records), len(records) <= RECORDS_PER_DECISION_MAX)
 
 

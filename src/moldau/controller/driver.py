@@ -16,6 +16,7 @@ from moldau.controller.brokers import (
 )
 from moldau.controller.configs import alter_configs
 from moldau.controller.elections import LogEnds, elect_leaders, unclean_candidates
+from moldau.controller.failed_replicas import note_failed, take_out_failed
 from moldau.controller.ids import Randomness
 from moldau.controller.in_sync import alter_in_sync
 from moldau.controller.liveness import Sessions
@@ -235,9 +236,11 @@ class Controller:
         if sessions.heard(beat, now_ms):
             self._tell_news()
         records: Sequence[Record] = ()
+        failed_have_changed = False
 
         def decide(state: ControllerState) -> Decision[Record, HeartbeatReply]:
-            nonlocal records
+            nonlocal records, failed_have_changed
+            failed_have_changed = note_failed(state, beat)
             decision = heartbeat(state, self._settings, beat, sessions)
             records = decision.records
             if sessions.of(beat.broker_id, beat.broker_epoch) is None:
@@ -249,6 +252,10 @@ class Controller:
         reply = await self._runtime.submit(decide)
         if len(records) == RECORDS_PER_DECISION_MAX:
             upkeep.finish(beat.broker_id)
+        while failed_have_changed or beat.not_ready:
+            failed_have_changed = False
+            if not await self._runtime.submit(lambda state: take_out_failed(state, self._settings, beat)):
+                break
         if beat.wants_shutdown:
             self._note_shutdown(sessions, beat, reply, has_changed=bool(records))
         return HeartbeatReply(

@@ -8,7 +8,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from moldau.controller.index import PartitionName
-from moldau.controller.partition_change import PartitionChange, active_brokers, settings_as_decided
+from moldau.controller.partition_change import (
+    Kept,
+    PartitionChange,
+    active_brokers,
+    settings_as_decided,
+)
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.controller.state import ControllerState, bounded
 from moldau.decisions import Decision
@@ -31,23 +36,28 @@ _NOT_ASKED: LogEnds = MappingProxyType({})
 
 
 def leave_in_sync(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int, *, clean: bool
+    state: ControllerState, settings: EffectiveSettings, broker_id: int, kept: Kept = Kept.EVERYTHING
 ) -> list[Record]:
     """A broker is fenced, shuts down, or registers anew: others lead in its place and nobody waits for it.
 
-    Not `clean`: it came back and may have lost records. It is not counted on any more, wherever another replica is.
+    If it came back with less than it vouched for, it is not counted on any more. With what was synced it has all that
+    is committed, save where write.caching commits without that: there it is counted on only if nobody else is left.
     """
     active = active_brokers(state) - {broker_id}
     decided = settings_as_decided(state, settings)
     records: list[Record] = []
     for name in state.index.partitions_of(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
-        if broker_id not in partition.in_sync and (clean or broker_id not in partition.eligible):
+        has_everything = kept is Kept.EVERYTHING or (
+            kept is Kept.SYNCED and not decided.topic(name.topic).write_caching
+        )
+        if broker_id not in partition.in_sync and (has_everything or broker_id not in partition.eligible):
             continue
         change = _change(state, decided, name, active)
         change.in_sync = tuple(replica for replica in partition.in_sync if replica != broker_id)
-        if not clean:
+        if not has_everything:
             change.restarted_uncleanly = broker_id
+            change.has_lost_everything = kept is Kept.NOTHING
         record = change.record()
         if record is not None:
             records.append(record)
@@ -111,7 +121,8 @@ def unclean_candidates(
         elif name not in wanted:
             continue
         partition = state.image.topics[name.topic].partitions[name.partition]
-        live = tuple(replica for replica in partition.replicas if replica in active)
+        usable = state.without_failed(active, state.image.topics[name.topic].topic_id, name.partition)
+        live = tuple(replica for replica in partition.replicas if replica in usable)
         if live and not any(
             replica in partition.in_sync or replica in partition.eligible for replica in live
         ):
@@ -216,5 +227,5 @@ def _change(
         topic.topic_id,
         topic.partitions[name.partition],
         min_in_sync=decided.topic(name.topic).min_insync_replicas,
-        active=active,
+        active=state.without_failed(active, topic.topic_id, name.partition),
     )

@@ -47,6 +47,7 @@ def alter_in_sync(
             seen.add((wanted.topic_id, wanted.partition))
             topic, partition = _look_up(state.image, wanted)
             _check(state.image, broker_id, partition, wanted)
+            _check_not_failed(state, wanted)
         except MoldauError as error:
             results.append(InSyncResult(wanted.topic_id, wanted.partition, error=error))
             continue
@@ -148,6 +149,12 @@ def _check_members(image: ClusterImage, partition: PartitionImage, wanted: InSyn
         else:
             continue
         raise IneligibleReplicaError(f"Broker {member} {complaint}.")
+
+
+def _check_not_failed(state: ControllerState, wanted: InSyncChange) -> None:
+    for member, _ in wanted.in_sync:
+        if state.has_failed(member, wanted.topic_id, wanted.partition):
+            raise IneligibleReplicaError(f"Broker {member} has said that its log of the partition has failed.")
 
 
 def _check_caller(state: ControllerState, broker_id: int, broker_epoch: int) -> None:

@@ -1,12 +1,14 @@
 """What becomes of one partition: who is in sync, who may yet lead, who leads, and the record that says so.
 
 A decision sets what it wants to be different and asks for the record. Whatever it wanted, the rules of KIP-966
-hold afterwards, but for one: the in-sync set is never empty. Who is left in it last stays there, without a
-leader, until it comes back or another replica that has everything committed does.
+hold afterwards, but for one: who is left last in the in-sync set stays there, without a leader, until it comes back
+or another replica that has everything committed does. Only where that one comes back without its records, and nobody
+else has them, the set is empty: then an unclean election is all that helps.
 """
 
 import dataclasses
 from collections.abc import Container, Mapping
+from enum import Enum
 from uuid import UUID
 
 from moldau.controller.state import ControllerState
@@ -16,6 +18,17 @@ from moldau.quorum.messages import LogEnd
 from moldau.settings.effective import EffectiveSettings
 
 Replicas = tuple[int, ...]
+
+
+class Kept(Enum):
+    """What a broker still has of the records that it vouched for."""
+
+    EVERYTHING = "everything"
+    """It runs, or closed its logs when it stopped."""
+    SYNCED = "synced"
+    """It ended in any other way: only what was acknowledged without being synced may be gone."""
+    NOTHING = "nothing"
+    """It came back with another disk, or with an older state of its disk."""
 
 
 def settings_as_decided(state: ControllerState, settings: EffectiveSettings) -> EffectiveSettings:
@@ -43,6 +56,8 @@ class PartitionChange:
         self.is_recovering = partition.is_recovering
         self.restarted_uncleanly: int | None = None
         """A replica that may have lost records: it vouches for nothing any more, if anybody else does."""
+        self.has_lost_everything = False
+        """That replica vouches for nothing even if nobody else does."""
 
     def record(
         self, *, prefer_first: bool = False, log_ends: Mapping[int, LogEnd] | None = None
@@ -53,10 +68,12 @@ class PartitionChange:
         pool = self._who_has_everything_committed()
         leader, is_recovering = self._leader(pool, prefer_first), self.is_recovering
         in_sync = self._settled_in_sync(leader, pool)
+        elected_uncleanly = False
         if leader == NO_LEADER and log_ends:
             leader = self._longest_log(log_ends)
             if leader != NO_LEADER:
                 in_sync, pool, is_recovering = (leader,), (), True
+                elected_uncleanly = True
         if (self.adding or self.removing) and leader != NO_LEADER:
             leader, in_sync = self._complete_reassignment(leader, in_sync)
         eligible = self._eligible(in_sync, pool)
@@ -82,7 +99,10 @@ class PartitionChange:
             replicas=None if self.replicas == old.replicas else self.replicas,
             removing_replicas=None if self.removing == old.removing else self.removing,
             adding_replicas=None if self.adding == old.adding else self.adding,
-            leader_recovery_state=_recovery_state(old.is_recovering, is_recovering),
+            # Said again where it recovers already: every unclean election is to be seen in the metadata.
+            leader_recovery_state=RECOVERING
+            if elected_uncleanly
+            else _recovery_state(old.is_recovering, is_recovering),
             eligible_leader_replicas=None if eligible == old.eligible else eligible,
             last_known_elr=None if last_known == old.last_known_eligible else last_known,
             directories=None if self.replicas == old.replicas else (None,) * len(self.replicas),
@@ -137,7 +157,9 @@ class PartitionChange:
         if self.in_sync:
             return self.in_sync
         waited_for = [replica for replica in self._old.in_sync if replica in pool] or pool[:1]
-        return tuple(waited_for) or self._old.in_sync
+        if waited_for or self.has_lost_everything:
+            return tuple(waited_for)
+        return self._old.in_sync
 
     def _eligible(self, in_sync: Replicas, pool: Replicas) -> Replicas:
         """Below the minimum nothing is committed, so who leaves the in-sync set there still has all that is."""

@@ -95,6 +95,9 @@ class Registration:
     previous_epoch: int = -1
     """The broker epoch of its former life, if that ended cleanly: its logs are as it left them. -1: records that
     were not yet safe may be gone."""
+    former_incarnations: Sequence[UUID] = ()
+    """The lives that its disk has seen last, however they ended. The registered one is among them, unless this is
+    another disk or an older state of it."""
     features: Mapping[str, tuple[int, int]] | None = None
     """Lowest and highest level by name; None is this version's own."""
 

@@ -1,6 +1,7 @@
 """The controller's view of the cluster: the image with everything decided so far, committed or not yet."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from uuid import UUID
 
 from moldau.controller.index import PartitionIndex
 from moldau.controller.names import collision_key
@@ -14,12 +15,14 @@ RECORDS_PER_DECISION_MAX = 20_000
 
 
 class ControllerState:
-    """Decisions read it; only `apply` changes it."""
+    """Decisions read it; only `apply` changes it, save what brokers say of failed replicas, which is in no log."""
 
     def __init__(self, image: ClusterImage) -> None:
         """`image` is committed up to the end of the log."""
         self.image = image
         self.index = PartitionIndex(image)
+        self.failed_replicas: dict[int, tuple[int, frozenset[tuple[UUID, int]]]] = {}
+        """By broker: its epoch, and those of its replicas whose logs have failed."""
         self._loaded_offset = image.offset
         self._put_out_offsets: dict[int, int] = {}
         """Of the brokers that registered or were fenced since then."""
@@ -48,6 +51,19 @@ class ControllerState:
                 del self._twins[key]
         for name in delta.topics_created:
             self._add_name(name)
+
+    def has_failed(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
+        """Whether the broker, in the life that is registered, has said that its log of a partition has failed."""
+        epoch, failed = self.failed_replicas.get(broker_id, (-1, frozenset()))
+        broker = self.image.brokers.get(broker_id)
+        return (topic_id, partition) in failed and broker is not None and broker.epoch == epoch
+
+    def without_failed(self, brokers: Container[int], topic_id: UUID, partition: int) -> Container[int]:
+        """Those of the brokers whose replicas of a partition can be relied on."""
+        failed = [each for each in self.failed_replicas if self.has_failed(each, topic_id, partition)]
+        if not failed:
+            return brokers
+        return {each for each in self.image.brokers if each in brokers and each not in failed}
 
     def put_out_offset(self, broker_id: int) -> int:
         """The end of the decision by which a broker was last fenced, with its registration or after it. Who has taken

@@ -103,6 +103,7 @@ def registration_tree(broker: Registration) -> dict[str, Any]:
         ],
         "rack": broker.rack,
         "previous_broker_epoch": broker.previous_epoch,
+        "former_incarnation_ids": list(broker.former_incarnations),
     }
 
 

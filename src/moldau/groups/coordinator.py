@@ -29,6 +29,7 @@ from moldau.groups.requests import (
     ListReply,
     MemberClaim,
     OffsetsReply,
+    Reply,
     SyncReply,
     SyncRequest,
     TopicKey,
@@ -83,13 +84,12 @@ class GroupCoordinator:
         self._limits = limits_of(settings.static)
         self._image = EMPTY_IMAGE
         self._shards: dict[int, Shard] = {}
-        self._ending: list[Shard] = []
+        self._ending: dict[Shard, asyncio.Task[None]] = {}
         """Shards that are over, and may still be writing what they had begun."""
-        self._to_load: dict[int, Shard] = {}
-        self._to_load_later: dict[int, Shard] = {}
-        """Those that could not be loaded, for a reason that may pass."""
-        self._next_load: asyncio.TimerHandle | None = None
-        self._loader: asyncio.Task[None] | None = None
+        self._loading: dict[Shard, asyncio.Task[None]] = {}
+        self._reading = asyncio.Lock()
+        """One log is read after the other: a node that loads must also serve."""
+        self._loading_since_ms = 0
         self._next_upkeep: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._past_bugs = 0
@@ -138,61 +138,55 @@ class GroupCoordinator:
         if shard.is_empty and not any(each.partition is partition for each in self._ending):
             shard.serve(GroupsState(self._limits), partition.log.end_offset)
             return
-        self._to_load[index] = shard
-        self._wake_loader()
+        if not self._loading:
+            self._loading_since_ms = self._clock.monotonic_ms()
+        self._loading[shard] = asyncio.get_running_loop().create_task(self._load(shard))
 
     def _let_go(self, index: int) -> None:
         shard = self._shards.pop(index)
-        self._to_load.pop(index, None)
-        self._to_load_later.pop(index, None)
+        loading = self._loading.pop(shard, None)
+        if loading is not None:
+            loading.cancel()
         shard.unload(_not_coordinator())
-        self._ending.append(shard)
-        self._wake_loader()
+        self._ending[shard] = asyncio.get_running_loop().create_task(self._end(shard, loading))
 
-    def _wake_loader(self) -> None:
-        if self._loader is None and not self._is_closed:
-            self._loader = asyncio.get_running_loop().create_task(self._load_all())
-
-    async def _load_all(self) -> None:
-        """One shard after the other, and each gives way to other work: a node that loads must also serve."""
-        began_ms, count = self._clock.monotonic_ms(), 0
+    async def _load(self, shard: Shard) -> None:
+        """Each waits by itself for its log to be committed."""
         try:
-            while self._to_load or self._ending:
-                while self._ending:
-                    # What it had begun to write belongs to what the next one has to read.
-                    await self._end_one()
-                if self._to_load:
-                    index = next(iter(self._to_load))
-                    shard = self._to_load.pop(index)
-                    await self._load(index, shard)
-                    count += shard.is_serving
+            for former, ending in list(self._ending.items()):
+                if former.partition is shard.partition:
+                    # What it had begun to write belongs to what this one has to read.
+                    await asyncio.wait([ending])
+            while shard.is_loading:
+                await shard.load(
+                    GroupsState(self._limits), self._settings.static.offsets_load_buffer_size, self._reading
+                )
+                if shard.is_loading:
+                    await asyncio.sleep(LOAD_AGAIN_S)
+            if shard.is_serving:
+                # No leader of this partition went by a newer image than this one, in which it is led here.
+                shard.forget_former(self._image.topics)
+        except Exception:
+            self._bug("loading groups failed", shard)
         finally:
-            self._loader = None
-        if count:
-            log.info("groups are loaded", partitions=count, took_ms=self._clock.monotonic_ms() - began_ms)
+            self._loading.pop(shard, None)
+        if not self._loading:
+            log.info("groups are loaded", took_ms=self._clock.monotonic_ms() - self._loading_since_ms)
 
-    async def _load(self, index: int, shard: Shard) -> None:
-        await shard.load(GroupsState(self._limits), self._settings.static.offsets_load_buffer_size)
-        if shard.is_serving:
-            # No leader of this partition went by a newer image than this one, in which it is led here.
-            shard.forget_former(self._image.topics)
-        elif shard.is_loading:
-            self._to_load_later[index] = shard
-            if self._next_load is None:
-                loop = asyncio.get_running_loop()
-                self._next_load = loop.call_later(LOAD_AGAIN_S, self._load_again)
+    async def _end(self, shard: Shard, loading: "asyncio.Task[None] | None") -> None:
+        if loading is not None:
+            await asyncio.gather(loading, return_exceptions=True)
+        try:
+            await shard.close()
+        except Exception:
+            self._bug("groups were not let go of as they should be", shard)
+        finally:
+            del self._ending[shard]
+            self._past_bugs += shard.bugs
 
-    def _load_again(self) -> None:
-        self._next_load = None
-        self._to_load.update(self._to_load_later)
-        self._to_load_later.clear()
-        self._wake_loader()
-
-    async def _end_one(self) -> None:
-        shard = self._ending[0]
-        await shard.close()
-        self._ending.remove(shard)
-        self._past_bugs += shard.bugs
+    def _bug(self, message: str, shard: Shard) -> None:
+        self._past_bugs += 1
+        log.exception(message, partition=str(shard.partition.name))
 
     # Beginning and ending
 
@@ -217,20 +211,13 @@ class GroupCoordinator:
         if self._next_upkeep is not None:
             self._next_upkeep.cancel()
             self._next_upkeep = None
-        if self._next_load is not None:
-            self._next_load.cancel()
-            self._next_load = None
         for index in list(self._shards):
             self._let_go(index)
 
     async def close(self) -> None:
         """Returns when nothing is being written any more."""
         self.stop()
-        if self._loader is not None:
-            self._loader.cancel()
-            await asyncio.gather(self._loader, return_exceptions=True)
-        while self._ending:
-            await self._end_one()
+        await asyncio.gather(*self._ending.values())
 
     @property
     def bugs(self) -> int:
@@ -351,21 +338,20 @@ class GroupCoordinator:
         shards = [self._shards[index] for index in sorted(self._shards)]
         if any(shard.is_loading for shard in shards):
             raise CoordinatorLoadInProgressError("some groups are being loaded")
-        asked = [
-            shard.ask(lambda state, now, ticket: state.list_groups(states, types, ticket))
-            for shard in shards
-            if shard.is_serving
-        ]
+        asked = [self._list(shard, states, types) for shard in shards if shard.is_serving]
         listed: list[ListedGroup] = []
         for reply in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(reply, NotCoordinatorError):
-                # Given up since it was asked: whoever has these groups now lists them.
+                # Given up by now: whoever has these groups lists them.
                 continue
             if isinstance(reply, BaseException):
                 raise reply
             assert isinstance(reply, ListReply)
             listed += reply.groups
         return listed
+
+    async def _list(self, shard: Shard, states: Sequence[str], types: Sequence[str]) -> Reply:
+        return await shard.ask(lambda state, now, ticket: state.list_groups(states, types, ticket))
 
 
 def _not_coordinator() -> NotCoordinatorError:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from moldau.errors import CorruptRecordError, RecordTooLargeError, StorageError
 from moldau.groups.formats import decode, encode
@@ -17,16 +18,30 @@ RECORDS_PER_TURN = 200
 """Records that are applied before other work of the node gets its turn."""
 
 
-async def load(partition: Partition, state: GroupsState, bytes_per_read: int) -> int:
-    """Applies the whole log to `state`, once all of it is committed; gives the offset after the last record.
+async def load(
+    partition: Partition,
+    leader_epoch: int,
+    state: GroupsState,
+    bytes_per_read: int,
+    reading: AbstractAsyncContextManager[object],
+) -> int:
+    """Applies the whole log to `state`, once all of it is committed; gives the offset after the last record. The log
+    is read within `reading`, for which those take turns who have nothing else to wait for.
 
     Raises as `Partition.read` does, and CorruptRecordError where a batch is not what was written.
     """
-    leader_epoch = partition.leader_epoch
     end_offset = partition.log.end_offset
-    committed = partition.committing(end_offset)
+    committed = partition.committing(end_offset, leader_epoch)
     if committed is not None:
         await committed
+    async with reading:
+        await _read(partition, leader_epoch, state, end_offset, bytes_per_read)
+    return end_offset
+
+
+async def _read(
+    partition: Partition, leader_epoch: int, state: GroupsState, end_offset: int, bytes_per_read: int
+) -> None:
     offset = partition.log.start_offset
     applied = 0
     while offset < end_offset:
@@ -46,7 +61,6 @@ async def load(partition: Partition, state: GroupsState, bytes_per_read: int) ->
                 await asyncio.sleep(0)
         if offset == began_at:
             raise CorruptRecordError(f"no batch is found at offset {offset} of {partition.name}")
-    return end_offset
 
 
 def _decoded(batch: Batch) -> list[GroupRecord]:
@@ -65,16 +79,20 @@ def _decoded(batch: Batch) -> list[GroupRecord]:
 
 
 class OffsetsLog:
-    """The partition as the decision runtime sees it."""
+    """The partition as the decision runtime sees it, in one leader epoch: what was decided in it may not be written in
+    another, in which others may have decided better."""
 
-    def __init__(self, partition: Partition, clock: Clock) -> None:
+    def __init__(self, partition: Partition, leader_epoch: int, clock: Clock) -> None:
         self._partition = partition
+        self._leader_epoch = leader_epoch
         self._clock = clock
 
     async def append(self, records: Sequence[GroupRecord]) -> int:
         now_ms = self._clock.wall_ms()
         encoded = [Record(timestamp=now_ms, key=key, value=value) for key, value in map(encode, records)]
-        appended = await self._partition.append(self._batches(encoded), all_in_sync=True)
+        appended = await self._partition.append(
+            self._batches(encoded), all_in_sync=True, known_epoch=self._leader_epoch
+        )
         return appended.next_offset
 
     def _batches(self, records: Sequence[Record]) -> list[Batch]:

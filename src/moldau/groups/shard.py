@@ -7,6 +7,7 @@ the state's deadlines: one timer, whatever the number of groups. When it is over
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from moldau.decisions.runtime import DecisionRuntime
 from moldau.errors import (
@@ -37,6 +38,8 @@ log = get_logger(__name__)
 Step = Callable[[GroupsState, Now, Ticket], GroupDecision]
 Round = Callable[[GroupsState, Now], GroupDecision | None]
 """None: there is nothing more to decide."""
+
+NO_TURNS = nullcontext()
 
 REST_MS = 1_000
 """How long timers rest after their decision could not be written, so that a full disk is not asked all the time."""
@@ -86,7 +89,7 @@ class Shard:
         self._clock = clock
         self._commit_timeout_ms = commit_timeout_ms
         self._runtime: DecisionRuntime[GroupsState, GroupRecord] = DecisionRuntime(
-            OffsetsLog(partition, clock), refuse_with=self._refusal
+            OffsetsLog(partition, self.leader_epoch, clock), refuse_with=self._refusal
         )
         self._state: GroupsState | None = None
         self._listening: int | None = None
@@ -115,11 +118,16 @@ class Shard:
         """What one record can have at most."""
         return self.partition.log.settings.max_message_bytes
 
-    async def load(self, state: GroupsState, bytes_per_read: int) -> None:
-        """Reads the log, and begins to serve; where that fails, the groups of this shard alone are not served. If it
-        is still loading afterwards, what failed may pass, and it is to be loaded again."""
+    async def load(
+        self,
+        state: GroupsState,
+        bytes_per_read: int,
+        reading: AbstractAsyncContextManager[object] = NO_TURNS,
+    ) -> None:
+        """Reads the log, within `reading`, and begins to serve; where that fails, the groups of this shard alone are
+        not served. If it is still loading afterwards, what failed may pass, and it is to be loaded again."""
         try:
-            end_offset = await load(self.partition, state, bytes_per_read)
+            end_offset = await load(self.partition, self.leader_epoch, state, bytes_per_read, reading)
         except Exception as error:
             if self.is_loading:
                 self._load_failed(error)
@@ -149,6 +157,9 @@ class Shard:
             self._alarm = None
         self._flights.clear()
         self._runtime.unload(error)
+        self._refuse_waiting(error)
+
+    def _refuse_waiting(self, error: MoldauError) -> None:
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
             if not answered.done():
@@ -163,7 +174,10 @@ class Shard:
 
     def _load_failed(self, error: Exception) -> None:
         is_offline = self.partition.failure is not None or self.partition.log.failure is not None
-        if isinstance(error, StorageError) and not is_offline:
+        # A lease that has ended may come back, and nobody else may have led meanwhile.
+        is_same_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
+        may_pass = isinstance(error, StorageError) or (isinstance(error, NotLeaderError) and is_same_leader)
+        if may_pass and not is_offline:
             log.warning("groups cannot be loaded yet", partition=str(self.partition.name), why=str(error))
             return
         self.unload(self._is_over())
@@ -182,6 +196,12 @@ class Shard:
     def _is_over(self) -> MoldauError:
         return NotCoordinatorError(f"the groups of {self.partition.name} are not served here")
 
+    def _without_lease(self) -> MoldauError:
+        """Clients go and look for the coordinator, which may be another one by now."""
+        return NotCoordinatorError(
+            f"this node has not heard of the controller for too long to answer for {self.partition.name}"
+        )
+
     def _report(self, message: str, error: BaseException) -> None:
         try:
             raise error
@@ -194,7 +214,10 @@ class Shard:
     # Deciding
 
     def ask(self, step: Step, *, is_commit: bool = False) -> "asyncio.Future[Reply]":
-        """Decides for a request, and gives what its answer will come in; raises where nothing is loaded."""
+        """Decides for a request, and gives what its answer will come in; raises where nothing is loaded, or this node
+        may not answer."""
+        if not self.partition.has_lease:
+            raise self._without_lease()
         if self._state is not None:
             # A lease that comes back tells nobody: what was committed without one may be told from now on.
             self._progressed()
@@ -281,8 +304,10 @@ class Shard:
         if error is not None:
             self._failed(flight, error)
         elif flight.decision is not None:
+            # Whatever was decided: without a lease another node may coordinate, and know better.
+            refusal = None if self.partition.has_lease else self._without_lease()
             for ticket, reply in flight.decision.reply:
-                self._answer(ticket, reply)
+                self._answer(ticket, refusal or reply)
             if flight.then is not None:
                 flight.then()
         if self._state is not None:
@@ -313,11 +338,14 @@ class Shard:
             answered.set_result(reply)
 
     def _progressed(self) -> None:
-        if self.partition.failure is not None or not self.partition.is_leader:
+        is_over = not self.partition.is_leader or self.partition.leader_epoch != self.leader_epoch
+        if self.partition.failure is not None or is_over:
             self._give_up(self.partition.failure)
         elif self.partition.has_lease:
-            # Without a lease others may coordinate already: who waits is not answered, and asks again.
             self._runtime.committed(self.partition.high_watermark)
+        else:
+            # Others may coordinate already, and nothing that is decided here may be said.
+            self._refuse_waiting(self._without_lease())
 
     def _give_up(self, error: BaseException | None) -> None:
         if error is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -107,9 +108,10 @@ class Membership:
     def phase(self) -> Phase:
         return self._state.phase
 
-    async def start(self) -> None:
+    async def start(self, former_incarnations: Sequence[UUID] = ()) -> None:
         """Registers, however long it takes until there is a controller. Raises what the cluster has against this node,
-        if that will not pass."""
+        if that will not pass. `former_incarnations` are the lives that this node's disk has seen last."""
+        self._registration = replace(self._registration, former_incarnations=tuple(former_incarnations))
         self._take(Started())
         await self._until(lambda: self.broker_epoch != NO_EPOCH)
         self._has_started = True

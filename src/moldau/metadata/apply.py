@@ -193,6 +193,7 @@ class _Step:
                 record.eligible_leader_replicas or (),
                 record.last_known_elr or (),
                 record.leader_recovery_state == RECOVERING,
+                record.unclean_epoch,
             )
         )
 
@@ -203,12 +204,14 @@ class _Step:
             raise CorruptRecordError(f"{topic.name} has no partition {record.partition_id} to change")
         old = partitions[record.partition_id]
         elected = record.leader != UNCHANGED
+        leader_epoch = old.leader_epoch + 1 if elected else old.leader_epoch
+        elected_uncleanly = elected and record.leader_recovery_state == RECOVERING
         partitions[record.partition_id] = PartitionImage(
             old.index,
             old.replicas if record.replicas is None else record.replicas,
             old.in_sync if record.isr is None else record.isr,
             record.leader if elected else old.leader,
-            old.leader_epoch + 1 if elected else old.leader_epoch,
+            leader_epoch,
             old.partition_epoch + 1,
             old.adding if record.adding_replicas is None else record.adding_replicas,
             old.removing if record.removing_replicas is None else record.removing_replicas,
@@ -217,6 +220,7 @@ class _Step:
             old.is_recovering
             if record.leader_recovery_state == NO_CHANGE
             else record.leader_recovery_state == RECOVERING,
+            leader_epoch if elected_uncleanly else old.unclean_epoch,
         )
 
     # Configurations

@@ -57,6 +57,9 @@ class PartitionImage:
     """The last leader, where neither in-sync nor eligible replicas are left."""
     is_recovering: bool = False
     """Elected uncleanly: its leader has not yet said that its log is in order."""
+    unclean_epoch: int = -1
+    """The leader epoch of the last unclean election: records of epochs before it may be gone though they were
+    committed."""
 
     @property
     def is_reassigning(self) -> bool:

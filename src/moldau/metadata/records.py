@@ -12,6 +12,7 @@ from uuid import UUID
 
 from moldau.errors import CorruptRecordError, UnsupportedVersionError
 from moldau.wire.kio import EntityType, SerialError, entity_reader, entity_writer
+from moldau.wire.own_fields import FIRST_TAG
 
 FRAME_VERSION = 1
 
@@ -108,6 +109,8 @@ class PartitionRecord(_Schema):
     directories: tuple[UUID | None, ...] = field(metadata=_wire("uuid"))
     eligible_leader_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=1), default=None)
     last_known_elr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=2), default=None)
+    unclean_epoch: int = field(metadata=_wire("int32", tag=FIRST_TAG), default=-1)
+    """Of our own, for snapshots: the last leader epoch that began with an unclean election."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

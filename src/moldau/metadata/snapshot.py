@@ -122,4 +122,5 @@ def _partition_record(topic: TopicImage, partition: PartitionImage) -> Partition
         directories=(None,) * len(partition.replicas),
         eligible_leader_replicas=partition.eligible or None,
         last_known_elr=partition.last_known_eligible or None,
+        unclean_epoch=partition.unclean_epoch,
     )

@@ -24,6 +24,7 @@ from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.snapshotter import Snapshotter
 from moldau.node import identity
 from moldau.node.identity import Identity
+from moldau.node.lives import Lives
 from moldau.node.log_ends import LogEnds
 from moldau.node.voting import bootstrap_servers, check_membership, first_voters
 from moldau.observe.logging import get_logger
@@ -119,7 +120,7 @@ class Node:
         for listener in self._listeners:
             await listener.serve()
         await self._controller.start()
-        await self._membership.start()
+        await self._register()
         self._replication.start()
         await self._membership.wait_active()
         self._housekeeping = Housekeeping(self._partitions, self._settings, self._world.clock)
@@ -134,6 +135,21 @@ class Node:
             cluster=who.cluster_id,
             partitions=len(self._partitions),
         )
+
+    async def _register(self) -> None:
+        """Where the disk remembers its lives: otherwise nothing of a former one is left."""
+        if self._static.store == "memory":
+            await self._membership.start()
+            return
+        lives = Lives(self._world.disk, self._static.data_dir)
+        former = await lives.begin(self._incarnation_id)
+        node_id = self._static.node_id
+        registered = self._metadata.image.brokers.get(node_id)
+        if registered is not None and [each.node_id for each in self._quorum.voters] == [node_id]:
+            # All that is known of the registered life is known from this disk.
+            former = (*former, registered.incarnation_id)
+        await self._membership.start(former)
+        await lives.settle(self._incarnation_id)
 
     async def _put_together(self, who: Identity) -> None:
         """All parts, none of them at work yet; what is pushed last is closed first."""
@@ -176,7 +192,7 @@ class Node:
         )
         self._undo.push_async_callback(controller.close)
         gateway = ControllerGateway(node_id, controller, quorum, peers, metadata, clock)
-        incarnation_id = new_id(world.random)
+        incarnation_id = self._incarnation_id = new_id(world.random)
         membership = self._membership = Membership(
             node_id,
             incarnation_id,
@@ -248,6 +264,8 @@ class Node:
                 listener=static.inter_broker_listener,
                 request_timeout_ms=static.quorum_request_timeout_ms,
                 bootstrap=bootstrap,
+                own_addresses=[(each.host, each.port) for each in self.addresses],
+                on_refused=self._fatal,
             ),
             snapshots=SnapshotMemory() if in_memory else SnapshotFiles(self._world.disk, directory),
             settings=QuorumSettings(

@@ -44,6 +44,8 @@ class Appended(NamedTuple):
     """What the high watermark has to reach for the records to be committed."""
     append_time_ms: int
     """NO_TIMESTAMP unless the topic's records carry the broker's time."""
+    leader_epoch: int
+    """In which they are in the log. In a later one the same offsets may be those of other records."""
 
 
 class Fetched(NamedTuple):
@@ -103,14 +105,19 @@ class Partition(Replica):
     # Writing
 
     async def append(
-        self, batches: Sequence[Batch], append_time_ms: int = NO_TIMESTAMP, *, all_in_sync: bool = False
+        self,
+        batches: Sequence[Batch],
+        append_time_ms: int = NO_TIMESTAMP,
+        *,
+        all_in_sync: bool = False,
+        known_epoch: int = NO_EPOCH,
     ) -> Appended:
         """Gives the batches their offsets and appends them; the records are committed once the high
-        watermark reaches `next_offset` (`committing`). A repeated batch of an idempotent producer is not
-        appended again: the caller gets the offset it had. `all_in_sync` asks for min.insync.replicas to be
-        there."""
+        watermark reaches `next_offset` in the same leader epoch (`committing`). A repeated batch of an idempotent
+        producer is not appended again: the caller gets the offset it had. `all_in_sync` asks for min.insync.replicas
+        to be there, `known_epoch` for the leader epoch in which the caller has thought the records up."""
         async with self._lock:
-            leader = self.leader()
+            leader = self.leader(known_epoch)
             self.check_lease()
             if all_in_sync:
                 leader.check_in_sync()
@@ -121,7 +128,9 @@ class Partition(Replica):
                 if repeated is not None:
                     if append_time_ms != NO_TIMESTAMP:
                         append_time_ms = repeated.timestamp_ms
-                    return Appended(repeated.base_offset, repeated.last_offset + 1, append_time_ms)
+                    return Appended(
+                        repeated.base_offset, repeated.last_offset + 1, append_time_ms, leader.leader_epoch
+                    )
             base_offset = offset = log_.end_offset
             for batch in batches:
                 batch.base_offset = offset
@@ -137,19 +146,32 @@ class Partition(Replica):
         if self.log.settings.write_caching:
             self._note_durable()
         self._syncing.start()
-        return Appended(base_offset, offset, append_time_ms)
+        return Appended(base_offset, offset, append_time_ms, leader.leader_epoch)
 
-    def committing(self, next_offset: int, *, all_in_sync: bool = False) -> "asyncio.Future[None] | None":
-        """Done when the high watermark reaches `next_offset`, failed when that can no longer be promised;
-        None where it is there already. `all_in_sync` fails, too, once fewer than min.insync.replicas are in sync."""
+    def committing(
+        self, next_offset: int, leader_epoch: int, *, all_in_sync: bool = False
+    ) -> "asyncio.Future[None] | None":
+        """Done when the high watermark reaches `next_offset` in the epoch that the records are of, failed when that can
+        no longer be promised; None where it is there already. `all_in_sync` fails, too, once fewer than
+        min.insync.replicas are in sync."""
         leader = self.leader()
-        if all_in_sync and len(leader.in_sync) < leader.min_in_sync:
+        self._check_same_epoch(leader, leader_epoch)
+        if all_in_sync and not leader.has_enough_in_sync:
             raise NotEnoughReplicasAfterAppendError(
                 f"only {len(leader.in_sync)} replicas of {self.name} are in sync since the records were appended"
             )
         if leader.high_watermark >= next_offset:
             return None
         return (self._acknowledging if all_in_sync else self.committed).add(next_offset)
+
+    def _check_same_epoch(self, leader: LeaderState, leader_epoch: int) -> None:
+        """Others may have led since, cut the records off and put their own in their place."""
+        if leader.leader_epoch != leader_epoch:
+            raise NotLeaderError(
+                f"{self.name} has had another leader since the records were appended: they may be gone",
+                self.leader_id,
+                leader.leader_epoch,
+            )
 
     async def settle(self) -> None:
         """Lets the sync of what is appended come to its end, for callers who ask where the log ends: a

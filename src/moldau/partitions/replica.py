@@ -265,6 +265,7 @@ class Replica:
             log_ = self.log
             former_end = log_.end_offset
             offset = truncation_point(log_.epochs, former_end, diverging)
+            self._check_leader_has(follower, diverging)
             await self._watched(log_.truncate_to(offset))
             # An epoch that began at the very end and has no records goes as well, or it would be asked for again.
             log_.epochs.truncate_from_end(log_.end_offset)
@@ -287,6 +288,24 @@ class Replica:
             former_end=former_end,
             end=self.log.end_offset,
         )
+
+    def _check_leader_has(self, follower: FollowerState, diverging: LogEnd) -> None:
+        """A leader that came to it cleanly has all that is known here to be committed, however it was compacted. One
+        that has not has lost it, and these records may be the last copy: they are kept, and this replica is out."""
+        committed, log_ = follower.high_watermark, self.log
+        if diverging.offset >= committed or log_.settings.write_caching:
+            return
+        if log_.epochs.epoch_at(committed - 1) < follower.image.unclean_epoch:
+            return
+        error = StorageError(
+            f"broker {follower.leader_id} leads {self.name} and lacks records from offset {diverging.offset} to "
+            f"{committed - 1} that were committed, though there was no unclean election: its disk has lost them. They "
+            "are kept here. To go on with them, stop that broker, restart this one, run `moldau cluster elect-leaders "
+            "--unclean`, and start that broker with an empty data.dir; to go on without them, stop this broker, move "
+            "this partition's directory away, and start it again"
+        )
+        self.fail(error)
+        raise error
 
     async def begin_at(self, offset: int, leader_epoch: int) -> None:
         """The leader's log begins only at `offset`, behind the end of this one, so that nothing of this one is left
@@ -328,7 +347,7 @@ class Replica:
 
     def _in_sync_changed(self, high_watermark_moved: bool) -> None:
         assert self._leader is not None
-        if len(self._leader.in_sync) < self._leader.min_in_sync:
+        if not self._leader.has_enough_in_sync:
             self._acknowledging.fail(
                 NotEnoughReplicasAfterAppendError(
                     f"only {len(self._leader.in_sync)} replicas of {self.name} are in sync since the records were "
@@ -341,9 +360,8 @@ class Replica:
     def configure(self, settings: TopicSettings) -> None:
         self.log.configure(settings)
         if self._leader is not None:
-            image = self._leader.image
-            min_in_sync = image.min_in_sync(settings.min_insync_replicas)
-            self._in_sync_changed(self._leader.on_image(image, self._leader.brokers, min_in_sync))
+            min_in_sync = self._leader.image.min_in_sync(settings.min_insync_replicas)
+            self._in_sync_changed(self._leader.on_min_in_sync(min_in_sync))
         self._note_durable()
         self._syncing.moved()
         self._syncing.start()

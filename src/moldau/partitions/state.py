@@ -75,6 +75,9 @@ class LeaderState:
     withdrawn: Proposal | None = None
     """One that the controller refused for what a member was then. A copy of it may still be on its way, and would be
     taken once that has passed, as long as the partition epoch is the same."""
+    leaving: tuple[int, ...] = ()
+    """Whom an answer of the controller has taken out of the in-sync set. Whether they are eligible leaders now is not
+    in the answer: until the metadata shows it, they are waited for as before."""
     followers: dict[int, Progress] = field(default_factory=dict)
     """Those who have fetched in this epoch, and those it began in sync with."""
 
@@ -120,11 +123,11 @@ class LeaderState:
     def maximal_in_sync(self) -> tuple[int, ...]:
         """Whoever may be in the in-sync set, now or once a proposal is committed: any of them can be the next leader,
         so all of them must have what is committed."""
-        members = self.image.in_sync
+        members = dict.fromkeys((*self.image.in_sync, *self.leaving))
         for proposal in (self.proposal, self.withdrawn):
             if proposal is not None:
-                members += tuple(each for each in proposal.in_sync if each not in members)
-        return members
+                members.update(dict.fromkeys(proposal.in_sync))
+        return tuple(members)
 
     def on_appended(self, end_offset: int, now_ms: int) -> None:
         for follower in self.followers.values():
@@ -150,7 +153,12 @@ class LeaderState:
         for each in [each for each in self.followers if each not in image.replicas]:
             del self.followers[each]
         self.image = image
+        self.leaving = ()
         self.brokers = brokers
+        self.min_in_sync = min_in_sync
+        return self.advance()
+
+    def on_min_in_sync(self, min_in_sync: int) -> bool:
         self.min_in_sync = min_in_sync
         return self.advance()
 
@@ -170,7 +178,17 @@ class LeaderState:
 
     def _may_advance(self) -> bool:
         """While fewer are in sync than min.insync.replicas, those who left last are eligible leaders (KIP-966): they
-        have all that is committed because nothing more is."""
+        have all that is committed because nothing more is.
+
+        Who is eligible is decided by the controller, with the min.insync.replicas that it knows. That may be another
+        one than is known here, where a change of it is on its way or the nodes' files differ. If it is higher there,
+        members become eligible which are not needed here, and nothing is committed while the metadata names any; if it
+        is lower, nobody is eligible, and nothing is committed for want of members all the same.
+        """
+        return self.has_enough_in_sync
+
+    @property
+    def has_enough_in_sync(self) -> bool:
         return len(self.image.in_sync) >= self.min_in_sync and not self.image.eligible
 
     def _waited_for(self) -> list[int]:
@@ -236,10 +254,12 @@ class LeaderState:
             if isinstance(result.error, IneligibleReplicaError) and self.proposal is not None:
                 self.withdrawn, self.proposal = self._withdraw(self.proposal), None
             return False
-        if result.leader_epoch != self.leader_epoch or result.partition_epoch < self.image.partition_epoch:
+        if result.leader_epoch != self.leader_epoch or result.partition_epoch <= self.image.partition_epoch:
+            # The metadata was quicker, and what is proposed by now is another change.
             return False
-        self.proposal = None
         self._settle(result.partition_epoch)
+        gone = (each for each in (*self.image.in_sync, *self.leaving) if each not in result.in_sync)
+        self.leaving = tuple(dict.fromkeys(gone))
         self.image = replace(
             self.image,
             in_sync=result.in_sync,
@@ -294,9 +314,10 @@ class LeaderState:
 
     def check_in_sync(self) -> None:
         """Refuses a write that fewer replicas would have than it needs."""
-        if len(self.image.in_sync) < self.min_in_sync:
+        if not self.has_enough_in_sync:
             raise NotEnoughReplicasError(
                 f"{len(self.image.in_sync)} replicas are in sync where {self.min_in_sync} are needed"
+                + (" here, and more at the controller" if len(self.image.in_sync) >= self.min_in_sync else "")
             )
 
     def check_replica(self, fetch: ReplicaFetch) -> None:

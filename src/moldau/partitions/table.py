@@ -53,6 +53,8 @@ class PartitionTable:
         self._settings = settings
         self._clock = clock
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._in_order: list[Partition] | None = None
+        """All of them, sorted; None where some have come or gone since."""
         self._image = EMPTY_IMAGE
         self._damaged: dict[tuple[str, int], StorageError] = {}
 
@@ -65,7 +67,9 @@ class PartitionTable:
         return partition
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter([self._partitions[key] for key in sorted(self._partitions)])
+        if self._in_order is None:
+            self._in_order = [self._partitions[key] for key in sorted(self._partitions)]
+        return iter(self._in_order)
 
     def __len__(self) -> int:
         return len(self._partitions)
@@ -168,6 +172,7 @@ class PartitionTable:
                 partition = self._partitions[key] = Partition(
                     opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease
                 )
+                self._in_order = None
                 partition.on_followable = self.on_roles_changed
         await partition.take_role(image, brokers=self._image.brokers)
 
@@ -176,6 +181,7 @@ class PartitionTable:
         self._damaged.pop(key, None)
         partition = self._partitions.pop(key, None)
         if partition is not None:
+            self._in_order = None
             log.info("replica is removed: it has been moved to other nodes", partition=str(partition.name))
             await partition.close()
             await self._remove_log(partition.name)
@@ -197,6 +203,7 @@ class PartitionTable:
             if partition is None or partition.topic_id == topic.topic_id:
                 if partition is not None:
                     del self._partitions[key]
+                    self._in_order = None
                     await partition.close()
                 await self._remove_log(LogName(*key))
 
@@ -234,6 +241,7 @@ class PartitionTable:
         for partition in self:
             await partition.close()
         self._partitions.clear()
+        self._in_order = None
         try:
             await self.store.save_high_watermarks()
         except StorageError as error:

@@ -60,12 +60,10 @@ def values_batch(values: Sequence[bytes], *, base_offset: int, epoch: int, times
 
 def first_batch(begin: BeginEpoch, *, base_offset: int, timestamp: int) -> Batch:
     """The one that a leader begins its epoch with."""
-    granting = [voter for voter in begin.voters if voter.node_id in begin.granting]
-    change = control.LeaderChange(
-        begin.leader_id,
-        tuple(control.Voter(voter.node_id, voter.directory_id) for voter in begin.voters),
-        tuple(control.Voter(voter.node_id, voter.directory_id) for voter in granting),
-    )
+    # Ids of nodes only: with ids of directories it would be version 1, which Kafka's tools do not read.
+    voters = tuple(control.Voter(voter.node_id) for voter in begin.voters)
+    granting = tuple(voter for voter in voters if voter.id in begin.granting)
+    change = control.LeaderChange(begin.leader_id, voters, granting)
     changes: list[control.Control] = [change]
     if begin.names_voters:
         changes += [control.KRaftVersion(KRAFT_VERSION), voters_control(begin.voters)]

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from uuid import UUID
 
-from moldau.errors import InvalidRequestError, NotControllerError, RequestTimedOutError
+from moldau.errors import InvalidRequestError, NotControllerError, RequestTimedOutError, StorageError
 from moldau.logs.store import Log, LogName, LogStore
 from moldau.quorum.batches import CommittedBatch, values_batch
-from moldau.quorum.elections import Elections
+from moldau.quorum.elections import Elections, check_not_older
 from moldau.quorum.events import (
+    AppendFailed,
     AppendVoters,
     Asked,
-    LeaderIsGone,
     Leaving,
     Received,
     SnapshotMade,
@@ -38,7 +38,7 @@ from moldau.quorum.messages import (
     VoteReply,
     VoteRequest,
 )
-from moldau.quorum.opening import look_at_log
+from moldau.quorum.opening import MEND, look_at_log
 from moldau.quorum.performing import Performing, Randomness
 from moldau.quorum.ports import QuorumPeers, QuorumSettings
 from moldau.quorum.replicas import Replica, progress_of
@@ -79,7 +79,10 @@ async def open_metadata_log(store: LogStore) -> Log:
         segment_bytes=SEGMENT_BYTES,
         write_caching=False,
     )
-    return await store.open(METADATA_LOG, METADATA_TOPIC_ID, settings)
+    try:
+        return await store.open(METADATA_LOG, METADATA_TOPIC_ID, settings)
+    except StorageError as error:
+        raise StorageError(f"{error}. {MEND}") from error
 
 
 class Quorum(Performing):
@@ -149,10 +152,16 @@ class Quorum(Performing):
 
     @property
     def confirmed_ms(self) -> int:
-        """The newest (monotonic) time since which a majority of the voters has fetched from this leader, and so knows
-        no other; long ago for a node that does not lead."""
+        """The newest (monotonic) time at which a majority of the voters is known to have had no other leader; long ago
+        for a node that does not lead."""
         confirmed_ms = self._state.confirmed_ms(self._clock.monotonic_ms()) if self.is_leader else None
         return NEVER_CONFIRMED if confirmed_ms is None else confirmed_ms
+
+    @property
+    def silent_ms(self) -> int:
+        """For how long the majority that elected this leader had heard of no other one, at least."""
+        leadership = self._state.leadership
+        return 0 if leadership is None else leadership.silent_ms
 
     def leader_endpoint(self) -> tuple[str, int] | None:
         endpoints = self._endpoints.get(self.leader_id)
@@ -170,6 +179,7 @@ class Quorum(Performing):
             contents = await begin_with_snapshot(self._log, self._snapshots)
         await self._log.make_durable()
         view = await look_at_log(self._log, self._snapshots, contents, self._first_voters)
+        check_not_older(self._state.election, view.last)
         self._handed_on = view.start_offset
         if contents is not None:
             self._begin_with(contents)
@@ -196,19 +206,19 @@ class Quorum(Performing):
         await self._calls.close()
         while self._sync_task is not None:
             await self._sync_task
+        if self._note_timer is not None:
+            self._note_timer.cancel()
+        if self._note_task is not None:
+            await self._note_task
         await self._turns.close()
-
-    def leader_is_gone(self, node_id: int) -> None:
-        """Nobody listens at this node's address any more: if it leads, there is no need to wait for a timeout."""
-        if not self._is_closing:
-            self._give(LeaderIsGone(node_id))
 
     # The leader's records
 
     async def append(self, values: Sequence[bytes]) -> int:
         """Appends the values as one batch, all or none; returns the offset of the last. Leader only.
 
-        It is not committed when this returns, and is lost if the node loses its leadership before it is.
+        It is not committed when this returns, and is lost if the node loses its leadership before it is. A leader
+        whose disk is full raises StorageError, and gives way to another voter where there is one.
         """
         return await self._turns.give(lambda: self._append_values(values))
 
@@ -220,7 +230,12 @@ class Quorum(Performing):
             epoch=self.epoch,
             timestamp=self._clock.wall_ms(),
         )
-        await self._append([batch])
+        try:
+            await self._append([batch])
+        except StorageError:
+            if self._failure is None:
+                await self._take(AppendFailed())
+            raise
         return batch.last_offset
 
     def _check_leads(self) -> None:
@@ -234,7 +249,7 @@ class Quorum(Performing):
         return await self._ask(request, VoteReply)
 
     async def begin_epoch(self, request: BeginEpochRequest) -> EpochReply:
-        if request.epoch >= self.epoch:
+        if request.epoch >= self.epoch and not self._state.is_absurd(request.epoch):
             self._know(request.leader_id, request.endpoints)
         return await self._ask(request, EpochReply)
 
@@ -269,6 +284,7 @@ class Quorum(Performing):
             records=records,
             high_watermark=high_watermark,
             log_start_offset=view.start_offset,
+            sent_ms=self._clock.monotonic_ms(),
         )
 
     def _leads_in(self, epoch: int) -> bool:
@@ -284,7 +300,13 @@ class Quorum(Performing):
         )
         piece = self._snapshots.piece(request.snapshot, request.position, request.bytes_max)
         return SnapshotFetched(
-            self.epoch, self._state.node_id, True, piece.size, request.position, piece.data
+            self.epoch,
+            self._state.node_id,
+            True,
+            piece.size,
+            request.position,
+            piece.data,
+            sent_ms=self._clock.monotonic_ms(),
         )
 
     async def _ask(self, request: Asked, kind: type[T]) -> T:
@@ -338,19 +360,21 @@ class Quorum(Performing):
             try:
                 epoch, end_offset = await self._turns.give(lambda: self._append_voters(change))
                 break
-            except RequestTimedOutError:
-                await self._wait_until(deadline_ms)
+            except RequestTimedOutError as error:
+                await self._wait_until(deadline_ms, str(error))
         while self.high_watermark < end_offset:
             if not self._leads_in(epoch):
                 raise RequestTimedOutError(
                     "the leadership was lost before the change was agreed on: it may or may not be made"
                 )
-            await self._wait_until(deadline_ms)
+            await self._wait_until(
+                deadline_ms, "a majority has not taken the change in yet; it may come to be"
+            )
 
-    async def _wait_until(self, deadline_ms: int) -> None:
+    async def _wait_until(self, deadline_ms: int, why: str) -> None:
         wait_ms = deadline_ms - self._clock.monotonic_ms()
         if wait_ms <= 0 or self._is_closing:
-            raise RequestTimedOutError("the voters could not be changed in time")
+            raise RequestTimedOutError(f"the voters could not be changed in time: {why}")
         await self._bell.wait(wait_ms)
 
     async def _append_voters(self, change: Callable[[], tuple[Voter, ...]]) -> tuple[int, int]:

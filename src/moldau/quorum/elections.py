@@ -9,11 +9,15 @@ from uuid import UUID
 
 from moldau.errors import InconsistentClusterIdError, StorageError
 from moldau.quorum.events import Election
-from moldau.quorum.messages import NO_LEADER, NO_VOTE
+from moldau.quorum.messages import NO_LEADER, NO_VOTE, LogEnd
 from moldau.world.disk import Disk
 
 FILE_NAME = "quorum-state"
 DATA_VERSION = 1
+WHAT_TO_DO = (
+    "without it this node could vote twice. Put back an undamaged copy that is as new as the metadata log; or, where "
+    "other voters are whole, remove this node from the voters, empty its data directory, and add it anew"
+)
 INT_MAX = 2**31 - 1
 
 
@@ -43,11 +47,7 @@ class ElectionFile:
             found = _read(data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Starting from a guess could mean voting twice in one epoch.
-            raise StorageError(
-                f"{self._path} cannot be read ({_why(error)}), and without it this node could vote twice. Put back "
-                "an undamaged copy that is as new as the metadata log; or, where other voters are whole, remove "
-                "this node from the voters, empty its data directory, and add it anew"
-            ) from error
+            raise StorageError(f"{self._path} cannot be read ({_why(error)}), and {WHAT_TO_DO}") from error
         if found.cluster_id and self._cluster_id and found.cluster_id != self._cluster_id:
             raise InconsistentClusterIdError(
                 f"{self._path} is of cluster {found.cluster_id}, and this node of cluster {self._cluster_id}; "
@@ -80,6 +80,17 @@ class ElectionMemory:
 
     async def save(self, election: Election) -> None:
         self._election = election
+
+
+def check_not_older(election: Election, last: LogEnd) -> None:
+    """A node notes an epoch before it takes any record of it: where the log knows a newer one, what was noted is gone.
+
+    Raises StorageError."""
+    if election.epoch < last.epoch:
+        found = "is missing" if election == Election() else f"ends with epoch {election.epoch}"
+        raise StorageError(
+            f"{FILE_NAME} {found}, and the metadata log beside it knows epoch {last.epoch}: {WHAT_TO_DO}"
+        )
 
 
 class _Found:

@@ -92,13 +92,6 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderIsGone:
-    """Nobody listens at this node's address any more."""
-
-    node_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class Appended:
     spans: tuple[Span, ...]
 
@@ -152,7 +145,6 @@ Event = (
     | Received
     | Answered
     | Unanswered
-    | LeaderIsGone
     | Appended
     | AppendFailed
     | Durable

@@ -26,7 +26,7 @@ from moldau.quorum.messages import (
     VoterEndpoint,
 )
 from moldau.quorum.ports import QuorumSettings
-from moldau.quorum.replicas import Leadership
+from moldau.quorum.replicas import NEVER, Leadership
 from moldau.quorum.voters import VoterHistory, find
 
 _ATTACHABLE = (Role.UNATTACHED, Role.FOLLOWER)
@@ -54,6 +54,12 @@ class Following:
 
     heard_ms: int | None = None
     """Follower only: when the leader itself was last heard of."""
+    last_heard_ms: int | None = None
+    """When this node last heard of a leader, led itself, or gave its vote; None since its process began."""
+    leader_sent_ms: int = NEVER
+    """When the leader of this epoch sent the newest answer that this node has had, by the leader's clock."""
+    silent_ms: int = 0
+    """In an election: for how long those who vote for this node had heard of no leader, at least."""
     leader_has_left: bool = False
     """The leader of this epoch has resigned or its process is gone; others may not know yet."""
     fetching: tuple[int, QuorumFetch] | None = None
@@ -133,6 +139,8 @@ class Following:
     def _set_election(self, election: Election) -> None:
         if election == self.election:
             return
+        if election.epoch != self.epoch:
+            self.leader_sent_ms = NEVER
         self.election = election
         for place, effect in enumerate(self._effects):
             if isinstance(effect, Persist):
@@ -147,7 +155,7 @@ class Following:
         if leader_id == self.node_id:
             leader_id = NO_LEADER
         self._set_election(Election(epoch, leader_id))
-        self.leadership = None
+        self._end_leadership()
         self.leader_has_left = False
         if leader_id != NO_LEADER or self.role in (Role.LEADER, Role.FOLLOWER, Role.RESIGNED):
             # Otherwise one that stands again and again, and cannot win, would keep all others from standing.
@@ -158,6 +166,11 @@ class Following:
             self._follow(leader_id)
         else:
             self._fetch_later()
+
+    def _end_leadership(self) -> None:
+        if self.leadership is not None:
+            self.leadership = None
+            self.last_heard_ms = self._now_ms
 
     def _follow(self, leader_id: int, *, fetches: bool = True) -> None:
         """Somebody says who leads in this epoch."""
@@ -185,11 +198,15 @@ class Following:
         self.leader_has_left = False
         self._follow(leader_id, fetches=fetches)
         if self.role is Role.FOLLOWER and self.leader_id == leader_id:
-            self.heard_ms = self._now_ms
+            self.heard_ms = self.last_heard_ms = self._now_ms
             self.election_ms = None
             # Not all at once, or their votes would be split.
             spread_ms = self.settings.election_timeout_ms / 2 * self._chance
             self._stand_at(self._after(self.settings.fetch_timeout_ms + spread_ms))
+
+    def _silence_ms(self) -> int:
+        """For how long this node has heard of no leader, as far as it can tell."""
+        return 0 if self.last_heard_ms is None else max(0, self._now_ms - self.last_heard_ms)
 
     def hears_leader(self, now_ms: int) -> bool:
         if self.role is Role.FOLLOWER and self.heard_ms is not None:
@@ -236,7 +253,14 @@ class Following:
                 return
             to = known[self.asked % len(known)]
             self.asked += 1
-        request = QuorumFetch(self.key, self.epoch, self.log.last, self.high_watermark, wait_ms)
+        request = QuorumFetch(
+            self.key,
+            self.epoch,
+            self.log.last,
+            self.high_watermark,
+            wait_ms,
+            heard_ms=self.leader_sent_ms,
+        )
         self.fetching = (to, request)
         self._effects.append(Send(to, request))
 
@@ -251,6 +275,7 @@ class Following:
         if reply.epoch == self.epoch and reply.is_leader:
             self._hear(reply.leader_id, fetches=False)
             if self.role is Role.FOLLOWER and self.leader_id == reply.leader_id:
+                self.leader_sent_ms = max(self.leader_sent_ms, reply.sent_ms)
                 self._take_fetched(reply)
                 return
         elif reply.epoch == self.epoch:

@@ -40,7 +40,7 @@ class Leading(Following):
         return self.high_watermark if self.has_committed_in_epoch else -1
 
     def confirmed_ms(self, now_ms: int) -> int | None:
-        """The newest time since which this leader has been heard of by a majority; None for a node that does not
+        """The newest time at which a majority is known to have had this leader; None for a node that does not
         lead."""
         return None if self.leadership is None else self.leadership.confirmed_ms(self.voters, now_ms)
 
@@ -54,6 +54,7 @@ class Leading(Following):
             since_ms=self.round_ms,
             epoch_start_offset=self.log.end_offset,
             begin_ms=self._now_ms,
+            silent_ms=self.silent_ms,
         )
         voters = self._learned_voters()
         granting = tuple(sorted(self.granted))
@@ -84,7 +85,7 @@ class Leading(Following):
         if self.leadership is None:
             return
         successors = self.leadership.successors(self.voters)
-        self.leadership = None
+        self._end_leadership()
         self.role = Role.RESIGNED
         self._stand_at(self._election_timeout())
         self._say_goodbye(successors)
@@ -105,7 +106,7 @@ class Leading(Following):
             self._effects.append(Answer(QuorumFetched(self.epoch, self.leader_id, is_leader=False)))
             return
         log, last = self.log, request.last
-        leadership.heard(request.replica, self._now_ms)
+        replica = leadership.heard(request.replica, self._now_ms, request.heard_ms)
         found = log.end_of(last.epoch) if last.offset >= log.start_offset else None
         reply = QuorumFetched(
             self.epoch,
@@ -113,6 +114,7 @@ class Leading(Following):
             is_leader=True,
             high_watermark=self.announced_high_watermark,
             log_start_offset=log.start_offset,
+            sent_ms=self._now_ms,
         )
         if found is None and log.snapshot is not None:
             self._effects.append(Answer(replace(reply, snapshot=log.snapshot)))
@@ -120,7 +122,7 @@ class Leading(Following):
             diverging = found if found is not None else log.last._replace(epoch=log.base_epoch, offset=0)
             self._effects.append(Answer(replace(reply, diverging=diverging)))
         else:
-            leadership.fetched(request.replica, last.offset, log.end_offset, self._now_ms)
+            leadership.fetched(replica, last.offset, log.end_offset, self._now_ms)
             self._count_durable()
             self._effects.append(Serve(request))
 
@@ -128,7 +130,7 @@ class Leading(Following):
         if self.leadership is None or request.epoch != self.epoch:
             self._effects.append(Answer(SnapshotFetched(self.epoch, self.leader_id, is_leader=False)))
             return
-        self.leadership.heard(request.replica, self._now_ms)
+        self.leadership.heard(request.replica, self._now_ms, request.heard_ms)
         self._effects.append(Serve(request))
 
     def _count_durable(self) -> None:
@@ -183,6 +185,11 @@ class Leading(Following):
             raise DuplicateVoterError(f"node {new.node_id} is a voter already; remove it first")
         if new.directory_id is None:
             raise InvalidRequestError(f"the directory id of node {new.node_id} must be named")
+        if self.key.directory_id is None or leadership.is_diskless(new.node_id):
+            raise InvalidRequestError(
+                "a node that keeps its metadata in memory (store=memory) would forget its votes: it cannot vote "
+                "together with others"
+            )
         replica = leadership.of(new)
         oldest_ms = now_ms - self.settings.fetch_timeout_ms
         if replica is None or replica.last_caught_up_ms == NEVER or replica.last_caught_up_ms < oldest_ms:

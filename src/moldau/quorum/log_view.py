@@ -67,7 +67,8 @@ class LogView:
         self.voters.truncate(end_offset)
 
     def advance_start(self, start_offset: int, snapshot: SnapshotId) -> None:
-        self.snapshot = snapshot
+        # One that was long in the making may be older than one that came from the leader meanwhile.
+        self.snapshot = snapshot if self.snapshot is None else max(self.snapshot, snapshot)
         if start_offset > self.start_offset:
             found = self.epochs.epoch_at(start_offset - 1)
             self.base_epoch = self.base_epoch if found == NO_EPOCH else found

@@ -70,6 +70,8 @@ class VoteReply:
     epoch: int
     leader_id: int
     is_granted: bool
+    silent_ms: int = 0
+    """For how long, at least, the voter had heard of no leader, nor helped to elect one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class QuorumFetch:
     """The one it knows."""
     wait_ms: int = 0
     bytes_max: int = 8 * 1024 * 1024
+    heard_ms: int = -1
+    """The `sent_ms` of the newest answer that the replica has had of this leader; -1 where it has had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,9 @@ class QuorumFetched:
     diverging: LogEnd | None = None
     """The replica's last epoch ended here in the leader's log: it cuts its own log back to that, and asks again."""
     snapshot: SnapshotId | None = None
+    sent_ms: int = -1
+    """When the leader answered, by its own clock. A replica says it back with its next fetch, and only that tells the
+    leader how lately it was heard: a fetch may have been on its way for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,8 @@ class SnapshotFetch:
     snapshot: SnapshotId
     position: int
     bytes_max: int = 1024 * 1024
+    heard_ms: int = -1
+    """As of a QuorumFetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,7 @@ class SnapshotFetched:
     """Of the whole snapshot."""
     position: int = 0
     data: bytes = b""
+    sent_ms: int = -1
 
 
 class ReplicaProgress(NamedTuple):

@@ -13,6 +13,10 @@ from moldau.quorum.snapshots import Snapshots
 from moldau.quorum.voters import VoterHistory
 
 READ_BYTES_MAX = 8 * 1024 * 1024
+MEND = (
+    "Where other voters are whole, remove this node from the voters (`moldau cluster remove-voter`), empty its data "
+    "directory, and add it anew (`moldau cluster add-voter`)"
+)
 
 
 async def look_at_log(
@@ -38,11 +42,10 @@ async def look_at_log(
                 offset = batch.next_offset
             if offset == from_offset:
                 raise CorruptRecordError(f"there is no batch at {offset}, below its end {of.end_offset}")
+    except StorageError as error:
+        raise StorageError(f"{error}. {MEND}") from error
     except CorruptRecordError as error:
-        raise StorageError(
-            f"{of.name} is damaged: {error}. Restore it from a copy; or, where other voters are whole, remove this "
-            "node from the voters, empty its data directory, and add it anew"
-        ) from error
+        raise StorageError(f"{of.name} is damaged: {error}. Restore it from a copy. {MEND}") from error
     epochs = EpochHistory()
     for epoch, start in of.epochs:
         epochs.assign(epoch, start)

@@ -47,6 +47,7 @@ from moldau.quorum.events import (
 )
 from moldau.quorum.messages import SnapshotFetch, SnapshotFetched, SnapshotId, VoterEndpoint
 from moldau.quorum.ports import QuorumPeers, QuorumSettings
+from moldau.quorum.replicas import NEVER
 from moldau.quorum.snapshot_format import SnapshotContents
 from moldau.quorum.snapshots import Snapshots
 from moldau.quorum.state import QuorumState
@@ -58,6 +59,8 @@ log = get_logger("quorum")
 
 READ_BYTES_MAX = 8 * 1024 * 1024
 SNAPSHOT_BYTES_MAX = 1024 * 1024 * 1024
+NOTE_AFTER_S = 0.2
+"""How soon it is noted beside the log how far it is synced."""
 
 
 class Randomness(Protocol):
@@ -102,6 +105,9 @@ class Performing:
         self._beginning: SnapshotContents | None = None
         """What is to be handed on before anything else."""
         self._sync_task: asyncio.Task[None] | None = None
+        self._noted = log.durable_offset
+        self._note_timer: asyncio.TimerHandle | None = None
+        self._note_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure: BaseException | None = None
         self._has_started = False
@@ -281,6 +287,29 @@ class Performing:
             self._fail(error)
         finally:
             self._sync_task = None
+            self._note_soon()
+
+    def _note_soon(self) -> None:
+        """Damage to what a voter has confirmed must not pass for the torn end of a crash: cut off, it would be a vote
+        for less than was agreed on. The note lets the log be refused instead."""
+        if self._note_timer is not None or self._note_task is not None or self._is_closing:
+            return
+        if self._noted != self._log.durable_offset and self._failure is None:
+            self._note_timer = asyncio.get_running_loop().call_later(NOTE_AFTER_S, self._begin_note)
+
+    def _begin_note(self) -> None:
+        self._note_timer = None
+        self._note_task = asyncio.get_running_loop().create_task(self._note())
+
+    async def _note(self) -> None:
+        try:
+            self._noted = self._log.durable_offset
+            await self._log.settle()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._note_task = None
+            self._note_soon()
 
     async def _made_durable(self) -> None:
         self._check_failure()
@@ -325,12 +354,19 @@ class Performing:
             if not self._is_closing:
                 log.warning("a snapshot of the metadata could not be had", why=str(error))
                 self._give(SnapshotFailed())
+        except Exception:
+            # A peer must not be able to stop this node, whatever it answers.
+            log.exception("fetching a snapshot of the metadata failed")
+            self._give(SnapshotFailed())
 
     async def _snapshot_pieces(self, effect: FetchSnapshot) -> bytes:
         data = bytearray()
         size = 1
         while len(data) < size:
-            request = SnapshotFetch(self._state.key, effect.epoch, effect.snapshot, len(data))
+            heard_ms = self._state.leader_sent_ms if self._state.epoch == effect.epoch else NEVER
+            request = SnapshotFetch(
+                self._state.key, effect.epoch, effect.snapshot, len(data), heard_ms=heard_ms
+            )
             reply = await self._calls.ask(effect.leader_id, request)
             assert isinstance(reply, SnapshotFetched)
             await self._give(Answered(effect.leader_id, request, reply))

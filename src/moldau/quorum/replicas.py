@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moldau.quorum.messages import ReplicaKey, ReplicaProgress, Voter
-from moldau.quorum.voters import find, is_same, majority_of
+from moldau.quorum.voters import is_same, majority_of
 
 OBSERVER_EXPIRY_MS = 300_000
 NEVER = -1
@@ -16,6 +16,8 @@ class Replica:
     end_offset: int = NEVER
     """Everything below it is on the replica's disk, for it has asked for what comes then. Never falls in an epoch."""
     last_fetch_ms: int = NEVER
+    heard_leader_ms: int = NEVER
+    """When the leader sent the newest answer that the replica says to have had."""
     last_caught_up_ms: int = NEVER
     leader_end_offset: int = NEVER
     """Where the leader's log ended at `leader_end_ms`, when the replica fetched before."""
@@ -33,20 +35,22 @@ class Leadership:
     """Where its epoch begins. What comes before it is not committed by counting replicas."""
     begin_ms: int
     """When those who do not fetch are told next that the epoch has begun."""
+    silent_ms: int = 0
+    """For how long those who elected it had heard of no other leader, at least."""
     replicas: dict[ReplicaKey, Replica] = field(default_factory=dict)
 
-    def heard(self, key: ReplicaKey, now_ms: int) -> Replica:
-        """The replica has asked for something."""
+    def heard(self, key: ReplicaKey, now_ms: int, heard_leader_ms: int) -> Replica:
+        """The replica has asked for something, and says what it last heard of this leader."""
         replica = self.replicas.get(key)
         if replica is None:
             self._forget_idle(now_ms)
             replica = self.replicas[key] = Replica(key)
         replica.last_fetch_ms = now_ms
+        replica.heard_leader_ms = max(replica.heard_leader_ms, min(heard_leader_ms, now_ms))
         return replica
 
-    def fetched(self, key: ReplicaKey, offset: int, leader_end_offset: int, now_ms: int) -> None:
+    def fetched(self, replica: Replica, offset: int, leader_end_offset: int, now_ms: int) -> None:
         """The replica has everything below `offset`, as this leader has it, and wants what comes then."""
-        replica = self.heard(key, now_ms)
         if offset >= leader_end_offset:
             replica.last_caught_up_ms = now_ms
         elif replica.leader_end_ms != NEVER and offset >= replica.leader_end_offset:
@@ -64,10 +68,11 @@ class Leadership:
         return sorted(offsets, reverse=True)[majority_of(len(offsets)) - 1]
 
     def confirmed_ms(self, voters: Sequence[Voter], now_ms: int) -> int:
-        """The newest time since which a majority of the voters has been heard of."""
+        """The newest time at which a majority of the voters is known to have had this leader: when it sent what they
+        have heard of it. When their fetches came says nothing: the network may have held them back."""
         heard = sorted(
             (
-                now_ms if is_same(voter.key, self.leader) else self._last_fetch_ms_of(voter)
+                now_ms if is_same(voter.key, self.leader) else self._heard_leader_ms_of(voter)
                 for voter in voters
             ),
             reverse=True,
@@ -85,8 +90,15 @@ class Leadership:
 
     def of(self, voter: Voter) -> Replica | None:
         """Where the voter's directory is not known, the one of its node that has fetched last."""
-        fitting = [replica for replica in self.replicas.values() if is_same(replica.key, voter.key)]
+        fitting = [replica for replica in self.replicas.values() if _is_of(replica.key, voter)]
         return max(fitting, key=lambda replica: replica.last_fetch_ms, default=None)
+
+    def is_diskless(self, node_id: int) -> bool:
+        """Whether the node fetches as one that has no directory."""
+        replica = self.replicas.get(ReplicaKey(node_id))
+        return replica is not None and replica.last_fetch_ms == max(
+            each.last_fetch_ms for key, each in self.replicas.items() if key.node_id == node_id
+        )
 
     def successors(self, voters: Sequence[Voter]) -> tuple[ReplicaKey, ...]:
         """The other voters, the one with the longest log first."""
@@ -94,19 +106,25 @@ class Leadership:
         return tuple(voter.key for voter in sorted(others, key=self._end_offset_of, reverse=True))
 
     def observers(self, voters: Sequence[Voter], now_ms: int) -> list[Replica]:
+        """Of a node that has come back with another directory, only that one: the former is gone."""
+        last_fetch_ms: dict[int, int] = {}
+        for key, replica in self.replicas.items():
+            last_fetch_ms[key.node_id] = max(replica.last_fetch_ms, last_fetch_ms.get(key.node_id, NEVER))
         return [
             replica
             for replica in self.replicas.values()
-            if find(voters, replica.key) is None and now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
+            if not any(_is_of(replica.key, voter) for voter in voters)
+            and replica.last_fetch_ms == last_fetch_ms[replica.key.node_id]
+            and now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
         ]
 
     def _end_offset_of(self, voter: Voter) -> int:
         replica = self.of(voter)
         return NEVER if replica is None else replica.end_offset
 
-    def _last_fetch_ms_of(self, voter: Voter) -> int:
+    def _heard_leader_ms_of(self, voter: Voter) -> int:
         replica = self.of(voter)
-        return self.since_ms if replica is None else max(self.since_ms, replica.last_fetch_ms)
+        return self.since_ms if replica is None else max(self.since_ms, replica.heard_leader_ms)
 
     def _forget_idle(self, now_ms: int) -> None:
         """Those who have not fetched for minutes; a voter among them counts again when it fetches again."""
@@ -115,6 +133,11 @@ class Leadership:
             for key, replica in self.replicas.items()
             if now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
         }
+
+
+def _is_of(key: ReplicaKey, voter: Voter) -> bool:
+    """Whoever does not name its directory is not taken for a voter whose directory is known."""
+    return is_same(key, voter.key) and (voter.directory_id is None or key.directory_id is not None)
 
 
 def progress_of(replica: Replica, wall_minus_monotonic_ms: int) -> ReplicaProgress:

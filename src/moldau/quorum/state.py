@@ -7,7 +7,7 @@ commits what its majority of one has on disk.
 
 from dataclasses import dataclass
 
-from moldau.errors import InvalidVoterKeyError
+from moldau.errors import InvalidRequestError, InvalidVoterKeyError
 from moldau.quorum.events import (
     Answer,
     Answered,
@@ -19,7 +19,6 @@ from moldau.quorum.events import (
     Election,
     Event,
     LeaderIs,
-    LeaderIsGone,
     Leaving,
     Received,
     Role,
@@ -51,6 +50,9 @@ from moldau.quorum.messages import (
     VoteRequest,
 )
 from moldau.quorum.voters import find, is_same, majority_of
+
+EPOCHS_AHEAD_MAX = 2**20
+EPOCH_MAX = 2**31 - 1 - EPOCHS_AHEAD_MAX
 
 
 @dataclass(slots=True)
@@ -91,8 +93,6 @@ class QuorumState(Leading):
                 self._answered(event.by, event.request, event.reply)
             case Unanswered():
                 self._unanswered(event)
-            case LeaderIsGone():
-                self._leader_is_gone(event.node_id)
             case Appended():
                 self.log.append(event.spans)
             case AppendFailed():
@@ -163,8 +163,8 @@ class QuorumState(Leading):
     def _append_failed(self) -> None:
         if self.leadership is None:
             self._fetch_later()
-        elif self.log.end_offset == self.leadership.epoch_start_offset:
-            # A leader that cannot even begin its epoch is in the way of one that can.
+        elif self._others() or self.log.end_offset == self.leadership.epoch_start_offset:
+            # A leader that cannot append, or not even begin its epoch, is in the way of one that can.
             self._resign()
 
     # Elections
@@ -195,6 +195,7 @@ class QuorumState(Leading):
         self.role = Role.CANDIDATE
         self._set_election(Election(self.epoch + 1, NO_LEADER, self.node_id, self.key.directory_id))
         self.leader_has_left = False
+        self.silent_ms = self._silence_ms()
         self._begin_round(is_pre_vote=False)
 
     def _begin_round(self, *, is_pre_vote: bool) -> None:
@@ -230,6 +231,8 @@ class QuorumState(Leading):
         if reply.is_granted:
             self.granted[by] = None
             self.refused.pop(by, None)
+            if not request.is_pre_vote:
+                self.silent_ms = min(self.silent_ms, reply.silent_ms)
             self._count_votes()
             return
         if reply.epoch == self.epoch and reply.leader_id != NO_LEADER:
@@ -242,6 +245,11 @@ class QuorumState(Leading):
         if request.epoch > self.epoch:
             self._adopt(request.epoch, NO_LEADER)
         is_granted = self._grants_pre_vote(request) if request.is_pre_vote else self._grants_vote(request)
+        silent_ms = 0
+        if is_granted and not request.is_pre_vote:
+            silent_ms = self._silence_ms()
+            # The candidate may take itself for the leader from now on.
+            self.last_heard_ms = self._now_ms
         if is_granted and not request.is_pre_vote and self.election.voted_for == NO_VOTE:
             self._set_election(
                 Election(self.epoch, NO_LEADER, request.candidate.node_id, request.candidate.directory_id)
@@ -250,7 +258,7 @@ class QuorumState(Leading):
             self.election_ms = None
             self._stand_at(self._election_timeout())
             self._fetch_later()
-        self._effects.append(Answer(VoteReply(self.epoch, self.leader_id, is_granted)))
+        self._effects.append(Answer(VoteReply(self.epoch, self.leader_id, is_granted, silent_ms)))
 
     def _grants_pre_vote(self, request: VoteRequest) -> bool:
         if request.epoch < self.epoch or self.hears_leader(self._now_ms):
@@ -280,6 +288,12 @@ class QuorumState(Leading):
                     f"not node {request.voter.node_id} with directory {request.voter.directory_id}"
                 )
                 self._effects.append(Answer(error))
+            case VoteRequest() | BeginEpochRequest() | EndEpochRequest() if self.is_absurd(request.epoch):
+                self._effects.append(
+                    Answer(
+                        InvalidRequestError(f"epoch {request.epoch} cannot be: this is epoch {self.epoch}")
+                    )
+                )
             case VoteRequest():
                 self._vote_received(request)
             case BeginEpochRequest():
@@ -290,6 +304,11 @@ class QuorumState(Leading):
                 self._fetch_received(request)
             case SnapshotFetch():
                 self._snapshot_fetch_received(request)
+
+    def is_absurd(self, epoch: int) -> bool:
+        """Epochs are counted one by one, and one request must not use them up. A node that was away for very long
+        learns the epoch by its own fetches."""
+        return epoch > min(self.epoch + EPOCHS_AHEAD_MAX, EPOCH_MAX)
 
     def _epoch_begins(self, request: BeginEpochRequest) -> None:
         if request.epoch > self.epoch:
@@ -322,6 +341,8 @@ class QuorumState(Leading):
                 self._fetch_answered(by, request, reply)
             case SnapshotFetch(), SnapshotFetched() if reply.is_leader and reply.epoch == self.epoch:
                 self._hear(reply.leader_id)
+                if self.role is Role.FOLLOWER and self.leader_id == reply.leader_id:
+                    self.leader_sent_ms = max(self.leader_sent_ms, reply.sent_ms)
 
     def _unanswered(self, event: Unanswered) -> None:
         match event.request:

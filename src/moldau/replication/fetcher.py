@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from moldau.client.errors import ErrorCode, code_of
+from moldau.eager import start_now
 from moldau.errors import (
     FencedLeaderEpochError,
     MoldauError,
@@ -43,8 +44,8 @@ NUDGE_MS = 10
 """How long an answer that may be on its way is waited for before a waiting fetch is given up for a new partition."""
 NUDGES_APART_MS = 50
 """How far apart such give-ups are at least, and a millisecond more for each partition: all are asked for anew."""
-TURN_BYTES = 1_048_576
-"""How much is appended before others have a turn on the event loop."""
+TURN_BYTES, TURN_PARTITIONS = 1_048_576, 100
+"""How much is appended, or of how many partitions, before others have a turn on the event loop."""
 
 _SESSION_ERRORS = (
     ErrorCode.fetch_session_id_not_found,
@@ -251,7 +252,13 @@ class Fetcher:
 
     async def _take(self, answer: Any) -> None:
         taking: list[asyncio.Task[None]] = []
-        size = 0
+        failures: list[BaseException] = []
+
+        def taken(_: None, error: BaseException | None) -> None:
+            if error is not None:
+                failures.append(error)
+
+        size = number = 0
         for topic in answer.responses:
             for each in topic.partitions:
                 key = PartitionKey(topic.topic_id, each.partition_index)
@@ -259,16 +266,19 @@ class Fetcher:
                 partition = self._partitions.get(key)
                 if asked is None or partition is None:
                     continue
-                taking.append(
-                    asyncio.get_running_loop().create_task(self._take_one(key, partition, asked, each))
-                )
+                # Most have nothing to wait for, or nothing at all: a task for each would cost more than the append.
+                task = start_now(self._take_one(key, partition, asked, each), taken)
+                if task is not None:
+                    taking.append(task)
                 size += len(each.records or b"")
-                if size >= TURN_BYTES:
-                    size = 0
+                number += 1
+                if size >= TURN_BYTES or number >= TURN_PARTITIONS:
+                    size = number = 0
                     await asyncio.sleep(0)
-        for outcome in await asyncio.gather(*taking, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        if taking:
+            await asyncio.gather(*taking, return_exceptions=True)
+        if failures:
+            raise failures[0]
 
     async def _take_one(
         self, key: PartitionKey, partition: FollowedPartition, asked: Position, answer: Any

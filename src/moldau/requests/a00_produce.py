@@ -151,7 +151,7 @@ async def _wait_committed(written: list[_Written], timeout_ms: int) -> None:
     try:
         for partition, appended, answer in written:
             try:
-                current = partition.committing(appended.next_offset, all_in_sync=True)
+                current = partition.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
                 if current is not None:
                     if timer is None:
                         timer = loop.call_later(max(timeout_ms, 0) / 1000, time_is_up)

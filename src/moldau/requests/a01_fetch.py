@@ -16,7 +16,7 @@ from uuid import UUID
 
 from moldau.errors import MoldauError
 from moldau.logs.store import NOTHING
-from moldau.partitions.partition import Diverged, Fetched, OutsideLogError
+from moldau.partitions.partition import Diverged, Fetched, OutsideLogError, Partition
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
 from moldau.requests.fetch_sessions import (
@@ -65,7 +65,7 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
         bytes_max=_bytes_max(request, asker, broker),
         committed_only=request.isolation_level == READ_COMMITTED,
     )
-    keys = list(named) if fetch_session is None else _worth_a_look(fetch_session, broker)
+    keys = list(named) if fetch_session is None else _worth_a_look(fetch_session, asker, broker)
     try:
         await under_way.run(keys, request.min_bytes, request.max_wait, session.connection.closed)
     finally:
@@ -127,14 +127,27 @@ def _resolve(
     return sessions.resume(session_id, epoch, named, forgotten, now_ms, uses_topic_ids=by_id), named
 
 
-def _worth_a_look(fetch_session: FetchSession, broker: Broker) -> list[PartitionKey]:
-    """What has news; and from time to time all, for followers show that they are alive by what they fetch."""
-    keys = list(fetch_session.watch.news)
+def _worth_a_look(fetch_session: FetchSession, asker: Asker, broker: Broker) -> list[PartitionKey]:
+    """What has news; and from time to time all but what is in sync, for followers that want to join show that they are
+    alive by what they fetch."""
+    watch = fetch_session.watch
+    keys = list(watch.news)
     now_ms = broker.world.clock.monotonic_ms()
     if now_ms - fetch_session.looked_ms >= broker.settings.broker.replica_lag_time_max_ms // 4:
         fetch_session.looked_ms = now_ms
-        keys += [key for key in fetch_session.wanted if key not in fetch_session.watch.news]
+        keys += [
+            key
+            for key in fetch_session.wanted
+            if key not in watch.news and not _is_in_sync(watch.partition(key), asker)
+        ]
     return keys
+
+
+def _is_in_sync(partition: Partition | None, asker: Asker) -> bool:
+    """Whether the asker is a follower in sync; where there is no news, it has all there is."""
+    if partition is None or not asker.is_replica or not partition.is_leader:
+        return False
+    return partition.failure is None and asker.replica_id in partition.leader().in_sync
 
 
 def _named(request: Any, broker: Broker) -> Iterable[Wanted]:

@@ -2,7 +2,7 @@
 
 Only v2 is served, the first with pre-votes: a node asks whether it would be voted for before it disturbs anybody with
 a new epoch. An older epoch than this node's gets FENCED_LEADER_EPOCH; a request for another voter, or for this node
-with another disk, INVALID_VOTER_KEY.
+with another disk, INVALID_VOTER_KEY; a candidate that is no voter INCONSISTENT_VOTER_SET.
 """
 
 from typing import Any
@@ -11,11 +11,13 @@ from moldau.errors import InvalidRequestError, MoldauError
 from moldau.quorum.messages import NO_EPOCH, LogEnd, ReplicaKey, VoteReply, VoteRequest
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
-from moldau.requests.quorum_requests import answer, check_cluster, only_partition, refusal
+from moldau.requests.quorum_requests import answer, check_cluster, check_sender, only_partition, refusal
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
+
+INT_MAX = 2**31 - 1
 
 
 @handles(ApiKey.VOTE, versions=(2, 2), between_nodes=True)
@@ -26,6 +28,7 @@ async def vote(request: Message, session: Session, broker: Broker) -> dict[str, 
     except MoldauError as error:
         return refusal(error_code(error))
     try:
+        check_sender(asked.replica_id, session, broker)
         reply = await broker.quorum.vote(_vote_request(request, asked))
         is_fenced = asked.replica_epoch < reply.epoch
         code = int(ErrorCode.fenced_leader_epoch if is_fenced else ErrorCode.none)
@@ -37,7 +40,7 @@ async def vote(request: Message, session: Session, broker: Broker) -> dict[str, 
         "leader_epoch": reply.epoch,
         "vote_granted": reply.is_granted,
     }
-    return answer(code, partition, broker)
+    return answer(code, partition, broker) | {"silent_ms": min(reply.silent_ms, INT_MAX)}
 
 
 def _vote_request(request: Message, asked: Message) -> VoteRequest:

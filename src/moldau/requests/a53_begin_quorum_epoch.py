@@ -1,7 +1,7 @@
 """BeginQuorumEpoch: a node that was elected leader of the metadata quorum says so, and where it is. Between nodes only.
 
 Only v1 is served, the first that says where the leader is. It is repeated until it is answered. An older epoch than
-this node's gets FENCED_LEADER_EPOCH, with the leader of today.
+this node's gets FENCED_LEADER_EPOCH, with the leader of today; a leader that is no voter INCONSISTENT_VOTER_SET.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from moldau.quorum.messages import BeginEpochRequest, EpochReply, ReplicaKey
 from moldau.quorum.wire import endpoints_of
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
-from moldau.requests.quorum_requests import answer, check_cluster, only_partition, refusal
+from moldau.requests.quorum_requests import answer, check_cluster, check_sender, only_partition, refusal
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -28,6 +28,7 @@ async def begin_quorum_epoch(request: Message, session: Session, broker: Broker)
     try:
         if said.leader_id < 0 or said.leader_epoch < 0:
             raise InvalidRequestError(f"node {said.leader_id} cannot lead in epoch {said.leader_epoch}")
+        check_sender(said.leader_id, session, broker)
         reply = await broker.quorum.begin_epoch(
             BeginEpochRequest(
                 leader_id=said.leader_id,

@@ -1,7 +1,7 @@
 """EndQuorumEpoch: the leader of the metadata quorum resigns, and says who should stand next. Between nodes only.
 
 Only v1 is served, the first that names successors with their disks. An older epoch than this node's gets
-FENCED_LEADER_EPOCH, with the leader of today.
+FENCED_LEADER_EPOCH, with the leader of today; a leader that is no voter INCONSISTENT_VOTER_SET.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from moldau.errors import InvalidRequestError, MoldauError
 from moldau.quorum.messages import EndEpochRequest, EpochReply, ReplicaKey
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
-from moldau.requests.quorum_requests import answer, check_cluster, only_partition, refusal
+from moldau.requests.quorum_requests import answer, check_cluster, check_sender, only_partition, refusal
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -27,6 +27,7 @@ async def end_quorum_epoch(request: Message, session: Session, broker: Broker) -
     try:
         if said.leader_id < 0 or said.leader_epoch < 0:
             raise InvalidRequestError(f"node {said.leader_id} cannot have led in epoch {said.leader_epoch}")
+        check_sender(said.leader_id, session, broker)
         successors = tuple(
             ReplicaKey(each.candidate_id, each.candidate_directory_id) for each in said.preferred_candidates
         )

@@ -12,7 +12,7 @@ from moldau.quorum.driver import METADATA_LOG
 from moldau.quorum.messages import ReplicaKey, SnapshotFetch, SnapshotFetched, SnapshotId
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
-from moldau.requests.quorum_requests import about_leadership, check_cluster, leader_endpoints
+from moldau.requests.quorum_requests import about_leadership, check_cluster, check_replica, leader_endpoints
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -35,8 +35,10 @@ async def fetch_snapshot(request: Message, session: Session, broker: Broker) -> 
         snapshot=SnapshotId(asked.snapshot_id.end_offset, asked.snapshot_id.epoch),
         position=asked.position,
         bytes_max=min(request.max_bytes, PIECE_BYTES_MAX),
+        heard_ms=request.heard_ms,
     )
     try:
+        check_replica(*wanted.replica)
         if wanted.bytes_max <= 0:
             raise InvalidRequestError(f"{wanted.bytes_max} bytes are no piece of a snapshot")
         found = await broker.quorum.fetch_snapshot(wanted)
@@ -58,6 +60,7 @@ async def fetch_snapshot(request: Message, session: Session, broker: Broker) -> 
         "error_code": int(ErrorCode.none),
         "topics": [{"name": METADATA_LOG.topic, "partitions": [partition]}],
         "node_endpoints": leader_endpoints(broker, found.leader_id),
+        "sent_ms": found.sent_ms,
     }
 
 

@@ -2,7 +2,8 @@
 
 The answer is its broker epoch. It begins fenced, and its first heartbeats change that. Only the active controller
 answers; others say NOT_CONTROLLER. v3 says under which epoch the node closed its logs; without that it is taken
-to have lost what was not yet safe.
+to have lost what was not yet safe. A field of our own says which lives its disk has seen; without that it is taken to
+have lost everything.
 """
 
 from typing import Any
@@ -39,6 +40,7 @@ def _registration(request: Message) -> Registration:
         rack=request.rack,
         cluster_id=request.cluster_id,
         previous_epoch=request.previous_broker_epoch,
+        former_incarnations=tuple(each for each in request.former_incarnation_ids if each is not None),
         features={
             each.name: (each.min_supported_version, each.max_supported_version) for each in request.features
         },

@@ -56,6 +56,7 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
         errors.InvalidVoterKeyError: ErrorCode.invalid_voter_key,
         errors.SnapshotNotFoundError: ErrorCode.snapshot_not_found,
         errors.PositionOutOfRangeError: ErrorCode.position_out_of_range,
+        errors.PeerUnreachableError: ErrorCode.network_exception,
         errors.PolicyViolationError: ErrorCode.policy_violation,
         errors.InvalidTopicError: ErrorCode.invalid_topic_exception,
         errors.TopicExistsError: ErrorCode.topic_already_exists,

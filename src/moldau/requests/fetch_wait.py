@@ -21,6 +21,9 @@ FROM_FOLLOWER_VERSION = 11
 REPLICA_VERSION = 15
 """The first in which a follower says which life of its broker it fetches in."""
 
+PARTITIONS_PER_TURN = 100
+"""How many are read before others have a turn on the event loop."""
+
 Result = Fetched | MoldauError
 
 
@@ -61,6 +64,10 @@ class Fetch:
         self._bytes_max = bytes_max
         self._room = bytes_max
         self._committed_only = committed_only
+        self._followers_serve = bool(broker.settings.broker.replica_selector_class)
+        """Whether consumers read from followers, who then should know at once how far they may."""
+        self._telling: dict[PartitionKey, None] = {}
+        """What has something to tell at once besides records."""
         self._partitions: dict[PartitionKey, Partition] = {}
         self.looked_at: dict[PartitionKey, Wanted] = {}
         self.results: dict[PartitionKey, Result] = {}
@@ -121,15 +128,12 @@ class Fetch:
             self._watch.follow(key, partition, loud=[partition.growth], quiet=[partition.progress])
 
     def _is_enough(self, bytes_min: int) -> bool:
-        total = 0
-        for key, result in self.results.items():
-            if isinstance(result, MoldauError) or self._is_news(key, result):
-                return True
-            total += result.records.size
-        return total >= bytes_min
+        return bool(self._telling) or self._bytes_max - self._room >= bytes_min
 
-    def _is_news(self, key: PartitionKey, result: Fetched) -> bool:
+    def _is_news(self, key: PartitionKey, result: Result) -> bool:
         """What is told at once though there are no records."""
+        if isinstance(result, MoldauError):
+            return True
         if not self._asker.is_replica:
             return result.nearest_replica >= 0
         if 0 <= self.looked_at[key].start_offset < result.start_offset:
@@ -139,14 +143,11 @@ class Fetch:
         told = self._told.get(key)
         return told is None or result.high_watermark > told.high_watermark
 
-    @property
-    def _followers_serve(self) -> bool:
-        """Whether consumers read from followers, who then should know at once how far they may."""
-        return bool(self._broker.settings.broker.replica_selector_class)
-
     async def _read(self, keys: Sequence[PartitionKey], *, is_asked: bool) -> None:
         """`is_asked` the first time: what a follower says of itself counts once."""
-        for key in keys:
+        for number, key in enumerate(keys, start=1):
+            if number % PARTITIONS_PER_TURN == 0:
+                await asyncio.sleep(0)
             wanted = self._wanted.get(key)
             if wanted is None:
                 continue
@@ -156,15 +157,22 @@ class Fetch:
                 self._room += before.records.size
             if wanted.topic_id is not None:
                 # It may have got its topic, or lost it, since a session was told of it.
-                wanted = wanted._replace(topic=self._broker.metadata.image.topic_names.get(wanted.topic_id))
+                topic = self._broker.metadata.image.topic_names.get(wanted.topic_id)
+                if topic != wanted.topic:
+                    wanted = wanted._replace(topic=topic)
             self.looked_at[key] = wanted
+            result: Result
             try:
-                fetched = await self._read_one(key, wanted, is_asked)
+                result = await self._read_one(key, wanted, is_asked)
             except MoldauError as error:
-                self.results[key] = error
+                result = error
             else:
-                self._room -= fetched.records.size
-                self.results[key] = fetched
+                self._room -= result.records.size
+            self.results[key] = result
+            if self._is_news(key, result):
+                self._telling[key] = None
+            else:
+                self._telling.pop(key, None)
 
     async def _read_one(self, key: PartitionKey, wanted: Wanted, is_asked: bool) -> Fetched:
         if wanted.topic is None:

@@ -25,6 +25,7 @@ class Watch:
         waited longest comes first."""
         self._followed: dict[PartitionKey, _Followed] = {}
         self._fetches: list[Told] = []
+        self._is_closed = False
 
     def follow(
         self,
@@ -35,6 +36,9 @@ class Watch:
         quiet: Iterable[Listeners] = (),
     ) -> None:
         """From now on notices what happens to the partition: what is loud wakes the fetches that wait."""
+        if self._is_closed:
+            # Its session has ended while a fetch was reading: nobody would ever let go of the partition again.
+            return
         followed = self._followed.get(key)
         if followed is not None:
             if followed.partition is partition:
@@ -51,7 +55,13 @@ class Watch:
             for listeners, ticket in followed.tickets:
                 listeners.remove(ticket)
 
+    def partition(self, key: PartitionKey) -> Partition | None:
+        """Where it is followed."""
+        followed = self._followed.get(key)
+        return None if followed is None else followed.partition
+
     def close(self) -> None:
+        self._is_closed = True
         for key in list(self._followed):
             self.forget(key)
 

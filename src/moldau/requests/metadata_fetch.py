@@ -17,7 +17,7 @@ from moldau.quorum.driver import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.quorum.messages import NO_EPOCH, LogEnd, QuorumFetch, QuorumFetched, ReplicaKey
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode, error_code
-from moldau.requests.quorum_requests import about_leadership, check_cluster, leader_endpoints
+from moldau.requests.quorum_requests import about_leadership, check_cluster, check_replica, leader_endpoints
 from moldau.requests.session import Session
 from moldau.wire.codec import Message
 
@@ -57,7 +57,8 @@ async def fetch_metadata(request: Message, session: Session, broker: Broker) -> 
         code = error_code(error)
         found = QuorumFetched(broker.quorum.epoch, broker.quorum.leader_id, is_leader=False)
     return _answer(0, [_partition(code, found)]) | {
-        "node_endpoints": leader_endpoints(broker, found.leader_id)
+        "node_endpoints": leader_endpoints(broker, found.leader_id),
+        "sent_ms": found.sent_ms,
     }
 
 
@@ -81,6 +82,7 @@ def _replica_id(request: Message, session: Session, broker: Broker) -> int:
 
 
 def _wanted(request: Message, asked: Message, replica_id: int) -> QuorumFetch:
+    check_replica(replica_id, asked.get("replica_directory_id"))
     last = LogEnd(asked.get("last_fetched_epoch", NO_EPOCH), asked.fetch_offset)
     bytes_max = min(request.max_bytes, asked.partition_max_bytes, BYTES_MAX)
     if last.offset < 0 or last.epoch < NO_EPOCH or request.max_wait < 0 or bytes_max < 0:
@@ -94,6 +96,7 @@ def _wanted(request: Message, asked: Message, replica_id: int) -> QuorumFetch:
         high_watermark=asked.get("high_watermark", ANY_HIGH_WATERMARK),
         wait_ms=request.max_wait,
         bytes_max=bytes_max,
+        heard_ms=request.get("heard_ms", -1),
     )
 
 

@@ -2,12 +2,17 @@
 from a node of this cluster."""
 
 from typing import Any
+from uuid import UUID
 
-from moldau.errors import InconsistentClusterIdError, InvalidRequestError
+from moldau.errors import InconsistentClusterIdError, InconsistentVoterSetError, InvalidRequestError
+from moldau.observe.logging import get_logger
 from moldau.quorum.driver import METADATA_LOG
 from moldau.requests.broker import Broker
 from moldau.requests.errors import ErrorCode
+from moldau.requests.session import Session
 from moldau.wire.codec import Message
+
+log = get_logger("quorum.requests")
 
 
 def check_cluster(broker: Broker, cluster_id: str | None) -> None:
@@ -15,6 +20,22 @@ def check_cluster(broker: Broker, cluster_id: str | None) -> None:
     own = broker.metadata.image.cluster_id
     if cluster_id is not None and cluster_id != own:
         raise InconsistentClusterIdError(f"this is the cluster {own}, not {cluster_id}")
+
+
+def check_sender(node_id: int, session: Session, broker: Broker) -> None:
+    """Who would lead is a voter; or a broker, of which this node may not have heard yet that it votes. An epoch that
+    anybody could make up would depose the leader."""
+    is_voter = any(voter.node_id == node_id for voter in broker.quorum.voters)
+    if not is_voter and node_id not in broker.metadata.image.brokers:
+        why = f"node {node_id} is no voter of this cluster"
+        log.warning("a request of the quorum is refused", why=why, peer=session.connection.peer)
+        raise InconsistentVoterSetError(why)
+
+
+def check_replica(node_id: int, directory_id: UUID | None) -> None:
+    """What a replica has counts for the voter with that directory, and for nobody where it does not say which."""
+    if directory_id is None:
+        raise InvalidRequestError(f"node {node_id} must say in which directory its metadata log is")
 
 
 def only_partition(topics: Any) -> Message:

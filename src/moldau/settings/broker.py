@@ -562,11 +562,17 @@ class BrokerSettings:
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        return parse_listeners(self.listen, "listen")
+        return _listeners(self.listen, "listen")
 
     @property
     def advertised(self) -> tuple[Listener, ...]:
-        return parse_listeners(self.advertised_listeners, "advertised.listeners")
+        return _listeners(self.advertised_listeners, "advertised.listeners")
+
+
+@cache
+def _listeners(addresses: tuple[str, ...], setting: str) -> tuple[Listener, ...]:
+    """Asked for with every fetch of a follower."""
+    return parse_listeners(addresses, setting)
 
 
 @cache

@@ -22,6 +22,14 @@ class NotReadyReplica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRegistrationFields:
+    former_incarnation_ids: tuple[UUID | None, ...] = field(
+        metadata={"kafka_type": "uuid", "tag": FIRST_TAG}, default=()
+    )
+    """The lives that the broker's disk has seen last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerHeartbeatFields:
     not_ready: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG}, default=())
     """Replicas that the broker could not open, and why: whoever waits for their topic is told."""
@@ -40,11 +48,35 @@ class EnvelopeAnswerFields:
     client what the client has just changed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteAnswerFields:
+    silent_ms: int = field(metadata={"kafka_type": "int32", "tag": FIRST_TAG}, default=0)
+    """For how long the voter had heard of no leader: the leases that a former one gave are older than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataFetchFields:
+    heard_ms: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
+    """The `sent_ms` of the newest answer that a replica of the metadata log has had of its leader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataFetchAnswerFields:
+    sent_ms: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
+    """When the leader of the quorum answered, by its own clock."""
+
+
 OWN_FIELDS: Mapping[str, type] = MappingProxyType(
     {
         "BrokerHeartbeatRequest": BrokerHeartbeatFields,
+        "BrokerRegistrationRequest": BrokerRegistrationFields,
         "BrokerHeartbeatResponse": BrokerHeartbeatAnswerFields,
         "EnvelopeResponse": EnvelopeAnswerFields,
+        "FetchRequest": MetadataFetchFields,
+        "FetchResponse": MetadataFetchAnswerFields,
+        "FetchSnapshotRequest": MetadataFetchFields,
+        "FetchSnapshotResponse": MetadataFetchAnswerFields,
+        "VoteResponse": VoteAnswerFields,
     }
 )
-"""By the name of the message. All of its versions are flexible, or there would be no place for tags."""
+"""By the name of the message. Only its flexible versions have a place for tags."""

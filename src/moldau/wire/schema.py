@@ -43,7 +43,8 @@ _ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": Fa
 def fields_of(entity: type) -> tuple[Field, ...]:
     """The fields of one entity in the order of the wire, and our own after them. Its annotations must be types, not
     texts, as kio's are."""
-    described = [entity, OWN_FIELDS[entity.__name__]] if entity.__name__ in OWN_FIELDS else [entity]
+    own = OWN_FIELDS.get(entity.__name__) if entity.__flexible__ else None  # type: ignore[attr-defined]
+    described = [entity] if own is None else [entity, own]
     return tuple(_field(field, field.type) for each in described for field in dataclasses.fields(each))
 
 

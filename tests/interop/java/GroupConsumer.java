@@ -165,6 +165,8 @@ final class GroupConsumer implements ConsumerRebalanceListener {
                 return null;
             case "member":
                 return member();
+            case "preferredReplica":
+                return preferredReplica(Values.partition(command.get("partition").asText()));
             default:
                 throw new IllegalArgumentException("no such command: " + command.get("do").asText());
         }
@@ -194,6 +196,15 @@ final class GroupConsumer implements ConsumerRebalanceListener {
     private Map<String, Object> member() {
         ConsumerGroupMetadata group = consumer.groupMetadata();
         return Map.of("generation", group.generationId(), "member", group.memberId());
+    }
+
+    /** The replica that the leader has sent it to for reading, as the client's own metric has it; -1 for none. */
+    private int preferredReplica(TopicPartition partition) {
+        return consumer.metrics().values().stream()
+            .filter(each -> each.metricName().name().equals("preferred-read-replica")
+                && partition.topic().equals(each.metricName().tags().get("topic"))
+                && String.valueOf(partition.partition()).equals(each.metricName().tags().get("partition")))
+            .mapToInt(each -> ((Number) each.metricValue()).intValue()).findFirst().orElse(-1);
     }
 
     private static Map<String, Long> longs(Map<TopicPartition, Long> offsets) {

@@ -70,7 +70,8 @@ async def recover(
 def damage(where: str, what: str) -> str:
     return (
         f"the log in {where} is damaged: {what}. No record was dropped. `moldau log verify` shows what is "
-        "still whole; restore the file from a copy, or delete the topic"
+        "still whole; restore the file from a copy, or, if other nodes have the log too, move the directory away: it "
+        "is fetched from them"
     )
 
 

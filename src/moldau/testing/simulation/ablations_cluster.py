@@ -185,7 +185,9 @@ ABLATIONS: Mapping[str, Ablation] = {
     "pre-vote": Ablation(without_pre_vote, _in("rejoins")),
     "truncation": Ablation(without_truncation, _in("network")),
     "maximal-in-sync": Ablation(without_maximal_in_sync, _in("network")),
-    "partition-epoch": Ablation(without_partition_epoch, _in("flapping", lasting_s_max=2.5)),
+    "partition-epoch": Ablation(
+        without_partition_epoch, _in("flapping", faults=30, lasting_s_min=1.5, lasting_s_max=2.5)
+    ),
     "broker-epoch": Ablation(without_broker_epoch, _in("one at a time")),
     "lease": Ablation(without_lease, _in("pauses")),
     "high-watermark": Ablation(without_high_watermark, _in("network")),

@@ -25,7 +25,7 @@ HEAL_TIMEOUT_S = 60
 CLOCK_DRIFT_MAX = 0.03
 """Leases must hold while clocks run this much too fast or too slow."""
 
-ENDINGS = ("power cuts", "silent power cuts", "kills")
+ENDINGS = ("power cuts", "silent power cuts", "kills", "restarts", "last copies")
 POWER = ("power cuts", "power cuts", "silent power cuts", "power cuts of all", "kills", "restarts")
 KILLS = ("kills", "kills", "kills of all", "restarts", "rolling restarts", "power cuts")
 CUTS = ("isolations", "halves", "one-way cuts", "bridges", "client cuts", "resets", "delays", "losses")
@@ -39,7 +39,7 @@ PROFILES: Mapping[str, Sequence[str]] = {
     "bad disks": (*DISKS, "isolations", "pauses"),
     # What is acknowledged is in the memory of two nodes at least: one that ends uncleanly loses nothing, whatever the
     # network does meanwhile.
-    "one at a time": (*ENDINGS, "restarts", "pauses", *("isolations", "halves", "bridges") * 2),
+    "one at a time": (*ENDINGS, "last copies", "pauses", *("isolations", "halves", "bridges") * 2),
     # Just long enough for followers to fall out of the in-sync set, and not for leaders to change.
     "flapping": ("isolations", "halves", "one-way cuts", "bridges", "pauses"),
     # Between elections there is just enough time for the next one.
@@ -59,6 +59,7 @@ class Plan:
     faults: int = 20
     gap_s: float = 0.8
     """Between two faults, on average; they may last longer than that, so some overlap."""
+    lasting_s_min: float = 0.0
     lasting_s_max: float = 5.0
     sync_ms_max: float = 3.0
     clock_drift_max: float = CLOCK_DRIFT_MAX
@@ -84,6 +85,12 @@ class Eyes(Protocol):
 
     def is_whole(self) -> bool:
         """Whether every replica has everything."""
+
+    def in_sync_of(self, topic: str) -> Sequence[int]:
+        """The replicas in sync of its first partition, the leader first; none where nobody leads."""
+
+    def is_registered(self, node_id: int) -> bool:
+        """Whether the life of the node is the one that the cluster knows."""
 
 
 class ClusterUnderFire:
@@ -135,6 +142,8 @@ class ClusterUnderFire:
         """The hosts at the other end of the network. The first is never taken down: observers ask from there."""
         self.eyes: Eyes
         """Somebody who sees into the nodes."""
+        self.squeezed: Sequence[str] = ()
+        """Topics whose last copies are worth hitting."""
         self._under_way: list[asyncio.Task[None]] = []
 
     def _add_host(self, name: str, syncs_lie: str) -> Host:
@@ -243,6 +252,10 @@ class ClusterUnderFire:
         if kind in ("power cuts of all", "kills of all"):
             await self._take_down_all(kind)
             return
+        if kind == "last copies":
+            self._note(kind)
+            await self._squeeze(self.random.choice(self.squeezed))
+            return
         if kind == "rolling restarts":
             self._note(kind)
             for server in self.servers:
@@ -274,7 +287,8 @@ class ClusterUnderFire:
         return self.random.choice(servers)
 
     def _lasting_s(self) -> float:
-        return self.random.choice((0.05, 0.5, 2.0, self.random.uniform(0, self.plan.lasting_s_max)))
+        chosen = self.random.choice((0.05, 0.5, 2.0, self.random.uniform(0, self.plan.lasting_s_max)))
+        return max(chosen, self.plan.lasting_s_min)
 
     # Machines
 
@@ -357,6 +371,30 @@ class ClusterUnderFire:
         self._take_down(server, draw.choice(("power cuts", "kills")))
         server.is_disk_bad = False
         server.boot()
+
+    async def _squeeze(self, topic: str) -> None:
+        """The in-sync set becomes smaller and smaller: a follower is cut off, another one loses its memory and comes
+        back, and then the leader is cut off. Nobody else has all that is committed, and nobody else may lead."""
+        in_sync = [self.server(node_id) for node_id in self.eyes.in_sync_of(topic)]
+        if len(in_sync) < 3:
+            return
+        leader, away, doomed = in_sync[:3]
+        names = [server.name for server in self.servers]
+        self.simulation.network.partition([away.name], names)
+        try:
+            doomed.is_taken = True
+            if await self._comes_true(lambda: away.node_id not in self.eyes.in_sync_of(topic), 10):
+                self._take_down(doomed, "power cuts")
+                await asyncio.sleep(self.random.choice((0.01, 0.5)))
+                doomed.boot()
+                await self._comes_true(lambda: self.eyes.is_registered(doomed.node_id), 10)
+                self.simulation.network.partition([leader.name], names)
+        finally:
+            self.simulation.network.mend([away.name], [name for name in names if name != leader.name])
+            doomed.is_taken = False
+        await asyncio.sleep(5)
+        self.simulation.network.mend([leader.name], names)
+        self.simulation.network.mend([away.name], names)
 
     # The network
 

@@ -16,6 +16,8 @@ from moldau.testing.simulation.server import Server
 
 TURNS_PER_LOOK = 12
 KEEPS_REPORTS = 5
+COMPARED_MAX = 200
+"""How far back committed records are compared when a high watermark has jumped."""
 
 Key = tuple[UUID, int]
 """A partition for good: a topic that is made anew has another id."""
@@ -68,6 +70,8 @@ class Invariants:
         """Who led a partition, by epoch."""
         self._committed: dict[Key, dict[int, int]] = {}
         """The highest high watermark in each epoch."""
+        self._epochs: dict[object, dict[int, int]] = {}
+        """The leader epochs of records that were committed, by log and offset."""
         self._metadata_committed = 0
         self._led_quorum: dict[str, int] = {}
         """The last epoch in which each node led the metadata quorum; no restart may take it back."""
@@ -90,6 +94,13 @@ class Invariants:
 
     def controller(self) -> int:
         return -1 if self._newest_image is None else self._newest_image.controller_id
+
+    def in_sync_of(self, topic: str) -> list[int]:
+        image = self._newest_image
+        found = None if image is None else image.partition(topic, 0)
+        if found is None or found.leader not in found.in_sync:
+            return []
+        return [found.leader, *(each for each in found.in_sync if each != found.leader)]
 
     def leader_of(self, partition: Partition) -> int:
         image = self._newest_image
@@ -187,6 +198,9 @@ class Invariants:
         if high_watermark < view.quorum_high_watermark:
             fell = f"{view.quorum_high_watermark} to {high_watermark}"
             self._violated(f"the metadata's high watermark of {server.name} fell from {fell}")
+        if high_watermark > view.quorum_high_watermark:
+            log, before = quorum._log, view.quorum_high_watermark
+            self._compare(server, "metadata", "the metadata", log, before, high_watermark)
         is_new = quorum.is_leader and epoch != view.quorum_epoch
         view.quorum_epoch, view.quorum_high_watermark = epoch, high_watermark
         if high_watermark > self._metadata_committed:
@@ -302,9 +316,24 @@ class Invariants:
                 self._violated(f"the high watermark of {name} on {server.name} fell from {before} to {after}")
             if partition.is_leader:
                 self._check_in_sync(server, partition, after)
+            if "compact" not in partition.log.settings.cleanup_policy:
+                # The first record of an epoch may be compacted away before another replica hears of the epoch.
+                key = partition.topic_id, name.partition
+                self._compare(server, key, str(name), partition.log, before, after)
         if partition.is_leader:
             committed = self._committed.setdefault((partition.topic_id, name.partition), {})
             committed[partition.leader_epoch] = after
+
+    def _compare(self, server: Server, key: object, name: str, log: Any, before: int, after: int) -> None:
+        """Two logs are the same up to their high watermarks: records of one offset are of one epoch."""
+        committed = self._epochs.setdefault(key, {})
+        for offset in range(max(before, after - COMPARED_MAX), after):
+            if offset == after - 1 or offset in committed:
+                epoch = _epoch_at(log, offset)
+                if epoch >= 0 and committed.setdefault(offset, epoch) != epoch:
+                    both = f"{committed[offset]} and on {server.name} of epoch {epoch}"
+                    self._violated(f"{name}: what is committed at {offset} was of epoch {both}")
+                    return
 
     def _committed_until(self, key: Key, epoch: int) -> int:
         """What was committed up to an epoch. A leader of the past does not know what came later."""
@@ -329,7 +358,7 @@ class Invariants:
             other = self.replica(node_id, (topic, partition.name.partition))
             if other is None or other.topic_id != partition.topic_id:
                 continue
-            if is_cached and not self._is_registered(node_id):
+            if is_cached and not self.is_registered(node_id):
                 # It has lost what was not synced, and the cluster is about to hear of it.
                 continue
             has = other.log.end_offset if is_cached else other.log.durable_offset
@@ -339,8 +368,7 @@ class Invariants:
                     f"{high_watermark} that are committed"
                 )
 
-    def _is_registered(self, node_id: int) -> bool:
-        """Whether the life of the node is the one that the cluster knows."""
+    def is_registered(self, node_id: int) -> bool:
         node: Any = self._servers[node_id - 1].node
         membership = getattr(node, "_membership", None)
         broker = None if self._newest_image is None else self._newest_image.brokers.get(node_id)
@@ -359,3 +387,15 @@ class Invariants:
 def _partitions(node: Any) -> Sequence[Any]:
     table = getattr(node, "_partitions", None)
     return () if table is None else list(table._partitions.values())
+
+
+def _epoch_at(log: Any, offset: int) -> int:
+    """The leader epoch of the record at an offset; -1 where the log does not know."""
+    found = -1
+    if offset < log.start_offset:
+        return found
+    for epoch, start in log.epochs:
+        if start > offset:
+            break
+        found = epoch
+    return int(found)

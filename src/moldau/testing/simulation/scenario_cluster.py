@@ -87,7 +87,12 @@ class Cluster(Scenario):
             if (why := topic.why_lossy(plan.one_at_a_time)) is not None
         }
         self.cluster = ClusterUnderFire(
-            self.NAME, seed, plan, self._settings(draw), syncs_lie=syncs_lie, keep_trace=keep_trace
+            self.NAME,
+            seed,
+            plan,
+            self._settings(draw, plan.profile),
+            syncs_lie=syncs_lie,
+            keep_trace=keep_trace,
         )
         self.invariants = Invariants(
             self.cluster.servers,
@@ -97,6 +102,7 @@ class Cluster(Scenario):
             self.cluster.note,
         )
         self.cluster.eyes = self.invariants
+        self.cluster.squeezed = [topic.name for topic in self._topics if topic.name not in self.records.lossy]
         self.cluster.simulation.loop.on_turn = self.invariants.on_turn
         self._workers: list[GroupWorker] = []
         self._readers: list[Reader] = []
@@ -104,7 +110,7 @@ class Cluster(Scenario):
         self._members: list[Process] = []
         return self.cluster
 
-    def _settings(self, draw: random.Random) -> BrokerSettings:
+    def _settings(self, draw: random.Random, profile: str) -> BrokerSettings:
         return BrokerSettings(
             listen=("127.0.0.1:9092",),
             default_replication_factor=self._replication,
@@ -113,7 +119,7 @@ class Cluster(Scenario):
             offsets_topic_segment_bytes=10_000,
             group_min_session_timeout_ms=100,
             group_initial_rebalance_delay_ms=0,
-            replica_lag_time_max_ms=draw.choice((1_000, 3_000)),
+            replica_lag_time_max_ms=1_000 if profile == "flapping" else draw.choice((1_000, 3_000)),
             leader_imbalance_check_interval_seconds=5,
             metadata_snapshot_bytes=draw.choice((3_000, 20_000, 20_971_520)),
             topic_defaults=TopicSettings(

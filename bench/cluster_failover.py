@@ -1,0 +1,251 @@
+"""`kill -9` of a node: how long the partitions it led take no writes, few of them under a steady load and many at once;
+and what many partitions cost to make and to have."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import ElectionType, KafkaException, Producer
+
+from bench.brokers import settle
+from bench.cluster_nodes import NODES, Cluster, cores
+from bench.cluster_plan import ClusterPlan
+from bench.load import ADMIN_TIMEOUT_S, LoadFailed
+from bench.plan import Bench, figures
+from bench.report import Cell, Metric, Row, Table, decimals, megabytes
+
+FEW = 6
+SEND_EVERY_S = 0.005
+RESUME_TIMEOUT_S = 120.0
+TOPICS_OF_MANY = 10
+
+SECONDS = Metric("s", decimals(2))
+CORES = Metric("cores", decimals(3))
+MEMORY = Metric("memory", megabytes)
+
+
+def _producer(cluster: Cluster) -> Producer:
+    """As it comes, but that it waits for as long as a failover may take."""
+    return Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "log_level": 0,
+        }
+    )
+
+
+class _Writer:
+    """Sends a record to one partition after the other, all the while."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._producer = _producer(cluster)
+        self._topic = topic
+        self.refused: str | None = None
+        self._acknowledged: dict[int, float] = {}
+        """By partition, when the newest of its acknowledged records was sent."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.wait(SEND_EVERY_S):
+            partition = number % FEW
+            self._producer.produce(
+                self._topic, b"record", partition=partition, on_delivery=self._told(partition)
+            )
+            self._producer.poll(0)
+            number += 1
+
+    def _told(self, partition: int) -> Callable[[Any, Any], None]:
+        sent_at = time.monotonic()
+
+        def told(error: Any, message: Any) -> None:
+            if error is not None:
+                self.refused = self.refused or str(error)
+            else:
+                self._acknowledged[partition] = sent_at
+
+        return told
+
+    def wait_resumed(self, partitions: Sequence[int], since: float) -> float:
+        """Seconds until each of these has acknowledged a record that was sent after `since`."""
+        while any(self._acknowledged.get(each, 0.0) < since for each in partitions):
+            if self.refused is not None or time.monotonic() - since > RESUME_TIMEOUT_S:
+                raise LoadFailed(f"writes did not resume: {self.refused or 'they are still waited for'}")
+            time.sleep(0.002)
+        return time.monotonic() - since
+
+    def finish(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._producer.flush(RESUME_TIMEOUT_S) > 0 or self.refused is not None:
+            raise LoadFailed(f"not every record was acknowledged: {self.refused or 'some are open'}")
+
+
+def failover(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
+    taken = {cluster.name: _kill_leaders(bench, plan.kills, cluster) for cluster in clusters}
+    worst = {name: [max(seconds)] for name, seconds in taken.items()}
+    rows = (
+        Row("median", (Cell(SECONDS, figures(taken, float)),)),
+        Row("longest", (Cell(SECONDS, figures(worst, float)),)),
+    )
+    note = (
+        "Seconds from `kill -9` until all partitions that the node led have acknowledged a record sent after it, "
+        f"through librdkafka with its defaults; {plan.kills} kills, each of another node (one of them the active "
+        f"controller), a record every {SEND_EVERY_S * 1000:g} ms to one of {FEW} partitions. The settings of both "
+        "are as they come."
+    )
+    return Table("Failover, a leader killed under load", rows, note)
+
+
+def _kill_leaders(bench: Bench, kills: int, cluster: Cluster) -> list[float]:
+    paused = []
+    with cluster.topic(FEW) as name:
+        writer = _Writer(cluster, name)
+        writer.wait_resumed(range(FEW), time.monotonic())
+        for number in range(kills):
+            victim = 1 + number % NODES
+            _restore_leaders(cluster, [name])
+            led = [index for index, leader in cluster.leaders(name).items() if leader == victim]
+            killed_at = time.monotonic()
+            cluster.kill(victim)
+            paused.append(writer.wait_resumed(led, killed_at))
+            bench.say(
+                f"{cluster.name}: node {victim} killed, {len(led)} partitions paused {paused[-1]:.2f} s"
+            )
+            cluster.restart(victim)
+            cluster.wait_in_sync(name)
+        writer.finish()
+    return paused
+
+
+def _restore_leaders(cluster: Cluster, names: Sequence[str]) -> None:
+    """Every partition is led by the first of its replicas again, so that each node leads its share."""
+    admin = cluster.admin()
+
+    def is_restored() -> bool:
+        try:
+            admin.elect_leaders(ElectionType.PREFERRED, None).result(ADMIN_TIMEOUT_S)
+        except KafkaException:
+            return False
+        topics = cluster.metadata(admin).topics
+        return all(
+            each.leader == each.replicas[0] for name in names for each in topics[name].partitions.values()
+        )
+
+    cluster.wait_until(is_restored, "every partition is led by its first replica")
+
+
+@dataclass
+class Many:
+    """What many partitions cost one cluster."""
+
+    answered_s: float = 0.0
+    in_sync_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_bytes: float = 0.0
+    idle_cores: float = 0.0
+    first_s: list[float] = field(default_factory=list)
+    half_s: list[float] = field(default_factory=list)
+    all_s: list[float] = field(default_factory=list)
+    rejoined_s: list[float] = field(default_factory=list)
+
+
+def many(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
+    taken = {cluster.name: [_many(bench, plan, cluster)] for cluster in clusters}
+
+    def row(what: str, metric: Metric, value: Callable[[Many], float]) -> Row:
+        return Row(what, (Cell(metric, figures(taken, value)),))
+
+    def kills(what: str, value: Callable[[Many], list[float]]) -> Row:
+        each = {name: value(runs[0]) for name, runs in taken.items()}
+        return Row(what, (Cell(SECONDS, figures(each, float)),))
+
+    rows = (
+        row("created: until the request is answered, s", SECONDS, lambda one: one.answered_s),
+        row("created: until all replicas are in sync, s", SECONDS, lambda one: one.in_sync_s),
+        row("CPU of all nodes meanwhile, s", SECONDS, lambda one: one.cpu_s),
+        row("memory added on all nodes", MEMORY, lambda one: one.memory_bytes),
+        row("cores of all nodes while idle", CORES, lambda one: one.idle_cores),
+        kills("leader killed: first of its partitions written to, s", lambda one: one.first_s),
+        kills("leader killed: half of its partitions written to, s", lambda one: one.half_s),
+        kills("leader killed: all of its partitions written to, s", lambda one: one.all_s),
+        kills("started again: until all replicas are in sync, s", lambda one: one.rejoined_s),
+    )
+    for each in rows:
+        bench.say_row(f"{plan.partitions:,} partitions", each)
+    note = (
+        f"{TOPICS_OF_MANY} topics of {plan.partitions // TOPICS_OF_MANY} partitions in one request. Then "
+        f"{plan.kills_of_many} times `kill -9` of a node, which leads a third of them; right after it one record is "
+        "sent to each of that third, through librdkafka with its defaults."
+    )
+    return Table(f"{plan.partitions:,} partitions with three replicas", rows, note)
+
+
+def _many(bench: Bench, plan: ClusterPlan, cluster: Cluster) -> Many:
+    found = Many()
+    names = [f"many-{index}" for index in range(TOPICS_OF_MANY)]
+    admin = cluster.admin()
+    cluster.metadata(admin)
+    settle()
+    memory, cpu, began = cluster.resident_bytes(), cluster.cpu_s(), time.monotonic()
+    cluster.create_topics(names, plan.partitions // TOPICS_OF_MANY)
+    found.answered_s = time.monotonic() - began
+    cluster.wait_until(lambda: cluster.is_in_sync(names, admin), "all replicas are in sync", RESUME_TIMEOUT_S)
+    found.in_sync_s = time.monotonic() - began
+    found.cpu_s = cluster.cpu_s() - cpu
+    found.memory_bytes = cluster.resident_bytes() - memory
+    found.idle_cores = cores(cluster, plan.idle_s)
+    for number in range(plan.kills_of_many):
+        _kill_leader_of_many(cluster, names, 1 + number % NODES, found)
+        bench.say(
+            f"{cluster.name}: node {1 + number % NODES} killed, all written to in {found.all_s[-1]:.2f} s"
+        )
+    admin.delete_topics(names)
+    return found
+
+
+def _kill_leader_of_many(cluster: Cluster, names: Sequence[str], victim: int, found: Many) -> None:
+    _restore_leaders(cluster, names)
+    topics = cluster.metadata().topics
+    every = [(name, index) for name in names for index in sorted(topics[name].partitions)]
+    led = [(name, index) for name, index in every if topics[name].partitions[index].leader == victim]
+    producer = _producer(cluster)
+    # Connections are open, and partitions known to be written to, before it counts.
+    _write(producer, every)
+    cluster.kill(victim)
+    acknowledged = _write(producer, led)
+    found.first_s.append(acknowledged[0])
+    found.half_s.append(acknowledged[len(led) // 2])
+    found.all_s.append(acknowledged[-1])
+    began = time.monotonic()
+    cluster.launch_node(victim)
+    admin = cluster.admin()
+    cluster.wait_until(lambda: cluster.is_in_sync(names, admin), "all replicas are in sync", RESUME_TIMEOUT_S)
+    found.rejoined_s.append(time.monotonic() - began)
+
+
+def _write(producer: Producer, partitions: Sequence[tuple[str, int]]) -> list[float]:
+    """A record to each of these; after how many seconds each was acknowledged, the first one first."""
+    began = time.monotonic()
+    acknowledged: list[float] = []
+    refused: list[str] = []
+
+    def told(error: Any, message: Any) -> None:
+        if error is None:
+            acknowledged.append(time.monotonic() - began)
+        else:
+            refused.append(str(error))
+
+    for topic, partition in partitions:
+        producer.produce(topic, b"record", partition=partition, on_delivery=told)
+    if producer.flush(RESUME_TIMEOUT_S) > 0 or refused:
+        raise LoadFailed(f"a record was not acknowledged: {refused[:1] or 'some are open'}")
+    return acknowledged

@@ -1,0 +1,61 @@
+"""Replicas whose logs have failed on a broker that is alive: a disk gave an error, or what is on it is damaged.
+
+The broker says so with its heartbeats. Others lead in the place of such a replica and nobody waits for it, until the
+broker has it again. None of it is in the log: a new controller hears it anew.
+"""
+
+from moldau.controller.elections import become_available
+from moldau.controller.partition_change import PartitionChange, active_brokers, settings_as_decided
+from moldau.controller.requests import Heartbeat
+from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
+from moldau.decisions import Decision
+from moldau.metadata.records import Record
+from moldau.settings.effective import EffectiveSettings
+
+
+def note_failed(state: ControllerState, beat: Heartbeat) -> bool:
+    """From now on these are not elected; whether it is news."""
+    failed = frozenset((each.topic_id, each.partition) for each in beat.not_ready)
+    known = state.failed_replicas.get(beat.broker_id)
+    if known == (beat.broker_epoch, failed) or (known is None and not failed):
+        return False
+    state.failed_replicas[beat.broker_id] = (beat.broker_epoch, failed)
+    return True
+
+
+def take_out_failed(
+    state: ControllerState, settings: EffectiveSettings, beat: Heartbeat
+) -> Decision[Record, bool]:
+    """The failed replicas of a broker leave the in-sync sets, as if they had lost records: they may have. One that is
+    in sync alone stays so, without a leader. What the broker has again, and waited for it, it leads. True: there may
+    be more to do."""
+    broker = state.image.brokers.get(beat.broker_id)
+    if broker is None or broker.epoch != beat.broker_epoch or not broker.is_active:
+        return Decision([], False)
+    records = _without_failed(state, settings, beat) or become_available(state, settings, beat.broker_id)
+    return Decision(records[:RECORDS_PER_DECISION_MAX], bool(records))
+
+
+def _without_failed(state: ControllerState, settings: EffectiveSettings, beat: Heartbeat) -> list[Record]:
+    records: list[Record] = []
+    decided = settings_as_decided(state, settings)
+    active = active_brokers(state)
+    for each in beat.not_ready:
+        topic = state.image.topic_by_id(each.topic_id)
+        if topic is None or not 0 <= each.partition < len(topic.partitions):
+            continue
+        partition = topic.partitions[each.partition]
+        if beat.broker_id not in partition.in_sync and beat.broker_id not in partition.eligible:
+            continue
+        change = PartitionChange(
+            topic.topic_id,
+            partition,
+            min_in_sync=decided.topic(topic.name).min_insync_replicas,
+            active=state.without_failed(active, topic.topic_id, each.partition),
+        )
+        change.in_sync = tuple(member for member in partition.in_sync if member != beat.broker_id)
+        change.restarted_uncleanly = beat.broker_id
+        record = change.record()
+        if record is not None:
+            records.append(record)
+    return records

@@ -1,0 +1,354 @@
+"""What must not come into a cluster: nodes of other clusters, second nodes of one id, damaged files, and clients that
+pose as nodes. Each is refused in words that say what to do, and a client that did nothing wrong notices nothing."""
+
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from support.served import Served
+from support.served_cluster import CLUSTER_ID, ServedCluster, as_environment
+from support.wire import FETCH, Closed, Wire, batch, end_offset, fetch_tree, produce, topic_id
+from support.wire import fetch as fetched
+
+VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, DESCRIBE_QUORUM = 52, 53, 54, 55
+ALTER_PARTITION, BROKER_REGISTRATION, BROKER_HEARTBEAT, ALLOCATE_PRODUCER_IDS = 56, 62, 63, 67
+FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, STALE_BROKER_EPOCH = 74, 75, 77
+INCONSISTENT_VOTER_SET, INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION = 94, 104, 101
+INVALID_REQUEST, UNKNOWN_TOPIC_ID, NOT_CONTROLLER = 42, 100, 41
+OTHER_CLUSTER_ID = "YW5vdGhlci1jbHVzdGVyMQ"
+ENDS_WITHIN_S = 30
+STRANGER = 99
+LATE_EPOCH = 1_000_000
+
+Tree = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+    with ServedCluster(tmp_path_factory.mktemp("cluster")) as served:
+        served.create_topic("honest")
+        yield served
+        for node in served.nodes.values():
+            assert "Traceback" not in node.log_path.read_text()
+
+
+def quorum_of(cluster: ServedCluster) -> tuple[int, int]:
+    """The leader of the quorum and its epoch."""
+    tree = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
+    alive = next(node for node in cluster.nodes.values() if node.process is not None)
+    with Wire(alive.bootstrap) as wire:
+        found = wire.ask(DESCRIBE_QUORUM, 0, tree)["topics"][0]["partitions"][0]
+    return found["leader_id"], found["leader_epoch"]
+
+
+@pytest.fixture
+def cluster(running: ServedCluster) -> Iterator[ServedCluster]:
+    """What a test does to it changes neither the quorum nor the in-sync set; a client wrote before and writes after."""
+    leader, quorum = running.leader_of("honest"), quorum_of(running)
+    with Wire(running.nodes[leader].bootstrap) as wire:
+        written = end_offset(wire, "honest")
+        assert produce(wire, "honest", batch([b"before"])) == (0, written)
+        yield running
+        assert produce(wire, "honest", batch([b"after"])) == (0, written + 1)
+    assert running.leader_of("honest") == leader
+    assert quorum_of(running) == quorum
+    running.wait_in_sync("honest")
+    assert sorted(running.metadata().brokers) == [1, 2, 3]
+
+
+def stranger(cluster: ServedCluster, data_dir: Path, **settings: str) -> Served:
+    """A node that is told to join the cluster, with what is wrong about it."""
+    voters = ",".join(f"{node_id}@{node.bootstrap}" for node_id, node in cluster.nodes.items())
+    given = {
+        "cluster.id": CLUSTER_ID,
+        "controller.quorum.voters": voters,
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }
+    return Served(data_dir, environment=as_environment(given))
+
+
+def complaint_of(node: Served) -> str:
+    """What a node says that gives up by itself."""
+    node.spawn()
+    process = node.process
+    assert process is not None
+    try:
+        code = process.wait(ENDS_WITHIN_S)
+    finally:
+        if process.poll() is None:
+            node.kill()
+        node.process = None
+    assert code == 1, node.output()
+    said = node.output()
+    assert "Traceback" not in said
+    assert "is ready" not in said
+    return said.splitlines()[-1]
+
+
+# Nodes
+
+
+def test_a_node_of_another_cluster_is_turned_away(cluster: ServedCluster, tmp_path: Path) -> None:
+    said = complaint_of(stranger(cluster, tmp_path / "data", node_id="4", cluster_id=OTHER_CLUSTER_ID))
+    assert OTHER_CLUSTER_ID in said
+    assert "cluster.id" in said
+
+
+def test_a_voter_with_a_disk_of_another_cluster_does_not_start(
+    running: ServedCluster, tmp_path: Path
+) -> None:
+    node = running.nodes[3]
+    node.kill()
+    kept = tmp_path / "kept"
+    node.data_dir.rename(kept)
+    node.data_dir.mkdir()
+    identity = (kept / "meta.properties").read_text()
+    (node.data_dir / "meta.properties").write_text(identity.replace(CLUSTER_ID, OTHER_CLUSTER_ID))
+    said = complaint_of(node)
+    assert f"belongs to the cluster {OTHER_CLUSTER_ID}, not {CLUSTER_ID}" in said
+    shutil.rmtree(node.data_dir)
+    kept.rename(node.data_dir)
+    node.start()
+    running.wait_in_sync("honest")
+
+
+def test_a_second_node_of_one_id_is_turned_away(cluster: ServedCluster, tmp_path: Path) -> None:
+    said = complaint_of(stranger(cluster, tmp_path / "data", node_id="2"))
+    assert "node.id" in said
+    assert "2" in said
+
+
+def test_two_processes_do_not_share_a_data_directory(cluster: ServedCluster) -> None:
+    said = complaint_of(stranger(cluster, cluster.nodes[2].data_dir, node_id="2"))
+    assert "in use" in said
+
+
+# Files
+
+
+def damaged(
+    cluster: ServedCluster, node_id: int, name: str, *, is_killed: bool
+) -> tuple[Served, Path, bytes]:
+    """A node that has ended, one of its files, and what is in it."""
+    node = cluster.nodes[node_id]
+    if is_killed:
+        node.kill()
+    else:
+        node.stop()
+    path = node.data_dir / "__cluster_metadata-0" / name
+    return node, path, path.read_bytes()
+
+
+@pytest.mark.parametrize("keeps", [0, 20, -1])
+def test_a_torn_quorum_state_file_is_refused_and_the_others_go_on(running: ServedCluster, keeps: int) -> None:
+    node, path, whole = damaged(running, 3, "quorum-state", is_killed=True)
+    path.write_bytes(whole[:keeps])
+    said = complaint_of(node)
+    assert "quorum-state cannot be read" in said
+    assert "could vote twice" in said
+    assert "Put back an undamaged copy" in said
+    running.create_topic(f"meanwhile-{keeps}", replicas=2)
+    path.write_bytes(whole)
+    node.start()
+    running.wait_in_sync("honest")
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_flipped_bit_in_the_metadata_log_is_refused_and_the_others_go_on(
+    running: ServedCluster, is_killed: bool
+) -> None:
+    node, path, whole = damaged(running, 3, f"{0:020}.log", is_killed=is_killed)
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    path.write_bytes(flipped)
+    said = complaint_of(node)
+    assert "__cluster_metadata-0" in said
+    assert "is damaged" in said
+    assert "empty its data directory" in said
+    running.create_topic(f"meanwhile-{is_killed}", replicas=2)
+    assert path.read_bytes() == flipped, "what could still be mended is kept as it is"
+    path.write_bytes(whole)
+    node.start()
+    running.wait_in_sync("honest")
+
+
+# Clients that pose as nodes
+
+
+def test_a_client_that_poses_as_a_replica_moves_no_high_watermark(cluster: ServedCluster) -> None:
+    leader = cluster.leader_of("honest")
+    others = [node_id for node_id in cluster.nodes if node_id != leader]
+    with Wire(cluster.nodes[leader].bootstrap) as writer, Wire(cluster.nodes[leader].bootstrap) as poser:
+        committed, known_id = end_offset(writer, "honest"), topic_id(writer, "honest")
+        answer = fetched(writer, "honest", committed, current_leader_epoch=0)
+        epoch = 0 if answer["error_code"] == 0 else -1
+        for node_id in others:
+            cluster.pause(node_id)
+        try:
+            # On the leader alone: nobody may be told that it is safe.
+            writer.send(0, 9, _produce("honest", b"alone"))
+            for replica_id in [*others, STRANGER]:
+                for known_epoch in (epoch, -1):
+                    for code in _posing_fetches(poser, known_id, replica_id, committed + 1, known_epoch):
+                        assert code in (FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, STALE_BROKER_EPOCH)
+            seen = fetched(poser, "honest", committed)
+            assert seen["high_watermark"] == committed
+            assert not seen["records"]
+        finally:
+            for node_id in others:
+                cluster.resume(node_id)
+        _, told = writer.receive(0, 9)
+        assert told["responses"][0]["partition_responses"][0]["error_code"] == 0
+
+
+def _produce(topic: str, value: bytes) -> Tree:
+    data = [{"name": topic, "partition_data": [{"index": 0, "records": batch([value])}]}]
+    return {"acks": -1, "timeout": 20_000, "topic_data": data}
+
+
+def _posing_fetches(
+    wire: Wire, known_id: UUID, replica_id: int, offset: int, known_epoch: int
+) -> Iterator[int]:
+    """The error codes of fetches of a partition as this replica: without a broker epoch, with none, with wrong ones."""
+    asked = {"current_leader_epoch": known_epoch, "replica_id": replica_id}
+    yield wire.ask(FETCH, 12, fetch_tree("honest", offset, **asked))["responses"][0]["partitions"][0][
+        "error_code"
+    ]
+    for broker_epoch in (-1, 0, LATE_EPOCH):
+        tree = fetch_tree("honest", offset, current_leader_epoch=known_epoch)
+        tree["replica_state"] = {"replica_id": replica_id, "replica_epoch": broker_epoch}
+        tree["topics"][0]["topic_id"] = known_id
+        yield wire.ask(FETCH, 17, tree)["responses"][0]["partitions"][0]["error_code"]
+
+
+def of_log(partition: Tree) -> list[Tree]:
+    return [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0, **partition}]}]
+
+
+def posing_as_leader(node_id: int, sender: int, epoch: int) -> dict[str, tuple[int, int, Tree]]:
+    """By what they are called: requests of the quorum to this node that name `sender`."""
+    candidate = {
+        "replica_epoch": epoch,
+        "replica_id": sender,
+        "replica_directory_id": UUID(int=7),
+        "last_offset_epoch": epoch - 1,
+        "last_offset": 1_000_000,
+    }
+    leader = {"leader_id": sender, "leader_epoch": epoch}
+    voter = {"cluster_id": CLUSTER_ID, "voter_id": node_id}
+    return {
+        "vote": (VOTE, 2, {**voter, "topics": of_log({**candidate, "pre_vote": False})}),
+        "pre-vote": (VOTE, 2, {**voter, "topics": of_log({**candidate, "pre_vote": True})}),
+        "begin": (BEGIN_QUORUM_EPOCH, 1, {**voter, "topics": of_log(leader)}),
+        "end": (END_QUORUM_EPOCH, 1, {"cluster_id": CLUSTER_ID, "topics": of_log(leader)}),
+    }
+
+
+@pytest.mark.parametrize("request_", ["vote", "pre-vote", "begin", "end"])
+def test_a_client_that_poses_as_the_quorums_leader_deposes_nobody(
+    cluster: ServedCluster, request_: str
+) -> None:
+    _, epoch = quorum_of(cluster)
+    for node_id, node in cluster.nodes.items():
+        with Wire(node.bootstrap) as wire:
+            api_key, version, tree = posing_as_leader(node_id, STRANGER, LATE_EPOCH)[request_]
+            answer = wire.ask(api_key, version, tree)
+            code = answer["error_code"] or answer["topics"][0]["partitions"][0]["error_code"]
+            assert code == INCONSISTENT_VOTER_SET
+            foreign = wire.ask(api_key, version, {**tree, "cluster_id": OTHER_CLUSTER_ID})
+            assert foreign["error_code"] == INCONSISTENT_CLUSTER_ID
+            api_key, version, tree = posing_as_leader(node_id, STRANGER, epoch)[request_]
+            assert not wire.ask(api_key, version, tree)["topics"][0]["partitions"][0].get("vote_granted")
+        assert "node 99 is no voter" in node.output()
+
+
+def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: ServedCluster) -> None:
+    leader, epoch = quorum_of(cluster)
+    with Wire(cluster.nodes[leader].bootstrap) as wire:
+        for replica_id in (-1, STRANGER, *(each for each in cluster.nodes if each != leader)):
+            asked = {
+                "partition": 0,
+                "current_leader_epoch": epoch,
+                "fetch_offset": 1_000_000,
+                "last_fetched_epoch": epoch,
+                "partition_max_bytes": 1,
+            }
+            tree: Tree = {
+                "replica_state": {"replica_id": replica_id, "replica_epoch": -1},
+                "min_bytes": 1,
+                "max_bytes": 1 << 20,
+                "session_epoch": -1,
+                "topics": [{"topic_id": UUID(int=1), "partitions": [asked]}],
+            }
+            found = wire.ask(FETCH, 17, tree)["responses"][0]["partitions"][0]
+            assert found["error_code"] == (UNKNOWN_TOPIC_ID if replica_id < 0 else INVALID_REQUEST)
+            assert not found["records"]
+
+
+def test_a_client_that_poses_as_a_leader_changes_no_in_sync_set(cluster: ServedCluster) -> None:
+    controller, _ = quorum_of(cluster)
+    leader = cluster.leader_of("honest")
+    with Wire(cluster.nodes[controller].bootstrap) as wire:
+        change = {
+            "partition_index": 0,
+            "leader_epoch": 0,
+            "new_isr_with_epochs": [{"broker_id": leader, "broker_epoch": -1}],
+            "leader_recovery_state": 0,
+            "partition_epoch": 0,
+        }
+        topics = [{"topic_id": topic_id(wire, "honest"), "partitions": [change]}]
+        for broker_id in (leader, STRANGER):
+            for broker_epoch in (-1, 0, LATE_EPOCH):
+                tree = {"broker_id": broker_id, "broker_epoch": broker_epoch, "topics": topics}
+                assert wire.ask(ALTER_PARTITION, 3, tree)["error_code"] == STALE_BROKER_EPOCH
+
+
+def test_a_client_that_poses_as_a_broker_takes_nobodys_place(cluster: ServedCluster) -> None:
+    controller, _ = quorum_of(cluster)
+    other = next(node_id for node_id in cluster.nodes if node_id != controller)
+    with Wire(cluster.nodes[controller].bootstrap) as wire:
+        registration = {
+            "broker_id": other,
+            "cluster_id": CLUSTER_ID,
+            "incarnation_id": UUID(int=9),
+            "listeners": [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": 1, "security_protocol": 0}],
+            "features": [],
+            "log_dirs": [],
+            "previous_broker_epoch": -1,
+        }
+        taken = wire.ask(BROKER_REGISTRATION, 3, registration)
+        assert taken["error_code"] == DUPLICATE_BROKER_REGISTRATION
+        foreign = wire.ask(BROKER_REGISTRATION, 3, {**registration, "cluster_id": OTHER_CLUSTER_ID})
+        assert foreign["error_code"] == INCONSISTENT_CLUSTER_ID
+        for broker_epoch in (-1, 0, LATE_EPOCH):
+            beat = {"broker_id": other, "broker_epoch": broker_epoch, "want_shut_down": True}
+            assert wire.ask(BROKER_HEARTBEAT, 1, beat)["error_code"] == STALE_BROKER_EPOCH
+            ids = {"broker_id": other, "broker_epoch": broker_epoch}
+            assert wire.ask(ALLOCATE_PRODUCER_IDS, 0, ids)["error_code"] == STALE_BROKER_EPOCH
+
+
+def test_where_nodes_have_a_listener_of_their_own_clients_cannot_pose_at_all(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        between = f"127.0.0.1:{taken.getsockname()[1]}"
+    node = Served(tmp_path / "data", environment=as_environment({"inter.broker.listener.name": "NODES"}))
+    clients = node.bootstrap
+    node.listen = f"CLIENTS://{clients},NODES://{between}"
+    with node:
+        with Wire(clients) as wire:
+            served = {each["api_key"] for each in wire.ask(18, 3, {})["api_keys"]}
+            assert served.isdisjoint({VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, ALTER_PARTITION})
+            assert FETCH in served
+        for api_key, version, tree in posing_as_leader(1, 1, LATE_EPOCH).values():
+            with Wire(clients) as wire, pytest.raises(Closed):
+                wire.ask(api_key, version, tree)
+        with Wire(clients) as wire, pytest.raises(Closed):
+            wire.ask(FETCH, 12, fetch_tree("any", 0, replica_id=1))
+        assert "for nodes of this cluster alone" in node.output()
+        with Wire(between) as wire:
+            assert wire.ask(*posing_as_leader(1, 1, 0)["end"])["error_code"] == 0

@@ -1,0 +1,155 @@
+"""Moldau's own client through `kill -9` of the nodes it needs: an idempotent producer and a group of two carry on by
+themselves, every record is there once and in order, and every record is read once."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from moldau.client import Admin, Consumer, Producer, TopicPartition
+from moldau.client.record import ConsumerRecord
+from support.log_reader import all_records
+from support.served_cluster import ServedCluster
+
+PARTITIONS = 3
+BETWEEN = 300
+"""Records that are read before the next kill."""
+GIVE_UP_S = 90.0
+GROUP = "readers"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+    with ServedCluster(tmp_path_factory.mktemp("cluster")) as served:
+        yield served
+        for node in served.nodes.values():
+            assert "Traceback" not in node.log_path.read_text()
+
+
+class Story:
+    """One producer and two members, at work until told to stop; `read` has what came, by partition."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.sent = 0
+        self.read: dict[int, list[bytes | None]] = {part: [] for part in range(PARTITIONS)}
+        self.news = asyncio.Event()
+        self._stop = False
+        self._working: list[asyncio.Task[None]] = []
+
+    @property
+    def read_count(self) -> int:
+        return sum(map(len, self.read.values()))
+
+    async def begin(self) -> None:
+        members = [asyncio.create_task(self._consume()) for _ in range(2)]
+        self._working = [asyncio.create_task(self._produce()), *members]
+
+    async def _produce(self) -> None:
+        async with Producer(self.bootstrap, linger_ms=0, batch_size=200) as producer:
+            sent = []
+            while not self._stop:
+                sent.append(
+                    await producer.send(self.topic, b"%06d" % self.sent, partition=self.sent % PARTITIONS)
+                )
+                self.sent += 1
+                await asyncio.sleep(0.001)
+            for number, place in enumerate(await asyncio.gather(*sent)):
+                assert (place.partition, place.offset) == (number % PARTITIONS, number // PARTITIONS)
+
+    async def _consume(self) -> None:
+        consumer = Consumer(
+            self.bootstrap, group_id=GROUP, auto_offset_reset="earliest", heartbeat_interval_ms=200
+        )
+        async with consumer:
+            consumer.subscribe([self.topic])
+            while not self._stop or self.read_count < self.sent:
+                self._note(await consumer.poll(100))
+
+    def _note(self, records: list[ConsumerRecord]) -> None:
+        for record in records:
+            self.read[record.partition].append(record.value)
+        self.news.set()
+
+    async def wait_for(self, count: int) -> None:
+        """Until so many more are read; a part of the work that failed is raised."""
+        wanted = self.read_count + count
+        while self.read_count < wanted:
+            self.news.clear()
+            news = asyncio.create_task(self.news.wait())
+            await asyncio.wait([news, *self._working], return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            for each in self._working:
+                if each.done():
+                    each.result()
+
+    async def finish(self) -> None:
+        self._stop = True
+        await asyncio.gather(*self._working)
+
+    async def stop(self) -> None:
+        for each in self._working:
+            each.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
+
+    def expected(self, part: int) -> list[bytes]:
+        return [b"%06d" % number for number in range(part, self.sent, PARTITIONS)]
+
+
+def test_the_producer_and_a_group_carry_on_when_nodes_are_killed(cluster: ServedCluster) -> None:
+    async def victim_of(role: str, story: Story, admin: Admin) -> int:
+        if role == "leader":
+            return await asyncio.to_thread(cluster.leader_of, story.topic)
+        if role == "coordinator":
+            return await admin.cluster.coordinator_of(GROUP)
+        found = (await admin.describe_cluster()).controller_id
+        assert found is not None
+        return found
+
+    async def tell() -> Story:
+        story = Story(cluster.bootstrap, "kills")
+        async with AsyncExitStack() as ending, Admin(cluster.bootstrap) as admin:
+            ending.push_async_callback(story.stop)
+            await story.begin()
+            await story.wait_for(BETWEEN)
+            for role in ("leader", "coordinator", "controller"):
+                victim = await victim_of(role, story, admin)
+                await asyncio.to_thread(cluster.kill, victim)
+                await story.wait_for(BETWEEN)
+                await asyncio.to_thread(cluster.start, victim)
+                await asyncio.to_thread(cluster.wait_in_sync, story.topic)
+                await asyncio.to_thread(cluster.wait_in_sync, "__consumer_offsets")
+            await story.finish()
+        return story
+
+    cluster.create_topic("kills", PARTITIONS)
+    story = asyncio.run(asyncio.wait_for(tell(), GIVE_UP_S))
+    for part in range(PARTITIONS):
+        held = [each.value for each in all_records(cluster.bootstrap, "kills") if each.partition == part]
+        assert held == story.expected(part)
+        assert story.read[part] == story.expected(part)
+
+
+def test_what_a_group_committed_is_there_when_its_coordinator_is_killed(cluster: ServedCluster) -> None:
+    topic = "committed"
+    partitions = [TopicPartition(topic, part) for part in range(PARTITIONS)]
+    cluster.create_topic(topic, PARTITIONS)
+
+    async def tell() -> None:
+        async with Consumer(cluster.bootstrap, group_id="keepers", auto_offset_reset="earliest") as consumer:
+            consumer.assign(partitions)
+            await consumer.commit({each: 7 + each.partition for each in partitions})
+            killed = await consumer.cluster.coordinator_of("keepers")
+            await asyncio.to_thread(cluster.kill, killed)
+            found = await consumer.committed(partitions)
+            assert {each: place.offset for each, place in found.items() if place is not None} == {
+                each: 7 + each.partition for each in partitions
+            }
+            await consumer.commit(dict.fromkeys(partitions, 5))
+        async with Consumer(cluster.bootstrap, group_id="keepers") as other:
+            found = await other.committed(partitions)
+            assert [place.offset for place in found.values() if place is not None] == [5] * PARTITIONS
+
+    asyncio.run(asyncio.wait_for(tell(), GIVE_UP_S))

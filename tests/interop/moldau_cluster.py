@@ -1,0 +1,79 @@
+"""Three Moldau nodes as Kafka's tools and clients find them: what the tests of clusters ask of both together."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from command_line import TOPICS, Tools
+
+from support.served_cluster import ServedCluster
+
+REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
+QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"
+FEATURES = "org.apache.kafka.tools.FeatureCommand"
+OFFSETS_TOPIC = "__consumer_offsets"
+GROUPS = {"group.min.session.timeout.ms": "1000"}
+
+
+@contextmanager
+def three_nodes(
+    directory: Path, racks: Mapping[int, str] | None = None, **settings: str
+) -> Iterator[ServedCluster]:
+    """Settings are given with underscores for dots. Nodes that failed in a way nobody planned for fail the tests."""
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    with ServedCluster(directory, settings={**GROUPS, **given}, racks=racks) as cluster:
+        yield cluster
+        for node in cluster.nodes.values():
+            assert "Traceback" not in node.log_path.read_text()
+
+
+def all_up(cluster: ServedCluster) -> ServedCluster:
+    """Starts what an earlier test has left dead, and waits until nothing is behind."""
+    for node_id, node in cluster.nodes.items():
+        if node.process is None:
+            cluster.start(node_id)
+    cluster.wait_until(
+        lambda: (
+            len(cluster.metadata().brokers) == len(cluster.nodes)
+            and all(
+                sorted(each.isrs) == sorted(each.replicas) and each.leader in cluster.nodes
+                for topic in cluster.metadata().topics.values()
+                for each in topic.partitions.values()
+            )
+        ),
+        "all replicas are in sync",
+    )
+    return cluster
+
+
+def at(cluster: ServedCluster) -> tuple[str, str]:
+    return ("--bootstrap-server", cluster.bootstrap)
+
+
+def described(
+    tools: Tools, cluster: ServedCluster, topic: str
+) -> dict[int, tuple[int, list[int], list[int]]]:
+    """By partition, as kafka-topics shows it: leader, replicas and those in sync."""
+    printed = tools.run(TOPICS, *at(cluster), "--describe", "--topic", topic)
+    rows = re.findall(r"Partition: (\d+)\s+Leader: (\w+)\s+Replicas: ([\d,]*)\s+Isr: ([\d,]*)", printed)
+    return {
+        int(partition): (-1 if leader == "none" else int(leader), _numbers(replicas), _numbers(in_sync))
+        for partition, leader, replicas, in_sync in rows
+    }
+
+
+def _numbers(written: str) -> list[int]:
+    return [int(each) for each in written.split(",") if each]
+
+
+def plan(path: Path, topic: str, replicas: Mapping[int, Sequence[int]]) -> Path:
+    """The JSON that kafka-reassign-partitions takes."""
+    partitions = [
+        {"topic": topic, "partition": partition, "replicas": list(wanted)}
+        for partition, wanted in replicas.items()
+    ]
+    path.write_text(json.dumps({"version": 1, "partitions": partitions}))
+    return path

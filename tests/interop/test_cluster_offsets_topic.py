@@ -1,0 +1,129 @@
+"""`__consumer_offsets` grows from one replica to three with Kafka's own tool and a plan of the well-known form, while a
+group works; after that the group outlives the node that coordinated it."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import CONFIGS, Tools
+from java_clients import Consumer, JavaClients, partitions_of, wait_until_shared
+from moldau_cluster import OFFSETS_TOPIC, REASSIGN, at, described, plan, three_nodes
+
+from support.served_cluster import ServedCluster
+
+PARTITIONS = 50
+ROTATION = ([1, 2, 3], [2, 3, 1], [3, 1, 2])
+THROTTLE = "1000000"
+
+
+@pytest.fixture(scope="module")
+def cluster(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+    settings = {"offsets_topic_replication_factor": "1", "offsets_topic_num_partitions": str(PARTITIONS)}
+    with three_nodes(tmp_path_factory.mktemp("offsets"), **settings) as served:
+        served.create_topic("work", partitions=4)
+        yield served
+
+
+class Work:
+    """A producer that sends without a pause, and the two members of a group that read and commit all the while."""
+
+    def __init__(self, java: JavaClients, cluster: ServedCluster) -> None:
+        self._java = java
+        self._bootstrap = cluster.bootstrap
+        self.sent = 0
+        self._failed: list[BaseException] = []
+        self._stop = threading.Event()
+        self.members = [
+            java.consumer(
+                cluster.bootstrap,
+                name,
+                "work",
+                group_id="workers",
+                enable_auto_commit=True,
+                auto_commit_interval_ms=100,
+                partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor",
+            )
+            for name in ("left", "right")
+        ]
+        wait_until_shared(self.members, partitions_of("work", 4))
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+
+    def _send(self) -> None:
+        try:
+            for number in itertools.count():
+                if self._stop.is_set():
+                    return
+                records = [{"value": f"{number}-{part}", "partition": part} for part in range(4)]
+                self._java.produce(self._bootstrap, "work", records)
+                self.sent += len(records)
+        except BaseException as error:
+            self._failed.append(error)
+
+    def finish(self) -> list[str]:
+        """Everything the members have read, when all that was sent has been."""
+        self._stop.set()
+        self._thread.join()
+        assert not self._failed, self._failed
+        self._java.wait_until(
+            lambda: sum(len(member.values) for member in self.members) >= self.sent,
+            lambda: f"{[len(member.values) for member in self.members]} of {self.sent} records",
+        )
+        return [value for member in self.members for value in member.values]
+
+
+def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
+    tools: Tools, java: JavaClients, cluster: ServedCluster, tmp_path: Path
+) -> None:
+    work = Work(java, cluster)
+    assert all(len(replicas) == 1 for _, replicas, _ in described(tools, cluster, OFFSETS_TOPIC).values())
+    wanted = {partition: ROTATION[partition % 3] for partition in range(PARTITIONS)}
+    file = ["--reassignment-json-file", str(plan(tmp_path / "reassign.json", OFFSETS_TOPIC, wanted))]
+
+    executed = tools.run(REASSIGN, *at(cluster), *file, "--execute", "--throttle", THROTTLE)
+    assert "Successfully started partition reassignments" in executed
+    assert f"The inter-broker throttle limit was set to {THROTTLE} B/s" in executed
+    brokers = tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
+    assert brokers.count(f"leader.replication.throttled.rate={THROTTLE} ") == 3
+    assert brokers.count(f"follower.replication.throttled.rate={THROTTLE} ") == 3
+    cluster.wait_until(
+        lambda: (
+            "in progress" not in tools.run(REASSIGN, *at(cluster), *file, "--verify", "--preserve-throttles")
+        ),
+        "the reassignment is complete",
+    )
+    verified = tools.run(REASSIGN, *at(cluster), *file, "--verify")
+    assert verified.count("is completed") == PARTITIONS
+    assert "Clearing broker-level throttles on brokers 1,2,3" in verified
+    assert f"Clearing topic-level throttles on topic {OFFSETS_TOPIC}" in verified
+    assert "throttled" not in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
+    found = described(tools, cluster, OFFSETS_TOPIC)
+    assert {partition: replicas for partition, (_, replicas, _) in found.items()} == wanted
+    assert all(sorted(in_sync) == [1, 2, 3] for _, _, in_sync in found.values())
+    assert "No partition reassignments found." in tools.run(REASSIGN, *at(cluster), "--list")
+
+    coordinator = java.admin(cluster.bootstrap, "describeGroup", group="workers")["coordinator"]
+    cluster.kill(coordinator)
+    before = sum(len(member.values) for member in work.members)
+    java.wait_until(
+        lambda: sum(len(member.values) for member in work.members) > before + 40,
+        "the group reads on without its coordinator",
+        60,
+    )
+    read = work.finish()
+    assert sorted(read) == sorted(f"{number}-{part}" for number in range(work.sent // 4) for part in range(4))
+    assert_committed_to_the_end(java, cluster, work.members)
+
+
+def assert_committed_to_the_end(java: JavaClients, cluster: ServedCluster, members: list[Consumer]) -> None:
+    """What the members commit when they leave is kept by the nodes that are left."""
+    for member in members:
+        member.close()
+    committed = java.admin(cluster.bootstrap, "listGroupOffsets", group="workers")
+    ends = {
+        partition: java.admin(cluster.bootstrap, "listOffset", partition=partition, at="latest")
+        for partition in partitions_of("work", 4)
+    }
+    assert {partition: offset for partition, (offset, _) in committed.items()} == ends
