@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from confluent_kafka import KafkaError, KafkaException
+
 from bench.brokers import PAGE_CACHE, settle
 from bench.cluster_nodes import CLUSTER_ID, NODES, Cluster, MoldauCluster, cores
 from bench.cluster_plan import ClusterPlan
@@ -123,7 +125,12 @@ def _create(cluster: Cluster, partitions: int) -> None:
     wanted = [f"grown-{index}" for index in range(partitions // PARTITIONS_PER_TOPIC)]
     missing = [name for name in wanted if name not in there]
     for first in range(0, len(missing), TOPICS_PER_REQUEST):
-        cluster.create_topics(missing[first : first + TOPICS_PER_REQUEST], PARTITIONS_PER_TOPIC)
+        try:
+            cluster.create_topics(missing[first : first + TOPICS_PER_REQUEST], PARTITIONS_PER_TOPIC)
+        except KafkaException as error:
+            # They are made, and all of them are waited for below; others may have had the machine for themselves.
+            if error.args[0].code() != KafkaError.REQUEST_TIMED_OUT:
+                raise
     cluster.wait_until(
         lambda: cluster.is_in_sync(wanted, admin), "all replicas are in sync", IN_SYNC_TIMEOUT_S
     )

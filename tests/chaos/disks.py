@@ -19,7 +19,8 @@ class LoopDisk:
         self.path.mkdir(parents=True)
         with self._image.open("wb") as image:
             image.truncate(megabytes * 1024 * 1024)
-        _run("mkfs.ext4", "-q", "-F", str(self._image))
+        # Nothing is held back for root, as whom nodes run here.
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", str(self._image))
         self._mount()
 
     def _mount(self) -> None:
@@ -41,7 +42,7 @@ class LoopDisk:
         """Leaves no room at all."""
         free = shutil.disk_usage(self.path).free
         with self._filler.open("wb") as filler:
-            os.posix_fallocate(filler.fileno(), 0, max(1, free - 64 * 1024))
+            os.posix_fallocate(filler.fileno(), 0, max(1, free - 8 * 1024))
             os.fsync(filler.fileno())
 
     def empty(self) -> None:

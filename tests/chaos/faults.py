@@ -3,7 +3,8 @@
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from chaos.damage import BEING_WRITTEN, KINDS, cut_tail, files_of, flip_a_bit
 from chaos.health import Health
 from chaos.machines import Machine, Machines
 from chaos.operating import Operator
+from chaos.shim import Shim
 from chaos.switch import Weather
 
 STOP_TIMEOUT_S = 40
 
 
-class NothingToDamage(Exception):
-    """There is no such file yet: the fault could not be injected."""
+class NotNow(Exception):
+    """The fault could not be injected: there is no such file yet, or this machine lacks what it needs."""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,11 @@ class Scene:
 
     def controller(self) -> Machine:
         return self.machines.machines[self.health.controller()]
+
+    def shim(self, machine: Machine) -> Shim:
+        if machine.shim is None:
+            raise NotNow("it needs a C compiler, which this machine does not have")
+        return machine.shim
 
     def last(self, at_least_s: float, at_most_s: float) -> None:
         time.sleep(self.draw.uniform(at_least_s, at_most_s))
@@ -101,16 +108,10 @@ def rolling_restart(scene: Scene) -> None:
 # The network
 
 
-def _others(scene: Scene, machine: Machine) -> list[str]:
-    return [each.address for each in scene.machines.machines.values() if each is not machine]
-
-
 def full_partition(scene: Scene) -> None:
     """One node hears nothing of the others and they nothing of it; clients reach all."""
     machine = scene.draw.choice((scene.leader(), scene.controller(), scene.anyone()))
-    for other in _others(scene, machine):
-        scene.machines.switch.cut(machine.address, other)
-        scene.machines.switch.cut(other, machine.address)
+    scene.machines.cut_off(machine, clients_too=False)
     scene.last(1, 6)
     scene.machines.switch.heal()
 
@@ -118,9 +119,7 @@ def full_partition(scene: Scene) -> None:
 def isolation(scene: Scene) -> None:
     """From clients too: silently gone."""
     machine = scene.draw.choice((scene.leader(), scene.controller()))
-    for other in [*_others(scene, machine), scene.machines.outside.address]:
-        scene.machines.switch.cut(machine.address, other)
-        scene.machines.switch.cut(other, machine.address)
+    scene.machines.cut_off(machine, clients_too=True)
     scene.last(3, 6)
     scene.machines.switch.heal()
 
@@ -128,8 +127,10 @@ def isolation(scene: Scene) -> None:
 def one_way_partition(scene: Scene) -> None:
     machine = scene.draw.choice((scene.leader(), scene.controller(), scene.anyone()))
     outward = scene.draw.random() < 0.5
-    for other in _others(scene, machine):
-        scene.machines.switch.cut(*((machine.address, other) if outward else (other, machine.address)))
+    for other in scene.machines.machines.values():
+        if other is not machine:
+            way = (machine, other) if outward else (other, machine)
+            scene.machines.switch.cut(way[0].address, way[1].address)
     scene.last(1, 6)
     scene.machines.switch.heal()
 
@@ -137,8 +138,7 @@ def one_way_partition(scene: Scene) -> None:
 def one_link_cut(scene: Scene) -> None:
     """Two nodes do not hear each other; a third hears both."""
     one, other = scene.draw.sample(list(scene.machines.machines.values()), 2)
-    scene.machines.switch.cut(one.address, other.address)
-    scene.machines.switch.cut(other.address, one.address)
+    scene.machines.cut(one, other)
     scene.last(1, 6)
     scene.machines.switch.heal()
 
@@ -175,14 +175,50 @@ def reordering(scene: Scene) -> None:
 
 def full_disk(scene: Scene) -> None:
     machine = scene.draw.choice((scene.leader(), scene.anyone()))
-    machine.disk.fill()
-    scene.last(1.5, 4)
-    machine.disk.empty()
-    if not machine.is_running:
-        # A node that cannot keep its metadata stops; with room again it is started again.
-        scene.notes.append(f"node {machine.node_id} stopped on a full disk and was started again")
-        machine.node.process = None
+    with _restarted_if_hurt(scene, machine, "a full disk"):
+        machine.disk.fill()
+        scene.last(1.5, 4)
+        machine.disk.empty()
+
+
+def failing_syncs(scene: Scene) -> None:
+    machine = scene.draw.choice((scene.leader(), scene.anyone()))
+    shim = scene.shim(machine)
+    with _restarted_if_hurt(scene, machine, "syncs that failed"):
+        shim.tell(sync_fails=True)
+        scene.last(0.2, 2)
+        shim.tell()
+
+
+@contextmanager
+def _restarted_if_hurt(scene: Scene, machine: Machine, after: str) -> Iterator[None]:
+    """A node that cannot keep its metadata ends, and one that lost trust in its disk keeps partitions offline: when the
+    disk is well again it is started again."""
+    said = len(machine.node.output())
+    yield
+    news = machine.node.output()[said:].splitlines()
+    hurt = [line for line in news if "is offline" in line or "cannot go on" in line]
+    if hurt:
+        scene.notes.append(f"node {machine.node_id} was started again after {after}: {hurt[0]}")
+        machine.kill()
         machine.start()
+
+
+def slow_syncs(scene: Scene) -> None:
+    machine = scene.draw.choice((scene.leader(), scene.anyone()))
+    scene.shim(machine).tell(sync_ms=scene.draw.choice((20, 100, 500)))
+    scene.last(1.5, 4)
+    scene.shim(machine).tell()
+
+
+def clock_jump(scene: Scene) -> None:
+    """There and back again. Not an hour back: to such a broker the records of all clients come from the future, and it
+    refuses them, as message.timestamp.after.max.ms has it."""
+    machine = scene.anyone()
+    hours = scene.draw.choice((-0.9, 0.9, 24))
+    scene.shim(machine).tell(clock_ms=int(hours * 3_600_000))
+    scene.last(1, 3)
+    scene.shim(machine).tell()
 
 
 def cut_tail_of_a_file(scene: Scene) -> None:
@@ -196,7 +232,7 @@ def flip(kind: str) -> Callable[[Scene], None]:
 def _damage(scene: Scene, kind: str, damage: Callable[[Path, random.Random], int]) -> None:
     machines = [each for each in scene.machines.machines.values() if files_of(each.data_dir, kind)]
     if not machines:
-        raise NothingToDamage(f"no node has a {kind}")
+        raise NotNow(f"no node has a {kind}")
     machine = scene.draw.choice(machines)
     machine.kill()
     damage(scene.draw.choice(files_of(machine.data_dir, kind)), scene.draw)
@@ -233,6 +269,9 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "duplication": duplication,
     "reordering": reordering,
     "disk full": full_disk,
+    "syncs fail": failing_syncs,
+    "syncs are slow": slow_syncs,
+    "clock jumps": clock_jump,
     "tail truncated": cut_tail_of_a_file,
     **{f"bit flipped: {kind}": flip(kind) for kind in KINDS},
 }

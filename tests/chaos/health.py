@@ -12,7 +12,7 @@ from chaos.operating import Operator
 from moldau.testing.simulation.history import Partition
 
 WELL_TIMEOUT_S = 60
-BACK_TIMEOUT_S = 20
+BACK_TIMEOUT_S = 10
 LOOK_AGAIN_S = 0.1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chaos.disks import LoopDisk
 from chaos.namespaces import Namespace, Outside
+from chaos.shim import Shim, make_library
 from chaos.switch import Switch
 from support.served import Served
 from support.served_cluster import CLUSTER_ID, as_environment
@@ -21,9 +22,16 @@ READY = "Moldau is ready"
 
 class Machine:
     def __init__(
-        self, node_id: int, namespace: Namespace, disk: LoopDisk, settings: Mapping[str, str]
+        self,
+        node_id: int,
+        namespace: Namespace,
+        disk: LoopDisk,
+        settings: Mapping[str, str],
+        shim: Shim | None,
     ) -> None:
         self.node_id = node_id
+        self.shim = shim
+        """None where it could not be made: then syncs do not fail and clocks do not jump."""
         self.address = namespace.address
         self.disk = disk
         self.node = Served(
@@ -31,7 +39,10 @@ class Machine:
             host=namespace.address,
             port=PORT,
             wrapper=tuple(namespace.command),
-            environment=as_environment({**settings, "node.id": str(node_id)}),
+            environment={
+                **as_environment({**settings, "node.id": str(node_id)}),
+                **({} if shim is None else shim.environment),
+            },
         )
         # Beside the disk and not on it: a full one must not swallow what the node says of it.
         self.node.log_path = disk.path.with_suffix(".log")
@@ -100,13 +111,15 @@ class Machines:
         self, directory: Path, count: int, settings: Mapping[str, str]
     ) -> Iterator[tuple[int, Machine]]:
         self._spaces: list[Namespace] = []
+        library = make_library(directory)
         for number in range(1, count + 1):
             space = Namespace(f"moldau-chaos-{number}", number)
             self._ending.callback(space.close)
             self._spaces.append(space)
             disk = LoopDisk(directory, f"disk-{number}", DISK_MB)
             self._ending.callback(disk.close)
-            machine = Machine(number, space, disk, settings)
+            shim = None if library is None else Shim(library, directory / f"shim-{number}")
+            machine = Machine(number, space, disk, settings, shim)
             self._ending.callback(machine.kill)
             yield number, machine
 
@@ -117,6 +130,19 @@ class Machines:
     def start(self) -> None:
         for machine in self.machines.values():
             machine.start()
+
+    def cut(self, one: Machine, other: Machine) -> None:
+        """Neither hears the other any more."""
+        self.switch.cut(one.address, other.address)
+        self.switch.cut(other.address, one.address)
+
+    def cut_off(self, machine: Machine, *, clients_too: bool) -> None:
+        for other in self.machines.values():
+            if other is not machine:
+                self.cut(machine, other)
+        if clients_too:
+            self.switch.cut(machine.address, self.outside.address)
+            self.switch.cut(self.outside.address, machine.address)
 
     def cut_power(self) -> None:
         """Of all at once: what was not synced is gone. They are down when this returns."""

@@ -12,35 +12,31 @@ CHECKPOINT = "replication-offset-checkpoint"
 def differences(
     data_dirs: Mapping[int, Path], partitions: Sequence[Partition], ends: Mapping[Partition, int]
 ) -> list[str]:
-    """Below the lowest high watermark all replicas have the same batches; and none lacks what clients read, which ended
-    at `ends`."""
+    """Where replicas that were all in sync have other batches than each other, below what each knew to be committed and
+    below what clients have read, which ended at `ends`."""
     found: list[str] = []
     watermarks = {node_id: high_watermarks(data_dir) for node_id, data_dir in data_dirs.items()}
     for partition in partitions:
-        name = f"{partition[0]}-{partition[1]}"
-        held = {node_id: batches(data_dir, *partition) for node_id, data_dir in data_dirs.items()}
-        agreed = min(each.get(partition, 0) for each in watermarks.values())
-        below = {
-            node_id: {offset: data for offset, data in each.items() if offset < agreed}
-            for node_id, each in held.items()
+        known = min(each.get(partition, 0) for each in watermarks.values())
+        committed = max(known, ends.get(partition, 0))
+        held = {
+            node_id: {
+                offset: data for offset, data in batches(data_dir, *partition).items() if offset < committed
+            }
+            for node_id, data_dir in data_dirs.items()
         }
-        first, *others = sorted(below)
+        first, *others = sorted(held)
         for other in others:
             where = [
                 offset
-                for offset in sorted(below[first].keys() | below[other].keys())
-                if below[first].get(offset) != below[other].get(offset)
+                for offset in sorted(held[first].keys() | held[other].keys())
+                if held[first].get(offset) != held[other].get(offset)
             ]
             if where:
                 found.append(
-                    f"replicas differ: nodes {first} and {other} have other batches at {where[:5]} of {name}, "
-                    f"below the high watermark {agreed}"
+                    f"replicas differ: nodes {first} and {other} have other batches at {where[:5]} of "
+                    f"{partition[0]}-{partition[1]}, where {committed} is committed"
                 )
-        if agreed < ends.get(partition, 0):
-            found.append(
-                f"high watermark is behind: {name} was read up to {ends[partition]}, "
-                f"and nodes say {[each.get(partition, 0) for each in watermarks.values()]}"
-            )
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from chaos.faults import FAULTS, NothingToDamage, Scene
+from chaos.faults import FAULTS, NotNow, Scene
 from chaos.health import Health, NotWell, wait_for_nothing
 from chaos.journal import Journal
 from chaos.machines import Machines
@@ -49,7 +49,12 @@ class ChaosRun:
             machines.start()
             operator = Operator(machines)
             scene = Scene(machines, Health(machines, operator, self._partitions), operator, self._draw)
-            scene.health.wait(START_TIMEOUT_S)
+            try:
+                scene.health.wait(START_TIMEOUT_S)
+            except NotWell as error:
+                said = [scene.health.why_not(machine) for machine in machines.machines.values()]
+                _say(f"the cluster does not start: {error}: {said}")
+                return 1
             admin = AdminClient({"bootstrap.servers": machines.bootstrap, "log_level": 0})
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC].result(30)
             traffic = Traffic(machines.bootstrap, self._partitions, self._journal)
@@ -93,8 +98,8 @@ class ChaosRun:
                     whole = time.monotonic()
                     scene.health.wait()
                     wait_for_nothing(self._is_silent_since(whole), DRAIN_TIMEOUT_S)
-                except NothingToDamage as error:
-                    scene.notes.append(f"{kind}: {error}")
+                except NotNow as error:
+                    scene.notes.append(f"not injected: {kind}: {error}")
                     continue
                 except (NotWell, NotPossible, KafkaException) as error:
                     raise NotWell(f"{kind}: {error}") from error

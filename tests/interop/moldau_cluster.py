@@ -20,11 +20,10 @@ GROUPS = {"group.min.session.timeout.ms": "1000"}
 
 @contextmanager
 def three_nodes(
-    directory: Path, racks: Mapping[int, str] | None = None, **settings: str
+    directory: Path, settings: Mapping[str, str] | None = None, racks: Mapping[int, str] | None = None
 ) -> Iterator[ServedCluster]:
-    """Settings are given with underscores for dots. Nodes that failed in a way nobody planned for fail the tests."""
-    given = {name.replace("_", "."): value for name, value in settings.items()}
-    with ServedCluster(directory, settings={**GROUPS, **given}, racks=racks) as cluster:
+    """Nodes that failed in a way nobody planned for fail the tests."""
+    with ServedCluster(directory, settings={**GROUPS, **(settings or {})}, racks=racks) as cluster:
         yield cluster
         for node in cluster.nodes.values():
             assert "Traceback" not in node.log_path.read_text()

@@ -22,7 +22,7 @@ BATCH = 100
 
 @pytest.fixture(scope="module")
 def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
-    with three_nodes(tmp_path_factory.mktemp("racks"), RACKS, replica_selector_class=SELECTOR) as served:
+    with three_nodes(tmp_path_factory.mktemp("racks"), {"replica.selector.class": SELECTOR}, RACKS) as served:
         yield served
 
 
@@ -126,7 +126,7 @@ def test_a_confluent_consumer_reads_from_its_own_rack_and_from_the_leader_when_t
                 f"{len(read)} of {count} records, fetched from {fetched_from[-5:]}"
             )
             read.extend(
-                message.value().decode()
+                (message.value() or b"").decode()
                 for message in consumer.consume(BATCH, 0.1)
                 if message.error() is None
             )

@@ -20,8 +20,8 @@ THROTTLE = "1000000"
 
 @pytest.fixture(scope="module")
 def cluster(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
-    settings = {"offsets_topic_replication_factor": "1", "offsets_topic_num_partitions": str(PARTITIONS)}
-    with three_nodes(tmp_path_factory.mktemp("offsets"), **settings) as served:
+    settings = {"offsets.topic.replication.factor": "1", "offsets.topic.num.partitions": str(PARTITIONS)}
+    with three_nodes(tmp_path_factory.mktemp("offsets"), settings) as served:
         served.create_topic("work", partitions=4)
         yield served
 

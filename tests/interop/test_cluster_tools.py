@@ -1,4 +1,4 @@
-"""Kafka's command-line tools on three Moldau nodes: elections, the quorum, what a dead node leaves lacking, and moves."""
+"""Kafka's command-line tools on three Moldau nodes: elections, the quorum, what a dead node leaves, and moves."""
 
 import json
 import re

@@ -58,6 +58,8 @@ class Stage:
         self.on_append: Callable[[int, Record], None] = lambda offset, record: None
         self.log_ends: dict[int, LogEnd] = {}
         self.asked: list[int] = []
+        self.lives: dict[int, list[UUID]] = {}
+        """What the disk of each node has seen."""
 
     async def boot(self, *node_ids: int, leader: int | None = None) -> None:
         """These nodes, with a controller and all brokers active."""
@@ -126,6 +128,8 @@ class StageQuorum:
         self._node = node
         self.confirmed_until_ms: int | None = None
         """Since when a majority is silent, to this node."""
+        self.silent_ms = 0
+        """For how long its voters had heard of nobody when they elected it."""
         self.append_error: Exception | None = None
 
     @property
@@ -183,6 +187,9 @@ class Node:
         self.not_ready: list[NotReady] = []
         self.fatal: list[BaseException] = []
         self.sent: list[Heartbeat] = []
+        incarnation_id = UUID(int=stage.random.getrandbits(128), version=4)
+        self.former_lives = tuple(stage.lives.setdefault(node_id, []))
+        stage.lives[node_id].append(incarnation_id)
         static = BrokerSettings(node_id=node_id, **stage.settings)
         self.settings = EffectiveSettings(static)
         self.loader = MetadataLoader(CLUSTER)
@@ -200,7 +207,7 @@ class Node:
         )
         self.membership = Membership(
             node_id,
-            UUID(int=stage.random.getrandbits(128), version=4),
+            incarnation_id,
             StageGateway(stage, self),
             static,
             stage.clock,
@@ -214,7 +221,7 @@ class Node:
         self._seen = 0
 
     async def start(self) -> None:
-        await self.membership.start()
+        await self.membership.start(self.former_lives)
 
     def see(self) -> None:
         """Takes what was committed since it last looked."""

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from moldau.controller.driver import Controller
@@ -170,7 +171,9 @@ class ControlPlane:
         """A broker that begins a new life, and is taken in by its first heartbeat."""
         known = self.image.brokers.get(NODE)
         previous = known.epoch if clean and known is not None else -1
-        self.broker_epoch = await self.controller.register_broker(self.registration(previous))
+        former = () if known is None else (known.incarnation_id,)
+        anew = replace(self.registration(previous), former_incarnations=former)
+        self.broker_epoch = await self.controller.register_broker(anew)
         await self.controller.heartbeat(Heartbeat(NODE, self.broker_epoch, self.image.offset))
 
     def registration(self, previous_epoch: int = -1, *, incarnation: UUID | None = None) -> Registration:

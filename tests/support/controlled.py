@@ -8,6 +8,7 @@ from moldau.controller.elections import become_available, elect_leaders, leave_i
 from moldau.controller.ids import new_id
 from moldau.controller.in_sync import alter_in_sync
 from moldau.controller.index import PartitionName
+from moldau.controller.partition_change import Kept
 from moldau.controller.reassignment import alter_reassignments
 from moldau.controller.requests import (
     ElectionType,
@@ -57,9 +58,9 @@ class ControlledCluster:
 
     # Brokers
 
-    def register(self, broker_id: int, *, clean: bool = True, rack: str | None = None) -> None:
+    def register(self, broker_id: int, kept: Kept = Kept.EVERYTHING, *, rack: str | None = None) -> None:
         known = self.state.image.brokers.get(broker_id)
-        records = [] if known is None else leave_in_sync(self.state, self.settings, broker_id, clean=clean)
+        records = [] if known is None else leave_in_sync(self.state, self.settings, broker_id, kept)
         registration = RegisterBrokerRecord(
             broker_id=broker_id,
             incarnation_id=new_id(self.random),
@@ -73,7 +74,7 @@ class ControlledCluster:
         self.apply(
             [
                 self._broker_change(broker_id, fenced=1),
-                *leave_in_sync(self.state, self.settings, broker_id, clean=True),
+                *leave_in_sync(self.state, self.settings, broker_id),
             ]
         )
 
@@ -90,7 +91,7 @@ class ControlledCluster:
         self.apply(
             [
                 self._broker_change(broker_id, in_controlled_shutdown=1),
-                *leave_in_sync(self.state, self.settings, broker_id, clean=True),
+                *leave_in_sync(self.state, self.settings, broker_id),
             ]
         )
 

@@ -103,9 +103,16 @@ class QuorumNode:
     """One node of the quorum: what it keeps outlives its quorum, which may be stopped and started."""
 
     def __init__(
-        self, wires: Wires, node_id: int, voters: Sequence[int], *, bootstrap: Sequence[int] = ()
+        self,
+        wires: Wires,
+        node_id: int,
+        voters: Sequence[int],
+        *,
+        bootstrap: Sequence[int] = (),
+        has_disk: bool = True,
     ) -> None:
         self.node_id = node_id
+        self._directory_id = directory_of(node_id) if has_disk else None
         self.log = TestLog(awaits=True)
         self.elections = ElectionMemory()
         self.snapshots = SnapshotMemory()
@@ -134,7 +141,7 @@ class QuorumNode:
         self.committed, self.taken, self.leaders = [], [], []
         self.quorum = Quorum(
             self.node_id,
-            directory_of(self.node_id),
+            self._directory_id,
             self.log,
             self.elections,
             LoopClock(),

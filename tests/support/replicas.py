@@ -127,6 +127,7 @@ class Replicas:
             self.image.leader_epoch + 1,
             self.image.partition_epoch + 1,
             is_recovering=recovering,
+            unclean_epoch=self.image.leader_epoch + 1 if recovering else self.image.unclean_epoch,
         )
 
     async def tell(self, *nodes: int) -> None:

@@ -6,6 +6,7 @@ from moldau.controller.balance import balance_leaders
 from moldau.controller.configs import alter_configs
 from moldau.controller.elections import elect_uncleanly, unclean_candidates
 from moldau.controller.index import PartitionName
+from moldau.controller.partition_change import Kept
 from moldau.controller.reassignment import drain, list_reassignments
 from moldau.controller.requests import ConfigChange, ElectionType
 from moldau.errors import MoldauError
@@ -23,6 +24,12 @@ from moldau.metadata.records import (
 )
 from moldau.quorum.messages import LogEnd
 from support.controlled import ControlledCluster
+
+_AFTER = {
+    "cleanly": Kept.EVERYTHING,
+    "after a crash": Kept.SYNCED,
+    "with another disk": Kept.NOTHING,
+}
 
 
 class ControllerStoryteller:
@@ -68,8 +75,8 @@ class ControllerStoryteller:
     def _shuts_down(self, broker_id: str) -> None:
         self._cluster.shut_down(int(broker_id))
 
-    def _registers(self, broker_id: str, how: str = "cleanly") -> None:
-        self._cluster.register(int(broker_id), clean=how == "cleanly")
+    def _registers(self, broker_id: str, *how: str) -> None:
+        self._cluster.register(int(broker_id), _AFTER[" ".join(how)])
 
     def _is_taken_in(self, broker_id: str) -> None:
         self._cluster.unfence(int(broker_id))

@@ -61,7 +61,9 @@ class ReplicaStoryteller:
     async def _writes(self, node: str, value: str, acks: str = "acks=all") -> str:
         appended = await self._replicas.produce(int(node), value.encode(), all_in_sync=acks == "acks=all")
         if acks == "acks=all":
-            waiting = self._replicas[int(node)].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+            waiting = self._replicas[int(node)].committing(
+                appended.next_offset, appended.leader_epoch, all_in_sync=True
+            )
             if waiting is not None:
                 self._waiting[value] = waiting
                 return f"has {value} at offset {appended.base_offset}; its producer waits"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moldau.controller.requests import ConfigChange, ConfigOperation, MorePartitions, NewTopic, TopicRef
+from moldau.controller.state import ControllerState
 from moldau.errors import NotControllerError, StorageError, TopicExistsError
 from moldau.logs.files.store import FilesStore
 from moldau.metadata.apply import Change, LeaderChange, apply
@@ -335,3 +336,25 @@ def _replayed(plane: ControlPlane) -> ClusterImage:
             changes.append(LeaderChange(batch.leader_id, batch.epoch))
         image, _ = apply(image, changes, batch.last_offset)
     return image
+
+
+def test_a_decision_that_is_in_the_log_and_cannot_be_applied_ends_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its controller would go on from an image that is behind its own log."""
+
+    def fail(self: ControllerState, records: object, end_offset: int) -> None:
+        raise ValueError("a bug")
+
+    async def story(plane: ControlPlane) -> None:
+        controller = await plane.boot()
+        with monkeypatch.context() as patched:
+            patched.setattr(ControllerState, "apply", fail)
+            with pytest.raises(ValueError, match="a bug"):
+                await controller.create_topics([NewTopic("orders", 1, 1)])
+        assert [str(each) for each in plane.failures] == ["a bug"]
+        await asyncio.sleep(0.01)
+        assert not controller.is_active
+        await plane.shut_down()
+
+    on_both_kinds_of_log(story)

@@ -2,16 +2,18 @@
 
 import pytest
 
-from moldau.controller.brokers import register_broker, unregister_broker
+from moldau.controller.brokers import kept_by, register_broker, unregister_broker
 from moldau.controller.configs import MIN_IN_SYNC, alter_configs
 from moldau.controller.elections import elect_uncleanly, leave_in_sync, unclean_candidates
 from moldau.controller.ids import new_id
 from moldau.controller.index import PartitionName
 from moldau.controller.liveness import Sessions
+from moldau.controller.partition_change import Kept
 from moldau.controller.requests import ConfigChange, ElectionType, PartitionResult, Registration
 from moldau.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
+    InvalidReplicaAssignmentError,
     MoldauError,
     PreferredLeaderNotAvailableError,
     UnknownTopicOrPartitionError,
@@ -79,7 +81,7 @@ def test_a_broker_that_shuts_down_hands_its_partitions_over() -> None:
     cluster = cluster_of(1, 2, 3)
     cluster.shut_down(1)
     assert shape(cluster) == (2, (2, 3), ())
-    assert leave_in_sync(cluster.state, cluster.settings, 1, clean=True) == []
+    assert leave_in_sync(cluster.state, cluster.settings, 1) == []
 
 
 def test_a_broker_that_is_shutting_down_leads_nothing_when_it_is_unfenced() -> None:
@@ -174,45 +176,142 @@ def test_the_minimum_of_the_broker_counts_where_a_topic_has_none() -> None:
 # Unclean restarts
 
 
-def test_who_restarted_uncleanly_is_neither_in_sync_nor_eligible() -> None:
-    cluster = cluster_of(1, 2, 3, min_insync_replicas="3")
+@pytest.mark.parametrize(
+    ("kept", "write_caching", "eligible"),
+    [
+        (Kept.EVERYTHING, "false", (2, 3)),
+        (Kept.EVERYTHING, "true", (2, 3)),
+        (Kept.SYNCED, "false", (2, 3)),
+        (Kept.SYNCED, "true", (2,)),
+        (Kept.NOTHING, "false", (2,)),
+        (Kept.NOTHING, "true", (2,)),
+    ],
+)
+def test_who_may_have_lost_what_was_committed_is_not_eligible(
+    kept: Kept, write_caching: str, eligible: tuple[int, ...]
+) -> None:
+    cluster = cluster_of(1, 2, 3, min_insync_replicas="3", write_caching=write_caching)
     cluster.fence(3)
     cluster.fence(2)
     assert shape(cluster) == (1, (1,), (2, 3))
-    cluster.register(3, clean=False)
+    cluster.register(3, kept)
+    assert shape(cluster) == (1, (1,), eligible)
+
+
+def test_who_crashes_and_is_back_before_anybody_noticed_is_eligible_where_it_would_be_missed() -> None:
+    cluster = cluster_of(1, 2, min_insync_replicas="2")
+    cluster.register(2, Kept.SYNCED)
     assert shape(cluster) == (1, (1,), (2,))
-    cluster.register(2, clean=True)
-    assert shape(cluster) == (1, (1,), (2,))
 
 
-def test_a_leader_that_restarts_before_anybody_noticed_loses_its_leadership() -> None:
-    for clean in (True, False):
-        cluster = cluster_of(1, 2)
-        cluster.register(1, clean=clean)
-        assert shape(cluster) == (2, (2,), ())
+@pytest.mark.parametrize("kept", Kept)
+def test_a_leader_that_restarts_before_anybody_noticed_loses_its_leadership(kept: Kept) -> None:
+    cluster = cluster_of(1, 2)
+    cluster.register(1, kept)
+    assert shape(cluster) == (2, (2,), ())
 
 
-def test_an_only_replica_that_restarts_uncleanly_leads_in_a_new_epoch() -> None:
-    cluster = cluster_of(1)
-    cluster.register(1, clean=False)
+@pytest.mark.parametrize("write_caching", ["true", "false"])
+def test_an_only_replica_that_crashed_leads_in_a_new_epoch(write_caching: str) -> None:
+    cluster = cluster_of(1, write_caching=write_caching)
+    cluster.register(1, Kept.SYNCED)
     assert shape(cluster) == (NO_LEADER, (1,), ())
-    assert cluster.partition().last_known_eligible == (1,)
+    assert cluster.partition().last_known_eligible == ((1,) if write_caching == "true" else ())
     cluster.unfence(1)
     assert shape(cluster) == (1, (1,), ())
     assert cluster.partition().leader_epoch == 2
     assert cluster.partition().last_known_eligible == ()
 
 
-def test_an_eligible_replica_is_waited_for_rather_than_one_that_may_have_lost_records() -> None:
+def test_write_caching_counts_as_decided_not_as_the_nodes_know_it() -> None:
+    cluster = cluster_of(1, 2, min_insync_replicas="2")
+    cluster.configure("orders", "write.caching", "true")
+    cluster.register(2, Kept.SYNCED)
+    assert shape(cluster) == (1, (1,), ())
+
+
+def test_an_eligible_replica_is_waited_for_rather_than_one_that_has_lost_its_disk() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.fence(2)
     cluster.fence(1)
-    cluster.register(1, clean=False)
+    cluster.register(1, Kept.NOTHING)
     assert shape(cluster) == (NO_LEADER, (2,), ())
     cluster.unfence(1)
     assert shape(cluster) == (NO_LEADER, (2,), ())
     cluster.unfence(2)
     assert shape(cluster) == (2, (2,), ())
+
+
+def test_the_last_in_sync_that_comes_back_without_its_disk_leads_nobody() -> None:
+    cluster = left_behind()
+    cluster.register(1, Kept.NOTHING)
+    cluster.unfence(1)
+    assert shape(cluster) == (NO_LEADER, (), ())
+    assert cluster.partition().last_known_eligible == (1,)
+    assert error_of([cluster.reassign([2, 3])]) is InvalidReplicaAssignmentError
+    # Whatever else happens, only an unclean election helps, and takes the longest log.
+    for broker_id in (1, 2, 3):
+        cluster.fence(broker_id)
+        cluster.register(broker_id)
+        cluster.unfence(broker_id)
+        assert shape(cluster) == (NO_LEADER, (), ())
+    assert unclean_candidates(cluster.state, cluster.settings) == {}
+    assert unclean_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (1, 2, 3)}
+    ends = {ORDERS: {1: LogEnd(-1, 0), 2: LogEnd(0, 5), 3: LogEnd(0, 7)}}
+    assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=ends)) is None
+    assert shape(cluster) == (3, (3,), ())
+    assert cluster.partition().is_recovering
+    assert cluster.partition().last_known_eligible == ()
+
+
+def test_after_all_were_killed_two_need_not_wait_for_the_third() -> None:
+    cluster = cluster_of(1, 2, 3, min_insync_replicas="2")
+    for broker_id in (2, 3):
+        cluster.register(broker_id, Kept.SYNCED)
+        cluster.unfence(broker_id)
+    cluster.fence(1)
+    assert shape(cluster) == (3, (3,), (1,))
+    cluster.alter([3, 2])
+    assert shape(cluster) == (3, (3, 2), ())
+    cluster.register(1, Kept.NOTHING)
+    cluster.unfence(1)
+    assert shape(cluster) == (3, (3, 2), ())
+
+
+@pytest.mark.parametrize(
+    ("previous", "lives", "kept"),
+    [
+        ("registered", "none", Kept.EVERYTHING),
+        ("none", "registered", Kept.SYNCED),
+        ("older", "registered", Kept.SYNCED),
+        ("older", "older", Kept.NOTHING),
+        ("none", "none", Kept.NOTHING),
+    ],
+)
+def test_a_disk_is_told_by_the_lives_it_has_seen(previous: str, lives: str, kept: Kept) -> None:
+    cluster = cluster_of(1)
+    known = cluster.state.image.brokers[1]
+    older, own = new_id(cluster.random), new_id(cluster.random)
+    epochs = {"registered": known.epoch, "older": known.epoch - 1, "none": -1}
+    seen = {"registered": (older, known.incarnation_id), "older": (older,), "none": ()}
+    anew = Registration(1, own, [], previous_epoch=epochs[previous], former_incarnations=seen[lives])
+    assert kept_by(known, anew) is kept
+    assert kept_by(None, anew) is Kept.NOTHING
+
+
+def test_every_unclean_election_is_remembered_by_its_epoch() -> None:
+    cluster = left_behind(unclean_leader_election_enable="true")
+    assert cluster.partition().unclean_epoch == -1
+    for broker_id in (2, 3):
+        cluster.do(elect_uncleanly(cluster.state, cluster.settings, {ORDERS: {broker_id: LogEnd(0, 5)}}))
+        assert cluster.partition().leader == broker_id
+        assert cluster.partition().unclean_epoch == cluster.partition().leader_epoch
+        # It is gone before it could say that it has recovered.
+        cluster.fence(broker_id)
+    unclean_epoch = cluster.partition().unclean_epoch
+    cluster.unfence(3)
+    assert cluster.partition().leader == 3
+    assert cluster.partition().unclean_epoch == unclean_epoch
 
 
 def test_a_broker_that_was_unregistered_comes_back_as_one_that_may_have_lost_everything() -> None:

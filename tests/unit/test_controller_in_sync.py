@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from moldau.controller.in_sync import alter_in_sync
+from moldau.controller.partition_change import Kept
 from moldau.controller.requests import InSyncChange, InSyncResult
 from moldau.errors import (
     BrokerIdNotRegisteredError,
@@ -86,7 +87,7 @@ def test_who_is_fenced_or_shutting_down_cannot_join(cluster: ControlledCluster) 
 
 def test_who_started_anew_since_it_caught_up_cannot_join(cluster: ControlledCluster) -> None:
     caught_up_in = cluster.state.image.brokers[3].epoch
-    cluster.register(3, clean=False)
+    cluster.register(3, Kept.NOTHING)
     cluster.unfence(3)
     assert error_of(cluster.alter([1, 2, 3], broker_epochs={3: caught_up_in})) is IneligibleReplicaError
     assert cluster.alter([1, 2, 3]).error is None

@@ -136,3 +136,12 @@ def test_a_topic_is_ready_when_all_its_replicas_are() -> None:
         assert unready(at, sessions, {"orders": 0}, 50)
         sessions.heard(Heartbeat(broker_id, 5, 50), 10)
     assert unready(at, sessions, {"orders": 0}, 50) == {}
+
+
+def test_who_was_about_to_be_fenced_when_the_controller_was_held_up_is_looked_after_again() -> None:
+    sessions = Sessions(SESSION_MS)
+    sessions.begin(1, 5, 0)
+    assert len(sessions.expired(SESSION_MS)) == 1
+    sessions.postpone(300)
+    assert sessions.is_alive(1, 5, SESSION_MS)
+    assert len(sessions.expired(SESSION_MS + 300)) == 1

@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
 from moldau.controller.balance import balance_leaders
 from moldau.controller.elections import elect_uncleanly, unclean_candidates
-from moldau.controller.index import PartitionIndex
+from moldau.controller.index import PartitionIndex, PartitionName
+from moldau.controller.partition_change import Kept
 from moldau.controller.requests import ElectionType
 from moldau.metadata.image import NO_LEADER, PartitionImage
 from moldau.metadata.records import UNCHANGED, PartitionChangeRecord
@@ -16,24 +18,30 @@ from support.controlled import ControlledCluster
 
 BROKERS = (1, 2, 3, 4, 5)
 STEPS = 400
+ORDERS = PartitionName("orders", 0)
+
+Candidates = Mapping[PartitionName, tuple[int, ...]]
 
 
 class AnyCluster:
-    """One partition and its replicas' logs, of which only the length counts. A restart that is not clean loses the
-    whole log; a leader commits as it may: what all of the in-sync set has, while nobody else is eligible."""
+    """One partition and its replicas' logs, of which only the length counts. A crash loses records only where they are
+    not synced before they count; a disk that is replaced holds nothing, or what it held some time ago. A leader commits
+    as it may: what all of the in-sync set has, while nobody else is eligible."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.cluster = ControlledCluster(BROKERS)
         self.min_in_sync = self.random.randint(1, 3)
         self.unclean = self.random.random() < 0.3
+        self.write_caching = self.random.random() < 0.3
         self.cluster.create("orders", self.some(BROKERS, 4))
         self.cluster.configure("orders", "min.insync.replicas", str(self.min_in_sync))
         self.cluster.configure("orders", "unclean.leader.election.enable", str(self.unclean).lower())
+        self.cluster.configure("orders", "write.caching", str(self.write_caching).lower())
         self.log = dict.fromkeys(BROKERS, 0)
         self.committed = 0
-        self.restarted_uncleanly: set[int] = set()
-        """Since they were in sync last."""
+        self.lost_records: set[int] = set()
+        """Who may have, since it was in sync last."""
         self.before = self.partition
         self.seen: Counter[str] = Counter()
 
@@ -57,7 +65,9 @@ class AnyCluster:
                 self.dies_or_falls_silent,
                 self.dies_or_falls_silent,
                 self.shuts_down,
-                self.registers_anew,
+                self.restarts_cleanly,
+                self.crashes_and_restarts,
+                self.comes_back_with_another_disk,
                 self.is_taken_in,
                 self.is_taken_in,
                 self.is_taken_in,
@@ -70,6 +80,7 @@ class AnyCluster:
                 self.is_given_back_to_its_preferred_leader,
                 self.is_balanced,
                 self.is_led_uncleanly_where_allowed,
+                self.is_led_uncleanly_because_somebody_wants_it,
             ]
         )
         self.cluster.last_records = ()
@@ -88,16 +99,35 @@ class AnyCluster:
         if self.is_active(broker_id):
             self.cluster.shut_down(broker_id)
 
-    def registers_anew(self) -> None:
-        broker_id, before, clean = self.one(), self.partition, self.random.random() < 0.6
-        if not clean:
-            self.log[broker_id] = 0
-            self.restarted_uncleanly.add(broker_id)
-        self.cluster.register(broker_id, clean=clean)
-        if before.in_sync == (broker_id,) == self.partition.in_sync and not clean:
-            self.seen["the last copy that counted is lost"] += 1
-            self.committed = 0
-        if before.in_sync == (broker_id,) != self.partition.in_sync:
+    def restarts_cleanly(self) -> None:
+        self.registers_anew(self.one(), Kept.EVERYTHING)
+
+    def crashes_and_restarts(self) -> None:
+        broker_id, before = self.one(), self.partition
+        if self.write_caching:
+            self.loses_records(broker_id)
+        self.registers_anew(broker_id, Kept.SYNCED)
+        if before.in_sync == (broker_id,) == self.partition.in_sync:
+            # Who does without syncing does without these records, if nobody else has them.
+            self.seen["the last in sync has crashed"] += 1
+            self.committed = min(self.committed, self.log[broker_id])
+        if broker_id in before.in_sync and broker_id in self.partition.eligible:
+            self.seen["who crashed becomes eligible"] += 1
+
+    def comes_back_with_another_disk(self) -> None:
+        broker_id = self.one()
+        self.loses_records(broker_id)
+        self.registers_anew(broker_id, Kept.NOTHING)
+        self.seen["nobody is left who has everything"] += not self.partition.in_sync
+
+    def loses_records(self, broker_id: int) -> None:
+        self.log[broker_id] = self.random.choice((0, self.random.randint(0, self.log[broker_id])))
+        self.lost_records.add(broker_id)
+
+    def registers_anew(self, broker_id: int, kept: Kept) -> None:
+        before = self.partition
+        self.cluster.register(broker_id, kept)
+        if before.in_sync == (broker_id,) != self.partition.in_sync and self.partition.in_sync:
             self.seen["an eligible replica takes the place of the last in sync"] += 1
 
     def is_taken_in(self) -> None:
@@ -130,7 +160,7 @@ class AnyCluster:
             self.seen["altered"] += 1
             for broker_id in members:
                 self.log[broker_id] = max(self.log[broker_id], self.committed)
-                self.restarted_uncleanly.discard(broker_id)
+                self.lost_records.discard(broker_id)
             if result.error is not None:
                 self.seen["a reassignment ends with another leader"] += 1
 
@@ -152,16 +182,30 @@ class AnyCluster:
     def is_led_uncleanly_where_allowed(self) -> None:
         candidates = unclean_candidates(self.cluster.state, self.cluster.settings)
         assert self.unclean or not candidates
-        ends = {
+        self.cluster.do(elect_uncleanly(self.cluster.state, self.cluster.settings, self.ends_of(candidates)))
+        self.is_led_uncleanly(candidates)
+
+    def is_led_uncleanly_because_somebody_wants_it(self) -> None:
+        candidates = unclean_candidates(self.cluster.state, self.cluster.settings, [ORDERS])
+        self.seen["led uncleanly though nobody was in sync"] += (
+            bool(candidates) and not self.partition.in_sync
+        )
+        self.cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=self.ends_of(candidates))
+        self.is_led_uncleanly(candidates)
+
+    def ends_of(self, candidates: Candidates) -> dict[PartitionName, dict[int, LogEnd]]:
+        return {
             name: {broker_id: LogEnd(0, self.log[broker_id]) for broker_id in live}
             for name, live in candidates.items()
         }
-        self.cluster.do(elect_uncleanly(self.cluster.state, self.cluster.settings, ends))
+
+    def is_led_uncleanly(self, candidates: Candidates) -> None:
         for live in candidates.values():
             leader = self.partition.leader
             assert self.log[leader] == max(self.log[broker_id] for broker_id in live)
+            assert self.partition.unclean_epoch == self.partition.leader_epoch
             self.committed = min(self.committed, self.log[leader])
-            self.restarted_uncleanly.discard(leader)
+            self.lost_records.discard(leader)
             self.seen["led uncleanly"] += 1
 
     # What holds
@@ -179,7 +223,12 @@ class AnyCluster:
 
     def check_members(self, partition: PartitionImage) -> None:
         in_sync, eligible = partition.in_sync, partition.eligible
-        assert in_sync, "somebody is always in sync"
+        if not in_sync:
+            assert partition.leader == NO_LEADER
+            assert not eligible
+            assert set(partition.last_known_eligible) & self.lost_records, (
+                "only who lost records leaves nobody"
+            )
         if partition.leader != NO_LEADER:
             assert partition.leader in in_sync
             assert all(map(self.is_active, in_sync))
@@ -195,7 +244,7 @@ class AnyCluster:
         assert (partition.leader != NO_LEADER) == bool(may_lead)
 
     def check_who_has_everything_committed(self, partition: PartitionImage) -> None:
-        assert not set(partition.eligible) & self.restarted_uncleanly
+        assert not set(partition.eligible) & self.lost_records
         assert not partition.eligible or len(partition.in_sync) < partition.min_in_sync(self.min_in_sync)
         for broker_id in (*partition.in_sync, *partition.eligible):
             assert self.log[broker_id] >= self.committed
@@ -247,6 +296,9 @@ def test_the_walks_come_by_everything_that_matters() -> None:
         "led uncleanly",
         "elected from the eligible",
         "an eligible replica takes the place of the last in sync",
-        "the last copy that counted is lost",
+        "the last in sync has crashed",
+        "who crashed becomes eligible",
+        "nobody is left who has everything",
+        "led uncleanly though nobody was in sync",
         "a reassignment ends with another leader",
     }

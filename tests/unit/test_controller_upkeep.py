@@ -2,11 +2,14 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from moldau.controller import brokers as broker_decisions
 from moldau.controller import driver as controller_driver
+from moldau.controller import upkeep
 from moldau.controller.requests import (
     ElectionType,
     Heartbeat,
@@ -15,7 +18,9 @@ from moldau.controller.requests import (
     NotReady,
     Registration,
 )
+from moldau.controller.state import ControllerState
 from moldau.controller.upkeep import ASKS_MAX
+from moldau.decisions import Decision
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
@@ -25,10 +30,12 @@ from moldau.errors import (
     StorageError,
 )
 from moldau.membership.state import Phase
-from moldau.metadata.image import Endpoint, PartitionImage
+from moldau.metadata.image import ClusterDelta, ClusterImage, Endpoint, PartitionImage
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record, encode
+from moldau.peers.probing import Probe
 from moldau.quorum.batches import CommittedBatch
 from moldau.quorum.messages import LogEnd
+from support import brokers_and_controllers
 from support.brokers_and_controllers import Node, Stage, on_virtual_time
 
 SESSION_MS = 3_000
@@ -231,12 +238,137 @@ def test_a_controller_that_is_cut_off_is_fenced_sooner_and_its_own_lease_is_over
         await stage.pass_ms(1_234)
         stage.nodes[1].cut_off()
         await stage.pass_ms(elected_after_ms)
+        stage.nodes[2].quorum.silent_ms = elected_after_ms
         stage.elect(2)
         took_ms = await stage.until(lambda: is_fenced(stage, 1))
         assert took_ms <= max(session_ms - FETCH_TIMEOUT_MS, session_ms // 2) + 50
         assert orders(stage).leader == 2
 
     on_virtual_time(story, broker_session_timeout_ms=session_ms)
+
+
+def test_a_controller_that_hands_over_is_not_fenced_before_its_lease_is_over() -> None:
+    """Nobody was silent when another one was elected: its lease may be a moment old."""
+
+    async def story(stage: Stage) -> None:
+        await stage.boot(1, 2, 3)
+        no_lease_outlives_its_session(stage)
+        await stage.pass_ms(1_001)
+        stage.elect(2)
+        stage.nodes[1].cut_off()
+        assert await stage.until(lambda: is_fenced(stage, 1)) >= SESSION_MS - INTERVAL_MS
+
+    on_virtual_time(story)
+
+
+def test_leases_do_not_wait_for_what_the_controllers_own_node_is_slow_to_take() -> None:
+    """Opening the logs of a large topic takes long; a heartbeat that changes nothing has nothing to do with it."""
+
+    async def story(stage: Stage) -> None:
+        async def slow(delta: ClusterDelta, image: ClusterImage) -> None:
+            if delta.topics_created:
+                await asyncio.sleep(4)
+
+        await stage.boot(1, 2, 3)
+        stage.nodes[1].loader._publishers.append(slow)
+        creating = asyncio.ensure_future(
+            stage.controller.create_topics([NewTopic("big", partitions=10, replication_factor=3)])
+        )
+        for _ in range(400):
+            await stage.pass_ms(10)
+            assert all(node.membership.lease.is_valid() for node in stage.nodes.values())
+        await creating
+        assert not any(is_fenced(stage, broker_id) for broker_id in (1, 2, 3))
+
+    on_virtual_time(story)
+
+
+def test_what_a_heartbeat_tells_of_its_broker_is_committed() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.boot(1, 2)
+        await stage.pass_ms(100)
+        epoch = stage.nodes[2].membership.broker_epoch
+        fencing = asyncio.ensure_future(stage.controller.heartbeat(Heartbeat(2, epoch, 0, wants_fence=True)))
+        told = asyncio.ensure_future(stage.controller.heartbeat(Heartbeat(2, epoch, 0)))
+        await stage.until(told.done)
+        assert fencing.done()
+        assert (await told).is_fenced
+        assert is_fenced(stage, 2)
+
+    on_virtual_time(story)
+
+
+def test_one_refused_connection_is_not_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.boot(1, 2, 3)
+        answers: list[Probe] = []
+
+        async def probe(self: Node, broker_id: int) -> Probe:
+            answers.append(Probe.GONE if not answers else Probe.ALIVE)
+            return answers[-1]
+
+        monkeypatch.setattr(stage.controller._upkeep, "_probe", partial(probe, stage.nodes[1]))
+        await stage.nodes[2].membership.close()
+        stage.controller.broker_connection_closed(2, stage.nodes[2].membership.broker_epoch)
+        await stage.pass_ms(1_500)
+        assert answers[:2] == [Probe.GONE, Probe.ALIVE]
+        assert not is_fenced(stage, 2)
+
+    on_virtual_time(story)
+
+
+def test_a_broker_whose_fencing_failed_is_fenced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = False
+
+    def fence(state: ControllerState, *more: Any) -> Decision[Record, bool]:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise ValueError("a bug")
+        return broker_decisions.fence_broker(state, *more)
+
+    monkeypatch.setattr(upkeep, "fence_broker", fence)
+
+    async def story(stage: Stage) -> None:
+        await stage.boot(1, 2)
+        stage.nodes[2].cut_off()
+        await stage.until(lambda: is_fenced(stage, 2))
+        assert failed
+        stage.nodes[2].heal()
+
+    on_virtual_time(story)
+
+
+def test_a_new_cluster_gets_its_features_when_the_log_takes_them() -> None:
+    async def story(stage: Stage) -> None:
+        stage.add(1).quorum.append_error = StorageError("the disk is full")
+        stage.elect(1)
+        await stage.pass_ms(100)
+        stage.nodes[1].quorum.append_error = None
+        await stage.until(lambda: "metadata.version" in stage.image.features)
+
+    on_virtual_time(story)
+
+
+def test_a_controllers_node_shuts_down_soon_though_the_handover_is_slow_to_be_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own heartbeat is given up before it is answered."""
+
+    async def story(stage: Stage) -> None:
+        await stage.boot(1, 2, 3)
+        await with_topic(stage, [1, 2, 3])
+        await stage.pass_ms(700)
+        began_ms = stage.clock.monotonic_ms()
+        monkeypatch.setattr(brokers_and_controllers, "COMMIT_S", 1.2)
+        asyncio.get_running_loop().call_later(
+            0.05, lambda: monkeypatch.setattr(brokers_and_controllers, "COMMIT_S", 0.004)
+        )
+        await stage.nodes[1].membership.shut_down()
+        assert is_fenced(stage, 1)
+        assert stage.clock.monotonic_ms() - began_ms < 2_000
+
+    on_virtual_time(story)
 
 
 def test_a_controller_without_its_majority_prolongs_no_lease_that_its_successor_ends() -> None:
@@ -380,6 +512,7 @@ def test_a_clean_restart_keeps_a_replica_eligible_and_an_unclean_one_does_not() 
         assert orders(stage).eligible == (2,)
         await stage.nodes[2].kill()
         await stage.pass_ms(SESSION_MS)
+        stage.lives[2].clear()
         await stage.add(2).start()
         assert orders(stage).eligible == ()
 
@@ -555,9 +688,8 @@ def test_what_is_not_ready_is_named_with_the_reason() -> None:
 
         [created] = await stage.controller.create_topics([topic])
         assert created.topic_id is not None
-        node.membership.report(
-            stage.end_offset - 1, [NotReady(created.topic_id, 0, 3, "No space left on device")]
-        )
+        node.not_ready = [NotReady(created.topic_id, 0, 3, "No space left on device")]
+        node.membership.report(stage.end_offset - 1, node.not_ready)
         deadline_ms = stage.clock.monotonic_ms() + 1_000
         assert await stage.controller.wait_ready(["orders"], deadline_ms) == {
             "orders": [
@@ -568,6 +700,7 @@ def test_what_is_not_ready_is_named_with_the_reason() -> None:
         }
         assert await stage.controller.wait_ready(["no-such"], deadline_ms) == {}
         # What passes is waited for.
+        node.not_ready = []
         node.membership.report(stage.end_offset - 1, [])
         stage.nodes[2].heal()
         stage.nodes[4].heal()

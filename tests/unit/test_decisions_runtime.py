@@ -330,3 +330,42 @@ def test_closing_waits_for_the_append_under_way() -> None:
             await task
 
     run(story)
+
+
+def test_a_reply_that_needs_less_does_not_wait_for_what_was_decided_before_it() -> None:
+    def needs(offset: int) -> Callable[[Counter], Decision[int, int]]:
+        return lambda state: Decision((), offset, needs_offset=offset)
+
+    async def story() -> None:
+        runtime = loaded(GatedLog())
+        first, second = start(runtime, add(1)), start(runtime, add(2, 3))
+        nothing, one, two, all_ = (start(runtime, needs(offset)) for offset in (0, 1, 2, 9))
+        everything = start(runtime, read)
+        await settle()
+        assert [each.done() for each in (nothing, one, two, all_, everything)] == [True] + [False] * 4
+        runtime.committed(1)
+        await settle()
+        assert [each.done() for each in (first, one, second, two, all_)] == [True, True, False, False, False]
+        runtime.committed(2)
+        await settle()
+        assert [each.done() for each in (second, two, all_)] == [False, True, False]
+        runtime.committed(3)
+        assert await asyncio.gather(second, all_, everything) == [[1], 9, [1, 2, 3]]
+
+    run(story)
+
+
+def test_records_that_the_state_cannot_take_are_told_of_and_nothing_is_decided_any_more() -> None:
+    async def story() -> None:
+        failures: list[BaseException] = []
+        runtime: Runtime = DecisionRuntime(
+            GatedLog(), refuse_with=lambda: NotControllerError("not here"), on_failure=failures.append
+        )
+        runtime.load(Counter([7]), 0)
+        with pytest.raises(AssertionError):
+            await runtime.submit(add(1))
+        assert not runtime.is_loaded
+        assert [type(each) for each in failures] == [AssertionError]
+        await runtime.close(NotControllerError("closed"))
+
+    run(story)

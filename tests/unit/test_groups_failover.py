@@ -242,7 +242,12 @@ def test_groups_that_wait_for_a_commit_do_not_keep_others_from_being_loaded() ->
         await written.shard.close()
         settings = EffectiveSettings(BrokerSettings(node_id=2))
         groups = GroupCoordinator(
-            2, cast(PartitionTable, None), cast(MetadataLoader, None), cast(Any, None), settings, replicas.clock
+            2,
+            cast(PartitionTable, None),
+            cast(MetadataLoader, None),
+            cast(Any, None),
+            settings,
+            replicas.clock,
         )
         groups._take_up(0, replicas[2], ())
         groups._take_up(1, other[2], ())

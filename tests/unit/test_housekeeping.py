@@ -1,14 +1,21 @@
 """Retention and compaction as a user sees them: configured on a topic, done by the node in its own time."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from moldau.partitions.housekeeping import Housekeeping
+from moldau.partitions.table import PartitionTable
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
 from moldau.testing import Broker
+from moldau.world.clock import SystemClock
 
 SOON = {"log.retention.check.interval.ms": "50", "log.cleaner.backoff.ms": "50"}
 
@@ -95,3 +102,23 @@ def test_a_compacted_topic_keeps_the_newest_record_of_each_key(broker: Broker) -
         assert newest[b"key1"] is None, "a tombstone stays for delete.retention.ms"
         assert newest[b"key0"] == b"27" * 100
         assert newest[b"key2"] == b"29" * 100
+
+
+def test_a_round_that_breaks_is_not_the_last() -> None:
+    async def main() -> None:
+        housekeeping = Housekeeping(
+            cast(PartitionTable, None), EffectiveSettings(BrokerSettings()), SystemClock()
+        )
+        rounds = 0
+
+        async def breaks() -> None:
+            nonlocal rounds
+            rounds += 1
+            raise KeyError("a bug")
+
+        repeating = asyncio.ensure_future(housekeeping._repeat(lambda: 0, breaks))
+        while rounds < 3:
+            await asyncio.sleep(0)
+        repeating.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -107,6 +107,7 @@ def test_a_new_leader_keeps_what_it_knew_until_all_have_fetched_in_its_epoch() -
 def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_metadata_shows_that_it_has_left() -> None:
     state = grown(leader((1, 2, 3)), 10)
     state.on_fetch(fetch(2, 10), 0)
+    state.on_fetch(fetch(2, 10), LAG_MS)
     wanted = state.wanted_in_sync(LAG_MS + 1, LAG_MS)
     assert wanted == (1, 2)
     state.propose(wanted)
@@ -242,9 +243,10 @@ def test_a_follower_that_keeps_the_pace_stays_though_it_never_has_all() -> None:
         assert state.wanted_in_sync(second * LAG_MS, LAG_MS) is None
 
 
-def test_a_follower_at_the_end_of_an_idle_log_stays_however_long_it_is() -> None:
+def test_a_follower_at_the_end_of_an_idle_log_stays_as_long_as_it_asks() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
+    state.on_fetch(fetch(2, 10), 999 * LAG_MS)
     assert state.wanted_in_sync(1_000 * LAG_MS, LAG_MS) is None
     grown(state, 11, 1_000 * LAG_MS)
     assert state.wanted_in_sync(1_001 * LAG_MS, LAG_MS) is None, "it had all until the append"
@@ -299,6 +301,40 @@ def test_a_proposal_names_the_life_in_which_a_member_caught_up_though_it_starts_
     state.on_fetch(fetch(3, 0, broker_epoch=301), 1)
     assert state.proposal == proposal
     assert proposal.broker_epochs == (100, 200, 300)
+
+
+def test_a_member_that_asks_no_more_leaves_though_it_has_all_there_is() -> None:
+    state = grown(leader((1, 2, 3)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    state.on_fetch(fetch(3, 10), 0)
+    assert state.wanted_in_sync(LAG_MS, LAG_MS) is None
+    state.on_fetch(fetch(2, 10), LAG_MS)
+    assert state.wanted_in_sync(LAG_MS + 1, LAG_MS) == (1, 2), (
+        "its disk may have failed: it could take no more"
+    )
+
+
+def test_a_member_that_asks_for_the_same_again_stays() -> None:
+    state = grown(leader((1, 2)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    assert state.on_same_fetch(2, 200, LAG_MS)
+    assert state.wanted_in_sync(2 * LAG_MS, LAG_MS) is None
+    assert not state.on_same_fetch(2, 201, 2 * LAG_MS), "in another life"
+    assert not state.on_same_fetch(3, 300, 2 * LAG_MS), "not in sync, so what it has matters"
+    assert state.wanted_in_sync(2 * LAG_MS + 1, LAG_MS) == (1,)
+
+
+def test_a_member_that_was_put_out_has_to_fetch_before_it_is_in_sync_again() -> None:
+    state = grown(leader((1, 2, 3)), 10)
+    state.on_fetch(fetch(2, 10), 0)
+    state.on_fetch(fetch(3, 10), 0)
+    state.on_image(image((1, 2), 8), BROKERS, 1)
+    assert state.wanted_in_sync(1, LAG_MS) is None
+    assert not state.may_join(3)
+    grown(state, 11)
+    assert state.on_fetch(fetch(2, 11), 2), "nor is it waited for"
+    state.on_fetch(fetch(3, 11), 3)
+    assert state.wanted_in_sync(3, LAG_MS) == (1, 2, 3)
 
 
 def test_one_proposal_at_a_time() -> None:

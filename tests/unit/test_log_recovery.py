@@ -431,18 +431,33 @@ def test_what_deletions_and_compactions_leave_behind_is_removed(data: Data) -> N
 
 
 @pytest.mark.parametrize("content", [None, b"", b"version: 0\ntopic_id: !!", b"\xff\xfe"])
-def test_a_log_whose_topic_id_cannot_be_read_is_taken_for_what_is_asked_for(
+def test_records_that_do_not_tell_whose_they_are_are_neither_served_nor_put_away(
     data: Data, content: bytes | None
 ) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         await data.store.close()
+        path = data.log_path / "partition.metadata"
+        whole = path.read_bytes()
         if content is None:
-            (data.log_path / "partition.metadata").unlink()
+            path.unlink()
         else:
-            (data.log_path / "partition.metadata").write_bytes(content)
-        log = await data.open()
-        assert await values_of(log) == values
+            path.write_bytes(content)
+        with pytest.raises(StorageError, match=r"partition\.metadata"):
+            await data.open()
+        path.write_bytes(whole)
+        assert await values_of(await data.open()) == values
+        assert data.store.found() == [(NAME, TOPIC_ID)]
+
+    run(body)
+
+
+def test_a_log_without_records_is_taken_for_what_is_asked_for(data: Data) -> None:
+    async def body() -> None:
+        await data.open()
+        await data.store.close()
+        (data.log_path / "partition.metadata").write_bytes(b"")
+        await data.open()
         await data.store.close()
         await data.open()
         assert data.store.found() == [(NAME, TOPIC_ID)]

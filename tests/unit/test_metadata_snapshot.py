@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -343,10 +344,11 @@ def test_snapshots_are_made_of_the_published_image() -> None:
     asyncio.run(story())
 
 
-def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due() -> None:
+@pytest.mark.parametrize("failure", [StorageError("the disk is full"), ValueError("a bug")])
+def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due(failure: Exception) -> None:
     async def story() -> None:
         loader, keeper, clock = MetadataLoader("c"), Keeper(), Clock()
-        keeper.failure = StorageError("the disk is full")
+        keeper.failure = failure
         snapshotter = Snapshotter(loader, keeper, clock, bytes_max=10**6, interval_ms=1000)
         clock.now_ms = 1000
         loader.commit([topic("a", 0)])

@@ -18,10 +18,11 @@ from moldau.errors import (
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
     StaleBrokerEpochError,
+    StorageError,
 )
 from moldau.partitions.partition import Diverged, Fetched
 from moldau.quorum.messages import LogEnd
-from support.replicas import TOPIC_ID, Replicas, batch, broker_image
+from support.replicas import TOPIC_ID, PageCacheLog, Replicas, batch, broker_image
 
 PATIENCE_S = 20
 
@@ -102,7 +103,7 @@ def test_logs_that_forked_more_than_once_become_the_same_again() -> None:
             three.elects(leader, [leader])
             await three.tell(leader)
             await three.produce(leader, value, all_in_sync=False)
-        three.elects(3, [3])
+        three.elects(3, [3], recovering=True)
         await three.tell()
         await three.produce(3, b"f")
         await three.replicate(1, 2, times=4)
@@ -128,6 +129,99 @@ def test_an_epoch_without_records_does_not_keep_a_follower_asking_for_ever() -> 
         assert both.log(2).epochs.latest == 0
         await both.replicate(2)
         assert await both.values(2) == ["a@0", "b@0"]
+
+    run(main())
+
+
+# Leaders that lack what is committed
+
+
+async def with_a_leader_that_lost_its_disk(*, recovering: bool = False, **settings: object) -> Replicas:
+    three = Replicas((1, 2, 3), **settings)
+    await three.begin(leader=1)
+    await three.produce(1, b"a", b"b")
+    await three.replicate(2, 3, times=3)
+    assert (three[2].high_watermark, three[3].high_watermark) == (2, 2)
+    three.open(1, PageCacheLog(three.settings))
+    three.elects(1, [1], recovering=recovering)
+    await three.tell()
+    await three.produce(1, b"new", all_in_sync=False)
+    return three
+
+
+def test_what_is_committed_is_not_cut_off_for_a_leader_that_lost_it() -> None:
+    async def main() -> None:
+        three = await with_a_leader_that_lost_its_disk()
+        for node in (2, 3):
+            with pytest.raises(StorageError, match="lacks records from offset 0 to 1"):
+                await three.fetch(node)
+            assert three[node].failure is not None
+            assert three[node].fetch_position() is None
+            assert await three.values(node) == ["a@0", "b@0"]
+
+    run(main())
+
+
+def test_what_is_committed_is_cut_off_after_an_unclean_election_also_by_who_comes_late() -> None:
+    async def main() -> None:
+        three = await with_a_leader_that_lost_its_disk(recovering=True)
+        await three.replicate(2)
+        assert await three.values(2) == ["new@1"]
+        # Another leads cleanly since, and nothing is said of recovering any more.
+        three.elects(2, [2, 1])
+        await three.tell()
+        assert not three.image.is_recovering
+        await three.replicate(3)
+        assert await three.values(3) == ["new@1"]
+
+    run(main())
+
+
+def test_what_was_committed_since_an_unclean_election_is_not_cut_off() -> None:
+    async def main() -> None:
+        three = await with_a_leader_that_lost_its_disk(recovering=True)
+        three.elects(1, [1, 2, 3])
+        await three.tell()
+        await three.replicate(2, 3, times=4)
+        assert three[2].high_watermark == 1
+        three.open(1, PageCacheLog(three.settings))
+        three.elects(1, [1])
+        await three.tell()
+        with pytest.raises(StorageError, match="lacks records from offset 0 to 0"):
+            await three.fetch(2)
+        assert await three.values(2) == ["new@1"]
+
+    run(main())
+
+
+def test_who_does_without_syncing_does_without_what_its_leader_lost() -> None:
+    async def main() -> None:
+        three = await with_a_leader_that_lost_its_disk(write_caching=True)
+        await three.replicate(2)
+        assert await three.values(2) == ["new@1"]
+
+    run(main())
+
+
+def test_a_leader_that_lacks_an_epoch_but_not_its_offsets_has_lost_nothing() -> None:
+    async def main() -> None:
+        three = Replicas((1, 2, 3))
+        await three.begin(leader=1)
+        await three.produce(1, b"a")
+        await three.replicate(2, 3, times=2)
+        three.elects(1)
+        await three.tell()
+        await three.produce(1, b"b")
+        await three.replicate(2, 3, times=2)
+        assert three[3].high_watermark == 2
+        # As on a replica that copied a compacted log: what epoch 1 had written was not there any more.
+        epochs = three.log(2).epochs
+        epochs.truncate_from_end(1)
+        three.elects(2, [2])
+        await three.tell()
+        assert list(epochs) == [(0, 0), (2, 2)]
+        assert await three.fetch(3) == LogEnd(0, 2)
+        assert three[3].failure is None
 
     run(main())
 
@@ -205,16 +299,12 @@ def test_a_former_leader_asks_when_its_own_last_records_are_safe() -> None:
         await both.begin()
         both.log(1).disk_is_stuck = True
         await both.produce(1, b"a", all_in_sync=False)
-        told: list[str] = []
-        both[1].on_followable = (lambda: told.append("followable"),)
         both.elects(2, [2])
         await both.tell()
         assert both[1].fetch_position() is None
-        assert told == []
         both.log(1).free_disk()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert told == ["followable"]
         assert both[1].fetch_position() is not None
 
     run(main())
@@ -618,5 +708,21 @@ def test_a_repeated_batch_is_acknowledged_in_the_epoch_in_which_it_is_repeated()
         repeated = await both.produce(2, b"a", producer_id=5, sequence=0)
         assert (repeated.base_offset, repeated.leader_epoch) == (0, 1)
         assert both[2].committing(repeated.next_offset, repeated.leader_epoch) is None
+
+    run(main())
+
+
+def test_a_follower_that_lags_does_not_send_consumers_back_to_the_beginning() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        for _ in range(3):
+            await both.produce(1, b"a", all_in_sync=False)
+        with pytest.raises(OffsetNotAvailableError):
+            await both[2].read(3, 1_000, from_follower=True)
+        with pytest.raises(OffsetNotAvailableError):
+            await both[2].read(3, 1_000, last_fetched_epoch=0, from_follower=True)
+        await both.replicate(2)
+        assert (await both[2].read(3, 1_000, from_follower=True)).high_watermark == 3
 
     run(main())

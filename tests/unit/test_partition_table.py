@@ -106,15 +106,22 @@ def test_partitions_are_opened_that_have_a_replica_here() -> None:
     async def test() -> None:
         table = Table(MemoryStore())
         told: list[str] = []
-        table.table.on_roles_changed.append(lambda: told.append("roles"))
+        table.table.on_roles_changed.append(
+            lambda changed: told.extend(f"{each.name} {each.leader_id}" for each in changed)
+        )
         await table.publish(
             topic("orders", ORDERS, (1, 2), (2, 3), (2, 1)), topic("payments", PAYMENTS, (2, 1), leader=2)
         )
         assert [str(each.name) for each in table.table] == ["orders-0", "orders-2", "payments-0"]
         assert [str(each.name) for each in table.table.led()] == ["orders-0", "orders-2"]
-        followed = {leader: [str(e.name) for e in led] for leader, led in table.table.followed().items()}
-        assert followed == {2: ["payments-0"]}
-        assert told == ["roles"]
+        assert told == ["orders-0 1", "orders-2 1", "payments-0 2"]
+        told.clear()
+        changed = topic("payments", PAYMENTS, (2, 1), leader=1, epoch=1)
+        await table.publish(table.image.topics["orders"], changed)
+        assert told == ["payments-0 1"], "and of no others, of which there may be thousands"
+        told.clear()
+        await table.publish(table.image.topics["orders"])
+        assert told == ["payments-0 -1"]
 
     run(test)
 
@@ -277,6 +284,99 @@ def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
         assert not_ready.reason == "it is damaged"
         with pytest.raises(StorageError):
             table.table.get("orders", 1)
+
+    run(test)
+
+
+def test_a_log_that_fails_later_is_told_at_once() -> None:
+    async def test() -> None:
+        table = Table(MemoryStore())
+        await table.publish(topic("orders", ORDERS, (1,), (1,)))
+        told: list[str] = []
+        table.table.on_not_ready.append(
+            lambda: told.extend(f"{each.partition}: {each.reason}" for each in table.table.not_ready())
+        )
+        partition = table.table.get("orders", 1)
+        assert partition is not None
+        partition.fail(StorageError("EIO"))
+        assert told == ["1: EIO"]
+        await table.publish()
+        assert table.table.not_ready() == ()
+
+    run(test)
+
+
+def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        store = MemoryStore()
+        opening = store.open
+        is_full = True
+
+        async def open_log(name: LogName, *more: object) -> object:
+            if is_full:
+                raise StorageError("no descriptors") from OSError("EMFILE")
+            return await opening(name, *more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "open", open_log)
+        table = Table(store)
+        roles: list[str] = []
+        not_ready: list[int] = []
+        table.table.on_roles_changed.append(lambda changed: roles.extend(str(each.name) for each in changed))
+        table.table.on_not_ready.append(lambda: not_ready.append(len(table.table.not_ready())))
+        await table.publish(topic("orders", ORDERS, (2, 1), leader=2))
+        assert len(table.table.not_ready()) == 1
+        await table.table.open_again()
+        assert (roles, not_ready) == ([], []), "still full"
+        is_full = False
+        await table.table.open_again()
+        assert (roles, not_ready) == (["orders-0"], [0])
+
+    run(test)
+
+
+def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        store = MemoryStore()
+        opening = store.open
+        opened = asyncio.Event()
+        attempts = 0
+
+        async def open_log(name: LogName, *more: object) -> object:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= 2:
+                raise StorageError("no descriptors") from OSError("EMFILE")
+            await opened.wait()
+            return await opening(name, *more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "open", open_log)
+        table = Table(store)
+        await table.publish(topic("orders", ORDERS, (1,), (1,)))
+        again = asyncio.ensure_future(table.table.open_again())
+        await asyncio.sleep(0)
+        deletion = asyncio.ensure_future(table.publish())
+        await asyncio.sleep(0)
+        opened.set()
+        await asyncio.gather(again, deletion)
+        assert len(table.table) == 0
+        assert table.table.damaged == {}
+        assert store.found() == []
+
+    run(test)
+
+
+def test_only_what_is_of_the_deleted_topic_is_deleted(tmp_path: Path) -> None:
+    async def test() -> None:
+        table = Table(await files(tmp_path))
+        await table.publish(topic("orders", ORDERS_ANEW, (1,)))
+        await table.write("orders", b"a")
+        await table.table.publish(ClusterDelta(topics_deleted=(topic("orders", ORDERS, (1,)),)), table.image)
+        assert table.end_of("orders") == 1
+        assert names(tmp_path) == ["orders-0"]
 
     run(test)
 

@@ -12,13 +12,17 @@ from moldau.quorum.batches import CommittedBatch
 from moldau.quorum.driver import Quorum
 from moldau.quorum.elections import ElectionMemory, Elections
 from moldau.quorum.events import Election
-from moldau.quorum.messages import Voter
+from moldau.quorum.messages import SnapshotId, Voter
+from moldau.quorum.snapshot_format import SnapshotContents
+from moldau.quorum.snapshots import SnapshotMemory
 from moldau.records.batch import Batch
 from support.control_plane import DIRECTORY, FixedClock, NoPeers, TestLog
 
 
 class OnlyVoter:
-    def __init__(self, log: TestLog, elections: Elections | None = None) -> None:
+    def __init__(
+        self, log: TestLog, elections: Elections | None = None, snapshots: SnapshotMemory | None = None
+    ) -> None:
         self.committed: list[CommittedBatch] = []
         self.calls: list[int] = []
         self.failures: list[BaseException] = []
@@ -31,6 +35,7 @@ class OnlyVoter:
             random.Random(1),
             first_voters=[Voter(1)],
             peers=NoPeers(),
+            snapshots=snapshots,
             on_commit=self._commit,
             on_fatal=self.failures.append,
         )
@@ -264,3 +269,37 @@ def test_only_a_leader_appends() -> None:
             await OnlyVoter(TestLog()).quorum.append([b"a"])
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("kept", [Election(), Election(1, 1, 1)])
+def test_a_quorum_state_that_is_missing_or_older_than_the_log_keeps_the_node_from_starting(
+    kept: Election,
+) -> None:
+    """It could vote a second time in an epoch, or begin one that its log has passed."""
+
+    async def story(log: TestLog) -> None:
+        elections = ElectionMemory()
+        for _ in range(2):
+            voter = OnlyVoter(log, elections)
+            await voter.quorum.start()
+            await voter.quorum.close()
+        await elections.save(kept)
+        end_offset = log.end_offset
+        with pytest.raises(
+            StorageError, match=r"quorum-state .* epoch 2: without it this node could vote twice"
+        ):
+            await OnlyVoter(log, elections).quorum.start()
+        assert log.end_offset == end_offset
+
+    both_kinds_of_log(story)
+
+
+def test_a_snapshot_without_its_quorum_state_keeps_the_node_from_starting() -> None:
+    async def story(log: TestLog) -> None:
+        snapshots = SnapshotMemory()
+        await snapshots.store(SnapshotContents(SnapshotId(7, 3), (Voter(1, DIRECTORY),), (), 0))
+        voter = OnlyVoter(log, snapshots=snapshots)
+        with pytest.raises(StorageError, match="quorum-state is missing"):
+            await voter.quorum.start()
+
+    both_kinds_of_log(story)

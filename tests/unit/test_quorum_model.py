@@ -155,7 +155,9 @@ def test_a_follower_that_counts_what_it_has_not_synced_is_caught(monkeypatch: py
     assert is_caught()
 
 
-def test_a_leader_that_takes_a_late_fetch_for_a_confirmation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_takes_a_late_fetch_for_a_confirmation_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard = Leadership.heard
 
     def heard_now(self: Leadership, key: ReplicaKey, now_ms: int, heard_leader_ms: int) -> Replica:
@@ -168,7 +170,7 @@ def test_a_leader_that_takes_a_late_fetch_for_a_confirmation_is_caught(monkeypat
 def test_a_voter_that_says_it_heard_of_nobody_for_longer_than_it_did_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(QuorumState, "_silence_ms", lambda self: self.settings.fetch_timeout_ms)
+    monkeypatch.setattr(QuorumState, "_silence_ms", lambda self: 2 * self.settings.fetch_timeout_ms)
     assert is_caught()
 
 

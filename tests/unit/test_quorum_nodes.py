@@ -15,6 +15,7 @@ from moldau.errors import (
     StorageError,
     VoterNotFoundError,
 )
+from moldau.quorum.driver import Quorum
 from moldau.quorum.events import Election
 from moldau.quorum.messages import (
     BeginEpochRequest,
@@ -22,17 +23,22 @@ from moldau.quorum.messages import (
     LogEnd,
     QuorumFetch,
     ReplicaKey,
+    SnapshotFetch,
+    SnapshotFetched,
     SnapshotId,
     Voter,
     VoterEndpoint,
     VoteRequest,
 )
+from moldau.testing.simulation.loop import SimulatedLoop
 from support.control_plane import TestLog
 from support.quorum_nodes import FAST, QuorumNode, Wires, directory_of, leader_of, until
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
+    """On virtual time: a busy machine causes no elections."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(story)
 
 
 async def started(count: int, wires: Wires | None = None) -> tuple[Wires, list[QuorumNode], QuorumNode]:
@@ -652,5 +658,66 @@ def test_a_log_that_loses_what_was_committed_stops_the_node_that_finds_out() -> 
         assert "has lost what it had on disk" in str(witness.failures[0])
         witness.failures.clear()
         await stop(nodes)
+
+    run(story())
+
+
+def test_a_leader_whose_disk_is_full_gives_way_to_another() -> None:
+    async def story() -> None:
+        _, nodes, leader = await started(3)
+        await leader.quorum.append([b"a"])
+        await until(lambda: all(node.values == [b"a"] for node in nodes))
+        leader.log.append_error = StorageError("No space left on device")
+        with pytest.raises(StorageError, match="No space"):
+            await leader.quorum.append([b"b"])
+        assert not leader.quorum.is_leader
+        await until(lambda: any(node.quorum.is_leader for node in others(nodes, leader)))
+        successor = next(node for node in nodes if node.quorum.is_leader)
+        leader.log.append_error = None
+        await successor.quorum.append([b"c"])
+        await until(lambda: all(node.values == [b"a", b"c"] for node in nodes))
+        await stop(nodes)
+
+    run(story())
+
+
+def test_a_snapshot_that_a_peer_sends_in_an_odd_way_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        _, nodes, leader = await started(3)
+        away = others(nodes, leader)[0]
+        await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
+        await away.stop()
+        for value in (b"a", b"b"):
+            await leader.quorum.append([value])
+            await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
+            end = SnapshotId(leader.log.end_offset, leader.quorum.epoch)
+            await leader.quorum.snapshot(leader.values, end)
+        fetched, odd = Quorum.fetch_snapshot, [ValueError("what is this?")]
+
+        async def fetch_snapshot(self: Quorum, request: SnapshotFetch) -> SnapshotFetched:
+            if odd:
+                raise odd.pop()
+            return await fetched(self, request)
+
+        monkeypatch.setattr(Quorum, "fetch_snapshot", fetch_snapshot)
+        await away.start()
+        await until(lambda: away.values == [b"a", b"b"])
+        assert odd == []
+        await stop(nodes)
+
+    run(story())
+
+
+def test_a_node_without_a_disk_is_not_added_to_the_voters() -> None:
+    async def story() -> None:
+        wires, nodes, leader = await started(1)
+        diskless = QuorumNode(wires, 2, [1], has_disk=False)
+        await diskless.start()
+        await until(lambda: diskless.quorum.leader_id == 1)
+        with pytest.raises(InvalidRequestError, match="store=memory"):
+            await leader.quorum.add_voter(Voter(2, directory_of(2)))
+        await stop([*nodes, diskless])
 
     run(story())

@@ -257,13 +257,13 @@ def test_a_node_does_not_learn_its_own_address_from_others() -> None:
 
 @pytest.mark.parametrize(
     ("at_that_address", "is_double"),
-    [(None, False), (QuorumFetched(7, 3, False), False), (QuorumFetched(7, 1, True), True)],
+    [(None, False), (QuorumFetched(8, 3, False), False), (QuorumFetched(8, 1, True), True)],
 )
 @pytest.mark.parametrize("is_vote", [True, False])
 def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_itself(
     at_that_address: QuorumFetched | None, is_double: bool, is_vote: bool
 ) -> None:
-    quorum = RecordingQuorum(VoteReply(8, 1, False) if is_vote else QuorumFetched(7, 1, False))
+    quorum = RecordingQuorum(VoteReply(8, 1, False) if is_vote else QuorumFetched(8, 1, False))
     quorum.leader_id = 1
     other = OtherNode(quorum)
     if at_that_address is not None:

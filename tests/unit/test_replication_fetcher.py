@@ -21,6 +21,7 @@ from moldau.metadata.image import TOPIC_RESOURCE, ClusterImage, ConfigResource
 from moldau.quorum.messages import LogEnd
 from moldau.replication import fetcher
 from moldau.replication.fetcher import Fetcher, Fetching
+from moldau.replication.session import PartitionKey
 from moldau.replication.throttle import Throttle
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -47,6 +48,7 @@ class FakePartition:
         self.start_offset = 0
         self.last_epoch = 0
         self.leader_epoch = leader_epoch
+        self.is_in_sync = False
         self.high_watermark = 0
         self.calls: list[tuple[Any, ...]] = []
         self.errors: list[Exception] = []
@@ -165,6 +167,7 @@ class World:
         self.leader = ScriptedLeader()
         self.peers.nodes[LEADER] = self.leader.serve
         self.broker_epoch = 40
+        self._followed: list[PartitionKey] = []
         clock = SystemClock()
         self.fetcher = Fetcher(
             LEADER,
@@ -181,7 +184,11 @@ class World:
         )
 
     def follow(self, *partitions: FakePartition) -> None:
-        self.fetcher.follow(partitions)
+        """These and no others from now on."""
+        keys = [PartitionKey(each.topic_id, each.name.partition) for each in partitions]
+        left = [key for key in self._followed if key not in keys]
+        self._followed = keys
+        self.fetcher.follow(partitions, left)
 
     async def asked(self) -> Fetch:
         return await self.leader.asked()

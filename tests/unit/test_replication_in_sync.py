@@ -16,6 +16,7 @@ from moldau.errors import (
     MoldauError,
     NotControllerError,
     PeerUnreachableError,
+    StorageError,
 )
 from moldau.logs.store import LogName
 from moldau.replication import in_sync
@@ -277,3 +278,44 @@ def test_news_during_a_request_goes_into_the_next_one() -> None:
         assert changes == [other.proposal]
 
     with_world(test, partition, other)
+
+
+def test_a_refusal_of_what_the_metadata_has_overtaken_is_not_taken_for_one_of_the_next_proposal() -> None:
+    partition = FakePartition()
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        partition.metadata_shows_a_later_state()
+        answer.set_result([IneligibleReplicaError("it is fenced")])
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert partition.answers == []
+
+    with_world(test, partition)
+
+
+def test_a_controller_that_cannot_be_asked_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    partition = FakePartition()
+    partition.wanted = (1, 2)
+
+    def warnings() -> int:
+        return sum(each.levelname == "WARNING" for each in caplog.records)
+
+    async def test(world: World) -> None:
+        for _ in range(3):
+            _, answer = await world.asked()
+            answer.set_result(StorageError("its disk is full"))
+        _, answer = await world.asked()
+        assert warnings() == 1
+        answer.set_result([None])
+        while not partition.answers:
+            await asyncio.sleep(0)
+        partition.wanted = (1, 3)
+        world.kept.look_at(partition)
+        _, answer = await world.asked()
+        answer.set_result(StorageError("its disk is full"))
+        await world.asked()
+        assert warnings() == 2, "that is another outage"
+
+    with_world(test, partition)

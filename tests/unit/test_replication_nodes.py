@@ -233,3 +233,16 @@ def test_a_follower_restarted_with_its_log_goes_on_where_it_was() -> None:
             assert await bytes_of(after.partition) == await bytes_of(controller.nodes[1].partition)
 
     run(test())
+
+
+def test_a_follower_in_sync_shows_that_it_is_alive_where_nothing_is_written() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, replica_lag_time_max_ms=400) as (controller, _):
+            leader = controller.nodes[1]
+            await commit(leader, b"a")
+            progress = leader.partition.leader().followers[2]
+            for _ in range(3):
+                seen_ms = progress.fetched_ms
+                await until(lambda: progress.fetched_ms > seen_ms)
+
+    run(test())

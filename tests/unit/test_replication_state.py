@@ -57,17 +57,34 @@ def test_only_a_log_that_shares_nothing_with_its_leaders_begins_anew() -> None:
     assert not begins_anew(offset=5, last_epoch=1, leader_start=-1), "the leader has not said where it begins"
 
 
-def test_new_partitions_and_new_epochs_are_begun_and_those_left_out_are_left() -> None:
+def following(*keys: PartitionKey) -> FollowedPartitions:
     followed = FollowedPartitions()
-    assert followed.follow({A: 1, B: 1}) == ([A, B], [])
-    assert followed.follow({A: 1, B: 1}) == ([], [])
-    assert followed.follow({A: 2}) == ([A], [B])
+    for key in keys:
+        assert followed.follow(key, 1, is_in_sync=False)
+    return followed
+
+
+def test_new_partitions_and_new_epochs_are_begun() -> None:
+    followed = following(A, B)
+    assert not followed.follow(A, 1, is_in_sync=False)
+    assert followed.follow(A, 2, is_in_sync=False)
+    followed.leave(B)
     assert not followed.is_fetching(B)
+    assert followed.follow(B, 1, is_in_sync=False)
+
+
+def test_a_replica_in_sync_is_so_in_the_next_epoch_too_and_is_not_throttled() -> None:
+    followed = following(A)
+    assert not followed.is_in_sync(A)
+    followed.follow(A, 2, is_in_sync=True)
+    assert followed.is_in_sync(A)
+    followed.progressed(A, is_in_sync=False)
+    followed.follow(A, 2, is_in_sync=True)
+    assert not followed.is_in_sync(A), "what its leader answers is newer than the metadata"
 
 
 def test_a_partition_rests_until_its_time_is_up() -> None:
-    followed = FollowedPartitions()
-    followed.follow({A: 1, B: 1})
+    followed = following(A, B)
     followed.rest_after_failure(A, 1_000, 200, 0.5, briefly=False)
     assert not followed.is_fetching(A)
     assert followed.is_fetching(B)
@@ -79,8 +96,7 @@ def test_a_partition_rests_until_its_time_is_up() -> None:
 
 
 def test_waiting_for_metadata_begins_with_short_rests_that_grow_up_to_the_backoff() -> None:
-    followed = FollowedPartitions()
-    followed.follow({A: 1})
+    followed = following(A)
     rests = []
     for _ in range(7):
         followed.rest_after_failure(A, 0, 200, 0.5, briefly=True)
@@ -93,14 +109,14 @@ def test_waiting_for_metadata_begins_with_short_rests_that_grow_up_to_the_backof
 
 
 def test_a_new_leader_epoch_ends_a_rest_and_even_a_failure() -> None:
-    followed = FollowedPartitions()
-    followed.follow({A: 1, B: 1})
+    followed = following(A, B)
     followed.rest_after_failure(A, 0, 200, 0.5, briefly=False)
     followed.fail(B)
     followed.rest_after_failure(B, 0, 200, 0.5, briefly=False)
     assert followed.wake(10_000) == [A], "a failed partition does not come back by itself"
     followed.rest_after_failure(A, 10_000, 200, 0.5, briefly=False)
-    assert followed.follow({A: 2, B: 2}) == ([A, B], [])
+    assert followed.follow(A, 2, is_in_sync=False)
+    assert followed.follow(B, 2, is_in_sync=False)
     assert followed.is_fetching(A)
     assert followed.is_fetching(B)
     assert followed.next_wake_ms() is None

@@ -35,6 +35,7 @@ BROKER = Registration(
     rack="r1",
     cluster_id="ours",
     previous_epoch=17,
+    former_incarnations=(UUID(int=31), UUID(int=32)),
     features={"metadata.version": (30, 30)},
 )
 
@@ -105,6 +106,7 @@ def test_a_registration_comes_as_it_was_sent(version: int) -> None:
         BROKER.endpoints,
     )
     assert (asked.rack, asked.cluster_id, asked.previous_epoch) == ("r1", "ours", 17)
+    assert asked.former_incarnations == (UUID(int=31), UUID(int=32))
     assert asked.features == {"metadata.version": (30, 30)}
     assert from_afar
 

@@ -256,3 +256,22 @@ def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> Non
         assert codes(await fetcher.fetch({0: 1}, last_fetched_epoch=50)) == {0: 1}
 
     on_broker(test)
+
+
+def test_followers_have_sessions_of_their_own_beside_those_of_consumers() -> None:
+    sessions = FetchSessions(random.Random(1), 1)
+    consumer = sessions.begin(client(), named(wanted()), 0, 0, uses_topic_ids=False)
+    assert consumer is not None
+    late = 10 * EVICT_AFTER_MS
+    first = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
+    other = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=3)
+    assert first is not None
+    assert other is not None
+    assert len(sessions) == 3, "the consumer's is still there"
+    again = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
+    assert again is not None
+    assert len(sessions) == 3, "one for each node"
+    assert sessions.begin(client(), named(wanted()), 0, 2 * late, uses_topic_ids=False) is not None
+    sessions.resume(again.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)
+    with pytest.raises(FetchSessionNotFoundError):
+        sessions.resume(consumer.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)

@@ -152,6 +152,19 @@ def test_a_waiting_follower_is_answered_when_something_is_appended_and_a_consume
     on_stage(scene)
 
 
+def test_a_follower_without_a_session_waits_though_consumers_read_from_followers() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.append(b"a")
+        follower = asyncio.ensure_future(stage.follow(1, max_wait=60_000))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not follower.done(), "it has learned the high watermark, and would ask again at once"
+        await stage.append(b"b")
+        assert (await follower)["records"].size > 0
+
+    on_stage(scene, **{"replica.selector.class": "RackAwareReplicaSelector"})
+
+
 def test_a_waiting_follower_hears_at_once_that_its_leader_leads_no_more() -> None:
     async def scene(stage: Stage) -> None:
         follower = asyncio.ensure_future(stage.follow(0, max_wait=60_000))

@@ -86,9 +86,14 @@ def _show_partitions(found: Found) -> None:
 
     every = [(topic, each) for topic in found.topics for each in topic.partitions]
     leaderless = [named(*each) for each in every if each[1].leader < 0]
+    abandoned = [named(*each) for each in every if each[1].leader < 0 and not each[1].in_sync]
     under = [named(*each) for each in every if len(each[1].in_sync) < len(each[1].replicas)]
     output.print(f"partitions  {len(every)} of {counted(len(found.topics), 'topic')}")
-    for what, names in (("without a leader", leaderless), ("under-replicated", under)):
+    for what, names in (
+        ("without a leader", leaderless),
+        ("without a replica that is known to have all records", abandoned),
+        ("under-replicated", under),
+    ):
         if names:
             more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
             output.print(

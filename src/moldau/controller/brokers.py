@@ -4,7 +4,7 @@ A change of a broker and the changes of its partitions are one decision. Where t
 says so and is made again: each of them leaves a cluster that is in order, only not finished.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from moldau.controller.elections import become_available, leave_in_sync
@@ -28,6 +28,7 @@ from moldau.metadata.records import (
     BrokerFeature,
     BrokerRegistrationChangeRecord,
     FeatureLevelRecord,
+    PartitionChangeRecord,
     ProducerIdsRecord,
     Record,
     RegisterBrokerRecord,
@@ -105,6 +106,15 @@ def register_broker(
         return Decision(_first([*fence, *records]), None)
     # The registration comes first, so that its offset is the epoch.
     return Decision([_registration(broker, state.next_offset, None), *records], state.next_offset)
+
+
+def left_without_records(image: ClusterImage, records: Iterable[Record]) -> list[str]:
+    """The partitions of which, by these records, nobody is known to have everything any more."""
+    return [
+        f"{image.topic_names[record.topic_id]}-{record.partition_id}"
+        for record in records
+        if isinstance(record, PartitionChangeRecord) and record.isr == ()
+    ]
 
 
 def _check_registration(image: ClusterImage, broker: Registration) -> None:
@@ -202,7 +212,9 @@ def heartbeat(
         records = [_change(broker, fenced=UNFENCED)]
         records += become_available(state, settings, broker.broker_id)
         fenced = False
-    return Decision(_first(records), HeartbeatReply(is_caught_up, fenced, stop))
+    reply = HeartbeatReply(is_caught_up, fenced, stop)
+    # It tells of this broker alone, and does not wait for what else was decided: leases run on it.
+    return Decision(_first(records), reply, needs_offset=state.changed_offset(broker.broker_id))
 
 
 def _shut_down(
@@ -216,13 +228,18 @@ def _shut_down(
     if not broker.in_controlled_shutdown:
         records.append(_change(broker, in_controlled_shutdown=1))
     records += leave_in_sync(state, settings, broker.broker_id)
-    if records:
-        return records, False, False
     session = sessions.of(broker.broker_id, broker.epoch)
-    handed_over = None if session is None else session.handed_over_offset
+    if session is None:
+        return records, False, False
+    if records:
+        session.handed_over_offset = None
+        return records, False, False
+    if session.handed_over_offset is None:
+        # Whoever asked for the handover may not have heard that it was decided.
+        session.handed_over_offset = state.image.offset
     others = [each.broker_id for each in state.image.brokers.values() if each.is_active]
     behind = sessions.lowest_offset(others)
-    if handed_over is None or (behind is not None and behind < handed_over):
+    if behind is not None and behind < session.handed_over_offset:
         return [], False, False
     return [_change(broker, fenced=FENCED)], True, True
 

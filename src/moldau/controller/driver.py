@@ -11,15 +11,15 @@ from typing import Protocol
 from moldau.controller.brokers import (
     allocate_producer_ids,
     heartbeat,
+    left_without_records,
     register_broker,
     unregister_broker,
 )
 from moldau.controller.configs import alter_configs
 from moldau.controller.elections import LogEnds, elect_leaders, unclean_candidates
-from moldau.controller.failed_replicas import note_failed, take_out_failed
+from moldau.controller.failed_replicas import note_failed
 from moldau.controller.ids import Randomness
 from moldau.controller.in_sync import alter_in_sync
-from moldau.controller.liveness import Sessions
 from moldau.controller.readiness import unready
 from moldau.controller.reassignment import alter_reassignments, list_reassignments
 from moldau.controller.requests import (
@@ -55,6 +55,8 @@ from moldau.world.clock import Clock
 
 log = get_logger("controller")
 
+ABANDONED_SHOWN_MAX = 10
+
 
 class MetadataQuorum(Protocol):
     """What the controller needs of the quorum whose log it writes."""
@@ -69,6 +71,10 @@ class MetadataQuorum(Protocol):
     def confirmed_ms(self) -> int:
         """When a majority of the voters last confirmed this leader: no other can have been elected before the fetch
         timeout has passed since."""
+
+    @property
+    def silent_ms(self) -> int:
+        """For how long the majority that elected this leader had heard of no other one, at least."""
 
     async def start(self) -> None: ...
 
@@ -109,7 +115,7 @@ class Controller:
         self._probe = probe
         self._ask_log_end = ask_log_end
         self._runtime: DecisionRuntime[ControllerState, Record] = DecisionRuntime(
-            _MetadataLog(quorum), refuse_with=_not_controller
+            _MetadataLog(quorum), refuse_with=_not_controller, on_failure=loader.fail
         )
         self._state: ControllerState | None = None
         self._upkeep: Upkeep | None = None
@@ -211,11 +217,23 @@ class Controller:
             known = state.image.brokers.get(broker.broker_id)
             if not from_afar and known is not None and known.incarnation_id != broker.incarnation_id:
                 sessions.cut_short(known.broker_id, known.epoch, now_ms)
-            return register_broker(state, self._settings, broker, sessions, now_ms)
+            decision = register_broker(state, self._settings, broker, sessions, now_ms)
+            abandoned.extend(left_without_records(state.image, decision.records))
+            return decision
 
+        abandoned: list[str] = []
         epoch = None
         while epoch is None:
             epoch = await self._runtime.submit(decide)
+        if abandoned:
+            log.error(
+                "no replica is left that is known to have all records: the last one came back with another disk, or an "
+                "older state of it. Bring its disk back, or elect the longest log that is left: moldau cluster "
+                "elect-leaders --unclean",
+                broker=broker.broker_id,
+                partitions=len(abandoned),
+                first=",".join(abandoned[:ABANDONED_SHOWN_MAX]),
+            )
         sessions.begin(broker.broker_id, epoch, self._clock.monotonic_ms())
         upkeep.sessions_changed()
         return epoch
@@ -235,14 +253,15 @@ class Controller:
         confirmed_age_ms = self._confirmed_age_ms(now_ms)
         if sessions.heard(beat, now_ms):
             self._tell_news()
-        records: Sequence[Record] = ()
-        failed_have_changed = False
 
         def decide(state: ControllerState) -> Decision[Record, HeartbeatReply]:
-            nonlocal records, failed_have_changed
             failed_have_changed = note_failed(state, beat)
             decision = heartbeat(state, self._settings, beat, sessions)
-            records = decision.records
+            # What else has to be done is not waited for: the broker's lease runs on the answer.
+            if len(decision.records) == RECORDS_PER_DECISION_MAX:
+                upkeep.finish(beat.broker_id)
+            if failed_have_changed or beat.not_ready:
+                upkeep.replicas_failed(beat)
             if sessions.of(beat.broker_id, beat.broker_epoch) is None:
                 # Whoever registered it did not wait for the answer. It must not be unfenced and unwatched.
                 sessions.begin(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
@@ -250,28 +269,11 @@ class Controller:
             return decision
 
         reply = await self._runtime.submit(decide)
-        if len(records) == RECORDS_PER_DECISION_MAX:
-            upkeep.finish(beat.broker_id)
-        while failed_have_changed or beat.not_ready:
-            failed_have_changed = False
-            if not await self._runtime.submit(lambda state: take_out_failed(state, self._settings, beat)):
-                break
-        if beat.wants_shutdown:
-            self._note_shutdown(sessions, beat, reply, has_changed=bool(records))
+        if beat.wants_shutdown and reply.should_shut_down:
+            sessions.cut_short(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
         return HeartbeatReply(
             reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
         )
-
-    def _note_shutdown(
-        self, sessions: Sessions, beat: Heartbeat, reply: HeartbeatReply, *, has_changed: bool
-    ) -> None:
-        if reply.should_shut_down:
-            sessions.cut_short(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
-        elif has_changed:
-            session = sessions.of(beat.broker_id, beat.broker_epoch)
-            if session is not None:
-                # The decision is committed, so this node's image holds it.
-                session.handed_over_offset = self._loader.image.offset
 
     def _confirmed_age_ms(self, now_ms: int) -> int:
         """How long ago a majority last confirmed this controller.
@@ -366,6 +368,7 @@ class Controller:
             self._clock,
             image,
             former_controller=self._former_controller,
+            silent_ms=self._quorum.silent_ms,
             probe=self._probe,
             ask_log_end=self._ask_log_end,
         )

@@ -15,6 +15,9 @@ from moldau.settings.effective import EffectiveSettings
 
 def note_failed(state: ControllerState, beat: Heartbeat) -> bool:
     """From now on these are not elected; whether it is news."""
+    broker = state.image.brokers.get(beat.broker_id)
+    if broker is None or broker.epoch != beat.broker_epoch:
+        return False
     failed = frozenset((each.topic_id, each.partition) for each in beat.not_ready)
     known = state.failed_replicas.get(beat.broker_id)
     if known == (beat.broker_epoch, failed) or (known is None and not failed):

@@ -154,7 +154,9 @@ def _check_members(image: ClusterImage, partition: PartitionImage, wanted: InSyn
 def _check_not_failed(state: ControllerState, wanted: InSyncChange) -> None:
     for member, _ in wanted.in_sync:
         if state.has_failed(member, wanted.topic_id, wanted.partition):
-            raise IneligibleReplicaError(f"Broker {member} has said that its log of the partition has failed.")
+            raise IneligibleReplicaError(
+                f"Broker {member} has said that its log of the partition has failed."
+            )
 
 
 def _check_caller(state: ControllerState, broker_id: int, broker_epoch: int) -> None:

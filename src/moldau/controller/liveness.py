@@ -46,8 +46,8 @@ class Sessions:
     ) -> None:
         """A controller begins, on a metadata log that is committed up to `offset`.
 
-        The node of the former controller has been silent for some time already, or it would still be the controller:
-        `former_session_ms` is what is left of its session.
+        The node of the former controller may have been silent for some time already: `former_session_ms` is what is
+        left of its session.
         """
         self._sessions.clear()
         for broker_id in sorted(brokers):
@@ -119,6 +119,8 @@ class Sessions:
         """The controller itself was held up for this long: what came in meanwhile has not been read yet."""
         for session in self._sessions.values():
             session.deadline_ms += late_ms
+            # Who was about to be fenced is alive again, and nobody else would look after it.
+            session.is_watched = True
 
     def lowest_offset(self, brokers: Iterable[int]) -> int | None:
         """How far the one of these is that is furthest behind in the metadata; None where there are none."""
@@ -137,11 +139,11 @@ class Sessions:
         return (each for each in self._sessions.values() if each.is_watched)
 
 
-def rest_of_session(session_ms: int, fetch_timeout_ms: int) -> int:
+def rest_of_session(session_ms: int, silent_ms: int) -> int:
     """What the node of a former controller gets from the next one.
 
-    A majority had heard nothing of it for the fetch timeout when it elected another, and its own lease counts from
-    when that majority last confirmed it: so that much less is as safe as a whole session. Half of one is left at
-    least, for a node that is alive and has to find the new controller first.
+    Everybody who elected that one had heard nothing of the former for so long, and the leases that it gave, its own
+    among them, count from when a majority had last heard of it: so that much less is as safe as a whole session. Half
+    of one is left at least, for a node that is alive and has to find the new controller first.
     """
-    return max(session_ms - fetch_timeout_ms, session_ms // 2)
+    return max(session_ms - silent_ms, session_ms // 2)

@@ -99,6 +99,10 @@ def _before_reassignment(partition: PartitionImage) -> tuple[int, ...]:
 
 
 def _leave_out_of_sync(change: PartitionChange, partition: PartitionImage) -> None:
+    if not partition.in_sync:
+        raise InvalidReplicaAssignmentError(
+            "No replica is known to have all records, so that none can be copied. Elect a leader uncleanly first."
+        )
     change.in_sync = tuple(replica for replica in partition.in_sync if replica in change.replicas)
     if not change.in_sync:
         raise InvalidReplicaAssignmentError(

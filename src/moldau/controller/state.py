@@ -8,7 +8,14 @@ from moldau.controller.names import collision_key
 from moldau.errors import PolicyViolationError
 from moldau.metadata.apply import apply
 from moldau.metadata.image import ClusterImage
-from moldau.metadata.records import BrokerRegistrationChangeRecord, Record, RegisterBrokerRecord
+from moldau.metadata.records import (
+    BrokerRegistrationChangeRecord,
+    Record,
+    RegisterBrokerRecord,
+    UnregisterBrokerRecord,
+)
+
+_OF_A_BROKER = (RegisterBrokerRecord, BrokerRegistrationChangeRecord, UnregisterBrokerRecord)
 
 RECORDS_PER_DECISION_MAX = 20_000
 """A decision is one batch of the log, which must stay small enough to be replicated and applied at one go."""
@@ -26,6 +33,8 @@ class ControllerState:
         self._loaded_offset = image.offset
         self._put_out_offsets: dict[int, int] = {}
         """Of the brokers that registered or were fenced since then."""
+        self._changed_offsets: dict[int, int] = {}
+        """Of the brokers of which anything was decided since then: where the newest such decision ends."""
         self._twins: dict[str, str] = {}
         """A topic for each collision key in use."""
         for name in image.topics:
@@ -41,6 +50,8 @@ class ControllerState:
         self.image, delta = apply(before, records, end_offset - 1)
         self.index.update(before, self.image, delta)
         for record in records:
+            if isinstance(record, _OF_A_BROKER):
+                self._changed_offsets[record.broker_id] = end_offset
             if isinstance(record, RegisterBrokerRecord) or (
                 isinstance(record, BrokerRegistrationChangeRecord) and record.fenced > 0
             ):
@@ -69,6 +80,10 @@ class ControllerState:
         """The end of the decision by which a broker was last fenced, with its registration or after it. Who has taken
         the metadata up to there knows what it does not lead any more."""
         return self._put_out_offsets.get(broker_id, self._loaded_offset)
+
+    def changed_offset(self, broker_id: int) -> int:
+        """Whoever is told what the broker is (registered, fenced) is told of the log below this offset."""
+        return self._changed_offsets.get(broker_id, self._loaded_offset)
 
     def colliding_topic(self, key: str) -> str | None:
         """The topic with this collision key."""

@@ -19,8 +19,10 @@ from moldau.controller.brokers import (
     update_features,
 )
 from moldau.controller.elections import elect_uncleanly, unclean_candidates
+from moldau.controller.failed_replicas import take_out_failed
 from moldau.controller.index import PartitionName
 from moldau.controller.liveness import Sessions, rest_of_session
+from moldau.controller.requests import Heartbeat
 from moldau.controller.state import ControllerState
 from moldau.decisions import Decision
 from moldau.decisions.runtime import DecisionRuntime
@@ -41,6 +43,7 @@ AskLogEnd = Callable[[int, str, int], Awaitable[LogEnd]]
 PROBES_AFTER_S = (0.0, 0.05, 0.25, 1.0)
 """When a broker whose connection closed is looked for. A process that dies closes its connections one by one, and may
 seem to be there for a moment still."""
+PROBE_AGAIN_S = 0.05
 LATE_MS = 200
 """A timer later than this says that the node itself was held up."""
 ASKS_MAX = 3
@@ -60,10 +63,12 @@ class Upkeep:
         image: ClusterImage,
         *,
         former_controller: int,
+        silent_ms: int,
         probe: ProbeBroker | None,
         ask_log_end: AskLogEnd | None,
     ) -> None:
-        """Begins, on a runtime that has just been loaded with `image`."""
+        """Begins, on a runtime that has just been loaded with `image`. `silent_ms`: for how long those who elected
+        this controller had heard nothing of the one before."""
         self._node_id = node_id
         self._runtime = runtime
         self._settings = settings
@@ -74,6 +79,8 @@ class Upkeep:
         self._due_ms = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted_again: dict[str, None] = {}
+        self._failed: dict[int, Heartbeat] = {}
+        """The newest heartbeat of each broker that told of failed logs."""
         self._has_ended = False
         static = settings.static
         self.sessions = Sessions(static.broker_session_timeout_ms)
@@ -83,18 +90,11 @@ class Upkeep:
             image.brokers,
             image.offset,
             former_controller=None if former_controller == node_id else former_controller,
-            former_session_ms=rest_of_session(
-                static.broker_session_timeout_ms, static.quorum_fetch_timeout_ms
-            ),
+            former_session_ms=rest_of_session(static.broker_session_timeout_ms, silent_ms),
         )
         self._balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
         # Submitted before anything that comes from outside: whoever registers does so on these levels.
-        levels = {name: high for name, (_, high) in SUPPORTED_FEATURES.items()}
-        self._features = (
-            None
-            if METADATA_VERSION in image.features
-            else runtime.start(lambda state: update_features(state, levels))
-        )
+        self._features = None if METADATA_VERSION in image.features else runtime.start(_update_features)
         self._start("take over", partial(self._take_over, image))
         self._arm()
 
@@ -129,6 +129,12 @@ class Upkeep:
     def finish(self, broker_id: int) -> None:
         """A decision on this broker was too large, and the rest is to be done."""
         self._start(f"finish {broker_id}", partial(self._finish, broker_id))
+
+    def replicas_failed(self, beat: Heartbeat) -> None:
+        """A broker says which of its logs have failed, or that none has any more."""
+        self._failed[beat.broker_id] = beat
+        name = f"failed logs of {beat.broker_id}"
+        self._start(name, partial(self._take_out_failed, beat.broker_id))
 
     def image_changed(self, has_leaderless: bool) -> None:
         if has_leaderless and self._ask_log_end is not None:
@@ -172,7 +178,13 @@ class Upkeep:
         """Looks after every broker at once, and finishes what the controller before had begun: it may have ended
         between two decisions that belong together."""
         if self._features is not None:
-            await self._features
+            try:
+                await self._features
+            except (NotControllerError, RequestTimedOutError):
+                raise
+            except MoldauError as error:
+                log.error("the controller cannot write its decision", why=str(error))
+                await self._decide(_update_features)
         for broker_id in sorted(image.brokers):
             if broker_id != self._node_id and not image.brokers[broker_id].fenced:
                 self.connection_closed(broker_id, image.brokers[broker_id].epoch)
@@ -189,7 +201,7 @@ class Upkeep:
                 await asyncio.sleep(after_s)
             if session.heard != heard:
                 return
-            if await self._is_gone(broker_id):
+            if await self._is_gone(broker_id) and await self._is_still_gone(broker_id):
                 await self._fence(
                     broker_id, broker_epoch, "its process is gone", unless=lambda: session.heard != heard
                 )
@@ -197,6 +209,11 @@ class Upkeep:
                     # Its next life need not wait for the end of this one.
                     self.sessions.cut_short(broker_id, broker_epoch, self._clock.monotonic_ms())
                 return
+
+    async def _is_still_gone(self, broker_id: int) -> bool:
+        """One refusal may come from a listener that is just being opened, or from something in between."""
+        await asyncio.sleep(PROBE_AGAIN_S)
+        return await self._is_gone(broker_id)
 
     async def _is_gone(self, broker_id: int) -> bool:
         try:
@@ -236,6 +253,12 @@ class Upkeep:
 
     async def _finish(self, broker_id: int) -> None:
         while not await self._decide(lambda state: finish_broker(state, self._settings, broker_id)):
+            pass
+
+    async def _take_out_failed(self, broker_id: int) -> None:
+        while await self._decide(
+            lambda state: take_out_failed(state, self._settings, self._failed[broker_id])
+        ):
             pass
 
     async def _decide(self, decide: Callable[[ControllerState], Decision[Record, Any]]) -> Any:
@@ -322,20 +345,28 @@ class Upkeep:
 
         async def run() -> None:
             try:
-                await work()
-                while name in self._wanted_again:
-                    del self._wanted_again[name]
-                    await work()
-            except (NotControllerError, RequestTimedOutError):
-                # The next controller looks after the cluster now.
-                pass
-            except Exception:
-                log.exception("the controller's upkeep has failed", at=name)
+                is_wanted = True
+                while is_wanted:
+                    self._wanted_again.pop(name, None)
+                    try:
+                        await work()
+                    except (NotControllerError, RequestTimedOutError):
+                        # The next controller looks after the cluster now.
+                        return
+                    except Exception:
+                        log.exception("the controller's upkeep has failed, and is tried again", at=name)
+                        await asyncio.sleep(DECIDE_AGAIN_S)
+                    else:
+                        is_wanted = name in self._wanted_again
             finally:
                 self._wanted_again.pop(name, None)
                 self._tasks.pop(name, None)
 
         self._tasks[name] = asyncio.get_running_loop().create_task(run())
+
+
+def _update_features(state: ControllerState) -> Decision[Record, None]:
+    return update_features(state, {name: high for name, (_, high) in SUPPORTED_FEATURES.items()})
 
 
 def has_leaderless(state: ControllerState) -> bool:

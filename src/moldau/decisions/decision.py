@@ -13,3 +13,6 @@ class Decision(Generic[R, T]):
     records: Sequence[R]
     """All or nothing: they are appended as one batch. Empty for read-only answers and refusals."""
     reply: T
+    needs_offset: int | None = None
+    """Of a reply without records: what it tells of is in the log below this offset, and it may leave when that much is
+    committed. None: it may tell of anything that was decided before."""

@@ -52,10 +52,18 @@ class _Parked(NamedTuple):
 class DecisionRuntime(Generic[S, R]):
     """One state and its log. It is loaded while this node leads the log and refuses everything otherwise."""
 
-    def __init__(self, log: DecisionLog[R], *, refuse_with: Callable[[], MoldauError]) -> None:
-        """`refuse_with` makes the error for decisions that come while nothing is loaded."""
+    def __init__(
+        self,
+        log: DecisionLog[R],
+        *,
+        refuse_with: Callable[[], MoldauError],
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`refuse_with` makes the error for decisions that come while nothing is loaded. `on_failure` hears that
+        records are in the log which the state could not take: it is unloaded, and loading it again would not help."""
         self._log = log
         self._refusal = refuse_with
+        self._on_failure = on_failure
         self._state: S | None = None
         self._generation = 0
         self._seen_offset = 0
@@ -64,7 +72,7 @@ class DecisionRuntime(Generic[S, R]):
         self._queue: deque[_Submitted] = deque()
         self._deciding: _Submitted | None = None
         self._parked: deque[_Parked] = deque()
-        """In the order of their offsets, which is the order in which they were decided."""
+        """In the order of their offsets; those of one offset as they were decided."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -138,7 +146,9 @@ class DecisionRuntime(Generic[S, R]):
         except BaseException as error:
             # Whatever ends this task leaves the state behind the log: nothing may be decided on it any more.
             self.unload(error)
-            raise
+            if self._on_failure is None or not isinstance(error, Exception):
+                raise
+            self._on_failure(error)
         finally:
             self._deciding = self._task = None
 
@@ -164,13 +174,19 @@ class DecisionRuntime(Generic[S, R]):
             state.apply(decision.records, end_offset)
             self._seen_offset = end_offset
         is_change = bool(decision.records)
-        self._park(_Parked(self._seen_offset, submitted.answered, decision.reply, None, is_change))
+        offset = self._seen_offset
+        if not is_change and decision.needs_offset is not None:
+            offset = min(offset, decision.needs_offset)
+        self._park(_Parked(offset, submitted.answered, decision.reply, None, is_change))
 
     def _park(self, parked: _Parked) -> None:
         if parked.end_offset <= self._committed_offset:
             _release(parked)
-        else:
-            self._parked.append(parked)
+            return
+        place = len(self._parked)
+        while place and self._parked[place - 1].end_offset > parked.end_offset:
+            place -= 1
+        self._parked.insert(place, parked)
 
 
 def _release(parked: _Parked) -> None:

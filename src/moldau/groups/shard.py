@@ -31,6 +31,7 @@ from moldau.groups.state import GroupsState
 from moldau.metadata.image import TopicImage
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
+from moldau.partitions.waiting import Listeners
 from moldau.world.clock import Clock
 
 log = get_logger(__name__)
@@ -92,7 +93,7 @@ class Shard:
             OffsetsLog(partition, self.leader_epoch, clock), refuse_with=self._refusal
         )
         self._state: GroupsState | None = None
-        self._listening: int | None = None
+        self._listening: list[tuple[Listeners, int]] = []
         self._waiting: dict[Ticket, asyncio.Future[Reply]] = {}
         self._last_ticket = 0
         self._flights: deque[_Flight] = deque()
@@ -140,7 +141,8 @@ class Shard:
         self._state = state
         self.is_loading = False
         self._runtime.load(state, end_offset)
-        self._listening = self.partition.progress.add(self._progressed)
+        for news in (self.partition.progress, self.partition.without_lease):
+            self._listening.append((news, news.add(self._progressed)))
         self.run(lambda state, now: state.loaded(now))
         self._progressed()
         self._forget_deleted()
@@ -149,9 +151,9 @@ class Shard:
         """It is over: whoever waits gets the error, and whoever comes later has come to the wrong node."""
         self.is_loading = False
         self._state = None
-        if self._listening is not None:
-            self.partition.progress.remove(self._listening)
-            self._listening = None
+        for news, ticket in self._listening:
+            news.remove(ticket)
+        self._listening.clear()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

@@ -75,5 +75,7 @@ class Snapshotter:
             log.warning(
                 "no metadata snapshot could be made; tried again when the next is due", why=str(error)
             )
+        except Exception:
+            log.exception("making a metadata snapshot failed; tried again when the next is due")
         finally:
             self._task = None

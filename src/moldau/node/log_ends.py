@@ -34,10 +34,10 @@ class LogEnds:
             ],
         }
         answer = await self._peers.call(broker_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, tree, lane=LANE)
-        found = answer.topics[0].partitions[0]
-        if found.error_code:
+        found = [(of.topic, each) for of in answer.topics for each in of.partitions]
+        if [(name, each.partition, each.error_code) for name, each in found] != [(topic, partition, 0)]:
             raise PeerUnreachableError(f"node {broker_id} does not say where {topic}-{partition} ends")
-        return LogEnd(found.leader_epoch, found.end_offset)
+        return LogEnd(found[0][1].leader_epoch, found[0][1].end_offset)
 
     def _own(self, topic: str, partition: int) -> LogEnd:
         found = self._table.get(topic, partition)

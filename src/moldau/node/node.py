@@ -208,6 +208,7 @@ class Node:
         self._undo.push_async_callback(membership.close)
         table.lease, table.incarnation_id = membership.lease, incarnation_id
         metadata.listen(lambda image: membership.report(image.offset, table.not_ready()))
+        table.on_not_ready.append(lambda: membership.report(metadata.image.offset, table.not_ready()))
         self._undo.push_async_callback(table.close)
         groups = self._groups = GroupCoordinator(node_id, table, metadata, gateway, settings, clock)
         metadata.subscribe(groups.publish)
@@ -252,7 +253,8 @@ class Node:
         bootstrap = bootstrap_servers(static)
         return Quorum(
             static.node_id,
-            who.directory_id,
+            # Who has no disk has no directory, and so can never be added to the voters.
+            None if in_memory else who.directory_id,
             metadata_log,
             ElectionMemory() if in_memory else ElectionFile(self._world.disk, directory, who.cluster_id),
             self._world.clock,
@@ -297,13 +299,24 @@ class Node:
             listener.abort()
 
     async def _hand_over(self) -> None:
-        """A node that is alone has nobody to hand over to."""
+        """A node that is alone has nobody to hand over to. One that cannot go on does not try: the sooner its process
+        is gone, the sooner others lead."""
+        if self.failure is not None:
+            return
         if self._static.controlled_shutdown_enable and len(self._metadata.image.brokers) > 1:
             await self._membership.shut_down()
+        if len(self._quorum.voters) > 1:
+            # Before the doors close, so that nobody misses the controller meanwhile.
+            await self._quorum.resign()
 
     async def _close_store(self) -> None:
-        epoch = -1 if self._dispatcher is None or self.failure is not None else self._membership.broker_epoch
-        await self._store.close(epoch)
+        await self._store.close(-1 if self.failure is not None else self._clean_epoch())
+
+    def _clean_epoch(self) -> int:
+        """The broker epoch that the logs are closed under. A node that never registered has led and followed nobody:
+        it is that of its former life still."""
+        epoch = -1 if self._dispatcher is None else self._membership.broker_epoch
+        return self._store.previous_broker_epoch if epoch == -1 else epoch
 
     async def _close_listeners(self) -> None:
         for listener in self._listeners:

@@ -45,7 +45,11 @@ class Housekeeping:
     async def _repeat(self, interval_ms: Callable[[], int], work: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(interval_ms() / 1000)
-            await work()
+            try:
+                await work()
+            except Exception:
+                # A bug, and no reason never to look again.
+                log.exception("a round of housekeeping failed")
 
     async def retention_round(self) -> None:
         await self._partitions.open_again()

@@ -91,11 +91,16 @@ class Partition(Replica):
             )
 
     def lease_ended(self) -> None:
-        """Whoever waits for a commit is told now: this node could not promise it, however long they wait."""
-        try:
-            self.check_lease()
-        except NotLeaderError as error:
-            self._refuse_waiting(error, syncs_too=False)
+        """Whoever waits for a commit is told now: this node could not promise it, however long they wait. Those who
+        read go on."""
+        waiting = [each for each in (self.committed, self._acknowledging, self._lowered) if each]
+        if waiting:
+            try:
+                self.check_lease()
+            except NotLeaderError as error:
+                for each in waiting:
+                    each.fail(error)
+        self.without_lease.tell()
 
     @property
     def last_stable_offset(self) -> int:
@@ -137,7 +142,7 @@ class Partition(Replica):
                 batch.leader_epoch = leader.leader_epoch
                 offset = batch.next_offset
             try:
-                await log_.append(batches)
+                await self._watched(log_.append(batches))
             except StorageError:
                 log_.producers.not_written(first)
                 raise
@@ -195,6 +200,8 @@ class Partition(Replica):
         """What a consumer may see from `offset` on, of a leader or, if it may be `from_follower`, of any replica.
         Raises OffsetOutOfRangeError, Diverged, or as `leader` does."""
         role = self._role(known_epoch) if from_follower else self.leader(known_epoch)
+        if isinstance(role, FollowerState):
+            self._check_has_come_to(role, offset, last_fetched_epoch)
         self._check_position(offset, last_fetched_epoch)
         log_ = self.log
         high_watermark, stable = role.high_watermark, self.last_stable_offset
@@ -203,6 +210,13 @@ class Partition(Replica):
         if offset < below:
             records = await self._watched(log_.read(offset, bytes_max, below, whole_first=whole_first))
         return Fetched(records, high_watermark, stable, log_.start_offset)
+
+    def _check_has_come_to(self, follower: FollowerState, offset: int, last_fetched_epoch: int) -> None:
+        """What a follower has not got yet, or has not cut yet, says nothing of what there is: the consumer must neither
+        begin anew nor take its records for lost."""
+        is_newer = last_fetched_epoch > self.log.epochs.latest and offset > follower.high_watermark
+        if offset > self.log.end_offset or is_newer:
+            raise OffsetNotAvailableError(f"this follower of {self.name} has not come to offset {offset} yet")
 
     def visible_end(self, *, committed_only: bool) -> int:
         """Consumers see nothing that could still be lost."""
@@ -233,6 +247,14 @@ class Partition(Replica):
             self._high_watermark_moved()
         if self._lowered:
             self._lowered.reached(leader.low_watermark(self.log.start_offset))
+
+    def still_follows(self, replica_id: int, broker_epoch: int) -> bool:
+        """Notes that a follower in sync asks on from where it asked last; False where it is none, or has to be looked at
+        as a whole."""
+        leader = self._leader
+        if leader is None or self._failure is not None:
+            return False
+        return leader.on_same_fetch(replica_id, broker_epoch, self._clock.monotonic_ms())
 
     def _check_position(self, offset: int, last_fetched_epoch: int) -> None:
         log_ = self.log

@@ -46,4 +46,11 @@ class Progress:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_ms: int) -> bool:
-        return self.durable_offset >= leader_end or now_ms - self.caught_up_ms <= lag_ms
+        """Whoever is at the leader's end, too, has to ask on: where nothing is written, only that shows it could."""
+        has_all = self.durable_offset >= leader_end and now_ms - self.fetched_ms <= lag_ms
+        return has_all or now_ms - self.caught_up_ms <= lag_ms
+
+    def put_out(self) -> None:
+        """It was taken out of the in-sync set: whatever it did before, it has to fetch again to come back."""
+        self.fetched_ms = NEVER_MS
+        self.is_keeping_up = False

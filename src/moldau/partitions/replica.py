@@ -1,7 +1,7 @@
 """One replica of a partition: its log, the role that the metadata gives it, and its life as a follower."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -55,8 +55,8 @@ class Replica:
     answers that may be a moment old.
     """
 
-    on_followable: Sequence[Callable[[], None]] = ()
-    """Called when there is a position to fetch from, and was none before."""
+    on_failed: Callable[[], None] | None = None
+    """Called when the log has failed."""
 
     def __init__(
         self,
@@ -75,6 +75,8 @@ class Replica:
         """Told when consumers may see more, or when there is an error to tell them."""
         self.growth = Listeners()
         """Told when the log has grown, for followers, who may read all of it; and of errors."""
+        self.without_lease = Listeners()
+        """Told when this node may not promise anything any more."""
         self.committed = OffsetWaiters()
         self._acknowledging = OffsetWaiters()
         """As `committed`, for those who were promised min.insync.replicas."""
@@ -87,8 +89,6 @@ class Replica:
         self._follower: FollowerState | None = None
         self._failure: StorageError | None = None
         self._closed = False
-        self._is_held_up = False
-        """Whether somebody would have fetched, but for records that are not safe yet."""
         self._lock = asyncio.Lock()
         self._syncing = Syncing(log_, on_safe=self._note_durable, on_failure=self._sync_failed)
 
@@ -185,6 +185,11 @@ class Replica:
         return self._follower is not None and self._follower.has_leader
 
     @property
+    def is_in_sync(self) -> bool:
+        """Whether the metadata counts this follower among those that have everything."""
+        return self._follower is not None and self._replica_id in self._follower.image.in_sync
+
+    @property
     def failure(self) -> StorageError | None:
         return self._failure
 
@@ -216,7 +221,6 @@ class Replica:
             return None
         if self.followed_offset() < log_.end_offset:
             # A former leader may not ask past its last records before they are safe.
-            self._is_held_up = True
             return None
         return FetchPosition(log_.end_offset, log_.epochs.latest, follower.leader_epoch, log_.start_offset)
 
@@ -332,10 +336,6 @@ class Replica:
     # What is safe, and who waits for it
 
     def _note_durable(self) -> None:
-        if self._is_held_up and self.followed_offset() >= self.log.end_offset:
-            self._is_held_up = False
-            for callback in self.on_followable:
-                callback()
         if self._leader is not None and self._leader.on_durable(self._syncing.safe_offset()):
             self._high_watermark_moved()
 
@@ -390,6 +390,8 @@ class Replica:
             log.error("partition is offline", partition=str(self.name), why=str(error))
             self._failure = error
             self._refuse_waiting(error)
+            if self.on_failed is not None:
+                self.on_failed()
 
     def _refuse_waiting(self, error: MoldauError, *, syncs_too: bool = True) -> None:
         for waiting in (self.committed, self._acknowledging, self._lowered):

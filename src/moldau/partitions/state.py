@@ -147,11 +147,22 @@ class LeaderState:
         follower.on_fetch(fetch.offset, fetch.start_offset, fetch.broker_epoch, self.end_offset, now_ms)
         return self.advance()
 
+    def on_same_fetch(self, replica: int, broker_epoch: int, now_ms: int) -> bool:
+        """A follower asks for the same as before; False where that says nothing, or not enough."""
+        follower = self.followers.get(replica)
+        if follower is None or follower.broker_epoch != broker_epoch or replica not in self.image.in_sync:
+            return False
+        follower.fetched_ms = now_ms
+        return True
+
     def on_image(self, image: PartitionImage, brokers: Mapping[int, BrokerImage], min_in_sync: int) -> bool:
         """A newer state of the same epoch. What was proposed on an older one is in it, or never will be."""
         self._settle(image.partition_epoch)
         for each in [each for each in self.followers if each not in image.replicas]:
             del self.followers[each]
+        for each in self.image.in_sync:
+            if each not in image.in_sync and each in self.followers:
+                self.followers[each].put_out()
         self.image = image
         self.leaving = ()
         self.brokers = brokers

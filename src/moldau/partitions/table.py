@@ -1,8 +1,9 @@
 """All partitions that this node has a replica of, kept as the metadata says they should be."""
 
 import asyncio
+import functools
 import itertools
-from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Sequence
 from uuid import UUID
 
 from moldau.controller.requests import NotReady
@@ -41,8 +42,10 @@ class PartitionTable:
         """`not_ours` are logs in the store that are no partitions of topics. Without a lease this node leads
         whatever the metadata says it leads."""
         self.store = store
-        self.on_roles_changed: list[Callable[[], None]] = []
-        """Called when partitions were opened or closed here, or have other leaders."""
+        self.on_roles_changed: list[Callable[[Sequence[Partition]], None]] = []
+        """Told of partitions that were opened or closed here, or have changed."""
+        self.on_not_ready: list[Callable[[], None]] = []
+        """Called when `not_ready` is another one by something else than a publication."""
         self.lease = lease
         self.incarnation_id: UUID | None = None
         """What the node registers with in this life. Nothing is opened before the metadata shows it; None opens at
@@ -57,6 +60,9 @@ class PartitionTable:
         """All of them, sorted; None where some have come or gone since."""
         self._image = EMPTY_IMAGE
         self._damaged: dict[tuple[str, int], StorageError] = {}
+        self._failed: dict[tuple[str, int], StorageError] = {}
+        self._changing = asyncio.Lock()
+        """Publications and attempts to open logs again go one after the other."""
 
     def get(self, topic: str, index: int) -> Partition | None:
         """None where there is no such partition here; raises StorageError where its log could not be
@@ -80,25 +86,16 @@ class PartitionTable:
         return self._damaged
 
     def not_ready(self) -> tuple[NotReady, ...]:
-        """The same, as the controller is told of them."""
+        """The same and those whose logs have failed since, as the controller is told of them."""
+        reasons = {**self._damaged, **self._failed}
         return tuple(
-            NotReady(
-                self._image.topics[topic].topic_id, index, self._node_id, str(self._damaged[topic, index])
-            )
-            for topic, index in sorted(self._damaged)
+            NotReady(self._image.topics[topic].topic_id, index, self._node_id, str(reasons[topic, index]))
+            for topic, index in sorted(reasons)
             if topic in self._image.topics
         )
 
     def led(self) -> list[Partition]:
         return [partition for partition in self if partition.is_leader]
-
-    def followed(self) -> dict[int, list[Partition]]:
-        """The partitions that this node follows, by the broker that leads them."""
-        followed: dict[int, list[Partition]] = {}
-        for partition in self:
-            if partition.is_follower and partition.failure is None:
-                followed.setdefault(partition.leader_id, []).append(partition)
-        return followed
 
     def lease_ended(self) -> None:
         """This node may not lead anything any more, until it is told otherwise."""
@@ -109,6 +106,10 @@ class PartitionTable:
 
     async def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
         """Makes the table what the image says; a partition is open for clients when this returns."""
+        async with self._changing:
+            await self._publish(delta, image)
+
+    async def _publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
         self._image = image
         changed: Iterable[tuple[str, int]] = delta.partitions_changed
         if not self._is_current:
@@ -120,8 +121,8 @@ class PartitionTable:
             changed = [
                 (name, each.index) for name, topic in image.topics.items() for each in topic.partitions
             ]
-        await _side_by_side(self._remove_topic(topic) for topic in delta.topics_deleted)
-        await _side_by_side(
+        touched = await _side_by_side(self._removals(delta.topics_deleted))
+        touched += await _side_by_side(
             self._take_partition(image.topics[name], image.topics[name].partitions[index])
             for name, index in changed
             if name in image.topics
@@ -130,9 +131,12 @@ class PartitionTable:
             for partition in self.led():
                 partition.on_brokers(image.brokers)
         self._configure(delta)
-        if delta.topics_deleted or changed:
+        self._tell(touched)
+
+    def _tell(self, touched: Sequence[Partition]) -> None:
+        if touched:
             for callback in self.on_roles_changed:
-                callback()
+                callback(touched)
 
     def _shows_this_life(self, image: ClusterImage) -> bool:
         """A node that starts is shown the past first: roles it had, topics under former ids, replicas that left and
@@ -156,35 +160,47 @@ class PartitionTable:
             if not is_known and name not in self._not_ours and name not in self._partitions:
                 await self.store.set_aside(name)
 
-    async def _take_partition(self, topic: TopicImage, image: PartitionImage) -> None:
+    async def _take_partition(self, topic: TopicImage, image: PartitionImage) -> Partition | None:
+        """The partition that was opened, changed or closed."""
         key = (topic.name, image.index)
         if self._node_id not in image.replicas:
-            await self._leave_partition(key)
-            return
+            return await self._leave_partition(key)
         partition = self._partitions.get(key)
         if partition is None:
             opened = await self._open(LogName(*key), topic.topic_id)
             if opened is None:
-                return
-            # Somebody else may have opened it meanwhile; the store then gave both the same log.
-            partition = self._partitions.get(key)
-            if partition is None:
-                partition = self._partitions[key] = Partition(
-                    opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease
-                )
-                self._in_order = None
-                partition.on_followable = self.on_roles_changed
-        await partition.take_role(image, brokers=self._image.brokers)
-
-    async def _leave_partition(self, key: tuple[str, int]) -> None:
-        """The replica was moved elsewhere, and others have all of it."""
-        self._damaged.pop(key, None)
-        partition = self._partitions.pop(key, None)
-        if partition is not None:
+                return None
+            partition = self._partitions[key] = Partition(
+                opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease
+            )
             self._in_order = None
+            partition.on_failed = functools.partial(self._note_failed, key, partition)
+        await partition.take_role(image, brokers=self._image.brokers)
+        return partition
+
+    def _note_failed(self, key: tuple[str, int], partition: Partition) -> None:
+        if partition.failure is not None and self._partitions.get(key) is partition:
+            self._failed[key] = partition.failure
+            self._tell_not_ready()
+
+    def _tell_not_ready(self) -> None:
+        for callback in self.on_not_ready:
+            callback()
+
+    async def _leave_partition(self, key: tuple[str, int]) -> Partition | None:
+        """The replica was moved elsewhere, and others have all of it."""
+        partition = self._forget(key)
+        if partition is not None:
             log.info("replica is removed: it has been moved to other nodes", partition=str(partition.name))
             await partition.close()
             await self._remove_log(partition.name)
+        return partition
+
+    def _forget(self, key: tuple[str, int]) -> Partition | None:
+        self._damaged.pop(key, None)
+        self._failed.pop(key, None)
+        self._in_order = None
+        return self._partitions.pop(key, None)
 
     async def _open(self, name: LogName, topic_id: UUID) -> Log | None:
         try:
@@ -195,17 +211,25 @@ class PartitionTable:
             self._damaged[name.topic, name.partition] = error
             return None
 
-    async def _remove_topic(self, topic: TopicImage) -> None:
-        for each in topic.partitions:
-            key = (topic.name, each.index)
-            self._damaged.pop(key, None)
-            partition = self._partitions.get(key)
-            if partition is None or partition.topic_id == topic.topic_id:
-                if partition is not None:
-                    del self._partitions[key]
-                    self._in_order = None
-                    await partition.close()
-                await self._remove_log(LogName(*key))
+    def _removals(
+        self, topics: Sequence[TopicImage]
+    ) -> Iterator[Coroutine[object, object, Partition | None]]:
+        on_disk = dict(self.store.found()) if topics else {}
+        for topic in topics:
+            for each in topic.partitions:
+                key = (topic.name, each.index)
+                if on_disk.get(LogName(*key)) == topic.topic_id:
+                    yield self._remove_partition(key)
+                elif key not in self._partitions:
+                    # What is there under this name is of another topic, if it is anything.
+                    self._damaged.pop(key, None)
+
+    async def _remove_partition(self, key: tuple[str, int]) -> Partition | None:
+        partition = self._forget(key)
+        if partition is not None:
+            await partition.close()
+        await self._remove_log(LogName(*key))
+        return partition
 
     async def _remove_log(self, name: LogName) -> None:
         try:
@@ -216,11 +240,19 @@ class PartitionTable:
 
     async def open_again(self) -> None:
         """Tries the partitions once more whose logs could not be opened for want of room or descriptors."""
+        touched: list[Partition] = []
         for (topic, index), error in list(self._damaged.items()):
-            found = self._image.topics.get(topic)
-            if found is not None and isinstance(error.__cause__, OSError):
-                del self._damaged[topic, index]
-                await self._take_partition(found, found.partitions[index])
+            if not isinstance(error.__cause__, OSError):
+                continue
+            async with self._changing:
+                found = self._image.topics.get(topic)
+                if found is not None and self._damaged.pop((topic, index), None) is not None:
+                    opened = await self._take_partition(found, found.partitions[index])
+                    if opened is not None:
+                        touched.append(opened)
+        if touched:
+            self._tell(touched)
+            self._tell_not_ready()
 
     def _configure(self, delta: ClusterDelta) -> None:
         everything = any(resource.type != TOPIC_RESOURCE for resource in delta.configs_changed)
@@ -248,10 +280,15 @@ class PartitionTable:
             log.warning("high watermarks are not saved", why=str(error))
 
 
-async def _side_by_side(work: Iterable[Coroutine[object, object, None]]) -> None:
-    """Many logs are opened or removed at a time: each waits for several syncs, and those of many can be shared."""
+async def _side_by_side(work: Iterable[Coroutine[object, object, Partition | None]]) -> list[Partition]:
+    """Many logs are opened or removed at a time: each waits for several syncs, and those of many can be shared. Gives
+    the partitions that were touched."""
+    touched = []
     waiting = iter(work)
     while some := list(itertools.islice(waiting, SIDE_BY_SIDE_MAX)):
         for outcome in await asyncio.gather(*some, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
+            if outcome is not None:
+                touched.append(outcome)
+    return touched

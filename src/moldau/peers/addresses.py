@@ -5,8 +5,7 @@ from moldau.peers.peers import Peers
 
 
 class PeerAddresses:
-    """A publisher of metadata. Nodes that no broker was ever registered for (voters of the settings) are left as they
-    are."""
+    """A publisher of metadata. Where voters are, the quorum says: who is no broker any more may still be one."""
 
     def __init__(self, peers: Peers, listener: str) -> None:
         self._peers = peers
@@ -20,5 +19,5 @@ class PeerAddresses:
                 continue
             for endpoint in broker.endpoints:
                 if endpoint.listener == self._listener:
-                    self._peers.know(broker_id, endpoint.host, endpoint.port)
+                    self._peers.know_broker(broker_id, endpoint.host, endpoint.port)
                     break

@@ -7,7 +7,7 @@ time ends its connection, because the answers behind it cannot come either.
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from moldau.client.connection import Connection
@@ -25,8 +25,6 @@ log = get_logger(__name__)
 
 PROBE_MS = 1_000
 """How long it is tried to find out whether a name with several addresses refuses at all of them."""
-
-OnLost = Callable[[int, str], None]
 
 
 class Connect(Protocol):
@@ -61,32 +59,38 @@ class Peers:
         self._connect = Connection.open if connect is None else connect
         self._client_id = f"node-{node_id}"
         self._addresses: dict[int, Address] = {}
+        """As they were last told."""
+        self._quorum_addresses: dict[int, Address] = {}
+        """Of those, what the quorum told."""
         self._connections: dict[_Key, Connection] = {}
         self._opening: dict[tuple[_Key, Address], asyncio.Task[Connection]] = {}
-        self._on_lost: list[OnLost] = []
         self._is_closed = False
 
     # Who is where
 
     def know(self, node_id: int, host: str, port: int) -> None:
-        """From now on the node is called at this address. What was asked at another one is still waited for."""
+        """The quorum says that the node is called at this address from now on. What was asked at another one is still
+        waited for."""
+        self._quorum_addresses[node_id] = Address(host, port)
+        self.know_broker(node_id, host, port)
+
+    def know_broker(self, node_id: int, host: str, port: int) -> None:
+        """As `know`, by what the node registered as a broker."""
         address = Address(host, port)
         if self._addresses.get(node_id) != address:
             self._addresses[node_id] = address
             self._leave_connections(node_id)
 
     def forget(self, node_id: int) -> None:
-        """The node is no part of the cluster any more."""
-        if self._addresses.pop(node_id, None) is not None:
+        """The node is no broker any more. It may still be a voter."""
+        voter = self._quorum_addresses.get(node_id)
+        if voter is not None:
+            self.know_broker(node_id, *voter)
+        elif self._addresses.pop(node_id, None) is not None:
             self._leave_connections(node_id)
 
     def address(self, node_id: int) -> tuple[str, int] | None:
         return self._addresses.get(node_id)
-
-    def on_lost(self, callback: OnLost) -> None:
-        """Calls back with the node and the lane as soon as the other side (or the network) ends an open connection.
-        Not for connections that this side closes, and not for calls that are merely late."""
-        self._on_lost.append(callback)
 
     # Calling
 
@@ -240,8 +244,6 @@ class Peers:
             del self._connections[key]
             if not self._is_closed:
                 log.debug("connection lost", node=key[0], lane=key[1], address=str(connection))
-                for callback in self._on_lost:
-                    callback(*key)
 
     def _leave_connections(self, node_id: int) -> None:
         for key in [key for key in self._connections if key[0] == node_id]:

@@ -11,6 +11,7 @@ from moldau.quorum.messages import NO_EPOCH, Voter
 from moldau.quorum.snapshot_format import SnapshotContents
 from moldau.quorum.snapshots import Snapshots
 from moldau.quorum.voters import VoterHistory
+from moldau.records.batch import Batch
 
 READ_BYTES_MAX = 8 * 1024 * 1024
 MEND = (
@@ -28,6 +29,7 @@ async def look_at_log(
     if contents is not None:
         offset = contents.id.end_offset
         voters.restart(offset, contents.voters)
+    first_offset = offset
     try:
         while offset < of.end_offset:
             slices = await of.read(offset, READ_BYTES_MAX, of.end_offset)
@@ -36,7 +38,7 @@ async def look_at_log(
                 if batch.next_offset <= offset:
                     # The batch that the log's start lies in.
                     continue
-                named = span_of(checked(batch)).voters
+                named = span_of(_in_its_place(checked(batch), offset, first_offset, of.epochs)).voters
                 if named is not None:
                     voters.add(batch.last_offset, named)
                 offset = batch.next_offset
@@ -58,6 +60,19 @@ async def look_at_log(
         epochs,
         None if contents is None else contents.id,
     )
+
+
+def _in_its_place(batch: Batch, offset: int, first_offset: int, epochs: EpochHistory) -> Batch:
+    """A batch's checksum does not cover where it stands and in which epoch. This log has no gaps; only the first batch
+    may begin before what is looked at."""
+    if batch.base_offset > offset or (batch.base_offset < offset and offset != first_offset):
+        raise CorruptRecordError(f"a batch with offset {batch.base_offset} stands where {offset} should")
+    epoch = epochs.epoch_at(offset)
+    if batch.leader_epoch != epoch:
+        raise CorruptRecordError(
+            f"the batch at offset {offset} has leader epoch {batch.leader_epoch}, and the history of epochs {epoch}"
+        )
+    return batch
 
 
 def _base_epoch(of: Log, snapshots: Snapshots | None, contents: SnapshotContents | None) -> int:

@@ -2,27 +2,33 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from moldau.peers.peers import Peers
 from moldau.replication.fetcher import Fetcher, Fetching, FollowedPartition
 from moldau.replication.in_sync import Gateway, InSyncSets, LedPartition
+from moldau.replication.session import PartitionKey
 from moldau.replication.throttle import Throttle
 from moldau.settings.effective import EffectiveSettings
 from moldau.world.clock import Clock
 
 
 class ReplicatedPartition(FollowedPartition, LedPartition, Protocol):
-    """A partition in either role."""
+    """A partition in either role, or in none any more."""
+
+    @property
+    def is_follower(self) -> bool: ...
+    @property
+    def leader_id(self) -> int: ...
 
 
 class Partitions(Protocol):
     """The table of partitions, as far as replication goes."""
 
-    on_roles_changed: list[Callable[[], None]]
+    on_roles_changed: list[Callable[[Sequence[Any]], None]]
 
-    def followed(self) -> Mapping[int, Sequence[ReplicatedPartition]]: ...
+    def __iter__(self) -> Iterator[ReplicatedPartition]: ...
 
     def led(self) -> Iterable[ReplicatedPartition]: ...
 
@@ -61,6 +67,8 @@ class Replication:
             random=random,
         )
         self._fetchers: dict[int, Fetcher] = {}
+        self._leaders: dict[PartitionKey, int] = {}
+        """Of all that is followed."""
         self.in_sync = InSyncSets(
             node_id,
             table.led,
@@ -76,19 +84,29 @@ class Replication:
         """Follows what the table says from now on. The broker has registered: leaders refuse those who have not."""
         self._table.on_roles_changed.append(self._roles_changed)
         self.in_sync.start()
-        self._roles_changed()
+        self._roles_changed(list(self._table))
 
     async def close(self) -> None:
         """Fetches no more, and waits for what is being appended."""
         self._is_closed = True
         await asyncio.gather(self.in_sync.close(), *(each.close() for each in self._fetchers.values()))
 
-    def _roles_changed(self) -> None:
+    def _roles_changed(self, partitions: Sequence[ReplicatedPartition]) -> None:
+        """Only these are looked at: there may be thousands of others."""
         if self._is_closed:
             return
-        followed = self._table.followed()
-        for leader_id in sorted(followed):
+        taken: dict[int, list[ReplicatedPartition]] = {}
+        left: dict[int, list[PartitionKey]] = {}
+        for partition in partitions:
+            key = PartitionKey(partition.topic_id, partition.name.partition)
+            former = self._leaders.pop(key, None)
+            leader = partition.leader_id if partition.is_follower and partition.failure is None else None
+            if former is not None and former != leader:
+                left.setdefault(former, []).append(key)
+            if leader is not None:
+                self._leaders[key] = leader
+                taken.setdefault(leader, []).append(partition)
+        for leader_id in sorted({*taken, *left}):
             if leader_id not in self._fetchers:
                 self._fetchers[leader_id] = Fetcher(leader_id, self._fetching)
-        for leader_id, fetcher in self._fetchers.items():
-            fetcher.follow(followed.get(leader_id, ()))
+            self._fetchers[leader_id].follow(taken.get(leader_id, ()), left.get(leader_id, ()))

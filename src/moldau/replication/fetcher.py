@@ -6,7 +6,7 @@ by asking, a follower says what it has on disk. One partition's trouble is its o
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -68,6 +68,8 @@ class FollowedPartition(Protocol):
 
     @property
     def leader_epoch(self) -> int: ...
+    @property
+    def is_in_sync(self) -> bool: ...
 
     def fetch_position(self) -> tuple[int, int, int, int] | None:
         """(offset, last epoch, leader epoch, start offset), where everything below the offset is durable; None while
@@ -116,13 +118,18 @@ class Fetcher:
         self._bytes_max: int | None = None
         """Less than the settings allow while the leader's answers do not come through."""
 
-    def follow(self, partitions: Sequence[FollowedPartition]) -> None:
-        """Follows these and no others from now on."""
-        self._partitions = {PartitionKey(each.topic_id, each.name.partition): each for each in partitions}
-        epochs = {key: each.leader_epoch for key, each in self._partitions.items()}
-        begun, left = self._followed.follow(epochs)
+    def follow(self, partitions: Iterable[FollowedPartition], left: Iterable[PartitionKey] = ()) -> None:
+        """Follows these too from now on, or in the epoch they are in by now, and those that are `left` no more."""
         for key in left:
-            self._session.forget(key)
+            if self._partitions.pop(key, None) is not None:
+                self._followed.leave(key)
+                self._session.forget(key)
+        begun = []
+        for each in partitions:
+            key = PartitionKey(each.topic_id, each.name.partition)
+            self._partitions[key] = each
+            if self._followed.follow(key, each.leader_epoch, is_in_sync=each.is_in_sync):
+                begun.append(key)
         for key in begun:
             self._want(key)
         if self._task is None and self._partitions and not self._is_closing:
@@ -177,7 +184,8 @@ class Fetcher:
 
     async def _fetch(self, wait_max_ms: int | None) -> Any:
         settings = self._with.settings.broker
-        wait_ms = settings.replica_fetch_wait_max_ms
+        # Whoever asks too rarely is taken for dead, also where there is nothing to fetch.
+        wait_ms = min(settings.replica_fetch_wait_max_ms, settings.replica_lag_time_max_ms // 4)
         if wait_max_ms is not None:
             wait_ms = min(wait_ms, wait_max_ms)
         bytes_max = settings.replica_fetch_response_max_bytes

@@ -41,6 +41,8 @@ CHANGES_MAX = 2_000
 SHOWN_MAX = 5
 """How many changes one log line shows."""
 RETRY_MS_MIN, RETRY_MS_MAX = 50, 1_000
+EXPECTED_FAILURES_MAX = 10
+"""In a row, while the controller moves."""
 INELIGIBLE_MS = 200
 """How long a partition waits that proposed a member which the controller does not take: its metadata is newer."""
 
@@ -116,6 +118,7 @@ class InSyncSets:
         """Until when a partition is not looked at."""
         self._next_look_ms = 0
         self._failures = 0
+        self._has_complained = False
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -172,6 +175,9 @@ class InSyncSets:
             log.info("in-sync sets have changed", partitions=len(changed), now=some)
         if refusal is None:
             self._failures = 0
+            if self._has_complained:
+                self._has_complained = False
+                log.info("the controller changes in-sync sets again")
         else:
             await self._failed(refusal)
 
@@ -211,12 +217,16 @@ class InSyncSets:
             )
         else:
             log.debug("an in-sync set is not changed", partition=str(partition.name), why=str(result.error))
-        partition.on_in_sync_answer(result)
+        if result.error is None or proposed.is_wanted:
+            # A refusal does not say of what: it must not be taken for that of a later proposal.
+            partition.on_in_sync_answer(result)
 
     async def _failed(self, error: MoldauError) -> None:
         self._failures += 1
         expected = isinstance(error, NotControllerError | PeerUnreachableError)
-        tell = log.debug if expected and self._failures < 10 else log.warning
+        is_worth_a_word = not expected or self._failures >= EXPECTED_FAILURES_MAX
+        tell = log.warning if is_worth_a_word and not self._has_complained else log.debug
+        self._has_complained |= is_worth_a_word
         tell(
             "the controller could not be asked to change in-sync sets",
             why=str(error),

@@ -1,7 +1,6 @@
 """Which partitions a fetcher asks its leader for, which rest after a failure and for how long, and what each answer
 means. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -77,7 +76,7 @@ class Followed:
     failures: int = 0
     """In a row."""
     is_in_sync: bool = False
-    """It had all that is committed when it was last answered."""
+    """It had all that is committed when it was last answered, or else, as far as the metadata says, before."""
 
 
 class FollowedPartitions:
@@ -104,23 +103,20 @@ class FollowedPartitions:
         found = self._partitions.get(key)
         return found is not None and found.failures > 0
 
-    def follow(
-        self, leader_epochs: Mapping[PartitionKey, int]
-    ) -> tuple[list[PartitionKey], list[PartitionKey]]:
-        """Follows these and no others. Gives those to be asked for now, because they are new or have a new leader
-        epoch, and those that are not followed any more."""
-        left = [key for key in self._partitions if key not in leader_epochs]
-        for key in left:
-            del self._partitions[key]
-            self._resting.pop(key, None)
-        begun = []
-        for key, epoch in leader_epochs.items():
-            found = self._partitions.get(key)
-            if found is None or found.leader_epoch != epoch:
-                self._partitions[key] = Followed(epoch)
-                self._resting.pop(key, None)
-                begun.append(key)
-        return begun, left
+    def follow(self, key: PartitionKey, leader_epoch: int, *, is_in_sync: bool) -> bool:
+        """Whether it is to be asked for now, because it is new or has a new leader epoch; then `is_in_sync` is what
+        the metadata says of it."""
+        found = self._partitions.get(key)
+        if found is not None and found.leader_epoch == leader_epoch:
+            return False
+        self._partitions[key] = Followed(leader_epoch, is_in_sync=is_in_sync)
+        self._resting.pop(key, None)
+        return True
+
+    def leave(self, key: PartitionKey) -> None:
+        """It is not followed any more."""
+        self._partitions.pop(key, None)
+        self._resting.pop(key, None)
 
     def wake(self, now_ms: int) -> list[PartitionKey]:
         """Those whose rest is over: from now on they are fetched again."""

@@ -72,6 +72,7 @@ async def produce(request: Any, session: Session, broker: Broker) -> Any:
         return NO_ANSWER
     if acks == ALL and written:
         await _wait_committed(written, request.timeout)
+    _check_leases(written)
     return {
         "responses": topics,
         "throttle_time": 0,
@@ -163,8 +164,11 @@ async def _wait_committed(written: list[_Written], timeout_ms: int) -> None:
     finally:
         if timer is not None:
             timer.cancel()
+
+
+def _check_leases(written: list[_Written]) -> None:
+    """All of them at the very end: while one was appended or waited for, the lease for another may have run out."""
     for partition, _, answer in written:
-        # All of them at the very end: while one was waited for, the lease for another may have run out.
         if answer["error_code"] == 0:
             try:
                 partition.check_lease()

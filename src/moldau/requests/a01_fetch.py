@@ -22,6 +22,7 @@ from moldau.requests.errors import ErrorCode, error_code
 from moldau.requests.fetch_sessions import (
     BEGIN_EPOCH,
     END_EPOCH,
+    NO_REPLICA,
     NO_SESSION,
     FetchSession,
     FetchSessionNotFoundError,
@@ -46,22 +47,22 @@ TOPIC_ID_VERSION = 13
 async def fetch(request: Any, session: Session, broker: Broker) -> Any:
     if is_of_metadata(request):
         return await fetch_metadata(request, session, broker)
+    asker = _asker(request, session)
     try:
-        fetch_session, named = _resolve(request, session, broker)
+        fetch_session, named = _resolve(request, session, broker, asker)
     except FetchSessionNotFoundError:
         return _refusal(ErrorCode.fetch_session_id_not_found)
     except InvalidFetchSessionEpochError:
         return _refusal(ErrorCode.invalid_fetch_session_epoch)
     except FetchSessionTopicIdError:
         return _refusal(ErrorCode.fetch_session_topic_id_error)
-    asker = _asker(request, session)
     watch = Watch() if fetch_session is None else fetch_session.watch
     under_way = Fetch(
         broker,
         named if fetch_session is None else fetch_session.wanted,
         asker,
         watch,
-        {} if fetch_session is None else fetch_session.told,
+        None if fetch_session is None else fetch_session.told,
         bytes_max=_bytes_max(request, asker, broker),
         committed_only=request.isolation_level == READ_COMMITTED,
     )
@@ -110,7 +111,7 @@ def _refusal(code: ErrorCode) -> dict[str, Any]:
 
 
 def _resolve(
-    request: Any, session: Session, broker: Broker
+    request: Any, session: Session, broker: Broker, asker: Asker
 ) -> tuple[FetchSession | None, dict[PartitionKey, Wanted]]:
     """The session, if there is one, and the partitions that the request names."""
     sessions = broker.fetch_sessions
@@ -122,14 +123,28 @@ def _resolve(
         return None, named
     by_id = session.api_version >= TOPIC_ID_VERSION
     if epoch == BEGIN_EPOCH:
-        return sessions.begin(session.connection, named, session_id, now_ms, uses_topic_ids=by_id), named
+        begun = sessions.begin(
+            session.connection,
+            named,
+            session_id,
+            now_ms,
+            uses_topic_ids=by_id,
+            replica_id=asker.replica_id if _is_of_cluster(asker, broker) else NO_REPLICA,
+        )
+        return begun, named
     forgotten = _forgotten(request)
     return sessions.resume(session_id, epoch, named, forgotten, now_ms, uses_topic_ids=by_id), named
 
 
+def _is_of_cluster(asker: Asker, broker: Broker) -> bool:
+    """Whether it is a follower, as far as can be told, and not a client that only says so."""
+    is_inside = asker.listener == broker.settings.broker.inter_broker_listener
+    return asker.is_replica and is_inside and asker.replica_id in broker.metadata.image.brokers
+
+
 def _worth_a_look(fetch_session: FetchSession, asker: Asker, broker: Broker) -> list[PartitionKey]:
-    """What has news; and from time to time all but what is in sync, for followers that want to join show that they are
-    alive by what they fetch."""
+    """What has news; and from time to time all, for followers show that they are alive by what they fetch. For those in
+    sync that is noted and nothing is read."""
     watch = fetch_session.watch
     keys = list(watch.news)
     now_ms = broker.world.clock.monotonic_ms()
@@ -138,16 +153,16 @@ def _worth_a_look(fetch_session: FetchSession, asker: Asker, broker: Broker) -> 
         keys += [
             key
             for key in fetch_session.wanted
-            if key not in watch.news and not _is_in_sync(watch.partition(key), asker)
+            if key not in watch.news and not _still_follows(watch.partition(key), asker)
         ]
     return keys
 
 
-def _is_in_sync(partition: Partition | None, asker: Asker) -> bool:
+def _still_follows(partition: Partition | None, asker: Asker) -> bool:
     """Whether the asker is a follower in sync; where there is no news, it has all there is."""
-    if partition is None or not asker.is_replica or not partition.is_leader:
+    if partition is None or not asker.is_replica:
         return False
-    return partition.failure is None and asker.replica_id in partition.leader().in_sync
+    return partition.still_follows(asker.replica_id, asker.broker_epoch)
 
 
 def _named(request: Any, broker: Broker) -> Iterable[Wanted]:

@@ -83,8 +83,7 @@ async def _find(partition: Partition, timestamp: int, known_epoch: int, version:
     if timestamp == LATEST:
         return -1, partition.latest(known_epoch), leader.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        epoch = log.epochs.epoch_at(log.start_offset)
-        return -1, log.start_offset, -1 if epoch is None else epoch
+        return -1, log.start_offset, log.epochs.epoch_at(log.start_offset)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOT_FOUND
     if timestamp == MAX_TIMESTAMP:

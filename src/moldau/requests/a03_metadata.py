@@ -35,6 +35,7 @@ from moldau.requests.topology import (
     describe_partition,
     has_listener,
     reachable_brokers,
+    reachable_ids,
 )
 from moldau.wire.api_keys import ApiKey
 
@@ -49,6 +50,8 @@ class _Asker(NamedTuple):
 
     version: int
     listener: str
+    reachable: frozenset[int]
+    """The brokers that can be talked to on the listener."""
     operations: int
     """To be told for each topic."""
     not_leading: int | None
@@ -68,7 +71,8 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
         errors = await _create_missing([topic.name for topic in asked if topic.get("name")], broker)
     image, listener = broker.metadata.image, session.connection.listener
     operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED
-    asker = _Asker(session.api_version, listener, operations, cut_off(broker))
+    reachable = reachable_ids(image, listener)
+    asker = _Asker(session.api_version, listener, reachable, operations, cut_off(broker))
     if asked is None:
         topics = [_topic(topic, image, asker) for _, topic in sorted(image.topics.items())]
     else:
@@ -178,7 +182,7 @@ def _topic(topic: TopicImage, image: ClusterImage, asker: _Asker) -> dict[str, A
 
 
 def _partition(partition: PartitionImage, image: ClusterImage, asker: _Asker) -> dict[str, Any]:
-    tree = describe_partition(partition, image, asker.listener, not_leading=asker.not_leading)
+    tree = describe_partition(partition, asker.reachable, not_leading=asker.not_leading)
     if tree["leader_id"] == NO_LEADER:
         leads_elsewhere = partition.leader in image.brokers and not has_listener(
             partition.leader, image, asker.listener

@@ -28,8 +28,9 @@ async def vote(request: Message, session: Session, broker: Broker) -> dict[str, 
     except MoldauError as error:
         return refusal(error_code(error))
     try:
-        check_sender(asked.replica_id, session, broker)
-        reply = await broker.quorum.vote(_vote_request(request, asked))
+        wanted = _vote_request(request, asked)
+        check_sender(wanted.candidate.node_id, session, broker)
+        reply = await broker.quorum.vote(wanted)
         is_fenced = asked.replica_epoch < reply.epoch
         code = int(ErrorCode.fenced_leader_epoch if is_fenced else ErrorCode.none)
     except MoldauError as error:

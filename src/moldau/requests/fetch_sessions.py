@@ -3,7 +3,8 @@ changed.
 
 A session belongs to the connection it was begun on, as far as its end goes: a client that keeps beginning
 new ones replaces its own and cannot fill the cache. When all slots are taken, one that was not used for a
-while makes room; else the client is served without a session.
+while makes room; else the client is served without a session. Followers have one session for each node beside the
+slots: they neither drive consumers out nor are driven out by them.
 """
 
 import random
@@ -18,6 +19,7 @@ from moldau.requests.session import ClientConnection
 NO_SESSION = 0
 BEGIN_EPOCH = 0
 END_EPOCH = -1
+NO_REPLICA = -1
 EVICT_AFTER_MS = 120_000
 _EPOCH_LIMIT = 2**31
 
@@ -79,6 +81,8 @@ class FetchSessions:
         self._random = source
         self._slots_max = slots_max
         self._sessions: dict[int, FetchSession] = {}
+        self._of_replicas: dict[int, int] = {}
+        """The sessions of followers, by their nodes."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -91,13 +95,18 @@ class FetchSessions:
         now_ms: int,
         *,
         uses_topic_ids: bool,
+        replica_id: int = NO_REPLICA,
     ) -> FetchSession | None:
-        """A new session in place of those the connection had, or None where the client has to do without."""
+        """A new session in place of those the connection, or the follower, had; None where the client has to do
+        without."""
         self.end(replaced_id)
         self.end_all(connection)
-        if not wanted or not self._make_room(now_ms):
+        if not wanted or (replica_id == NO_REPLICA and not self._make_room(now_ms)):
             return None
         session_id = self._new_id()
+        if replica_id != NO_REPLICA:
+            self.end(self._of_replicas.get(replica_id, NO_SESSION))
+            self._of_replicas[replica_id] = session_id
         session = FetchSession(session_id, uses_topic_ids, 1, now_ms, dict(wanted), looked_ms=now_ms)
         session.watch.news.update(dict.fromkeys(wanted))
         self._sessions[session_id] = session
@@ -135,6 +144,9 @@ class FetchSessions:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.watch.close()
+            for replica_id, its_session_id in list(self._of_replicas.items()):
+                if its_session_id == session_id:
+                    del self._of_replicas[replica_id]
 
     def end_all(self, connection: ClientConnection) -> None:
         """The sessions begun on a connection; called when it closes, too."""
@@ -143,9 +155,11 @@ class FetchSessions:
         connection.fetch_session_ids.clear()
 
     def _make_room(self, now_ms: int) -> bool:
-        if len(self._sessions) < self._slots_max:
+        of_replicas = self._of_replicas.values()
+        others = [each for each in self._sessions.values() if each.session_id not in of_replicas]
+        if len(others) < self._slots_max:
             return True
-        oldest = min(self._sessions.values(), key=lambda each: each.used_at_ms, default=None)
+        oldest = min(others, key=lambda each: each.used_at_ms, default=None)
         if oldest is None or now_ms - oldest.used_at_ms < EVICT_AFTER_MS:
             return False
         self.end(oldest.session_id)

@@ -50,12 +50,12 @@ class Fetch:
         wanted: Mapping[PartitionKey, Wanted],
         asker: Asker,
         watch: Watch,
-        told: Mapping[PartitionKey, Told],
+        told: Mapping[PartitionKey, Told] | None,
         *,
         bytes_max: int,
         committed_only: bool,
     ) -> None:
-        """`told` is what a session's client knows already."""
+        """`told` is what a session's client knows already; None without a session."""
         self._broker = broker
         self._wanted = wanted
         self._asker = asker
@@ -69,6 +69,8 @@ class Fetch:
         self._telling: dict[PartitionKey, None] = {}
         """What has something to tell at once besides records."""
         self._partitions: dict[PartitionKey, Partition] = {}
+        self._first_seen: dict[PartitionKey, int] = {}
+        """High watermarks when a fetch without a session came: what it knew before, nobody remembers."""
         self.looked_at: dict[PartitionKey, Wanted] = {}
         self.results: dict[PartitionKey, Result] = {}
 
@@ -140,6 +142,8 @@ class Fetch:
             return True
         if not self._followers_serve:
             return False
+        if self._told is None:
+            return result.high_watermark > self._first_seen.setdefault(key, result.high_watermark)
         told = self._told.get(key)
         return told is None or result.high_watermark > told.high_watermark
 

@@ -10,7 +10,7 @@ from moldau.partitions.waiting import Listeners
 
 PartitionKey = tuple[UUID | str, int]
 """Of a topic's id, or its name where a fetch goes by names."""
-Told = Callable[[PartitionKey], None]
+OnNews = Callable[[PartitionKey], None]
 
 
 class _Followed(NamedTuple):
@@ -24,7 +24,7 @@ class Watch:
         """Partitions that have changed since they were last read, or were not read to their end; the one that has
         waited longest comes first."""
         self._followed: dict[PartitionKey, _Followed] = {}
-        self._fetches: list[Told] = []
+        self._fetches: list[OnNews] = []
         self._is_closed = False
 
     def follow(
@@ -65,17 +65,17 @@ class Watch:
         for key in list(self._followed):
             self.forget(key)
 
-    def attach(self, told: Told) -> None:
+    def attach(self, on_news: OnNews) -> None:
         """A fetch begins that wants to be told of loud news."""
-        self._fetches.append(told)
+        self._fetches.append(on_news)
 
-    def detach(self, told: Told) -> None:
-        self._fetches.remove(told)
+    def detach(self, on_news: OnNews) -> None:
+        self._fetches.remove(on_news)
 
     def _note(self, key: PartitionKey) -> None:
         self.news[key] = None
 
     def _tell(self, key: PartitionKey) -> None:
         self.news[key] = None
-        for told in self._fetches:
-            told(key)
+        for on_news in self._fetches:
+            on_news(key)

@@ -1,5 +1,6 @@
 """The cluster as clients of one listener see it: the brokers they can reach, and partitions in terms of those."""
 
+from collections.abc import Container
 from typing import Any
 
 from moldau.metadata.image import NO_LEADER, BrokerImage, ClusterImage, Endpoint, PartitionImage
@@ -35,11 +36,17 @@ def cut_off(broker: Broker) -> int | None:
     return None if broker.membership.lease.is_valid() else broker.broker_id
 
 
+def reachable_ids(image: ClusterImage, listener: str) -> frozenset[int]:
+    """The brokers that clients of this listener can talk to."""
+    return frozenset(broker.broker_id for broker, _ in reachable_brokers(image, listener))
+
+
 def describe_partition(
-    partition: PartitionImage, image: ClusterImage, listener: str, *, not_leading: int | None = None
+    partition: PartitionImage, reachable: Container[int], *, not_leading: int | None = None
 ) -> dict[str, Any]:
-    """What Metadata and DescribeTopicPartitions both tell of a partition."""
-    leads = partition.leader != not_leading and _is_alive(partition.leader, image, listener)
+    """What Metadata and DescribeTopicPartitions both tell of a partition. `reachable` are the brokers that the client
+    can talk to, found once for all partitions of an answer."""
+    leads = partition.leader != not_leading and partition.leader in reachable
     return {
         "error_code": 0,
         "partition_index": partition.index,
@@ -47,17 +54,10 @@ def describe_partition(
         "leader_epoch": partition.leader_epoch,
         "replica_nodes": partition.replicas,
         "isr_nodes": partition.in_sync,
-        "offline_replicas": [
-            replica for replica in partition.replicas if not _is_alive(replica, image, listener)
-        ],
+        "offline_replicas": [replica for replica in partition.replicas if replica not in reachable],
     }
 
 
 def has_listener(broker_id: int, image: ClusterImage, listener: str) -> bool:
     broker = image.brokers.get(broker_id)
     return broker is not None and any(endpoint.listener == listener for endpoint in broker.endpoints)
-
-
-def _is_alive(broker_id: int, image: ClusterImage, listener: str) -> bool:
-    """Whether clients of this listener can talk to it."""
-    return has_listener(broker_id, image, listener) and not image.brokers[broker_id].fenced

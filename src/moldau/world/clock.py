@@ -1,7 +1,7 @@
 """The two clocks: one that never jumps, for timeouts and leases, and one that people read, for records."""
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -12,9 +12,13 @@ class Clock(Protocol):
         """Milliseconds since 1970; for record timestamps and retention only, because it may jump."""
 
 
+# A machine that was asleep must not take its leases for valid: Linux has a clock that counts that time too.
+_MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class SystemClock:
     def monotonic_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000
+        return time.clock_gettime_ns(_MONOTONIC) // 1_000_000
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -77,7 +77,7 @@ class FilesLog(SegmentedLog):
     async def _truncate_to(self, offset: int) -> None:
         async with self._truncating():
             if offset < self.start_offset:
-                await self._begin_anew(self._without_records(offset, offset))
+                await self._begin_anew(await self._without_records(offset, offset))
             else:
                 await self._cut_at(offset)
 
@@ -106,7 +106,7 @@ class FilesLog(SegmentedLog):
         end = segment.end_before(position)
         if end < self.start_offset:
             # The batch that the log begins in goes, and with it all that could be read.
-            await self._begin_anew(self._without_records(self.start_offset, end))
+            await self._begin_anew(await self._without_records(self.start_offset, end))
             return
         await self._lower_checkpoints(end)
         # Before any record goes: an epoch must not outlive its records, or this log would pass for a newer one.
@@ -118,11 +118,11 @@ class FilesLog(SegmentedLog):
         segment.cut(position)
         await self._truncated(segment, dropped, end)
 
-    def _without_records(self, offset: int, end: int) -> Beginning:
+    async def _without_records(self, offset: int, end: int) -> Beginning:
         """A log that begins at `offset` and has no records. Of producers it knows what they wrote below `end`, which
         may be the only trace of it: they might send it again."""
         producers = ProducerStates()
-        rebuild_producers(self._disk, self._directory, self._segments, producers, end)
+        await rebuild_producers(self._disk, self._directory, self._segments, producers, end)
         epochs = EpochHistory.from_text(self.epochs.to_text())
         epochs.truncate_from_end(offset)
         return Beginning(offset, producers.snapshot() if len(producers) else None, epochs.to_text())
@@ -168,7 +168,7 @@ class FilesLog(SegmentedLog):
         for offset in snapshots(self._disk, self._directory):
             if offset > end:
                 self._disk.remove(self._path(offset, SNAPSHOT))
-        rebuild_producers(self._disk, self._directory, self._segments, self.producers, end)
+        await rebuild_producers(self._disk, self._directory, self._segments, self.producers, end)
         self._names_changed += 1
         await self._sync()
 

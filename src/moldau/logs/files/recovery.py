@@ -94,20 +94,30 @@ def snapshots(disk: Disk, directory: str) -> list[int]:
     return [offset for offset in offsets if offset is not None]
 
 
-def rebuild_producers(
+async def rebuild_producers(
     disk: Disk, directory: str, segments: list[Segment], producers: ProducerStates, end: int
 ) -> None:
-    """Brings producer state to `end`, from the newest snapshot up to there and the batches behind it."""
+    """Brings producer state to `end`, from the newest snapshot up to there and the batches behind it. Those may be
+    many, so it gives way to others."""
     for offset in reversed(snapshots(disk, directory)):
         if offset > end:
             continue
         data = read_file(disk, f"{directory}/{offset_name(offset, SNAPSHOT)}")
         try:
-            producers.rebuild(data, headers_between(segments, offset, end))
+            producers.rebuild(data, ())
+            await _take_up(producers, headers_between(segments, offset, end))
             return
         except CorruptRecordError as error:
             log.warning("producer snapshot is passed over", log=directory, offset=offset, why=str(error))
-    producers.rebuild(None, headers_between(segments, 0, end))
+    producers.rebuild(None, ())
+    await _take_up(producers, headers_between(segments, 0, end))
+
+
+async def _take_up(producers: ProducerStates, headers: Iterator[BatchHeader]) -> None:
+    for count, header in enumerate(headers, start=1):
+        producers.update(header)
+        if count % _BATCHES_PER_STEP == 0:
+            await asyncio.sleep(0)
 
 
 class _Recovery:
@@ -132,10 +142,10 @@ class _Recovery:
             self._drop_snapshots_after(active.next_offset)
             end_offset = active.next_offset
             epochs = self._load_epochs(segments, end_offset)
-            rebuild_producers(self._disk, self._directory, segments, producers, end_offset)
+            await rebuild_producers(self._disk, self._directory, segments, producers, end_offset)
         else:
             epochs = self._load_epochs(segments, trusted_end)
-            rebuild_producers(self._disk, self._directory, segments[:untrusted], producers, trusted_end)
+            await rebuild_producers(self._disk, self._directory, segments[:untrusted], producers, trusted_end)
             await self._check_untrusted(segments, untrusted, producers, epochs)
             end_offset = segments[-1].next_offset
         if end_offset < self._start_offset:

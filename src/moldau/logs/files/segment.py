@@ -22,13 +22,13 @@ _RECENT_MAX = 4096
 log = get_logger(__name__)
 
 
-def read_file(disk: Disk, path: str) -> bytes | None:
-    """A small file's whole content; None where there is none."""
+def read_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
+    """A small file's whole content, or its first `bytes_max`; None where there is none."""
     if not disk.exists(path):
         return None
     file = disk.open(path)
     try:
-        return file.read(0, file.size)
+        return file.read(0, file.size if bytes_max is None else min(file.size, bytes_max))
     finally:
         file.close()
 

@@ -1,8 +1,10 @@
 """All logs of a node, in one directory: finding, opening and removing them, and the checkpoints they share."""
 
+import asyncio
 import json
 import posixpath
 from collections.abc import Sequence
+from itertools import islice
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, StorageError
@@ -35,6 +37,10 @@ from moldau.world.clock import Clock
 from moldau.world.disk import Disk
 
 PRODUCER_EXPIRATION_MS = 86_400_000
+SIDE_BY_SIDE_MAX = 64
+"""How many logs are closed at a time: each waits for many syncs, and those of all can run together."""
+
+_RESERVED_ID_MAX = 1
 
 log = get_logger(__name__)
 
@@ -114,7 +120,7 @@ class FilesStore(LogStore):
             self._untouched.add(log_name)
 
     def _read_topic_id(self, path: str) -> UUID | None:
-        """None where the file is missing or damaged; then `open` takes the log for what it is asked for."""
+        """None where the file is missing or damaged."""
         data = read_file(self._disk, f"{path}/{PARTITION}")
         if data is None:
             return None
@@ -135,13 +141,16 @@ class FilesStore(LogStore):
             return opened
         path = f"{self._directory}/{name}"
         try:
-            if self._disk.exists(path):
+            is_new = not self._disk.exists(path)
+            if not is_new:
                 known = self._read_topic_id(path)
                 if known is not None and known != topic_id:
                     await self.set_aside(name)
-                    opened = None
+                    opened, is_new = None, True
             if not self._disk.exists(f"{path}/{PARTITION}") or self._read_topic_id(path) is None:
+                self._check_no_records(path, topic_id)
                 await self._create(path, topic_id)
+                self._found[name] = topic_id
             begun_anew = await finish_beginning_anew(self._disk, path, name, self._checkpoints)
         except CorruptRecordError as error:
             raise StorageError(damage(path, str(error))) from error
@@ -150,7 +159,7 @@ class FilesStore(LogStore):
         if name in self._untouched:
             clean = self.was_closed_cleanly
         else:
-            clean = opened is not None and opened.is_saved
+            clean = is_new or (opened is not None and opened.is_saved)
         clean = clean and not begun_anew
         recovered = await recover(
             self._disk,
@@ -175,6 +184,16 @@ class FilesStore(LogStore):
         self._found[name] = topic_id
         self._untouched.discard(name)
         return opened
+
+    def _check_no_records(self, path: str, topic_id: UUID) -> None:
+        """A log that does not say whose it is may be of another topic of this name, so it is not taken for this one's;
+        nor is it put out of the way, as this one's replica, which others count on, would then be empty. Ids that are
+        reserved are never given to anything else."""
+        if topic_id.int <= _RESERVED_ID_MAX or not self._disk.exists(path):
+            return
+        for each in self._disk.list(path):
+            if offset_of(each, LOG) is not None and read_file(self._disk, f"{path}/{each}", bytes_max=1):
+                raise CorruptRecordError(f"{PARTITION} does not tell which topic it is of")
 
     async def _create(self, path: str, topic_id: UUID) -> None:
         self._disk.make_directory(path)
@@ -244,18 +263,27 @@ class FilesStore(LogStore):
     async def close(self, broker_epoch: int = -1) -> None:
         """A log that failed keeps the shutdown from counting as clean; the others are closed nevertheless."""
         clean = self.was_closed_cleanly or not self._untouched
-        for opened in self._logs.values():
-            try:
-                await opened.close()
-            except StorageError as error:
-                log.error("log cannot be closed", log=str(opened.name), why=str(error))
-            clean = clean and opened.is_saved
+        waiting = iter(list(self._logs.values()))
+        while some := list(islice(waiting, SIDE_BY_SIDE_MAX)):
+            for outcome in await asyncio.gather(*map(self._close, some), return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                clean = clean and outcome
         if clean:
             marker = json.dumps({"version": 0, "brokerEpoch": broker_epoch})
             try:
                 await self._disk.replace(f"{self._directory}/{CLEAN_SHUTDOWN}", marker.encode())
             except OSError as error:
                 raise StorageError(f"cannot mark the shutdown as clean: {error}") from error
+
+    @staticmethod
+    async def _close(opened: FilesLog) -> bool:
+        """Whether the next start finds it as it should be."""
+        try:
+            await opened.close()
+        except StorageError as error:
+            log.error("log cannot be closed", log=str(opened.name), why=str(error))
+        return opened.is_saved
 
     def space(self) -> tuple[int, int]:
         return self._disk.space(self._directory)

@@ -1,0 +1,35 @@
+"""What a node believes of its disk and its clock: a library between it and the C library's, made with the C compiler of
+this machine, and told what to do through a file."""
+
+import mmap
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("shim.c")
+_ORDERS = struct.Struct("=qqq")
+
+
+def make_library(directory: Path) -> Path | None:
+    """None where there is no C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    library = directory / "shim.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    return library if done.returncode == 0 else None
+
+
+class Shim:
+    """For one node; it does nothing until it is told to."""
+
+    def __init__(self, library: Path, orders: Path) -> None:
+        orders.write_bytes(bytes(_ORDERS.size))
+        with orders.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), _ORDERS.size)
+        self.environment = {"LD_PRELOAD": str(library), "CHAOS_SHIM": str(orders)}
+
+    def tell(self, *, sync_fails: bool = False, sync_ms: int = 0, clock_ms: int = 0) -> None:
+        self._page[:] = _ORDERS.pack(sync_fails, sync_ms, clock_ms)

@@ -1,0 +1,82 @@
+"""A producer that writes to every partition of a topic in turn, all the while: for how long writes pause when something
+happens to the cluster, and what was promised for them."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from moldau.testing.simulation.history import History, Partition, Send
+
+RESUME_TIMEOUT_S = 60
+SEND_EVERY_S = 0.002
+
+
+class SteadyWriter:
+    """With a producer's default settings, unless others are given."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        history: History,
+        settings: Mapping[str, int] | None = None,
+    ) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, **(settings or {})}
+        )
+        self._partitions: list[Partition] = [(topic, index) for index in range(partitions)]
+        self._history = history
+        self.failures: list[str] = []
+        self._newest_acknowledged: dict[int, float] = {}
+        """By partition: when the newest of the acknowledged records was sent."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            topic, index = self._partitions[number % len(self._partitions)]
+            value = f"w-{number}".encode()
+            send = self._history.send("writer", (topic, index), [value], acks=-1, is_idempotent=True)
+            self._producer.produce(
+                topic, value, partition=index, on_delivery=self._told(send, time.monotonic())
+            )
+            self._producer.poll(0)
+            number += 1
+            self._stop.wait(SEND_EVERY_S)
+
+    def _told(self, send: Send, sent_at: float) -> Callable[[KafkaError | None, Message], None]:
+        def told(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                self.failures.append(str(error))
+                return
+            offset = message.offset()
+            self._history.acknowledge(send, offset if offset is not None and offset >= 0 else None)
+            self._newest_acknowledged[send.partition[1]] = sent_at
+
+        return told
+
+    def wait_resumed(self, partitions: Sequence[int], since: float) -> float:
+        """Seconds until a record sent after `since` is acknowledged in each of the partitions."""
+        deadline = time.monotonic() + RESUME_TIMEOUT_S
+        while any(self._newest_acknowledged.get(index, 0.0) < since for index in partitions):
+            assert time.monotonic() < deadline, "writes did not resume"
+            time.sleep(0.005)
+        return time.monotonic() - since
+
+    def finish(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self._producer.flush(RESUME_TIMEOUT_S) == 0
+
+
+def shown(paused: Sequence[float]) -> str:
+    """The pauses of writes, in seconds, as a line for people."""
+    ordered = sorted(paused)
+    median, late = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99))
+    return f"writes paused for {median:.2f} s at p50, {late:.2f} s at p99, {ordered[-1]:.2f} s at most"

@@ -1,0 +1,104 @@
+"""Replicas whose logs have failed: they leave the in-sync sets, nobody elects them, and they come back when their
+brokers have them again."""
+
+from collections.abc import Sequence
+
+from moldau.controller.elections import unclean_candidates
+from moldau.controller.failed_replicas import note_failed, take_out_failed
+from moldau.controller.requests import ElectionType, Heartbeat, NotReady
+from moldau.errors import IneligibleReplicaError
+from moldau.metadata.image import NO_LEADER
+from support.controlled import ControlledCluster
+
+
+class Cluster(ControlledCluster):
+    def hears(self, broker_id: int, *failed: int, epoch: int | None = None) -> None:
+        """A heartbeat that says of these partitions of orders that they have failed."""
+        topic_id = self.state.image.topics["orders"].topic_id
+        beat = Heartbeat(
+            broker_id,
+            self.state.image.brokers[broker_id].epoch if epoch is None else epoch,
+            self.state.image.offset,
+            not_ready=[NotReady(topic_id, index, broker_id, "EIO") for index in failed],
+        )
+        note_failed(self.state, beat)
+        while self.do(take_out_failed(self.state, self.settings, beat)):
+            pass
+
+    def state_of(self, index: int = 0) -> tuple[int, Sequence[int], Sequence[int]]:
+        found = self.partition("orders", index)
+        return found.leader, found.in_sync, found.eligible
+
+
+def test_another_leads_in_the_place_of_a_leader_whose_log_has_failed() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (1, 2, 3), (1, 2, 3), min_insync_replicas="2")
+    cluster.hears(1, 0)
+    assert cluster.state_of(0) == (2, (2, 3), ())
+    assert cluster.state_of(1) == (1, (1, 2, 3), ()), "its other logs are whole"
+
+
+def test_a_follower_whose_log_has_failed_is_not_waited_for() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (1, 2, 3))
+    cluster.hears(3, 0)
+    assert cluster.state_of() == (1, (1, 2), ())
+    records = len(cluster.last_records)
+    cluster.hears(3, 0)
+    assert (len(cluster.last_records), records) == (0, 0), "there is nothing more to do"
+
+
+def test_a_failed_replica_vouches_for_nothing() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (1, 2), min_insync_replicas="2")
+    cluster.hears(2, 0)
+    assert cluster.state_of() == (1, (1,), ()), "it is not eligible either: records may be gone"
+
+
+def test_a_replica_that_is_in_sync_alone_stays_so_without_a_leader_and_leads_when_it_is_whole_again() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (1, 2), min_insync_replicas="1")
+    cluster.fence(2)
+    cluster.hears(1, 0)
+    assert cluster.state_of() == (NO_LEADER, (1,), ())
+    cluster.unfence(2)
+    assert cluster.state_of() == (NO_LEADER, (1,), ()), (
+        "neither has all that is committed and a log that works"
+    )
+    cluster.hears(1)
+    assert cluster.state_of() == (1, (1,), ())
+
+
+def test_no_election_takes_a_failed_replica() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (2, 1, 3), min_insync_replicas="1", unclean_leader_election_enable="true")
+    cluster.fence(1)
+    cluster.fence(3)
+    cluster.hears(2, 0)
+    cluster.unfence(3)
+    assert cluster.partition().leader == NO_LEADER
+    [found] = unclean_candidates(cluster.state, cluster.settings).values()
+    assert found == (3,), "it is not asked, and does not keep others from being asked"
+    cluster.elect(ElectionType.PREFERRED, ("orders", 0))
+    assert cluster.partition().leader == NO_LEADER
+
+
+def test_a_failed_replica_does_not_join_while_its_broker_says_so() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (1, 2, 3))
+    cluster.hears(3, 0)
+    assert isinstance(cluster.alter((1, 2, 3)).error, IneligibleReplicaError)
+    cluster.hears(3)
+    assert cluster.alter((1, 2, 3)).error is None
+
+
+def test_what_a_former_life_of_a_broker_says_does_not_count() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (1, 2, 3))
+    former = cluster.state.image.brokers[3].epoch
+    cluster.hears(3, 0)
+    cluster.register(3)
+    cluster.unfence(3)
+    assert cluster.alter((1, 2, 3)).error is None, "it has started anew, and has not complained since"
+    cluster.hears(3, 0, epoch=former)
+    assert cluster.state_of() == (1, (1, 2, 3), ())
