@@ -14,6 +14,8 @@ from moldau.testing.simulation.history import Partition
 WELL_TIMEOUT_S = 60
 BACK_TIMEOUT_S = 10
 LOOK_AGAIN_S = 0.1
+OFFLINE = "partition is offline"
+"""What a node says of a log that it cannot trust, and will not serve until somebody has done something."""
 
 
 class NotWell(Exception):
@@ -99,7 +101,7 @@ class Health:
         """Whether it starts, joins, votes and has all its replicas in sync again."""
         deadline = time.monotonic() + BACK_TIMEOUT_S
         while time.monotonic() < deadline:
-            if not machine.is_running:
+            if not machine.is_running or OFFLINE in machine.node.output():
                 return False
             if self._wrong_with_partitions() is None:
                 return not self.lost_vote(machine)
@@ -108,9 +110,10 @@ class Health:
 
     def why_not(self, machine: Machine) -> str:
         lines = machine.node.output().strip().splitlines()
-        if machine.is_running:
+        offline = [line for line in lines if OFFLINE in line]
+        if machine.is_running and not offline:
             return self.what_is_wrong() or "it is well now"
-        return lines[-1] if lines else "it said nothing"
+        return [*lines, *offline][-1] if lines else "it said nothing"
 
 
 def wait_for_nothing(wrong: Callable[[], str | None], timeout_s: float) -> float:

@@ -86,6 +86,10 @@ class Stage:
         return self.clock.monotonic_ms() - began_ms
 
     def elect(self, node_id: int) -> None:
+        former = self.nodes.get(self.leader_id)
+        heard_ms = None if former is None else former.quorum.confirmed_until_ms
+        silent_ms = 0 if heard_ms is None else self.clock.monotonic_ms() - heard_ms
+        self.nodes[node_id].quorum.silent_ms = silent_ms
         self.epoch += 1
         self.leader_id = node_id
         for node in self.nodes.values():

@@ -238,7 +238,6 @@ def test_a_controller_that_is_cut_off_is_fenced_sooner_and_its_own_lease_is_over
         await stage.pass_ms(1_234)
         stage.nodes[1].cut_off()
         await stage.pass_ms(elected_after_ms)
-        stage.nodes[2].quorum.silent_ms = elected_after_ms
         stage.elect(2)
         took_ms = await stage.until(lambda: is_fenced(stage, 1))
         assert took_ms <= max(session_ms - FETCH_TIMEOUT_MS, session_ms // 2) + 50
@@ -313,6 +312,21 @@ def test_one_refused_connection_is_not_the_end_of_a_process(monkeypatch: pytest.
         await stage.pass_ms(1_500)
         assert answers[:2] == [Probe.GONE, Probe.ALIVE]
         assert not is_fenced(stage, 2)
+
+    on_virtual_time(story)
+
+
+def test_no_new_replicas_are_given_to_a_broker_whose_process_is_just_gone() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.boot(1, 2, 3, 4)
+        await stage.nodes[4].kill()
+        stage.elect(2)
+        await stage.until(lambda: stage.controller.is_active)
+        topics = [NewTopic(f"topic-{number}", partitions=6, replication_factor=2) for number in range(3)]
+        await stage.controller.create_topics(topics)
+        created = [each for topic in stage.image.topics.values() for each in topic.partitions]
+        assert len(created) == 18
+        assert not any(4 in each.replicas for each in created)
 
     on_virtual_time(story)
 

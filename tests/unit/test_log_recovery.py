@@ -269,6 +269,18 @@ def test_a_batch_that_repeats_old_offsets_is_cut_off(data: Data) -> None:
     run(body)
 
 
+def test_a_batch_whose_epoch_falls_is_cut_off(data: Data) -> None:
+    async def body() -> None:
+        await fill(await data.open())
+        with data.segment(-1).open("ab") as file:
+            file.write(batch_at(30, [b"of whom"], leader_epoch=2).to_bytes())
+        log = await data.open()
+        assert log.end_offset == 30
+        assert log.epochs.latest == 9
+
+    run(body)
+
+
 def test_segments_behind_a_torn_one_go_too(data: Data) -> None:
     async def body() -> None:
         values = await fill(await data.open())

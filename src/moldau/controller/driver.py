@@ -157,6 +157,7 @@ class Controller:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[TopicCreated]:
+        await self._active().until_found()
         return await self._runtime.submit(
             lambda state: create_topics(
                 state, topics, self._settings, self._random, validate_only=validate_only
@@ -169,6 +170,7 @@ class Controller:
     async def create_partitions(
         self, changes: Sequence[MorePartitions], *, validate_only: bool = False
     ) -> list[TopicResult]:
+        await self._active().until_found()
         return await self._runtime.submit(
             lambda state: create_partitions(
                 state, changes, self._settings, self._random, validate_only=validate_only

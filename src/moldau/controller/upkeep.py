@@ -44,6 +44,8 @@ PROBES_AFTER_S = (0.0, 0.05, 0.25, 1.0)
 """When a broker whose connection closed is looked for. A process that dies closes its connections one by one, and may
 seem to be there for a moment still."""
 PROBE_AGAIN_S = 0.05
+SUSPECT_S = 0.15
+"""So long it is waited for what comes of looking for a broker, before new replicas are given to it."""
 LATE_MS = 200
 """A timer later than this says that the node itself was held up."""
 ASKS_MAX = 3
@@ -79,6 +81,9 @@ class Upkeep:
         self._due_ms = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted_again: dict[str, None] = {}
+        self._suspects: dict[int, None] = {}
+        """Brokers that are being looked for, and of which nothing was found yet, or a refusal."""
+        self._awaiting: list[asyncio.Future[None]] = []
         self._failed: dict[int, Heartbeat] = {}
         """The newest heartbeat of each broker that told of failed logs."""
         self._has_ended = False
@@ -95,6 +100,8 @@ class Upkeep:
         self._balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
         # Submitted before anything that comes from outside: whoever registers does so on these levels.
         self._features = None if METADATA_VERSION in image.features else runtime.start(_update_features)
+        if probe is not None:
+            self._suspects = dict.fromkeys(self._to_be_looked_for(image))
         self._start("take over", partial(self._take_over, image))
         self._arm()
 
@@ -106,6 +113,8 @@ class Upkeep:
             self._timer = None
         for task in list(self._tasks.values()):
             task.cancel()
+        for each in self._awaiting:
+            _tell(each)
 
     @property
     def has_ended(self) -> bool:
@@ -124,7 +133,9 @@ class Upkeep:
     def connection_closed(self, broker_id: int, broker_epoch: int) -> None:
         """A connection on which this broker's heartbeats came has closed: perhaps its process is gone."""
         name = f"probe {broker_id} of epoch {broker_epoch}"
-        self._start(name, partial(self._probe_broker, broker_id, broker_epoch))
+        if self._probe is not None:
+            self._suspects[broker_id] = None
+        self._start(name, partial(self._look_for, broker_id, broker_epoch))
 
     def finish(self, broker_id: int) -> None:
         """A decision on this broker was too large, and the rest is to be done."""
@@ -139,6 +150,20 @@ class Upkeep:
     def image_changed(self, has_leaderless: bool) -> None:
         if has_leaderless and self._ask_log_end is not None:
             self._start("elect", self._elect_uncleanly)
+
+    async def until_found(self) -> None:
+        """Returns when nobody is suspected to be gone, or after a moment: a new topic should not get replicas on a
+        broker whose process has just ended, and whoever creates it wait for them."""
+        if not self._suspects:
+            return
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[None] = loop.create_future()
+        self._awaiting.append(found)
+        timer = loop.call_later(SUSPECT_S, _tell, found)
+        try:
+            await found
+        finally:
+            timer.cancel()
 
     # Time
 
@@ -185,11 +210,30 @@ class Upkeep:
             except MoldauError as error:
                 log.error("the controller cannot write its decision", why=str(error))
                 await self._decide(_update_features)
-        for broker_id in sorted(image.brokers):
-            if broker_id != self._node_id and not image.brokers[broker_id].fenced:
-                self.connection_closed(broker_id, image.brokers[broker_id].epoch)
+        for broker_id in self._to_be_looked_for(image):
+            self.connection_closed(broker_id, image.brokers[broker_id].epoch)
         for broker_id in sorted(image.brokers):
             await self._finish(broker_id)
+
+    def _to_be_looked_for(self, image: ClusterImage) -> list[int]:
+        return [
+            broker_id
+            for broker_id in sorted(image.brokers)
+            if broker_id != self._node_id and not image.brokers[broker_id].fenced
+        ]
+
+    async def _look_for(self, broker_id: int, broker_epoch: int) -> None:
+        try:
+            await self._probe_broker(broker_id, broker_epoch)
+        finally:
+            self._found(broker_id)
+
+    def _found(self, broker_id: int) -> None:
+        self._suspects.pop(broker_id, None)
+        if not self._suspects:
+            awaiting, self._awaiting = self._awaiting, []
+            for each in awaiting:
+                _tell(each)
 
     async def _probe_broker(self, broker_id: int, broker_epoch: int) -> None:
         session = self.sessions.of(broker_id, broker_epoch)
@@ -209,6 +253,7 @@ class Upkeep:
                     # Its next life need not wait for the end of this one.
                     self.sessions.cut_short(broker_id, broker_epoch, self._clock.monotonic_ms())
                 return
+            self._found(broker_id)
 
     async def _is_still_gone(self, broker_id: int) -> bool:
         """One refusal may come from a listener that is just being opened, or from something in between."""
@@ -363,6 +408,11 @@ class Upkeep:
                 self._tasks.pop(name, None)
 
         self._tasks[name] = asyncio.get_running_loop().create_task(run())
+
+
+def _tell(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _update_features(state: ControllerState) -> Decision[Record, None]:

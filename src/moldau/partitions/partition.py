@@ -249,8 +249,8 @@ class Partition(Replica):
             self._lowered.reached(leader.low_watermark(self.log.start_offset))
 
     def still_follows(self, replica_id: int, broker_epoch: int) -> bool:
-        """Notes that a follower in sync asks on from where it asked last; False where it is none, or has to be looked at
-        as a whole."""
+        """Notes that a follower in sync asks on from where it asked last; False where it is none, or has to be looked
+        at as a whole."""
         leader = self._leader
         if leader is None or self._failure is not None:
             return False

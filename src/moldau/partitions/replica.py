@@ -424,7 +424,9 @@ def _checked(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]:
                 f"the leader sent offset {batch.base_offset} of {name} behind {expected - 1}"
             )
         if batch.leader_epoch > leader_epoch:
-            raise FencedLeaderEpochError(f"{batch!r} of {name} is of a later epoch than {leader_epoch}")
+            raise CorruptRecordError(
+                f"the leader sent {batch!r} of {name}, which is of a later epoch than its own, {leader_epoch}"
+            )
         if not batch.checksum_is_right():
             raise CorruptRecordError(f"{batch!r} of {name} was damaged on its way: its checksum is wrong")
         expected = batch.next_offset

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError, StorageError
-from moldau.logs.epochs import EpochHistory
+from moldau.logs.epochs import NO_EPOCH, EpochHistory
 from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.names import (
     CLEANED,
@@ -255,7 +255,7 @@ class _Recovery:
         segment.file.drop_cache()
         size = segment.file.size
         segment.clear_knowledge()
-        position, expected = 0, segment.base_offset
+        position, expected, latest = 0, segment.base_offset, NO_EPOCH
         checked = 0
         try:
             for position, batch in scan_batches(segment.file, 0, size):
@@ -263,7 +263,12 @@ class _Recovery:
                     raise CorruptRecordError(
                         f"the batch at position {position} has offset {batch.base_offset} after {expected - 1}"
                     )
-                expected = batch.next_offset
+                if batch.leader_epoch < latest:
+                    # Outside the checksum, and a wrong one would pass for the history of this log.
+                    raise CorruptRecordError(
+                        f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
+                    )
+                expected, latest = batch.next_offset, batch.leader_epoch
                 segment.note(batch, position)
                 producers.update(batch)
                 if batch.leader_epoch != epochs.latest:
