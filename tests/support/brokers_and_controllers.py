@@ -37,6 +37,7 @@ def on_virtual_time(story: Callable[["Stage"], Coroutine[Any, Any, None]], **set
         stage = Stage(**settings)
         await story(stage)
         await stage.close()
+        assert stage.violations == []
 
     loop = SimulatedLoop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -58,6 +59,8 @@ class Stage:
         self.on_append: Callable[[int, Record], None] = lambda offset, record: None
         self.log_ends: dict[int, LogEnd] = {}
         self.asked: list[int] = []
+        self.violations: list[str] = []
+        """What must not happen, and did: an exception would only be another failure to the code under test."""
         self.lives: dict[int, list[UUID]] = {}
         """What the disk of each node has seen."""
 

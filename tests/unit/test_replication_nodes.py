@@ -243,6 +243,6 @@ def test_a_follower_in_sync_shows_that_it_is_alive_where_nothing_is_written() ->
             progress = leader.partition.leader().followers[2]
             for _ in range(3):
                 seen_ms = progress.fetched_ms
-                await until(lambda: progress.fetched_ms > seen_ms)
+                await until(lambda seen_ms=seen_ms: progress.fetched_ms > seen_ms)
 
     run(test())

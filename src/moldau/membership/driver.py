@@ -65,8 +65,8 @@ class Membership:
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         """`incarnation_id` is new with every start of the process. `previous_epoch` is the broker epoch that the logs
-        were closed under, -1 where they were not closed. `on_lease_ended` hears when the lease runs out, `on_fatal` of a
-        refusal that comes after `start`."""
+        were closed under, -1 where they were not closed. `on_lease_ended` hears when the lease runs out, `on_fatal`
+        of a refusal that comes after `start`."""
         self._registration = Registration(
             broker_id=node_id,
             incarnation_id=incarnation_id,
