@@ -1,6 +1,7 @@
 """An image becomes records and the same image again; a loader begins anew with it; and when a snapshot is due."""
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
@@ -348,6 +349,8 @@ def test_snapshots_are_made_of_the_published_image() -> None:
 def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due(failure: Exception) -> None:
     async def story() -> None:
         loader, keeper, clock = MetadataLoader("c"), Keeper(), Clock()
+        unseen: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         keeper.failure = failure
         snapshotter = Snapshotter(loader, keeper, clock, bytes_max=10**6, interval_ms=1000)
         clock.now_ms = 1000
@@ -362,6 +365,8 @@ def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due(failure: Exce
         await settle()
         assert [end for _, end, _ in keeper.kept] == [SnapshotId(3, -1)]
         await snapshotter.close()
+        gc.collect()
+        assert unseen == []
 
     asyncio.run(story())
 

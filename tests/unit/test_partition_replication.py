@@ -341,6 +341,37 @@ def test_a_follower_that_has_more_than_its_leader_does_not_count_before_it_has_c
     run(main())
 
 
+def test_a_follower_whose_last_batch_claims_an_epoch_to_come_cuts_it_and_goes_on() -> None:
+    """The epoch stands outside of a batch's checksum: a bit of it was flipped on the follower's disk."""
+
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        for value in (b"a", b"b", b"c"):
+            await both.produce(1, value)
+        await both.replicate(2)
+        both.log(2).epochs.assign(1 << 20, 2)
+        assert await both.fetch(2) == LogEnd(0, 3)
+        assert both.log(2).end_offset == 2
+        await both.replicate(2)
+        assert both.log(2).end_offset == both[1].high_watermark == 3
+
+    run(main())
+
+
+def test_a_batch_of_an_epoch_to_come_is_not_taken_from_a_leader() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        records = bytearray((await both.ask(2)).records.read())
+        records[12:16] = (1 << 20).to_bytes(4, "big")
+        with pytest.raises(CorruptRecordError):
+            await both[2].append_as_follower(memoryview(records), 0, 0, 0)
+
+    run(main())
+
+
 # What a follower takes
 
 

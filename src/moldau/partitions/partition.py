@@ -230,8 +230,11 @@ class Partition(Replica):
         StaleBrokerEpochError."""
         leader = self.leader()
         leader.check_replica(fetch)
-        self._check_position(fetch.offset, fetch.last_fetched_epoch)
         log_ = self.log
+        if fetch.last_fetched_epoch > leader.leader_epoch:
+            # There was no such leader: the epoch, which no checksum covers, was damaged on the follower's disk.
+            raise Diverged(log_.epochs.latest, log_.end_offset)
+        self._check_position(fetch.offset, fetch.last_fetched_epoch)
         if is_asked:
             self._note_fetch(leader, fetch)
         end_offset = log_.end_offset
