@@ -251,9 +251,10 @@ class Sender:
     async def _get_identity(self) -> None:
         backoff = self._cluster.backoff()
         tree = {"transactional_id": None, "transaction_timeout": _TRANSACTION_TIMEOUT_MS}
+        node_id = None
         while True:
             try:
-                answer = await self._cluster.call(None, ApiKey.INIT_PRODUCER_ID, tree)
+                answer = await self._cluster.call(node_id, ApiKey.INIT_PRODUCER_ID, tree)
                 if answer.error_code != ErrorCode.none:
                     raise KafkaError(answer.error_code, "no producer id was given")
                 self._accumulator.identify(answer.producer_id, answer.producer_epoch)
@@ -264,6 +265,9 @@ class Sender:
                     break
                 _log.debug("no producer id yet", error=error)
                 await asyncio.sleep(backoff.next_ms() / 1000)
+                # One that is cut off from its controller has none to give, however often it is asked.
+                brokers = sorted(self._cluster.brokers)
+                node_id = self._cluster.random.choice(brokers) if brokers else None
         self._getting_identity = None
         self._wake.set()
 
