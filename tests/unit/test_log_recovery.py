@@ -311,14 +311,15 @@ def test_a_segment_that_lost_whole_batches_is_noticed(data: Data) -> None:
     run(body)
 
 
-def test_damage_below_the_recovery_point_is_refused_and_not_cut(data: Data) -> None:
+@pytest.mark.parametrize("position", [65, 6], ids=["in a record", "in an offset"])
+def test_damage_below_the_recovery_point_is_refused_and_not_cut(data: Data, position: int) -> None:
     async def body() -> None:
         log = await data.open()
         await fill(log)
         await data.store.close()
         (data.path / ".kafka_cleanshutdown").unlink()
         damaged = data.segment(-1)
-        flip(damaged, 65)
+        flip(damaged, position)
         before = damaged.read_bytes()
         with pytest.raises(StorageError, match="moldau log verify"):
             await data.open()

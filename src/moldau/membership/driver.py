@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
-from moldau.errors import MoldauError, NotControllerError, RequestTimedOutError
+from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError, RequestTimedOutError
 from moldau.membership.lease import Lease
 from moldau.membership.state import (
     NO_EPOCH,
@@ -91,6 +91,8 @@ class Membership:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._refusal: MoldauError | None = None
+        self._last_failure = ""
+        """What the log has been told of heartbeats that failed, since the last one that did not."""
         self._has_started = False
         self._is_closed = False
 
@@ -279,11 +281,21 @@ class Membership:
         except TimeoutError:
             event = HeartbeatFailed(RequestTimedOutError("the controller does not answer"))
         except MoldauError as error:
-            log.debug("heartbeat failed", why=str(error) or type(error).__name__)
+            self._note_failure(error)
             event = HeartbeatFailed(error)
         except Exception:
             log.exception("the heartbeat has failed")
             event = HeartbeatFailed(MoldauError("the heartbeat has failed"))
         else:
+            self._last_failure = ""
             event = HeartbeatAnswered(sent_ms, reply)
         self._take(event)
+
+    def _note_failure(self, error: MoldauError) -> None:
+        """That controllers come and go is nothing to tell; what they have against a heartbeat is told once."""
+        why = str(error) or type(error).__name__
+        if isinstance(error, NotControllerError | PeerUnreachableError | RequestTimedOutError):
+            log.debug("heartbeat failed", why=why)
+        elif why != self._last_failure:
+            log.warning("the controller does not take this broker's heartbeats", why=why)
+            self._last_failure = why

@@ -256,10 +256,13 @@ class _Recovery:
         size = segment.file.size
         segment.clear_knowledge()
         position, expected, latest = 0, segment.base_offset, NO_EPOCH
+        before_gap = expected
         checked = 0
         try:
             for position, batch in scan_batches(segment.file, 0, size):
                 if batch.base_offset < expected or batch.last_offset_delta < 0:
+                    # Offsets are outside the checksum: if the batch before left a gap, that may be the wrong one.
+                    expected = min(expected, before_gap)
                     raise CorruptRecordError(
                         f"the batch at position {position} has offset {batch.base_offset} after {expected - 1}"
                     )
@@ -268,6 +271,7 @@ class _Recovery:
                     raise CorruptRecordError(
                         f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
                     )
+                before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch
                 segment.note(batch, position)
                 producers.update(batch)

@@ -27,6 +27,8 @@ PORT = 9092
 DATA_DIR = "/var/moldau"
 HEAL_TIMEOUT_MS = 60_000
 LOOK_AGAIN_MS = 100
+BAD_DISK_START_S = 30
+"""How long a node may try to start on a bad disk: on a full one it waits until there is room."""
 
 PROFILES: Mapping[str, Sequence[str]] = {
     "power cuts": ("crash", "crash", "crash", "kill", "restart"),
@@ -136,7 +138,10 @@ class NodeUnderFire:
         await asyncio.sleep(self.random.uniform(0.1, 3))
         if self.random.random() < 0.3:
             await self._take_down(self.random.choice(("crash", "kill")))
-            await self._boot_under_fire()
+            starting = asyncio.create_task(self._boot_under_fire())
+            await asyncio.wait([starting], timeout=BAD_DISK_START_S)
+            self._mend_disk()
+            await starting
         self._mend_disk()
         await self._take_down(self.random.choice(("crash", "kill")))
         self._disk_is_bad = False
