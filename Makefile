@@ -4,6 +4,7 @@ BIN := .venv/bin
 SEEDS ?= 500
 START ?= 1
 SECONDS ?= 120
+JOBS ?= 3
 
 .PHONY: run serve test check format bench interop soak simulate chaos setup clean
 .DEFAULT_GOAL := run
@@ -40,9 +41,11 @@ run: .venv/.spark
 serve: .venv/.runtime
 	$(BIN)/moldau serve $(ARGS)
 
-# Spark's tests have a process of their own: a JVM and PySpark's signal handlers stay in it to the end.
+# Tests wait for nodes more than they compute, so JOBS of them run at once, a file at a time.
+# Spark's have a process of their own: a JVM and PySpark's signal handlers stay in it to the end.
 test: .venv/.development
-	$(BIN)/python -m pytest tests --ignore=tests/interop --ignore=tests/spark --ignore=tests/chaos -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/interop --ignore=tests/spark --ignore=tests/chaos -m "not slow" \
+		--numprocesses $(JOBS) --dist loadfile $(ARGS)
 	$(BIN)/python -m pytest tests/spark -m "not slow" $(ARGS)
 
 check: .venv/.development
@@ -62,7 +65,7 @@ interop: .venv/.development
 	$(BIN)/python -m pytest tests/interop -m "not slow" $(ARGS)
 
 simulate: .venv/.development
-	$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --start $(START) $(ARGS)
+	$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --start $(START) --jobs $(JOBS) $(ARGS)
 
 # Real processes in network namespaces, with disks of their own, under every kind of fault. Needs root.
 chaos: .venv/.development

@@ -17,7 +17,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 PROOFS = PROJECT / "docs" / "proof"
 TELLING = re.compile(
-    r"^\d+ (passed|failed|seeds|runs|rows|kills|s of full load|s, \d+ faults)\b| failed:$|trace [0-9a-f]"
+    r"^\d+ (passed|failed|seeds|runs|rows|kills|s of full load|s, \d+ faults)\b|^at least | failed:$|trace [0-9a-f]"
 )
 
 
@@ -35,6 +35,7 @@ class Proof:
 
 SIMULATION = ("-m", "moldau.testing.simulation")
 FIRST_SEED = "1000"
+SIDE_BY_SIDE = ("--jobs", "2")
 
 GROUP_SAFEGUARDS = {
     "generation-check": "members of another generation are believed",
@@ -94,7 +95,7 @@ ALL = [
         "2,000 seeds of clusters of three and five nodes, each of at least 1,000 operations and 20 faults of machines, "
         "disks, clocks and the network: nothing acknowledged is lost, doubled or out of order, and no invariant is "
         "broken.",
-        (*SIMULATION, "--scenario", "cluster", "--seeds", "2000", "--start", FIRST_SEED),
+        (*SIMULATION, "--scenario", "cluster", "--seeds", "2000", "--start", FIRST_SEED, *SIDE_BY_SIDE),
     ),
     *(
         Proof(

@@ -181,3 +181,11 @@ def test_a_topic_that_may_lose_records_is_still_held_to_the_rest() -> None:
     history.logs[ORDERS] = [(0, A), (1, C), (2, C)]
     history.replicas[ORDERS] = {1: [(0, A)], 2: [(0, A), (1, C)]}
     assert sorted(anomalies(history)) == ["duplicate", "replicas differ"]
+
+
+def test_a_topic_that_may_lose_records_may_have_forgotten_the_order_of_its_producers_too() -> None:
+    history = sound()
+    history.lossy["orders"] = "write.caching"
+    history.logs[ORDERS] = [(0, C), (1, A)]
+    history.replicas.clear()
+    assert anomalies(history) == []

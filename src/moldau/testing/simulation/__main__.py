@@ -4,9 +4,10 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from moldau.testing.simulation.outcome import Outcome
+from moldau.testing.simulation.playing import played
 from moldau.testing.simulation.scenario import Scenario
 from moldau.testing.simulation.scenario_cluster import Cluster
 from moldau.testing.simulation.scenario_groups import Groups
@@ -14,6 +15,8 @@ from moldau.testing.simulation.scenario_one_node import OneNode
 
 SCENARIOS: Mapping[str, type[Scenario]] = {each.NAME: each for each in (OneNode, Groups, Cluster)}
 ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]
+ALWAYS_COUNTED = {"operations", "faults"}
+"""A seed with too few of these proves too little."""
 LOG_LINES_SHOWN = 30
 EVENTS_SHOWN = 40
 VIOLATIONS_SHOWN = 20
@@ -35,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--replay", type=int, metavar="SEED", help="play one seed and show all there is to see"
     )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
+    parser.add_argument("--jobs", type=int, default=1, help="play this many seeds at once")
     parser.add_argument(
         "--times", type=int, default=1, help="replay it this often: all runs must be the same"
     )
@@ -50,28 +54,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.replay is not None:
         return max([_replay(each, options.replay, options.ablation, options.times) for each in scenarios])
     seeds = range(options.start, options.start + options.seeds)
-    return _play(scenarios, seeds, options.ablation, options.keep_going)
+    with played(scenarios, seeds, options.ablation, options.jobs) as outcomes:
+        return _watch(outcomes, seeds, options.ablation, options.keep_going)
 
 
-def _play(scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | None, keep_going: bool) -> int:
+def _watch(each_seed: Iterator[list[Outcome]], seeds: range, ablation: str | None, keep_going: bool) -> int:
     began = time.monotonic()
     counts: Counter[str] = Counter()
+    least: dict[str, int] = {}
     failed: list[int] = []
-    played = 0
-    for seed in seeds:
-        outcomes = [scenario(seed, ablation).run() for scenario in scenarios]
-        played += 1
+    seen = 0
+    for seed, outcomes in zip(seeds, each_seed, strict=True):
+        seen += 1
         for outcome in outcomes:
             counts += outcome.counts
+            for what in ALWAYS_COUNTED & outcome.counts.keys():
+                least[what] = min(outcome.counts[what], least.get(what, outcome.counts[what]))
             if outcome.violations:
                 _show_failure(outcome, ablation)
-        _progress(f"{played}/{len(seeds)} seeds, {_told(counts)}", played == len(seeds))
+        _progress(f"{seen}/{len(seeds)} seeds, {_told(counts)}", seen == len(seeds))
         if any(outcome.violations for outcome in outcomes):
             failed.append(seed)
             if not keep_going:
                 break
     took = time.monotonic() - began
-    _say(f"{played} seeds in {took:.0f} s, {_told(counts)}; {len(failed)} seeds failed")
+    _say(f"{seen} seeds in {took:.0f} s, {_told(counts)}; {len(failed)} seeds failed")
+    if least:
+        _say("at least " + ", ".join(f"{least[what]} {what}" for what in sorted(least)) + " in each")
     return 1 if failed else 0
 
 

@@ -97,11 +97,12 @@ def _acknowledged_offsets(history: ClusterHistory) -> Iterator[tuple[str, str]]:
 def _order_of_sends(
     history: ClusterHistory, places: Mapping[Partition, Mapping[bytes, Sequence[int]]]
 ) -> Iterator[tuple[str, str]]:
-    """What an idempotent producer sent later stands later."""
+    """What an idempotent producer sent later stands later. Where records were lost, what the broker knew of their
+    producers went with them: it takes whichever batch comes first."""
     last: dict[tuple[str, Partition], tuple[bytes, int]] = {}
     for send in history.sends:
         offsets = places.get(send.partition, {}).get(send.values[0])
-        if not offsets or not send.is_idempotent:
+        if not offsets or not send.is_idempotent or send.partition[0] in history.lossy:
             continue
         key = send.producer, send.partition
         if key in last and last[key][1] > offsets[0]:

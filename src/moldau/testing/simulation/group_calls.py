@@ -24,11 +24,12 @@ async def _ask(cluster: WitnessedCluster, group: str, api: ApiKey, tree: Mapping
 async def look(
     cluster: WitnessedCluster, group: str, partitions: Sequence[Partition]
 ) -> dict[Partition, int]:
-    """What is committed, where anything is; raises KafkaError."""
+    """What is committed, where anything is; raises KafkaError, and looks for the coordinator anew afterwards."""
     topics = [{"name": topic, "partition_indexes": [index]} for topic, index in partitions]
     tree = {"groups": [{"group_id": group, "topics": topics}]}
     found = (await _ask(cluster, group, ApiKey.OFFSET_FETCH, tree)).groups[0]
     if found.error_code != ErrorCode.none:
+        cluster.forget_coordinator(group)
         raise KafkaError(found.error_code)
     return {
         (topic.name, each.partition_index): each.committed_offset
