@@ -37,13 +37,13 @@ def table(
     read = sum(len(poll.records) for poll in journal.history.polls)
     delivered = sum(map(len, journal.delivered.values()))
     width = max(map(len, tally.kinds))
-    lines = ["", f"{'fault':{width}}  times  mean until well  longest without a write to some partition"]
+    lines = [f"note: {note}" for note in notes]
+    lines += ["", f"{'fault':{width}}  times  mean until well  longest without a write to some partition"]
     for kind in tally.kinds:
         mean_s = tally.took_s.get(kind, 0.0) / max(1, tally.counts[kind])
         lines.append(
             f"{kind:{width}}  {tally.counts[kind]:5}  {mean_s:13.1f} s  {tally.pause_s.get(kind, 0.0):39.1f} s"
         )
-    lines += [f"note: {note}" for note in notes]
     lines += [
         ", ".join(f"{count} {what}" for what, count in packets.items()),
         f"faults injected: {tally.counts.total()} in {tally.seconds:.0f} s",

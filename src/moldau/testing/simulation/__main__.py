@@ -79,7 +79,7 @@ def _watch(each_seed: Iterator[list[Outcome]], seeds: range, ablation: str | Non
                 break
     took = time.monotonic() - began
     _say(f"{seen} seeds in {took:.0f} s, {_told(counts)}; {len(failed)} seeds failed")
-    if least:
+    if least and not failed:
         _say("at least " + ", ".join(f"{least[what]} {what}" for what in sorted(least)) + " in each")
     return 1 if failed else 0
 

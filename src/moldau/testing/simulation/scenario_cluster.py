@@ -43,6 +43,7 @@ from moldau.testing.simulation.workload_groups import (
     MemberPlan,
     Open,
 )
+from moldau.testing.simulation.workload_voters import VoterAdmin
 
 REPLICATION = 3
 MIN_IN_SYNC = 2
@@ -52,6 +53,8 @@ PROGRESS_WANTED = 3
 REQUEST_TIMEOUT_MS = 5_000
 ANSWER_TIMEOUT_MS = 30_000
 METADATA_AGE_MS_MAX = 5_000
+VOTERS_CHANGE = 0.3
+"""In this part of the seeds."""
 PROFILES = (
     *("power cuts", "kills", "network", "pauses", "bad disks", "everything") * 3,
     *("elections", "flapping", "rejoins", "one at a time"),
@@ -225,6 +228,9 @@ class Cluster(Scenario):
             self._workers.append(Operator(*parts("operator"), moved, nodes, self.records))
         if self.cluster.plan.profile != "rejoins":
             addresses = {server.node_id: (server.name, PORT) for server in self.cluster.servers}
+            voters = parts("voters")
+            if voters[-1].random() < VOTERS_CHANGE:
+                self._workers.append(VoterAdmin(*voters, addresses, self.cluster.outcome.counts))
             late = parts("latecomer")
             self._workers.append(Latecomer(*late, self._packets, addresses, self.invariants.controller))
 
