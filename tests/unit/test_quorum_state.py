@@ -599,8 +599,8 @@ def test_a_fetch_that_was_held_back_takes_nothing_back() -> None:
     state = elected()
     state.step(1000, Appended((Span(1, 5, 1),)))
     state.step(1000, Durable(5))
-    fetch(state, 2, LogEnd(1, 5))
-    fetch(state, 2, LogEnd(1, 1))
+    fetch(state, 2, LogEnd(1, 5), heard_ms=900)
+    fetch(state, 2, LogEnd(1, 1), heard_ms=800)
     assert state.high_watermark == 5
     assert state.leadership is not None
     assert state.leadership.replicas[key(2)].end_offset == 5

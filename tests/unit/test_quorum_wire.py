@@ -61,7 +61,7 @@ class RecordingQuorum:
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
         self.asked: list[Any] = []
-        self.leader_id, self.epoch, self.is_leader = 2, 7, True
+        self.leader_id, self.epoch, self.is_leader, self.hears_leader = 2, 7, True, True
         self.voters = [Voter(1, DISK_1), Voter(2, DISK_2)]
 
     def leader_endpoint(self) -> tuple[str, int] | None:
@@ -239,11 +239,20 @@ def test_a_snapshot_that_is_gone_is_told_from_one_that_ends_before() -> None:
         )
 
 
-def test_the_leaders_address_is_learned_from_whoever_knows_it() -> None:
-    quorum = RecordingQuorum(QuorumFetched(7, 3, False))
+@pytest.mark.parametrize(
+    ("call", "request_", "reply"),
+    [
+        ("fetch", FETCH, QuorumFetched(7, 3, False)),
+        ("vote", VOTE, VoteReply(7, 3, False)),
+        ("begin_epoch", BEGIN, EpochReply(7, 3)),
+        ("end_epoch", END, EpochReply(7, 3)),
+    ],
+)
+def test_the_leaders_address_is_learned_from_whoever_knows_it(call: str, request_: Any, reply: Any) -> None:
+    quorum = RecordingQuorum(reply)
     quorum.leader_id = 3
     other = OtherNode(quorum)
-    run(peers_of(other).fetch(-2, FETCH))
+    run(getattr(peers_of(other), call)(-2, request_))
     assert other.known == {3: ("leader.example", 9094)}
 
 

@@ -1,7 +1,7 @@
 """The metadata quorum as the rest of a node sees it: appends of the leader, what other nodes ask, who leads, who votes.
 
 A disk that fails ends it: `on_fatal` is told once and every later call is refused. Nothing is tried again,
-because after a failed sync nobody knows what is on the disk.
+because after a failed sync nobody knows what is on the disk. A disk that is merely full is waited for.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from moldau.quorum.events import (
     Asked,
     Leaving,
     Received,
+    Serve,
     SnapshotMade,
     Started,
     Told,
@@ -151,6 +152,11 @@ class Quorum(Performing):
         return self._state.voters
 
     @property
+    def hears_leader(self) -> bool:
+        """Whether this node leads, or its leader was heard of lately."""
+        return self._state.hears_leader(self._clock.monotonic_ms())
+
+    @property
     def confirmed_ms(self) -> int:
         """The newest (monotonic) time at which a majority of the voters is known to have had no other leader; long ago
         for a node that does not lead."""
@@ -195,7 +201,13 @@ class Quorum(Performing):
         """Before a clean stop: a leader hands over, and this node stands for no election any more."""
         if self._failure is not None or not self._has_started:
             return
-        await self._give(Leaving())
+        self._is_leaving = True
+        self._bell.ring()
+        try:
+            await self._give(Leaving())
+        except StorageError:
+            # Whoever cannot go on has told so, and has nothing to hand over.
+            return
         await self._calls.said_goodbye()
 
     async def close(self) -> None:
@@ -258,7 +270,7 @@ class Quorum(Performing):
 
     async def fetch(self, request: QuorumFetch) -> QuorumFetched:
         """Waits for news, as long as the request says."""
-        answer = await self._give(Received(request))
+        answer = await self._receive(request)
         if isinstance(answer, QuorumFetched):
             return answer
         deadline_ms = self._clock.monotonic_ms() + request.wait_ms
@@ -292,9 +304,12 @@ class Quorum(Performing):
 
     async def fetch_snapshot(self, request: SnapshotFetch) -> SnapshotFetched:
         """Raises SnapshotNotFoundError, PositionOutOfRangeError."""
-        answer = await self._give(Received(request))
+        answer = await self._receive(request)
         if isinstance(answer, SnapshotFetched):
             return answer
+        if not self._leads_in(request.epoch):
+            # Another epoch may have begun before this node's turn to answer, and it does not lead in that one.
+            return SnapshotFetched(self.epoch, self.leader_id, is_leader=False)
         assert self._snapshots is not None, (
             "whoever was told of a snapshot was told by a node that keeps them"
         )
@@ -310,9 +325,16 @@ class Quorum(Performing):
         )
 
     async def _ask(self, request: Asked, kind: type[T]) -> T:
-        answer = await self._give(Received(request))
+        answer = await self._receive(request)
         assert isinstance(answer, kind)
         return answer
+
+    async def _receive(self, request: Asked) -> Told | Serve | None:
+        self._check_failure()
+        if self._without_room is not None:
+            # There is no telling how long it would wait, and others come behind it.
+            raise StorageError("this node waits for room on its disk") from self._without_room
+        return await self._give(Received(request))
 
     # Snapshots
 

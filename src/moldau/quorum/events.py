@@ -14,6 +14,7 @@ from moldau.quorum.messages import (
     EpochReply,
     QuorumFetch,
     QuorumFetched,
+    ReplicaKey,
     SnapshotFetch,
     SnapshotFetched,
     SnapshotId,
@@ -250,6 +251,15 @@ class VotersAre:
 
 
 @dataclass(frozen=True, slots=True)
+class FellBack:
+    """A voter wants to read on at `end_offset`, and had everything below `confirmed_offset` on disk before."""
+
+    replica: ReplicaKey
+    confirmed_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """What was agreed on is not what others have: going on would spread the damage."""
 
@@ -269,5 +279,6 @@ Effect = (
     | Committed
     | LeaderIs
     | VotersAre
+    | FellBack
     | Fatal
 )

@@ -73,6 +73,8 @@ class Following:
     """The first high watermark that a leader told since this node started: all agreed on before that is below it."""
     asked: int = 0
     """How many have been asked for the leader; says whose turn it is."""
+    has_missed_leader: bool = False
+    """The last fetch went to a leader known by hearsay only, and was not answered: it may be elsewhere by now."""
 
     granted: dict[int, None] = field(default_factory=dict)
     """In an election: who would vote, or has voted, for this node in this round."""
@@ -235,24 +237,32 @@ class Following:
         """An answer that still comes is too late. A snapshot is as good from a former leader."""
         self.fetching = None
         self.fetch_ms = None
+        self.has_missed_leader = False
 
     def _fetch(self) -> None:
-        """Asks the leader, or somebody for the leader. A fetch says that all before it is durable."""
-        if self.role not in _ATTACHABLE or self.fetching is not None or self.fetching_snapshot is not None:
-            return
-        if self.log.durable_offset < self.log.end_offset:
-            return
-        self.fetch_ms = None
-        wait_ms = 0
-        if self.role is Role.FOLLOWER:
-            to = self.leader_id
-            wait_ms = self.settings.fetch_timeout_ms // 3
-        else:
-            known = [*(voter.node_id for voter in self._others()), *self.bootstrap]
-            if not known:
-                return
-            to = known[self.asked % len(known)]
+        """Asks the leader, or somebody for the leader."""
+        if self.role is Role.FOLLOWER and not self.has_missed_leader:
+            self._fetch_from(self.leader_id, wait_ms=self.settings.fetch_timeout_ms // 3)
+        elif self.role in _ATTACHABLE:
+            self._ask_around()
+
+    def _known(self) -> list[int]:
+        """Who may know the leader."""
+        return [*(voter.node_id for voter in self._others()), *self.bootstrap]
+
+    def _ask_around(self) -> None:
+        known = self._known()
+        if known and self._fetch_from(known[self.asked % len(known)]):
             self.asked += 1
+            self.has_missed_leader = False
+
+    def _fetch_from(self, to: int, wait_ms: int = 0) -> bool:
+        """Whether it could be sent: a fetch says that all before it is durable."""
+        if self.fetching is not None or self.fetching_snapshot is not None:
+            return False
+        if self.log.durable_offset < self.log.end_offset:
+            return False
+        self.fetch_ms = None
         request = QuorumFetch(
             self.key,
             self.epoch,
@@ -263,10 +273,19 @@ class Following:
         )
         self.fetching = (to, request)
         self._effects.append(Send(to, request))
+        return True
 
-    def _fetch_later(self) -> None:
+    def _fetch_later(self, ms: float | None = None) -> None:
         if self.role in _ATTACHABLE and self.fetching is None:
-            self.fetch_ms = self._after(self.settings.election_timeout_ms / 10)
+            self.fetch_ms = self._after(self.settings.election_timeout_ms / 10 if ms is None else ms)
+
+    def _fetch_unanswered(self, by: int, *, is_gone: bool) -> None:
+        self.fetching = None
+        if self.role is Role.FOLLOWER and by == self.leader_id:
+            self.has_missed_leader = self.heard_ms is None and bool(self._known())
+        self._fetch_later()
+        if is_gone:
+            self._leader_is_gone(by)
 
     def _fetch_answered(self, by: int, request: QuorumFetch, reply: QuorumFetched) -> None:
         if self.fetching != (by, request):

@@ -11,7 +11,7 @@ from moldau.errors import (
     RequestTimedOutError,
     VoterNotFoundError,
 )
-from moldau.quorum.events import Answer, AppendVoters, BeginEpoch, Election, Role, Send, Serve
+from moldau.quorum.events import Answer, AppendVoters, BeginEpoch, Election, FellBack, Role, Send, Serve
 from moldau.quorum.following import Following
 from moldau.quorum.messages import (
     BeginEpochRequest,
@@ -23,7 +23,7 @@ from moldau.quorum.messages import (
     SnapshotFetched,
     Voter,
 )
-from moldau.quorum.replicas import NEVER, Leadership
+from moldau.quorum.replicas import NEVER, Leadership, Replica
 from moldau.quorum.voters import find, is_same
 
 
@@ -107,6 +107,8 @@ class Leading(Following):
             return
         log, last = self.log, request.last
         replica = leadership.heard(request.replica, self._now_ms, request.heard_ms)
+        if request.heard_ms == NEVER and last.offset < replica.end_offset:
+            self._fell_back(replica, last.offset)
         found = log.end_of(last.epoch) if last.offset >= log.start_offset else None
         reply = QuorumFetched(
             self.epoch,
@@ -125,6 +127,13 @@ class Leading(Following):
             leadership.fetched(replica, last.offset, log.end_offset, self._now_ms)
             self._count_durable()
             self._effects.append(Serve(request))
+
+    def _fell_back(self, replica: Replica, end_offset: int) -> None:
+        """A replica that has begun anew, and heard nothing of this leader yet, has less on disk than it had. What it
+        once confirmed counts no more; what was committed by it stays so, for others rely on that."""
+        if replica.key.directory_id is not None and find(self.voters, replica.key) is not None:
+            self._effects.append(FellBack(replica.key, replica.end_offset, end_offset))
+        replica.end_offset = NEVER
 
     def _snapshot_fetch_received(self, request: SnapshotFetch) -> None:
         if self.leadership is None or request.epoch != self.epoch:

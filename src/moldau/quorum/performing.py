@@ -2,7 +2,7 @@
 on what is committed."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from moldau.errors import CorruptRecordError, MoldauError, NotControllerError, StorageError
@@ -18,7 +18,7 @@ from moldau.quorum.batches import (
     whole_batches,
 )
 from moldau.quorum.calls import Calls
-from moldau.quorum.elections import Elections
+from moldau.quorum.elections import Elections, may_pass
 from moldau.quorum.events import (
     Answer,
     Answered,
@@ -32,6 +32,7 @@ from moldau.quorum.events import (
     Election,
     Event,
     Fatal,
+    FellBack,
     FetchSnapshot,
     LeaderIs,
     Persist,
@@ -59,6 +60,8 @@ log = get_logger("quorum")
 
 READ_BYTES_MAX = 8 * 1024 * 1024
 SNAPSHOT_BYTES_MAX = 1024 * 1024 * 1024
+ROOM_AGAIN_MS = 100
+"""How soon it is tried again to write what there was no room for."""
 NOTE_AFTER_S = 0.2
 """How soon it is noted beside the log how far it is synced."""
 
@@ -111,7 +114,12 @@ class Performing:
         self._timer: asyncio.TimerHandle | None = None
         self._failure: BaseException | None = None
         self._has_started = False
+        self._is_leaving = False
         self._is_closing = False
+        self._without_room: StorageError | None = None
+        """Why what must be remembered of elections is not on disk yet; until it is, nothing else is done."""
+        self._untaken = ""
+        """Why the leader's records could not be appended, so that what is tried again is not told each time."""
         self._refused_append: StorageError | None = None
         """Why the last append of the quorum's own could not be made, though the log is sound."""
 
@@ -171,12 +179,35 @@ class Performing:
                 self._on_leader_change(effect.leader_id, effect.epoch)
             case VotersAre():
                 self._know_voters()
+            case FellBack():
+                _tell_of_fall(effect)
             case Fatal():
                 raise StorageError(effect.reason)
 
     async def _keep(self, election: Election) -> None:
         """Before anybody is told of it: a vote that a crash takes back could be given twice."""
-        await self._elections.save(election)
+        await self._when_there_is_room(lambda: self._elections.save(election))
+
+    async def _when_there_is_room(self, write: Callable[[], Awaitable[None]]) -> None:
+        """A full disk is waited for: where several voters share one, they would all be gone for good."""
+        while True:
+            try:
+                await write()
+                break
+            except StorageError as error:
+                if not may_pass(error) or not self._has_started or self._log.failure is not None:
+                    raise
+                if self._is_leaving or self._is_closing:
+                    # The node stops in any case, and nobody has been told of what it forgets.
+                    self._failure = self._failure or error
+                    raise
+                if self._without_room is None:
+                    log.error("waits for room on the disk, and takes no part in the quorum", why=str(error))
+                self._without_room = error
+            await self._bell.wait(ROOM_AGAIN_MS)
+        if self._without_room is not None:
+            log.info("takes part in the quorum again")
+            self._without_room = None
 
     def _know_voters(self) -> None:
         for voter in self._state.voters:
@@ -260,15 +291,18 @@ class Performing:
     async def _append_from_leader(self, records: bytes) -> None:
         try:
             await self._append(from_leader(records, self._state.log.last, self._state.epoch))
+            self._untaken = ""
         except (CorruptRecordError, StorageError) as error:
             if self._failure is not None:
                 raise
-            log.warning("records of the leader cannot be appended", why=str(error))
+            if self._untaken != str(error):
+                self._untaken = str(error)
+                log.warning("records of the leader cannot be appended", why=self._untaken)
             await self._take(AppendFailed())
 
     async def _truncate(self, end_offset: int) -> None:
         log.info("truncates the metadata log to the leader's", end=end_offset, was=self._log.end_offset)
-        await self._log.truncate_to(end_offset)
+        await self._when_there_is_room(lambda: self._log.truncate_to(end_offset))
         await self._take(Truncated(self._log.end_offset))
 
     def _sync_soon(self) -> None:
@@ -390,7 +424,8 @@ class Performing:
         try:
             await self._log.truncate_fully_and_start_at(snapshot.end_offset)
         except StorageError as error:
-            self._fail(error)
+            if not may_pass(error) or self._log.failure is not None:
+                self._fail(error)
             raise
         self._begin_with(contents)
         await self._take(SnapshotTaken(snapshot, contents.voters))
@@ -398,3 +433,15 @@ class Performing:
     def _begin_with(self, contents: SnapshotContents) -> None:
         self._handed_on = contents.id.end_offset
         self._beginning = contents
+
+
+def _tell_of_fall(effect: FellBack) -> None:
+    node_id = effect.replica.node_id
+    log.error(
+        "a voter has less of the metadata log on disk than it had confirmed",
+        node=node_id,
+        confirmed=effect.confirmed_offset,
+        end=effect.end_offset,
+        todo=f"if an older copy of its data directory was put back: `moldau cluster remove-voter {node_id}`, start it "
+        f"with an empty data directory, `moldau cluster add-voter {node_id}`; it may have forgotten a vote too",
+    )

@@ -14,7 +14,8 @@ NEVER = -1
 class Replica:
     key: ReplicaKey
     end_offset: int = NEVER
-    """Everything below it is on the replica's disk, for it has asked for what comes then. Never falls in an epoch."""
+    """Everything below it is on the replica's disk, for it has asked for what comes then. Falls only where it has come
+    back with less."""
     last_fetch_ms: int = NEVER
     heard_leader_ms: int = NEVER
     """When the leader sent the newest answer that the replica says to have had."""

@@ -162,7 +162,8 @@ class QuorumState(Leading):
 
     def _append_failed(self) -> None:
         if self.leadership is None:
-            self._fetch_later()
+            # As often as where there is no news: the leader hears of this node, and sends what is in vain no oftener.
+            self._fetch_later(self.settings.fetch_timeout_ms / 3)
         elif self._others() or self.log.end_offset == self.leadership.epoch_start_offset:
             # A leader that cannot append, or not even begin its epoch, is in the way of one that can.
             self._resign()
@@ -174,8 +175,12 @@ class QuorumState(Leading):
             self._detach()
             self._fetch()
         elif self._asks_first():
+            has_failed = self.role in (Role.PROSPECTIVE, Role.CANDIDATE)
             self.role = Role.PROSPECTIVE
             self._begin_round(is_pre_vote=True)
+            if has_failed and self.role is Role.PROSPECTIVE:
+                # Those it takes for the voters may be gone, and others may have a leader.
+                self._ask_around()
         else:
             self._stand()
 
@@ -351,7 +356,4 @@ class QuorumState(Leading):
                     self.refused[event.by] = None
                     self._count_votes()
             case QuorumFetch() as request if self.fetching == (event.by, request):
-                self.fetching = None
-                self._fetch_later()
-                if event.is_gone:
-                    self._leader_is_gone(event.by)
+                self._fetch_unanswered(event.by, is_gone=event.is_gone)

@@ -111,6 +111,7 @@ class WireQuorumPeers:
         answer = await self._call(node_id, ApiKey.VOTE, tree, lane=LANE)
         found = self._only_partition(node_id, ApiKey.VOTE, answer)
         self._check(node_id, ApiKey.VOTE, found.error_code)
+        self._learn(found.leader_id, answer)
         await self._look_for_double(answer, request.candidate, found)
         return VoteReply(found.leader_epoch, found.leader_id, found.vote_granted, max(answer.silent_ms, 0))
 
@@ -240,6 +241,7 @@ class WireQuorumPeers:
         answer = await self._call(node_id, api, tree, lane=LANE)
         found = self._only_partition(node_id, api, answer)
         self._check(node_id, api, found.error_code)
+        self._learn(found.leader_id, answer)
         return found
 
     async def _call(self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str) -> Message:
@@ -312,7 +314,7 @@ class WireQuorumPeers:
                 )
 
     def _learn(self, leader_id: int, answer: Message) -> None:
-        """Where the leader is: the only way for a node that knows no voters yet."""
+        """Where the leader is: the only way for a node that knows no voters yet, or only those of old."""
         for endpoint in answer.node_endpoints:
             if endpoint.node_id == leader_id and leader_id not in (NO_LEADER, self._peers.node_id):
                 self._peers.know(leader_id, endpoint.host, endpoint.port)
@@ -352,7 +354,7 @@ def _explained(code: int) -> str:
                 "then `moldau cluster add-voter`"
             )
         case ErrorCode.kafka_storage_error:
-            return "its metadata log has failed (KAFKA_STORAGE_ERROR)"
+            return "its metadata log has failed, or its disk is full (KAFKA_STORAGE_ERROR)"
     try:
         return ErrorCode(code).name.upper()
     except ValueError:

@@ -2,7 +2,8 @@
 
 Only v2 is served, the first with pre-votes: a node asks whether it would be voted for before it disturbs anybody with
 a new epoch. An older epoch than this node's gets FENCED_LEADER_EPOCH; a request for another voter, or for this node
-with another disk, INVALID_VOTER_KEY; a candidate that is no voter INCONSISTENT_VOTER_SET.
+with another disk, INVALID_VOTER_KEY; a candidate that is no voter, as long as this node hears a leader,
+INCONSISTENT_VOTER_SET.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
 """BeginQuorumEpoch: a node that was elected leader of the metadata quorum says so, and where it is. Between nodes only.
 
 Only v1 is served, the first that says where the leader is. It is repeated until it is answered. An older epoch than
-this node's gets FENCED_LEADER_EPOCH, with the leader of today; a leader that is no voter INCONSISTENT_VOTER_SET.
+this node's gets FENCED_LEADER_EPOCH, with the leader of today; a leader that is no voter, as long as this node hears
+another one, INCONSISTENT_VOTER_SET.
 """
 
 from typing import Any

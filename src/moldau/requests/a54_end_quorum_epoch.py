@@ -1,7 +1,8 @@
 """EndQuorumEpoch: the leader of the metadata quorum resigns, and says who should stand next. Between nodes only.
 
 Only v1 is served, the first that names successors with their disks. An older epoch than this node's gets
-FENCED_LEADER_EPOCH, with the leader of today; a leader that is no voter INCONSISTENT_VOTER_SET.
+FENCED_LEADER_EPOCH, with the leader of today; a leader that is no voter, as long as this node hears another one,
+INCONSISTENT_VOTER_SET.
 """
 
 from typing import Any

@@ -24,9 +24,13 @@ def check_cluster(broker: Broker, cluster_id: str | None) -> None:
 
 def check_sender(node_id: int, session: Session, broker: Broker) -> None:
     """Who would lead is a voter; or a broker, of which this node may not have heard yet that it votes. An epoch that
-    anybody could make up would depose the leader."""
-    is_voter = any(voter.node_id == node_id for voter in broker.quorum.voters)
-    if not is_voter and node_id not in broker.metadata.image.brokers:
+    anybody could make up would depose the leader.
+
+    A node that hears no leader has none to lose, and those who vote today may all be new to it: it was away when they
+    were added, and they may need its vote to have a leader at all."""
+    quorum = broker.quorum
+    is_known = node_id == quorum.leader_id or any(voter.node_id == node_id for voter in quorum.voters)
+    if quorum.hears_leader and not is_known and node_id not in broker.metadata.image.brokers:
         why = f"node {node_id} is no voter of this cluster"
         log.warning("a request of the quorum is refused", why=why, peer=session.connection.peer)
         raise InconsistentVoterSetError(why)

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 
 from moldau.world.disk import Buffer
@@ -45,9 +46,8 @@ def _sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def _replace(path: str, data: bytes) -> None:
-    temporary = path + TEMPORARY_SUFFIX
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def _write(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         remaining = memoryview(data)
         while remaining:
@@ -55,7 +55,18 @@ def _replace(path: str, data: bytes) -> None:
         _sync_data(descriptor)
     finally:
         os.close(descriptor)
-    os.rename(temporary, path)
+
+
+def _replace(path: str, data: bytes) -> None:
+    temporary = path + TEMPORARY_SUFFIX
+    try:
+        _write(temporary, data)
+        os.rename(temporary, path)
+    except OSError:
+        # What fills the disk must not stay on it.
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
     _sync_directory(os.path.dirname(path) or ".")
 
 
