@@ -186,14 +186,23 @@ def test_a_heartbeat_carries_what_could_not_be_opened() -> None:
         }
     )
     heartbeat = Heartbeat(
-        1, 44, 9, wants_shutdown=True, not_ready=[NotReady(TOPIC, 3, 1, "the disk is full")]
+        1,
+        44,
+        9,
+        wants_shutdown=True,
+        not_ready=[
+            NotReady(TOPIC, 3, 1, "it is damaged"),
+            NotReady(TOPIC, 4, 1, "it is full", may_pass=True),
+        ],
     )
     reply = run(make(2, peers=peers).heartbeat(heartbeat))
     assert reply == HeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=True)
     request = peers.calls[0][3]
     assert (request.broker_epoch, request.current_metadata_offset, request.want_shut_down) == (44, 9, True)
     (not_ready,) = request.not_ready
-    assert (not_ready.topic_id, not_ready.partition_index, not_ready.reason) == (TOPIC, 3, "the disk is full")
+    assert (not_ready.topic_id, not_ready.partition_index, not_ready.reason) == (TOPIC, 3, "it is damaged")
+    (full,) = request.not_writable
+    assert full.partition_index == 4, "controllers that do not know the field leave such replicas as they are"
 
 
 def test_in_sync_changes_are_answered_in_the_order_they_were_asked() -> None:

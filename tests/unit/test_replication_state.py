@@ -11,6 +11,7 @@ from moldau.metadata.image import TOPIC_RESOURCE, ClusterImage, ConfigResource
 from moldau.replication.session import PartitionKey
 from moldau.replication.state import (
     FollowedPartitions,
+    Rest,
     Verdict,
     begins_anew,
     jittered,
@@ -85,7 +86,7 @@ def test_a_replica_in_sync_is_so_in_the_next_epoch_too_and_is_not_throttled() ->
 
 def test_a_partition_rests_until_its_time_is_up() -> None:
     followed = following(A, B)
-    followed.rest_after_failure(A, 1_000, 200, 0.5, briefly=False)
+    followed.rest_after_failure(A, 1_000, 200, 0.5)
     assert not followed.is_fetching(A)
     assert followed.is_fetching(B)
     assert followed.next_wake_ms() == 1_200
@@ -99,22 +100,35 @@ def test_waiting_for_metadata_begins_with_short_rests_that_grow_up_to_the_backof
     followed = following(A)
     rests = []
     for _ in range(7):
-        followed.rest_after_failure(A, 0, 200, 0.5, briefly=True)
+        followed.rest_after_failure(A, 0, 200, 0.5, Rest.BRIEF)
         rests.append(followed.next_wake_ms())
         followed.wake(10_000)
     assert rests == [10, 20, 40, 80, 160, 200, 200]
     followed.progressed(A, is_in_sync=True)
-    followed.rest_after_failure(A, 0, 200, 0.5, briefly=True)
+    followed.rest_after_failure(A, 0, 200, 0.5, Rest.BRIEF)
     assert followed.next_wake_ms() == 10
+
+
+def test_rests_of_a_partition_that_cannot_be_written_here_grow_until_it_goes_on() -> None:
+    followed = following(A)
+    rests = []
+    for _ in range(7):
+        followed.rest_after_failure(A, 0, 200, 0.5, Rest.LONGER)
+        rests.append(followed.next_wake_ms())
+        followed.wake(10_000)
+    assert rests == [200, 400, 800, 1_600, 3_200, 5_000, 5_000]
+    followed.progressed(A, is_in_sync=False)
+    followed.rest_after_failure(A, 0, 200, 0.5, Rest.LONGER)
+    assert followed.next_wake_ms() == 200
 
 
 def test_a_new_leader_epoch_ends_a_rest_and_even_a_failure() -> None:
     followed = following(A, B)
-    followed.rest_after_failure(A, 0, 200, 0.5, briefly=False)
+    followed.rest_after_failure(A, 0, 200, 0.5)
     followed.fail(B)
-    followed.rest_after_failure(B, 0, 200, 0.5, briefly=False)
+    followed.rest_after_failure(B, 0, 200, 0.5)
     assert followed.wake(10_000) == [A], "a failed partition does not come back by itself"
-    followed.rest_after_failure(A, 10_000, 200, 0.5, briefly=False)
+    followed.rest_after_failure(A, 10_000, 200, 0.5)
     assert followed.follow(A, 2, is_in_sync=False)
     assert followed.follow(B, 2, is_in_sync=False)
     assert followed.is_fetching(A)

@@ -1,7 +1,9 @@
-"""Replicas whose logs have failed on a broker that is alive: a disk gave an error, or what is on it is damaged.
+"""Replicas whose logs have failed on a broker that is alive: a disk gave an error, or what is on it is damaged; or they
+cannot be written for the moment, because the disk is full.
 
 The broker says so with its heartbeats. Others lead in the place of such a replica and nobody waits for it, until the
-broker has it again. None of it is in the log: a new controller hears it anew.
+broker has it again. One that may pass gives way only to a replica in sync that is well: it can still be read. None of
+it is in the log: a new controller hears it anew.
 """
 
 from moldau.controller.elections import become_available
@@ -18,7 +20,7 @@ def note_failed(state: ControllerState, beat: Heartbeat) -> bool:
     broker = state.image.brokers.get(beat.broker_id)
     if broker is None or broker.epoch != beat.broker_epoch:
         return False
-    failed = frozenset((each.topic_id, each.partition) for each in beat.not_ready)
+    failed = {(each.topic_id, each.partition): each.may_pass for each in beat.not_ready}
     known = state.failed_replicas.get(beat.broker_id)
     if known == (beat.broker_epoch, failed) or (known is None and not failed):
         return False
@@ -29,9 +31,9 @@ def note_failed(state: ControllerState, beat: Heartbeat) -> bool:
 def take_out_failed(
     state: ControllerState, settings: EffectiveSettings, beat: Heartbeat
 ) -> Decision[Record, bool]:
-    """The failed replicas of a broker leave the in-sync sets, as if they had lost records: they may have. One that is
-    in sync alone stays so, without a leader. What the broker has again, and waited for it, it leads. True: there may
-    be more to do."""
+    """The failed replicas of a broker leave the in-sync sets, as if they had lost records: they may have, unless it may
+    pass. One that is in sync alone stays so, without a leader, or with itself where it may pass. What the broker has
+    again, and waited for it, it leads. True: there may be more to do."""
     broker = state.image.brokers.get(beat.broker_id)
     if broker is None or broker.epoch != beat.broker_epoch or not broker.is_active:
         return Decision([], False)
@@ -50,14 +52,18 @@ def _without_failed(state: ControllerState, settings: EffectiveSettings, beat: H
         partition = topic.partitions[each.partition]
         if beat.broker_id not in partition.in_sync and beat.broker_id not in partition.eligible:
             continue
+        usable = state.without_failed(active, topic.topic_id, each.partition)
+        if beat.broker_id in usable:
+            continue
         change = PartitionChange(
             topic.topic_id,
             partition,
             min_in_sync=decided.topic(topic.name).min_insync_replicas,
-            active=state.without_failed(active, topic.topic_id, each.partition),
+            active=usable,
         )
         change.in_sync = tuple(member for member in partition.in_sync if member != beat.broker_id)
-        change.restarted_uncleanly = beat.broker_id
+        if not each.may_pass:
+            change.restarted_uncleanly = beat.broker_id
         record = change.record()
         if record is not None:
             records.append(record)

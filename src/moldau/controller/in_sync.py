@@ -47,7 +47,7 @@ def alter_in_sync(
             seen.add((wanted.topic_id, wanted.partition))
             topic, partition = _look_up(state.image, wanted)
             _check(state.image, broker_id, partition, wanted)
-            _check_not_failed(state, wanted)
+            _check_not_failed(state, partition, wanted)
         except MoldauError as error:
             results.append(InSyncResult(wanted.topic_id, wanted.partition, error=error))
             continue
@@ -151,8 +151,11 @@ def _check_members(image: ClusterImage, partition: PartitionImage, wanted: InSyn
         raise IneligibleReplicaError(f"Broker {member} {complaint}.")
 
 
-def _check_not_failed(state: ControllerState, wanted: InSyncChange) -> None:
+def _check_not_failed(state: ControllerState, partition: PartitionImage, wanted: InSyncChange) -> None:
     for member, _ in wanted.in_sync:
+        if member in partition.in_sync and state.may_pass(member, wanted.topic_id, wanted.partition):
+            # It stays until another is in sync that can take its place, who may be just about to join.
+            continue
         if state.has_failed(member, wanted.topic_id, wanted.partition):
             raise IneligibleReplicaError(
                 f"Broker {member} has said that its log of the partition has failed."

@@ -93,7 +93,9 @@ class Sessions:
         if beat.metadata_offset < session.metadata_offset:
             # It was sent before another that has come already.
             return False
-        not_ready = {(each.topic_id, each.partition): each.reason for each in beat.not_ready}
+        not_ready = {
+            (each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.may_pass
+        }
         is_news = beat.metadata_offset > session.metadata_offset or not_ready != session.not_ready
         session.metadata_offset = beat.metadata_offset
         session.not_ready = not_ready

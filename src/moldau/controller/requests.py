@@ -116,12 +116,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """A replica that its broker could not open, and why."""
+    """A replica that its broker could not open or write, and why."""
 
     topic_id: UUID
     partition: int
     broker_id: int
     reason: str
+    may_pass: bool = False
+    """It is whole and can be read, and refuses only what is new: its disk is full, say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The controller's view of the cluster: the image with everything decided so far, committed or not yet."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from uuid import UUID
 
 from moldau.controller.index import PartitionIndex
@@ -15,6 +16,7 @@ from moldau.metadata.records import (
     UnregisterBrokerRecord,
 )
 
+_NONE: Mapping[tuple[UUID, int], bool] = MappingProxyType({})
 _OF_A_BROKER = (RegisterBrokerRecord, BrokerRegistrationChangeRecord, UnregisterBrokerRecord)
 
 RECORDS_PER_DECISION_MAX = 20_000
@@ -28,8 +30,8 @@ class ControllerState:
         """`image` is committed up to the end of the log."""
         self.image = image
         self.index = PartitionIndex(image)
-        self.failed_replicas: dict[int, tuple[int, frozenset[tuple[UUID, int]]]] = {}
-        """By broker: its epoch, and those of its replicas whose logs have failed."""
+        self.failed_replicas: dict[int, tuple[int, Mapping[tuple[UUID, int], bool]]] = {}
+        """By broker: its epoch, and those of its replicas whose logs have failed, with whether that may pass."""
         self._loaded_offset = image.offset
         self._put_out_offsets: dict[int, int] = {}
         """Of the brokers that registered or were fenced since then."""
@@ -65,16 +67,31 @@ class ControllerState:
 
     def has_failed(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
         """Whether the broker, in the life that is registered, has said that its log of a partition has failed."""
-        epoch, failed = self.failed_replicas.get(broker_id, (-1, frozenset()))
+        epoch, failed = self.failed_replicas.get(broker_id, (-1, _NONE))
         broker = self.image.brokers.get(broker_id)
         return (topic_id, partition) in failed and broker is not None and broker.epoch == epoch
 
     def without_failed(self, brokers: Container[int], topic_id: UUID, partition: int) -> Container[int]:
-        """Those of the brokers whose replicas of a partition can be relied on."""
+        """Those of the brokers whose replicas of a partition can be relied on. Where nobody is left of those in sync,
+        replicas whose trouble may pass can: they have all that is committed, and it can be read."""
         failed = [each for each in self.failed_replicas if self.has_failed(each, topic_id, partition)]
         if not failed:
             return brokers
-        return {each for each in self.image.brokers if each in brokers and each not in failed}
+        well = {each for each in self.image.brokers if each in brokers and each not in failed}
+        if any(member in well for member in self._in_sync(topic_id, partition)):
+            return well
+        return well | {
+            each for each in failed if each in brokers and self.may_pass(each, topic_id, partition)
+        }
+
+    def may_pass(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
+        """Whether what has failed on a broker is only that its replica cannot be written for the moment."""
+        _, failed = self.failed_replicas.get(broker_id, (-1, _NONE))
+        return failed.get((topic_id, partition), False)
+
+    def _in_sync(self, topic_id: UUID, partition: int) -> Sequence[int]:
+        topic = self.image.topic_by_id(topic_id)
+        return () if topic is None else topic.partitions[partition].in_sync
 
     def put_out_offset(self, broker_id: int) -> int:
         """The end of the decision by which a broker was last fenced, with its registration or after it. Who has taken

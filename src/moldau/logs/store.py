@@ -4,6 +4,7 @@ It knows batches, offsets, times, epochs and producers. It knows nothing of grou
 nothing above it may assume that a call returns at once.
 """
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from moldau.logs.producers import ProducerStates
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 from moldau.world.disk import File
+
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
 
 
 class LogName(NamedTuple):

@@ -1,12 +1,16 @@
 """What a follower of a partition decides: whom it follows, how much of its log is committed, and where to cut its log
-when it is another one than its leader's. Pure."""
+when it is another one than its leader's; and which of its leader's batches it takes. Pure."""
 
 from dataclasses import dataclass
 
+from moldau.errors import CorruptRecordError
 from moldau.logs.epochs import NO_EPOCH, EpochHistory
+from moldau.logs.store import LogName
 from moldau.metadata.image import NO_LEADER, PartitionImage
 from moldau.partitions.state import check_epoch
 from moldau.quorum.messages import LogEnd
+from moldau.records.batch import Batch, split, whole_batches
+from moldau.world.disk import Buffer
 
 
 @dataclass(slots=True)
@@ -61,3 +65,22 @@ def truncation_point(epochs: EpochHistory, end_offset: int, diverging: LogEnd) -
     if epoch != diverging.epoch:
         return min(epoch_end, end_offset)
     return min(epoch_end, diverging.offset, end_offset)
+
+
+def checked_batches(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]:
+    """The whole batches of a leader's answer (its last one may be cut off), in order and with the right checksums."""
+    batches = list(split(whole_batches(data)))
+    expected = 0
+    for batch in batches:
+        if batch.base_offset < expected or batch.last_offset_delta < 0:
+            raise CorruptRecordError(
+                f"the leader sent offset {batch.base_offset} of {name} behind {expected - 1}"
+            )
+        if batch.leader_epoch > leader_epoch:
+            raise CorruptRecordError(
+                f"the leader sent {batch!r} of {name}, which is of a later epoch than its own, {leader_epoch}"
+            )
+        if not batch.checksum_is_right():
+            raise CorruptRecordError(f"{batch!r} of {name} was damaged on its way: its checksum is wrong")
+        expected = batch.next_offset
+    return batches

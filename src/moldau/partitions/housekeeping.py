@@ -1,4 +1,5 @@
-"""What happens to old records in the background: retention and compaction, round after round."""
+"""What happens in the background, round after round: retention and compaction of old records, and new attempts where
+the disk was full."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,9 @@ log = get_logger(__name__)
 
 HIGH_WATERMARKS_MS = 5_000
 """How often high watermarks are saved."""
+
+ROOM_MS = 5_000
+"""How often to look whether the disk can be written to again."""
 
 
 class Housekeeping:
@@ -35,6 +39,7 @@ class Housekeeping:
                 self._repeat(lambda: self._settings.broker.log_cleaner_backoff_ms, self.compaction_round)
             ),
             loop.create_task(self._repeat(lambda: HIGH_WATERMARKS_MS, self.high_watermarks_round)),
+            loop.create_task(self._repeat(lambda: ROOM_MS, self.room_round)),
         ]
 
     async def stop(self) -> None:
@@ -69,6 +74,10 @@ class Housekeeping:
             await self._partitions.save_high_watermarks()
         except StorageError as error:
             log.warning("high watermarks are not saved", why=str(error))
+
+    async def room_round(self) -> None:
+        if self._partitions.is_in_trouble and self._partitions.look_for_room():
+            await self._partitions.open_again(passing_only=True)
 
     async def _one(self, partition: Partition, work: Awaitable[object]) -> None:
         """A partition in trouble, or one that closes under our hands, must not end the round for the

@@ -142,7 +142,7 @@ class Partition(Replica):
                 batch.leader_epoch = leader.leader_epoch
                 offset = batch.next_offset
             try:
-                await self._watched(log_.append(batches))
+                await self._append(batches)
             except StorageError:
                 log_.producers.not_written(first)
                 raise

@@ -1,7 +1,7 @@
 """One replica of a partition: its log, the role that the metadata gives it, and its life as a follower."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -17,12 +17,12 @@ from moldau.errors import (
 from moldau.logs.store import Log, LogName
 from moldau.metadata.image import NO_LEADER, BrokerImage, PartitionImage
 from moldau.observe.logging import get_logger
-from moldau.partitions.follower import FollowerState, truncation_point
+from moldau.partitions.follower import FollowerState, checked_batches, truncation_point
 from moldau.partitions.state import NO_EPOCH, LeaderState
 from moldau.partitions.syncing import Syncing
 from moldau.partitions.waiting import Listeners, OffsetWaiters
 from moldau.quorum.messages import LogEnd
-from moldau.records.batch import Batch, split, whole_batches
+from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 from moldau.world.clock import Clock
 from moldau.world.disk import Buffer
@@ -55,8 +55,8 @@ class Replica:
     answers that may be a moment old.
     """
 
-    on_failed: Callable[[], None] | None = None
-    """Called when the log has failed."""
+    on_trouble: Callable[[], None] | None = None
+    """Called when `failure` or `refusal` is another one."""
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class Replica:
         self._leader: LeaderState | None = None
         self._follower: FollowerState | None = None
         self._failure: StorageError | None = None
+        self._refusal: StorageError | None = None
         self._closed = False
         self._lock = asyncio.Lock()
         self._syncing = Syncing(log_, on_safe=self._note_durable, on_failure=self._sync_failed)
@@ -105,6 +106,15 @@ class Replica:
         async with self._lock:
             if self._closed or self._is_stale(image):
                 return
+            if image.leader == self._replica_id and image.leader_epoch < self.log.epochs.latest:
+                # Metadata that this replica is opened with knows of every leader whose records are in its log.
+                self.fail(
+                    StorageError(
+                        f"{self.name} is led in epoch {image.leader_epoch}, and its log has records of epoch "
+                        f"{self.log.epochs.latest}, which there was none of: they are damaged, or of another cluster"
+                    )
+                )
+                return
             if image.leader == self._replica_id:
                 self._lead(image, brokers)
             else:
@@ -116,8 +126,7 @@ class Replica:
         if self._follower is not None:
             known = self._follower.image
         if known is None:
-            # A role from before the log's newest epoch: the metadata of this node is behind its own log.
-            return image.leader == self._replica_id and image.leader_epoch < self.log.epochs.latest
+            return False
         return image.leader_epoch < known.leader_epoch or image.partition_epoch < known.partition_epoch
 
     def _lead(self, image: PartitionImage, brokers: Mapping[int, BrokerImage]) -> None:
@@ -194,6 +203,12 @@ class Replica:
         return self._failure
 
     @property
+    def refusal(self) -> StorageError | None:
+        """Why the last append was refused, for a reason that may pass: the disk is full, say. The log is whole, and all
+        in it can be read."""
+        return self._refusal
+
+    @property
     def high_watermark(self) -> int:
         """Everything below it is committed, and in this log; more may be."""
         role = self._leader or self._follower
@@ -235,16 +250,19 @@ class Replica:
         """
         async with self._lock:
             follower = self._following(leader_epoch)
-            batches = _checked(data, self.name, leader_epoch)
-            if batches:
-                await self._append_followed(batches)
-            moved = follower.on_leader(high_watermark, self.log.end_offset)
-            start_offset = min(leader_start_offset, follower.high_watermark)
-            if start_offset > self.log.start_offset:
-                await self._watched(self.log.advance_start(start_offset))
+            batches = checked_batches(data, self.name, leader_epoch)
+            try:
+                if batches:
+                    await self._append_followed(batches)
+                if follower.on_leader(high_watermark, self.log.end_offset):
+                    self.progress.tell()
+                start_offset = min(leader_start_offset, follower.high_watermark)
+                if start_offset > self.log.start_offset:
+                    await self._watched(self.log.advance_start(start_offset))
+            finally:
+                # Whatever failed, what is appended has to become safe: nothing is fetched before.
+                self._syncing.start()
             end_offset = self.log.end_offset
-        if moved:
-            self.progress.tell()
         if self.followed_offset() < end_offset:
             await self._syncing.until_safe(end_offset)
 
@@ -258,7 +276,7 @@ class Replica:
                 )
             # An empty log that begins inside a batch: the batch comes whole, and what is before stays hidden.
             await self._watched(log_.truncate_fully_and_start_at(first.base_offset))
-        await self._watched(log_.append(batches))
+        await self._append(batches)
         if start_offset > log_.start_offset:
             await self._watched(log_.advance_start(start_offset))
 
@@ -270,11 +288,12 @@ class Replica:
             former_end = log_.end_offset
             offset = truncation_point(log_.epochs, former_end, diverging)
             self._check_leader_has(follower, diverging)
-            await self._watched(log_.truncate_to(offset))
+            committed = follower.high_watermark
+            await self._cut(follower, offset, log_.truncate_to(offset))
             # An epoch that began at the very end and has no records goes as well, or it would be asked for again.
             log_.epochs.truncate_from_end(log_.end_offset)
-            lost_from = follower.high_watermark
-            if follower.on_cut(log_.end_offset):
+            follower.on_cut(log_.end_offset)
+            if log_.end_offset < committed:
                 tell = log.warning if follower.image.is_recovering else log.error
                 tell(
                     "records that were committed are cut off: the leader does not have them",
@@ -282,7 +301,7 @@ class Replica:
                     leader=follower.leader_id,
                     epoch=leader_epoch,
                     from_offset=log_.end_offset,
-                    committed=lost_from,
+                    committed=committed,
                 )
         log.info(
             "log is cut where its leader's parts from it",
@@ -318,9 +337,21 @@ class Replica:
             follower, log_ = self._following(leader_epoch), self.log
             if offset <= log_.end_offset and log_.start_offset < log_.end_offset:
                 return
-            await self._watched(log_.truncate_fully_and_start_at(offset))
+            await self._cut(follower, offset, log_.truncate_fully_and_start_at(offset))
             follower.high_watermark = offset
         log.info("log begins anew where its leader's begins", partition=str(self.name), offset=offset)
+
+    async def _cut(self, follower: FollowerState, offset: int, cutting: Awaitable[None]) -> None:
+        """The high watermark goes first: it may be saved while the log is cut."""
+        high_watermark = follower.high_watermark
+        follower.on_cut(offset)
+        try:
+            await self._watched(cutting)
+        except StorageError:
+            if self.log.failure is None:
+                # The log is as it was.
+                follower.high_watermark = high_watermark
+            raise
 
     def _following(self, leader_epoch: int) -> FollowerState:
         if self._failure is not None:
@@ -368,6 +399,35 @@ class Replica:
 
     # Ending
 
+    async def _append(self, batches: Sequence[Batch]) -> None:
+        try:
+            await self.log.append(batches)
+        except StorageError as error:
+            if self.log.failure is None:
+                self._set_refusal(error)
+            else:
+                self.fail(error)
+            raise
+        if self._refusal is not None:
+            self._set_refusal(None)
+
+    def try_again(self) -> None:
+        """What appends were refused for has passed, as it seems: others may count on this replica again."""
+        if self._refusal is not None:
+            self._set_refusal(None)
+
+    def _set_refusal(self, refusal: StorageError | None) -> None:
+        if (self._refusal is None) == (refusal is None):
+            # Each attempt may have words of its own for the same; nobody has to hear all of them.
+            return
+        self._refusal = refusal
+        if refusal is not None:
+            log.warning("partition cannot be written for now", partition=str(self.name), why=str(refusal))
+        else:
+            log.info("partition can be written again", partition=str(self.name))
+        if self.on_trouble is not None:
+            self.on_trouble()
+
     async def _watched(self, work: Awaitable[T]) -> T:
         """Takes the partition offline with its log; an error that may pass is the caller's alone."""
         try:
@@ -390,8 +450,8 @@ class Replica:
             log.error("partition is offline", partition=str(self.name), why=str(error))
             self._failure = error
             self._refuse_waiting(error)
-            if self.on_failed is not None:
-                self.on_failed()
+            if self.on_trouble is not None:
+                self.on_trouble()
 
     def _refuse_waiting(self, error: MoldauError, *, syncs_too: bool = True) -> None:
         for waiting in (self.committed, self._acknowledging, self._lowered):
@@ -412,22 +472,3 @@ class Replica:
         self._refuse_waiting(NotLeaderError(f"{self.name} is closing on this node"))
         async with self._lock:
             await self._syncing.stop()
-
-
-def _checked(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]:
-    """The whole batches of a leader's answer (its last one may be cut off), in order and with the right checksums."""
-    batches = list(split(whole_batches(data)))
-    expected = 0
-    for batch in batches:
-        if batch.base_offset < expected or batch.last_offset_delta < 0:
-            raise CorruptRecordError(
-                f"the leader sent offset {batch.base_offset} of {name} behind {expected - 1}"
-            )
-        if batch.leader_epoch > leader_epoch:
-            raise CorruptRecordError(
-                f"the leader sent {batch!r} of {name}, which is of a later epoch than its own, {leader_epoch}"
-            )
-        if not batch.checksum_is_right():
-            raise CorruptRecordError(f"{batch!r} of {name} was damaged on its way: its checksum is wrong")
-        expected = batch.next_offset
-    return batches

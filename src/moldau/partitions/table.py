@@ -8,7 +8,7 @@ from uuid import UUID
 
 from moldau.controller.requests import NotReady
 from moldau.errors import StorageError
-from moldau.logs.store import Log, LogName, LogStore
+from moldau.logs.store import PASSING, Log, LogName, LogStore
 from moldau.metadata.image import (
     EMPTY_IMAGE,
     TOPIC_RESOURCE,
@@ -26,6 +26,9 @@ from moldau.world.clock import Clock
 log = get_logger(__name__)
 
 SIDE_BY_SIDE_MAX = 64
+ROOM_BYTES, ROOM_PART = 64 * 1024 * 1024, 100
+"""How much of a disk that was full has to be free before it counts as writable again, or which part of a small one:
+enough not to be full again at once."""
 
 
 class PartitionTable:
@@ -61,6 +64,7 @@ class PartitionTable:
         self._image = EMPTY_IMAGE
         self._damaged: dict[tuple[str, int], StorageError] = {}
         self._failed: dict[tuple[str, int], StorageError] = {}
+        self._refusing: dict[tuple[str, int], StorageError] = {}
         self._changing = asyncio.Lock()
         """Publications and attempts to open logs again go one after the other."""
 
@@ -85,13 +89,24 @@ class PartitionTable:
         """Partitions whose logs could not be opened, and why."""
         return self._damaged
 
+    @property
+    def is_in_trouble(self) -> bool:
+        return bool(self._damaged or self._refusing)
+
     def not_ready(self) -> tuple[NotReady, ...]:
-        """The same and those whose logs have failed since, as the controller is told of them."""
-        reasons = {**self._damaged, **self._failed}
+        """The same, those whose logs have failed since, and those that cannot be written for the moment, as the
+        controller is told of them."""
+        reasons = {**self._refusing, **self._damaged, **self._failed}
         return tuple(
-            NotReady(self._image.topics[topic].topic_id, index, self._node_id, str(reasons[topic, index]))
-            for topic, index in sorted(reasons)
-            if topic in self._image.topics
+            NotReady(
+                self._image.topics[key[0]].topic_id,
+                key[1],
+                self._node_id,
+                str(reasons[key]),
+                may_pass=key in self._refusing,
+            )
+            for key in sorted(reasons)
+            if key[0] in self._image.topics
         )
 
     def led(self) -> list[Partition]:
@@ -174,14 +189,19 @@ class PartitionTable:
                 opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease
             )
             self._in_order = None
-            partition.on_failed = functools.partial(self._note_failed, key, partition)
+            partition.on_trouble = functools.partial(self._note_trouble, key, partition)
         await partition.take_role(image, brokers=self._image.brokers)
         return partition
 
-    def _note_failed(self, key: tuple[str, int], partition: Partition) -> None:
-        if partition.failure is not None and self._partitions.get(key) is partition:
+    def _note_trouble(self, key: tuple[str, int], partition: Partition) -> None:
+        if self._partitions.get(key) is not partition:
+            return
+        self._refusing.pop(key, None)
+        if partition.failure is not None:
             self._failed[key] = partition.failure
-            self._tell_not_ready()
+        elif partition.refusal is not None:
+            self._refusing[key] = partition.refusal
+        self._tell_not_ready()
 
     def _tell_not_ready(self) -> None:
         for callback in self.on_not_ready:
@@ -199,17 +219,24 @@ class PartitionTable:
     def _forget(self, key: tuple[str, int]) -> Partition | None:
         self._damaged.pop(key, None)
         self._failed.pop(key, None)
+        self._refusing.pop(key, None)
         self._in_order = None
         return self._partitions.pop(key, None)
 
     async def _open(self, name: LogName, topic_id: UUID) -> Log | None:
+        key = (name.topic, name.partition)
         try:
-            return await self.store.open(name, topic_id, self._settings.topic(name.topic))
+            opened = await self.store.open(name, topic_id, self._settings.topic(name.topic))
         except StorageError as error:
             # One damaged log must not keep the others from being served.
-            log.error("partition is offline: its log cannot be opened", partition=str(name), why=str(error))
-            self._damaged[name.topic, name.partition] = error
+            if str(self._damaged.get(key)) != str(error):
+                log.error(
+                    "partition is offline: its log cannot be opened", partition=str(name), why=str(error)
+                )
+            self._damaged[key] = error
             return None
+        self._damaged.pop(key, None)
+        return opened
 
     def _removals(
         self, topics: Sequence[TopicImage]
@@ -238,21 +265,33 @@ class PartitionTable:
             # It is gone for everybody; what is left of it on disk is set aside at the next start.
             log.error("the log of a removed partition is not deleted", partition=str(name), why=str(error))
 
-    async def open_again(self) -> None:
-        """Tries the partitions once more whose logs could not be opened for want of room or descriptors."""
+    async def open_again(self, *, passing_only: bool = False) -> None:
+        """Tries the partitions once more whose logs could not be opened because the disk did not let them;
+        `passing_only` those that were short of room or descriptors, which is soon told."""
         touched: list[Partition] = []
         for (topic, index), error in list(self._damaged.items()):
-            if not isinstance(error.__cause__, OSError):
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or (passing_only and cause.errno not in PASSING):
                 continue
             async with self._changing:
                 found = self._image.topics.get(topic)
-                if found is not None and self._damaged.pop((topic, index), None) is not None:
+                if found is not None and (topic, index) in self._damaged:
                     opened = await self._take_partition(found, found.partitions[index])
                     if opened is not None:
                         touched.append(opened)
         if touched:
             self._tell(touched)
             self._tell_not_ready()
+
+    def look_for_room(self) -> bool:
+        """Whether the disk can be written to again, as far as it says. Replicas that could not be for the moment are
+        counted on again then: those of them that nobody writes to would never find out themselves."""
+        total, usable = self.store.space()
+        if usable < min(ROOM_BYTES, total // ROOM_PART):
+            return False
+        for key in sorted(self._refusing):
+            self._partitions[key].try_again()
+        return True
 
     def _configure(self, delta: ClusterDelta) -> None:
         everything = any(resource.type != TOPIC_RESOURCE for resource in delta.configs_changed)

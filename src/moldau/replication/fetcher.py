@@ -18,6 +18,7 @@ from moldau.errors import (
     MoldauError,
     NotLeaderError,
     PeerUnreachableError,
+    StorageError,
     UnknownLeaderEpochError,
 )
 from moldau.logs.store import LogName
@@ -26,7 +27,7 @@ from moldau.peers.peers import Peers
 from moldau.quorum.messages import LogEnd
 from moldau.replication.requests import fetch_request
 from moldau.replication.session import FetchSession, PartitionKey, Position
-from moldau.replication.state import FollowedPartitions, Verdict, begins_anew, jittered, judge
+from moldau.replication.state import FollowedPartitions, Rest, Verdict, begins_anew, jittered, judge
 from moldau.replication.throttle import Throttle
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
@@ -301,7 +302,7 @@ class Fetcher:
             return
         except Exception as error:
             log.exception("replicating a partition failed", partition=str(partition.name))
-            self._give_up(key, partition, error)
+            self._could_not_take(key, partition, error)
             return
         self._want(key)
 
@@ -321,7 +322,7 @@ class Fetcher:
                 await partition.begin_at(answer.log_start_offset, asked.leader_epoch)
             must_move = True
         elif verdict is Verdict.WAIT_FOR_METADATA:
-            self._rest_partition(key, briefly=True)
+            self._rest_partition(key, Rest.BRIEF)
             return
         else:
             self._failed(key, partition, f"the leader answers {code_of(answer.error_code).name.upper()}")
@@ -348,16 +349,21 @@ class Fetcher:
             key, is_in_sync=position is not None and position[0] >= answer.high_watermark
         )
 
-    def _could_not_take(self, key: PartitionKey, partition: FollowedPartition, error: MoldauError) -> None:
+    def _could_not_take(self, key: PartitionKey, partition: FollowedPartition, error: Exception) -> None:
         if partition.failure is not None:
             self._give_up(key, partition, error)
         else:
-            self._failed(key, partition, str(error))
+            # What cannot be stored, or goes wrong by a bug, does so for longer: the same records come over the network
+            # each time.
+            is_here = isinstance(error, StorageError) or not isinstance(error, MoldauError)
+            self._failed(key, partition, str(error), Rest.LONGER if is_here else Rest.EVEN)
 
-    def _failed(self, key: PartitionKey, partition: FollowedPartition, why: str) -> None:
+    def _failed(
+        self, key: PartitionKey, partition: FollowedPartition, why: str, rest: Rest = Rest.EVEN
+    ) -> None:
         tell = log.debug if self._followed.has_failed_before(key) else log.warning
         tell("a partition was not replicated", partition=str(partition.name), leader=self.leader_id, why=why)
-        self._rest_partition(key, briefly=False)
+        self._rest_partition(key, rest)
 
     def _give_up(self, key: PartitionKey, partition: FollowedPartition, error: Exception) -> None:
         log.error("a partition is no longer replicated", partition=str(partition.name), why=str(error))
@@ -382,17 +388,17 @@ class Fetcher:
         position = partition.fetch_position()
         if position is None:
             # What a former leader sent, or this node wrote as leader, is still on its way to the disk.
-            self._rest_partition(key, briefly=True)
+            self._rest_partition(key, Rest.BRIEF)
         else:
             self._session.want(key, Position(*position))
 
-    def _rest_partition(self, key: PartitionKey, *, briefly: bool) -> None:
+    def _rest_partition(self, key: PartitionKey, rest: Rest) -> None:
         self._followed.rest_after_failure(
             key,
             self._now_ms(),
             self._with.settings.broker.replica_fetch_backoff_ms,
             self._with.random.random(),
-            briefly=briefly,
+            rest,
         )
         self._session.forget(key)
 

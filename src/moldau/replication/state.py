@@ -12,12 +12,27 @@ FIRST_REST_MS = 10
 """The first wait for metadata that one of the two nodes lacks: it is on its way."""
 
 
+LONGEST_REST_MS = 5_000
+"""Of a partition that cannot be written here for the moment."""
+
+
 class Phase(Enum):
     FETCHING = "fetching"
     RESTING = "resting"
     """After a failure, until a time or until its leader or leader epoch is another one."""
     FAILED = "failed"
     """It cannot be written here; only a change of its role is a reason to try again."""
+
+
+class Rest(Enum):
+    """How long the rests of a partition are that fails again and again."""
+
+    BRIEF = "brief"
+    """Short at first, and doubled up to the backoff."""
+    EVEN = "even"
+    """The backoff each time."""
+    LONGER = "longer"
+    """The backoff at first, and doubled up to a limit."""
 
 
 class Verdict(Enum):
@@ -142,15 +157,17 @@ class FollowedPartitions:
             self._resting[key] = found
 
     def rest_after_failure(
-        self, key: PartitionKey, now_ms: int, backoff_ms: int, chance: float, *, briefly: bool
+        self, key: PartitionKey, now_ms: int, backoff_ms: int, chance: float, rest: Rest = Rest.EVEN
     ) -> None:
-        """`briefly` begins with a short rest, and doubles it up to `backoff_ms`. `chance` is in [0, 1)."""
+        """`chance` is in [0, 1)."""
         found = self._partitions.get(key)
         if found is not None:
             found.failures += 1
             pause_ms = backoff_ms
-            if briefly:
+            if rest is Rest.BRIEF:
                 pause_ms = wait_ms(found.failures, min(FIRST_REST_MS, backoff_ms), backoff_ms)
+            elif rest is Rest.LONGER:
+                pause_ms = wait_ms(found.failures, backoff_ms, max(LONGEST_REST_MS, backoff_ms))
             self.rest(key, now_ms, jittered(pause_ms, chance))
 
     def fail(self, key: PartitionKey) -> None:

@@ -1,7 +1,8 @@
 """BrokerHeartbeat: a broker says that it is alive, how far it is with the metadata, and what it wants.
 
-- Our own tagged field `not_ready` names replicas whose logs it could not open, and `confirmed_age_ms` in the answer
-  says how sure the controller is that it is one: the broker's lease counts from then.
+- Our own tagged field `not_ready` names replicas whose logs it could not open, `not_writable` those that refuse what is
+  new for the moment, and `confirmed_age_ms` in the answer says how sure the controller is that it is one: the broker's
+  lease counts from then.
 - The connection matters too: when it closes, the controller looks at once whether the broker's process is gone,
   instead of waiting until its session has run out.
 """
@@ -46,8 +47,9 @@ def _heartbeat(request: Message) -> Heartbeat:
         wants_fence=request.want_fence,
         wants_shutdown=request.want_shut_down,
         not_ready=[
-            NotReady(each.topic_id, each.partition_index, request.broker_id, each.reason)
-            for each in request.not_ready
+            NotReady(each.topic_id, each.partition_index, request.broker_id, each.reason, may_pass=may_pass)
+            for replicas, may_pass in ((request.not_ready, False), (request.not_writable, True))
+            for each in replicas
         ],
     )
 

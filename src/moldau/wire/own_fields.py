@@ -33,6 +33,9 @@ class BrokerRegistrationFields:
 class BrokerHeartbeatFields:
     not_ready: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG}, default=())
     """Replicas that the broker could not open, and why: whoever waits for their topic is told."""
+    not_writable: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG + 1}, default=())
+    """Replicas that are whole and refuse what is new for the moment, and why. Whoever does not know the field leaves
+    them as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

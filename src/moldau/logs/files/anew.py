@@ -31,12 +31,14 @@ class Beginning(NamedTuple):
     """The leader epochs to be remembered, as their file has them."""
 
 
-async def begin_anew(
-    disk: Disk, directory: str, name: LogName, checkpoints: Checkpoints, beginning: Beginning
-) -> None:
-    """Durable when it returns. An OSError leaves it to the next opening of the log to finish it."""
+async def announce(disk: Disk, directory: str, beginning: Beginning) -> None:
+    """Writes the note. An OSError leaves the log as it is, unless the note `is_announced` all the same."""
     await disk.replace(f"{directory}/{NOTE}", _to_json(beginning))
-    await _carry_out(disk, directory, name, checkpoints, beginning)
+
+
+def is_announced(disk: Disk, directory: str) -> bool:
+    """Whether the next opening of the log will begin it anew."""
+    return disk.exists(f"{directory}/{NOTE}")
 
 
 async def finish_beginning_anew(disk: Disk, directory: str, name: LogName, checkpoints: Checkpoints) -> bool:
@@ -44,13 +46,15 @@ async def finish_beginning_anew(disk: Disk, directory: str, name: LogName, check
     note = read_file(disk, f"{directory}/{NOTE}")
     if note is None:
         return False
-    await _carry_out(disk, directory, name, checkpoints, _from_json(note))
+    await carry_out(disk, directory, name, checkpoints, _from_json(note))
     return True
 
 
-async def _carry_out(
+async def carry_out(
     disk: Disk, directory: str, name: LogName, checkpoints: Checkpoints, beginning: Beginning
 ) -> None:
+    """Does what was announced; durable when it returns. An OSError leaves it to the next opening of the log to finish
+    it."""
     for found in disk.list(directory):
         if _OF_A_SEGMENT.fullmatch(found):
             disk.remove(f"{directory}/{found}")

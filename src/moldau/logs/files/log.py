@@ -9,7 +9,7 @@ from uuid import UUID
 
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
 from moldau.logs.epochs import EpochHistory
-from moldau.logs.files.anew import Beginning, begin_anew
+from moldau.logs.files.anew import Beginning, announce, carry_out, is_announced
 from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.cleaner import Cleaner
 from moldau.logs.files.names import CLEANED, LOG, SNAPSHOT, SWAP
@@ -88,14 +88,17 @@ class FilesLog(SegmentedLog):
     @asynccontextmanager
     async def _truncating(self) -> AsyncIterator[None]:
         async with self._keeping():
+            cuts = self._cuts
             try:
                 yield
-            except CorruptRecordError as error:
+            except (CorruptRecordError, OSError) as error:
+                if self._cuts != cuts:
+                    # Half truncated: only a restart can tell what is there.
+                    self._go_offline(f"truncating {self.name} failed: {error}")
+                    raise StorageError(str(self._failure)) from error
+                if isinstance(error, OSError):
+                    raise self._fail("truncating", error) from error
                 raise StorageError(damage(self._directory, str(error))) from error
-            except OSError as error:
-                # Half truncated: only a restart can tell what is there.
-                self._go_offline(f"truncating {self.name} failed: {error}")
-                raise StorageError(str(self._failure)) from error
 
     async def _cut_at(self, offset: int) -> None:
         keep = bisect_right(self._bases, offset)
@@ -111,8 +114,11 @@ class FilesLog(SegmentedLog):
         await self._lower_checkpoints(end)
         # Before any record goes: an epoch must not outlive its records, or this log would pass for a newer one.
         # One that a crash leaves with its records is found in them again.
+        self._lacks_epochs = True
+        await self._save_epochs(self._epochs_below(end))
+        self._lacks_epochs = False
+        self._cuts += 1
         self.epochs.truncate_from_end(end)
-        await self._save_epochs()
         dropped = self._segments[keep:]
         del self._segments[keep:], self._bases[keep:]
         segment.cut(position)
@@ -123,13 +129,22 @@ class FilesLog(SegmentedLog):
         may be the only trace of it: they might send it again."""
         producers = ProducerStates()
         await rebuild_producers(self._disk, self._directory, self._segments, producers, end)
+        snapshot = producers.snapshot() if len(producers) else None
+        return Beginning(offset, snapshot, self._epochs_below(offset))
+
+    def _epochs_below(self, offset: int) -> str:
         epochs = EpochHistory.from_text(self.epochs.to_text())
         epochs.truncate_from_end(offset)
-        return Beginning(offset, producers.snapshot() if len(producers) else None, epochs.to_text())
+        return epochs.to_text()
 
     async def _begin_anew(self, beginning: Beginning) -> None:
         """Reads go on in the old files until the new ones are in place."""
-        await begin_anew(self._disk, self._directory, self.name, self._checkpoints, beginning)
+        try:
+            await announce(self._disk, self._directory, beginning)
+        finally:
+            if is_announced(self._disk, self._directory):
+                self._cuts += 1
+        await carry_out(self._disk, self._directory, self.name, self._checkpoints, beginning)
         offset = beginning.offset
         segment = Segment(self._disk, self._directory, offset, self.settings.index_interval_bytes)
         segment.clear()
@@ -140,6 +155,7 @@ class FilesLog(SegmentedLog):
         self._unsettled = []
         self._warm = []
         self.start_offset = self.end_offset = self.durable_offset = offset
+        self._lacks_epochs = False
         self.epochs.clear()
         for epoch, start in EpochHistory.from_text(beginning.epochs):
             self.epochs.assign(epoch, start)
@@ -153,7 +169,6 @@ class FilesLog(SegmentedLog):
                 await checkpoint.flush()
 
     async def _truncated(self, active: Segment, dropped: list[Segment], end: int) -> None:
-        self._cuts += 1
         self._active = active
         active.snapshot = None
         active.next_offset = end
@@ -385,7 +400,14 @@ class FilesLog(SegmentedLog):
             segment.file.close()
 
     def _shape(self) -> tuple[int, ...]:
-        return self.end_offset, self._cuts, self._names_changed, len(self.epochs), self.epochs.latest
+        return (
+            self.end_offset,
+            self._cuts,
+            self._names_changed,
+            len(self.epochs),
+            self.epochs.latest,
+            self._lacks_epochs,
+        )
 
     async def _save(self) -> None:
         """Leaves everything on disk that opening needs, so that no batch has to be read again."""

@@ -70,8 +70,8 @@ async def recover(
 def damage(where: str, what: str) -> str:
     return (
         f"the log in {where} is damaged: {what}. No record was dropped. `moldau log verify` shows what is "
-        "still whole; restore the file from a copy, or, if other nodes have the log too, move the directory away: it "
-        "is fetched from them"
+        "still whole; restore the file from a copy. Only if another replica is in sync move the directory away: the "
+        "log is fetched from there; otherwise elect what is left with `moldau cluster elect-leaders --unclean`"
     )
 
 

@@ -1,7 +1,6 @@
 """A log in segment files, the part every request goes through: appends, syncs and reads."""
 
 import asyncio
-import errno
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from moldau.logs.files.names import EPOCHS, SNAPSHOT, offset_name
 from moldau.logs.files.recovery import Recovered, damage
 from moldau.logs.files.scan import read_batch
 from moldau.logs.files.segment import Segment
-from moldau.logs.store import NOTHING, FileSlice, Log, LogName, Slices, TimeAndOffset
+from moldau.logs.store import NOTHING, PASSING, FileSlice, Log, LogName, Slices, TimeAndOffset
 from moldau.logs.times import first_record_since, newest_record
 from moldau.observe.logging import get_logger
 from moldau.records.batch import LOG_OVERHEAD, Batch
@@ -28,9 +27,6 @@ _INDEX_ENTRY_SIZE = 12
 
 _WARM_MAX = 2
 """Closed segments whose indexes stay in memory after a read."""
-
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-"""Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
 
 log = get_logger(__name__)
 
@@ -65,7 +61,10 @@ class SegmentedLog(Log):
         self._names_changed = self._names_synced = 0
         """How often a segment file was created, and how many of these are safe in the directory."""
         self._cuts = 0
-        """How often the log was truncated."""
+        """How often the log was truncated, or begun to be: from there on there is no way back."""
+        self._lacks_epochs = False
+        """Whether the file of epochs may be that of a truncation which did not come to pass. Recovery finds those that
+        it lacks in the records, as long as the recovery point is where the truncation has put it."""
         self._failure: str | None = None
         self._upkeep = asyncio.Lock()
         """Held by whatever adds, removes or exchanges files other than the active segment; see `_keeping`."""
@@ -110,7 +109,7 @@ class SegmentedLog(Log):
     def _fail(self, doing: str, error: OSError) -> StorageError:
         """The log is offline from now on, unless the failure may pass."""
         message = f"{doing} {self.name} failed: {error}"
-        if error.errno not in _PASSING:
+        if error.errno not in PASSING:
             self._go_offline(message)
         return StorageError(message)
 
@@ -264,11 +263,15 @@ class SegmentedLog(Log):
             segment.snapshot = None
         await self._save_epochs()
 
-    async def _save_epochs(self) -> None:
-        await self._disk.replace(f"{self._directory}/{EPOCHS}", self.epochs.to_text().encode())
+    async def _save_epochs(self, text: str | None = None) -> None:
+        text = self.epochs.to_text() if text is None else text
+        await self._disk.replace(f"{self._directory}/{EPOCHS}", text.encode())
 
     async def _save_recovery_point(self, *, only_if_due: bool = False) -> None:
         """Durable, and with all indexes, snapshots and epochs of closed segments written."""
+        if self._lacks_epochs:
+            await self._save_epochs()
+            self._lacks_epochs = False
         point = self.durable_offset
         if self._unsettled:
             point = min(point, self._unsettled[0].base_offset)
