@@ -174,7 +174,12 @@ class ControlPlane:
         former = () if known is None else (known.incarnation_id,)
         anew = replace(self.registration(previous), former_incarnations=former)
         self.broker_epoch = await self.controller.register_broker(anew)
+        await self.until_published()
         await self.controller.heartbeat(Heartbeat(NODE, self.broker_epoch, self.image.offset))
+        await self.until_published()
+
+    async def until_published(self) -> None:
+        await self.loader.wait_for(self.loader.committed.offset)
 
     def registration(self, previous_epoch: int = -1, *, incarnation: UUID | None = None) -> Registration:
         return Registration(

@@ -667,6 +667,10 @@ def test_registrations_that_cannot_be_are_refused_with_what_to_do() -> None:
     for changes, error, advice in (
         ({"cluster_id": "theirs"}, InconsistentClusterIdError, "empty data.dir"),
         ({"endpoints": []}, InvalidRegistrationError, "endpoint"),
+        ({"endpoints": [Endpoint("P", "", 9)]}, InvalidRegistrationError, "reach it: ':9'"),
+        ({"endpoints": [Endpoint("P", "h", 0)]}, InvalidRegistrationError, "reach it: 'h:0'"),
+        ({"endpoints": [Endpoint("P", "h", 65536)]}, InvalidRegistrationError, "reach it: 'h:65536'"),
+        ({"broker_id": -1}, InvalidRegistrationError, "negative"),
         ({"features": {"metadata.version": (1, 29)}}, UnsupportedVersionError, "version of Moldau"),
         ({"features": {}}, UnsupportedVersionError, "version of Moldau"),
     ):

@@ -321,6 +321,7 @@ async def _live_and_replay(story: list[tuple[str, Any]], awaits: bool) -> None:
                 await plane.boot(clean=what)
         assert {name: len(topic.partitions) for name, topic in plane.image.topics.items()} == model
     assert len({first for block in ids for first in block}) == 1000 * len(ids)
+    await plane.until_published()
     served = plane.image
     await plane.shut_down()
     assert _replayed(plane) == served

@@ -17,6 +17,7 @@ from moldau.controller.requests import (
     NewTopic,
     NotReady,
     Registration,
+    TopicRef,
 )
 from moldau.controller.state import ControllerState
 from moldau.controller.upkeep import ASKS_MAX
@@ -865,6 +866,7 @@ def test_what_is_too_large_for_one_decision_is_made_in_several(monkeypatch: pyte
         assert largest(stage) == 3
         await stage.nodes[2].membership.shut_down()
         assert led_by(stage, 2) == 0
+        await stage.controller.delete_topics([TopicRef("single")])
         await stage.controller.unregister_broker(2)
         assert largest(stage) == 3
 

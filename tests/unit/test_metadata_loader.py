@@ -125,3 +125,50 @@ def test_nobody_subscribes_too_late_to_hear_everything() -> None:
             loader.subscribe(lambda delta, image: None)
 
     asyncio.run(story())
+
+
+def test_what_is_committed_is_foreseen_while_publishers_are_still_at_work() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        foreseen: list[tuple[int, tuple[str, ...]]] = []
+        gate = asyncio.Event()
+
+        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+            await gate.wait()
+
+        loader.subscribe(publisher)
+        loader.foresee(lambda delta, image: foreseen.append((image.offset, delta.topics_created)))
+        loader.commit([topic("a", 0)])
+        await settle()
+        loader.commit([topic("b", 1)])
+        assert foreseen == [(0, ("a",)), (1, ("b",))]
+        assert (loader.committed.offset, loader.image.offset) == (1, -1)
+        gate.set()
+        await loader.wait_for(1)
+        assert loader.image is loader.committed
+
+    asyncio.run(story())
+
+
+def test_a_loader_that_closes_takes_no_more() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        gate = asyncio.Event()
+        taken: list[int] = []
+
+        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+            taken.append(image.offset)
+            await gate.wait()
+
+        loader.subscribe(publisher)
+        loader.commit([topic("a", 0)])
+        await settle()
+        loader.commit([topic("b", 1)])
+        closing = asyncio.get_running_loop().create_task(loader.close())
+        await settle()
+        loader.commit([topic("c", 2)])
+        gate.set()
+        await closing
+        assert taken == [0], "what follows on a change that was left out cannot be told either"
+
+    asyncio.run(story())

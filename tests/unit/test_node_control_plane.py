@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moldau.errors import PeerUnreachableError
+from moldau.errors import ReplicaNotAvailableError
 from moldau.logs.files.store import FilesStore
 from moldau.node.log_ends import LogEnds
 from moldau.node.node import Node
@@ -114,7 +114,7 @@ def test_an_odd_answer_about_the_end_of_a_log_is_no_answer(topics: list[Any]) ->
 
     whole = SimpleNamespace(partition=0, error_code=0, leader_epoch=4, end_offset=9)
     assert asyncio.run(ask([SimpleNamespace(topic="orders", partitions=[whole])])) == LogEnd(4, 9)
-    with pytest.raises(PeerUnreachableError):
+    with pytest.raises(ReplicaNotAvailableError):
         asyncio.run(ask(topics))
 
 

@@ -397,3 +397,16 @@ def test_a_voter_that_is_no_broker_any_more_is_still_found() -> None:
     assert peers.address(1) == ("127.0.0.1", 101)
     addresses.publish(ClusterDelta(brokers_changed=(1,)), ClusterImage())
     assert peers.address(1) == ("127.0.0.1", 91)
+
+
+def test_what_the_quorum_says_again_does_not_hide_where_a_broker_registered_since() -> None:
+    peers = made()
+    peers.know(OTHER, "gamma", 9094)
+    peers.know_broker(OTHER, "gamma", 9194)
+    peers.know(OTHER, "gamma", 9094)
+    assert peers.address(OTHER) == ("gamma", 9194)
+    peers.know(OTHER, "gamma", 9294)
+    assert peers.address(OTHER) == ("gamma", 9294)
+    peers.know_broker(OTHER, "gamma", 9194)
+    peers.forget(OTHER)
+    assert peers.address(OTHER) == ("gamma", 9294), "as a voter it is still known"

@@ -25,7 +25,9 @@ def cluster_unregister(node: NodeId, bootstrap: Bootstrap = LOCAL, yes: Yes = Fa
         if kept:
             more = " and others" if len(kept) > 1 else ""
             raise CommandError(
-                f"Node {node} still counts as a replica of {kept[0]}{more}: `moldau cluster drain {node}` first."
+                f"Node {node} still counts as a replica of {kept[0]}{more}: `moldau cluster drain {node}` first. Where "
+                "it was the last in sync nothing can be moved: elect another replica before that (`moldau cluster "
+                "elect-leaders --unclean`), or delete the topic."
             )
         await admin.unregister_broker(node)
 

@@ -47,6 +47,10 @@ PRODUCER_ID_LIMIT = 2**63
 
 FENCED, UNFENCED = 1, -1
 
+PORT_MAX = 65535
+NAMED_MAX = 3
+"""So many partitions a refusal names."""
+
 
 def check_broker_epoch(image: ClusterImage, broker_id: int, broker_epoch: int) -> BrokerImage:
     """The broker, if this is the life of it that is registered: what a former one says has no meaning any more."""
@@ -123,8 +127,15 @@ def _check_registration(image: ClusterImage, broker: Registration) -> None:
             f"Node {broker.broker_id} belongs to cluster {broker.cluster_id}, and this is cluster {image.cluster_id}. "
             "Start it with the nodes of its own cluster, or with an empty data.dir to join this one."
         )
+    if broker.broker_id < 0:
+        raise InvalidRegistrationError(f"A broker's id cannot be negative: {broker.broker_id}.")
     if not broker.endpoints:
         raise InvalidRegistrationError(f"Broker {broker.broker_id} registers without an endpoint.")
+    for at in broker.endpoints:
+        if not at.host or not 0 < at.port <= PORT_MAX:
+            raise InvalidRegistrationError(
+                f"Broker {broker.broker_id} registers an endpoint where nobody can reach it: '{at.host}:{at.port}'."
+            )
     supported = SUPPORTED_FEATURES if broker.features is None else broker.features
     for name, level in image.features.items():
         low, high = supported.get(name, (0, 0))
@@ -175,15 +186,33 @@ def unregister_broker(
     state: ControllerState, settings: EffectiveSettings, broker_id: int
 ) -> Decision[Record, bool]:
     """The broker is not waited for any more. False: it has to be decided again. One that is alive all the same
-    registers anew."""
+    registers anew, as one that may have lost everything: so it must not be the last to have anything."""
     broker = state.image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
+    _check_not_last(state, broker_id)
     records = leave_in_sync(state, settings, broker_id)
     if len(records) >= RECORDS_PER_DECISION_MAX:
         fence = [] if broker.fenced else [_change(broker, fenced=FENCED)]
         return Decision(_first([*fence, *records]), False)
     return Decision([*records, UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)], True)
+
+
+def _check_not_last(state: ControllerState, broker_id: int) -> None:
+    last = []
+    for name in state.index.partitions_of(broker_id):
+        partition = state.image.topics[name.topic].partitions[name.partition]
+        # Who was unregistered comes back as one that may have lost everything.
+        others = [each for each in partition.eligible if each in state.image.brokers]
+        if partition.in_sync == (broker_id,) and not others:
+            last.append(f"{name.topic}-{name.partition}")
+    if last:
+        more = f" and {len(last) - NAMED_MAX} more" if len(last) > NAMED_MAX else ""
+        raise InvalidRequestError(
+            f"Only broker {broker_id} is known to have all records of {', '.join(last[:NAMED_MAX])}{more}. Move them "
+            "to other brokers while it is alive; if it is gone for good, elect other replicas uncleanly (moldau "
+            "cluster elect-leaders --unclean), or delete the topics that have none."
+        )
 
 
 # Alive or not

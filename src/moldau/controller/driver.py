@@ -1,12 +1,13 @@
-"""The controller as the rest of the node sees it: awaitable calls that return when the change is committed
-and every part of this node has taken it.
+"""The controller as the rest of the node sees it: awaitable calls that return when the change is committed. What
+clients ask for returns when every part of this node has taken it, too; what brokers ask does not wait for that, as a
+node that opens its logs may take long.
 
 All of them raise NotControllerError where another node's controller decides; `gateway.py` finds that one.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from moldau.controller.brokers import (
     allocate_producer_ids,
@@ -16,10 +17,11 @@ from moldau.controller.brokers import (
     unregister_broker,
 )
 from moldau.controller.configs import alter_configs
-from moldau.controller.elections import LogEnds, elect_leaders, unclean_candidates
+from moldau.controller.elections import elect_leaders, unclean_candidates
 from moldau.controller.failed_replicas import note_failed
 from moldau.controller.ids import Randomness
 from moldau.controller.in_sync import alter_in_sync
+from moldau.controller.inquiry import Inquiry
 from moldau.controller.readiness import unready
 from moldau.controller.reassignment import alter_reassignments, list_reassignments
 from moldau.controller.requests import (
@@ -46,7 +48,7 @@ from moldau.controller.upkeep import AskLogEnd, ProbeBroker, Upkeep, has_leaderl
 from moldau.decisions import Decision
 from moldau.decisions.runtime import DecisionRuntime
 from moldau.errors import NotControllerError, RequestTimedOutError, StorageError
-from moldau.metadata.image import NO_LEADER, ClusterImage, ConfigResource
+from moldau.metadata.image import NO_LEADER, ClusterDelta, ClusterImage, ConfigResource
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, encode
 from moldau.observe.logging import get_logger
@@ -54,6 +56,8 @@ from moldau.settings.effective import EffectiveSettings
 from moldau.world.clock import Clock
 
 log = get_logger("controller")
+
+T = TypeVar("T")
 
 ABANDONED_SHOWN_MAX = 10
 
@@ -123,7 +127,8 @@ class Controller:
         """Those of former terms whose tasks may still be ending."""
         self._former_controller = NO_LEADER
         self._awaiting_news: list[asyncio.Future[None]] = []
-        loader.listen(self._published)
+        loader.foresee(self._committed)
+        loader.listen(lambda _: self._tell_news())
         loader.on_failure(self._failed)
 
     @property
@@ -158,20 +163,20 @@ class Controller:
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[TopicCreated]:
         await self._active().until_found()
-        return await self._runtime.submit(
+        return await self._change(
             lambda state: create_topics(
                 state, topics, self._settings, self._random, validate_only=validate_only
             )
         )
 
     async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
-        return await self._runtime.submit(lambda state: delete_topics(state, topics, self._settings))
+        return await self._change(lambda state: delete_topics(state, topics, self._settings))
 
     async def create_partitions(
         self, changes: Sequence[MorePartitions], *, validate_only: bool = False
     ) -> list[TopicResult]:
         await self._active().until_found()
-        return await self._runtime.submit(
+        return await self._change(
             lambda state: create_partitions(
                 state, changes, self._settings, self._random, validate_only=validate_only
             )
@@ -201,7 +206,7 @@ class Controller:
         incremental: bool,
         validate_only: bool = False,
     ) -> list[ConfigResult]:
-        return await self._runtime.submit(
+        return await self._change(
             lambda state: alter_configs(
                 state, changes, self._settings, incremental=incremental, validate_only=validate_only
             )
@@ -230,8 +235,8 @@ class Controller:
         if abandoned:
             log.error(
                 "no replica is left that is known to have all records: the last one came back with another disk, or an "
-                "older state of it. Bring its disk back, or elect the longest log that is left: moldau cluster "
-                "elect-leaders --unclean",
+                "older state of it. Bring its disk back if you can, and then elect the longest log that is there: "
+                "moldau cluster elect-leaders --unclean",
                 broker=broker.broker_id,
                 partitions=len(abandoned),
                 first=",".join(abandoned[:ABANDONED_SHOWN_MAX]),
@@ -246,7 +251,9 @@ class Controller:
             lambda state: unregister_broker(state, self._settings, broker_id)
         ):
             pass
+        # At once: if it is alive it registers anew, and that session must stay.
         upkeep.sessions.forget(broker_id)
+        await self._until_published()
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         upkeep = self._active()
@@ -309,24 +316,30 @@ class Controller:
     async def elect_leaders(
         self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
     ) -> list[PartitionResult]:
-        """For an unclean election the live replicas are first asked for the ends of their logs."""
+        """For an unclean election the live replicas are first asked for the ends of their logs. Where one does not
+        answer nobody is elected: its log may be the longest."""
         upkeep = self._active()
-        log_ends: LogEnds = {}
-        if election is ElectionType.UNCLEAN:
-            wanted = await self._runtime.submit(
-                lambda state: Decision(
-                    [], unclean_candidates(state, self._settings, _named(state, partitions))
-                )
+        if election is not ElectionType.UNCLEAN:
+            return await self._change(
+                lambda state: elect_leaders(state, self._settings, election, partitions)
             )
-            log_ends, _ = await upkeep.log_ends(wanted)
-        return await self._runtime.submit(
-            lambda state: elect_leaders(state, self._settings, election, partitions, log_ends)
+
+        def ask(state: ControllerState) -> Decision[Record, Inquiry]:
+            wanted = unclean_candidates(state, self._settings, _named(state, partitions))
+            return Decision([], Inquiry(state, wanted))
+
+        inquiry = await self._runtime.submit(ask)
+        await upkeep.ask_patiently(inquiry)
+        return await self._change(
+            lambda state: elect_leaders(
+                state, self._settings, election, partitions, inquiry.log_ends(state, whole=True)
+            )
         )
 
     async def alter_reassignments(
         self, reassignments: Sequence[Reassignment], allow_rf_change: bool = True
     ) -> list[PartitionResult]:
-        return await self._runtime.submit(
+        return await self._change(
             lambda state: alter_reassignments(
                 state, self._settings, reassignments, allow_rf_change=allow_rf_change
             )
@@ -342,12 +355,27 @@ class Controller:
 
     def leader_changed(self, leader_id: int, epoch: int) -> None:
         """The quorum has another leader, or none: decisions could not be committed any more."""
-        if self.is_active and (leader_id != self._node_id or epoch != self.epoch):
+        term = self._loader.committed.controller_epoch
+        if self.is_active and (leader_id != self._node_id or epoch != term):
             self._deactivate(_not_controller())
 
-    def _published(self, image: ClusterImage) -> None:
-        """An image that all of this node has taken. It holds the record by which its controller began, and
-        all before it, so from here on that controller may decide."""
+    async def _change(self, decide: Callable[[ControllerState], Decision[Record, T]]) -> T:
+        """For clients: whoever looks at this node afterwards sees what was changed."""
+        reply = await self._runtime.submit(decide)
+        await self._until_published()
+        return reply
+
+    async def _until_published(self) -> None:
+        """All of this node has what is committed now."""
+        try:
+            await self._loader.wait_for(self._loader.committed.offset)
+        except Exception as error:
+            raise _failed_metadata(error) from error
+
+    def _committed(self, delta: ClusterDelta, image: ClusterImage) -> None:
+        """It holds the record by which its controller began, and all before it, so from here on that controller may
+        decide. The other parts of this node are not waited for: one that has just started opens its logs, and all
+        leases would run out meanwhile."""
         elected = image.controller_id == self._node_id and image.controller_epoch == self._quorum.epoch
         if self.is_active and not elected:
             self._deactivate(_not_controller())
@@ -357,7 +385,6 @@ class Controller:
         self._runtime.committed(image.offset + 1)
         if self._upkeep is not None and self._state is not None:
             self._upkeep.image_changed(has_leaderless(self._state))
-        self._tell_news()
 
     def _activate(self, image: ClusterImage) -> None:
         log.info("controller is active", epoch=image.controller_epoch, offset=image.offset)
@@ -385,7 +412,7 @@ class Controller:
         self._tell_news()
 
     def _failed(self, error: BaseException) -> None:
-        self._deactivate(StorageError(f"the metadata of this node has failed: {error}"))
+        self._deactivate(_failed_metadata(error))
 
     def _active(self) -> Upkeep:
         if self._upkeep is None or not self._runtime.is_loaded:
@@ -429,6 +456,10 @@ def _in_doubt() -> RequestTimedOutError:
     return RequestTimedOutError(
         "The controller moved before it could say whether this was done: look before trying again."
     )
+
+
+def _failed_metadata(error: BaseException) -> StorageError:
+    return StorageError(f"the metadata of this node has failed: {error}")
 
 
 def _not_controller() -> NotControllerError:

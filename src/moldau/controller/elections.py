@@ -15,7 +15,7 @@ from moldau.controller.partition_change import (
     settings_as_decided,
 )
 from moldau.controller.requests import ElectionType, PartitionResult
-from moldau.controller.state import ControllerState, bounded
+from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, bounded
 from moldau.decisions import Decision
 from moldau.errors import (
     ElectionNotNeededError,
@@ -159,6 +159,13 @@ def settle_eligible(
     return records
 
 
+def finish_eligible(state: ControllerState, settings: EffectiveSettings) -> Decision[Record, bool]:
+    """What a controller decides that takes over with another min.insync.replicas in its own settings than the one
+    before had. True when nothing is left to be done."""
+    records = settle_eligible(state, settings_as_decided(state, settings), list(state.image.topics))
+    return Decision(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
+
+
 def _asked(state: ControllerState, partitions: Sequence[tuple[str, int]] | None) -> list[PartitionName]:
     if partitions is not None:
         return [PartitionName(*each) for each in dict.fromkeys(partitions)]
@@ -187,7 +194,8 @@ def _elect(
     record = _change(state, decided, name, active).record(log_ends=log_ends)
     if record is None or record.leader < 0:
         raise EligibleLeadersNotAvailableError(
-            f"No broker that has a replica of {name.topic}-{name.partition} is alive and answers."
+            f"No broker that has a replica of {name.topic}-{name.partition} is alive, or not all that are say where "
+            "their logs end. Try again, or stop those that do not: the log of the controller names them."
         )
     return record
 

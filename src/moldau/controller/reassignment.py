@@ -47,11 +47,12 @@ def alter_reassignments(
             partition = state.image.partition(*name)
             if partition is None:
                 raise UnknownTopicOrPartitionError(f"Unable to find partition {name.topic}:{name.partition}.")
+            topic_id = state.image.topics[name.topic].topic_id
             change = PartitionChange(
-                state.image.topics[name.topic].topic_id,
+                topic_id,
                 partition,
                 min_in_sync=decided.topic(name.topic).min_insync_replicas,
-                active=active,
+                active=state.without_failed(active, topic_id, name.partition),
             )
             if wanted.replicas is None:
                 _cancel(change, partition)
@@ -107,7 +108,7 @@ def _leave_out_of_sync(change: PartitionChange, partition: PartitionImage) -> No
     if not change.in_sync:
         raise InvalidReplicaAssignmentError(
             f"Only {list(partition.in_sync)}, which would go, are in sync: records would be lost. "
-            "Try again when a replica that stays has caught up."
+            "Try again when a replica that stays has caught up; if those are gone for good, elect one uncleanly."
         )
 
 

@@ -6,7 +6,7 @@ any other, so nothing it does can reach a log that this node does not lead any m
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ from moldau.controller.brokers import (
     finish_broker,
     update_features,
 )
-from moldau.controller.elections import elect_uncleanly, unclean_candidates
+from moldau.controller.elections import elect_uncleanly, finish_eligible, unclean_candidates
 from moldau.controller.failed_replicas import take_out_failed
 from moldau.controller.index import PartitionName
+from moldau.controller.inquiry import Inquiry
 from moldau.controller.liveness import Sessions, rest_of_session
 from moldau.controller.requests import Heartbeat
 from moldau.controller.state import ControllerState
@@ -148,8 +149,8 @@ class Upkeep:
         self._start(name, partial(self._take_out_failed, beat.broker_id))
 
     def image_changed(self, has_leaderless: bool) -> None:
-        if has_leaderless and self._ask_log_end is not None:
-            self._start("elect", self._elect_uncleanly)
+        if has_leaderless:
+            self._elect()
 
     async def until_found(self) -> None:
         """Returns when nobody is suspected to be gone, or after a moment: a new topic should not get replicas on a
@@ -214,6 +215,8 @@ class Upkeep:
             self.connection_closed(broker_id, image.brokers[broker_id].epoch)
         for broker_id in sorted(image.brokers):
             await self._finish(broker_id)
+        while not await self._decide(lambda state: finish_eligible(state, self._settings)):
+            pass
 
     def _to_be_looked_for(self, image: ClusterImage) -> list[int]:
         return [
@@ -305,6 +308,8 @@ class Upkeep:
             lambda state: take_out_failed(state, self._settings, self._failed[broker_id])
         ):
             pass
+        # A log that is open again may be the only one to elect, and no record tells of it.
+        self._elect()
 
     async def _decide(self, decide: Callable[[ControllerState], Decision[Record, Any]]) -> Any:
         """Until the metadata log takes it; raises NotControllerError when this controller's time is over."""
@@ -323,60 +328,54 @@ class Upkeep:
         while await self._decide(lambda state: balance_leaders(state, self._settings)):
             pass
 
+    def _elect(self) -> None:
+        if self._ask_log_end is not None:
+            self._start("elect", self._elect_uncleanly)
+
     async def _elect_uncleanly(self) -> None:
         """Goes on until no live replica is left that could help."""
         asked = 0
-        while wanted := await self._decide(
-            lambda state: Decision([], unclean_candidates(state, self._settings))
-        ):
-            log_ends, all_answered = await self.log_ends(wanted)
+        while not (inquiry := await self._decide(self._unclean_inquiry)).is_empty:
+            await self._ask(inquiry)
             asked += 1
-            if all_answered or asked >= ASKS_MAX:
+            if inquiry.is_answered or asked >= ASKS_MAX:
                 asked = 0
-                await self._decide(partial(elect_uncleanly, settings=self._settings, log_ends=log_ends))
+                await self._decide(
+                    lambda state: elect_uncleanly(state, self._settings, inquiry.log_ends(state))
+                )
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def log_ends(
-        self, wanted: Mapping[PartitionName, Sequence[int]]
-    ) -> tuple[dict[PartitionName, dict[int, LogEnd]], bool]:
-        """What the replicas of each partition say of their logs, and whether all have answered."""
-        by_broker: dict[int, list[PartitionName]] = {}
-        for key, replicas in wanted.items():
-            for broker_id in replicas:
-                by_broker.setdefault(broker_id, []).append(key)
-        answers = await asyncio.gather(*(self._log_ends_of(*each) for each in by_broker.items()))
-        found: dict[PartitionName, dict[int, LogEnd]] = {key: {} for key in wanted}
-        for broker_id, answer in zip(by_broker, answers, strict=True):
-            for key, end in answer.items():
-                if end is not None:
-                    found[key][broker_id] = end
-        all_answered = all(
-            len(answer) == len(keys) for keys, answer in zip(by_broker.values(), answers, strict=True)
-        )
-        return found, all_answered
+    def _unclean_inquiry(self, state: ControllerState) -> Decision[Record, Inquiry]:
+        return Decision([], Inquiry(state, unclean_candidates(state, self._settings)))
 
-    async def _log_ends_of(
-        self, broker_id: int, keys: Sequence[PartitionName]
-    ) -> dict[PartitionName, LogEnd | None]:
-        """None for a replica whose broker says that it has no log to show; nothing at all where it said nothing."""
-        found: dict[PartitionName, LogEnd | None] = {}
+    async def ask_patiently(self, inquiry: Inquiry) -> None:
+        """Returns when all have answered, or were asked often enough."""
+        for _ in range(ASKS_MAX - 1):
+            await self._ask(inquiry)
+            if inquiry.is_answered:
+                return
+            await asyncio.sleep(ASK_AGAIN_S)
+        await self._ask(inquiry)
+
+    async def _ask(self, inquiry: Inquiry) -> None:
+        await asyncio.gather(*(self._ask_broker(inquiry, *each) for each in inquiry.to_ask().items()))
+
+    async def _ask_broker(self, inquiry: Inquiry, broker_id: int, names: Sequence[PartitionName]) -> None:
         if self._ask_log_end is None:
-            return found
-        for key in keys:
+            return
+        for name in names:
             try:
-                found[key] = await self._ask_log_end(broker_id, *key)
+                inquiry.take(broker_id, name, await self._ask_log_end(broker_id, *name))
             except (PeerUnreachableError, RequestTimedOutError) as error:
-                log.warning("a replica does not say where its log ends", broker=broker_id, why=str(error))
+                log.warning("a broker does not say where its logs end", broker=broker_id, why=str(error))
                 break
             except MoldauError as error:
                 log.warning(
-                    "a replica has no log to show",
+                    "a replica does not say where its log ends",
                     broker=broker_id,
-                    partition=f"{key.topic}-{key.partition}",
+                    partition=f"{name.topic}-{name.partition}",
                     why=str(error),
                 )
-                found[key] = None
-        return found
 
     # Tasks
 

@@ -1,6 +1,6 @@
 """Where the log of a partition ends on some node: what the controller asks before it elects a leader uncleanly."""
 
-from moldau.errors import PeerUnreachableError, ReplicaNotAvailableError
+from moldau.errors import ReplicaNotAvailableError
 from moldau.partitions.table import PartitionTable
 from moldau.peers.peers import Peers
 from moldau.quorum.messages import LogEnd
@@ -19,7 +19,7 @@ class LogEnds:
         self._peers = peers
 
     async def ask(self, broker_id: int, topic: str, partition: int) -> LogEnd:
-        """Raises PeerUnreachableError, or ReplicaNotAvailableError where that node has no such log."""
+        """Raises PeerUnreachableError, or ReplicaNotAvailableError where that node answers that it cannot say."""
         if broker_id == self._node_id:
             return self._own(topic, partition)
         tree = {
@@ -36,7 +36,7 @@ class LogEnds:
         answer = await self._peers.call(broker_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, tree, lane=LANE)
         found = [(of.topic, each) for of in answer.topics for each in of.partitions]
         if [(name, each.partition, each.error_code) for name, each in found] != [(topic, partition, 0)]:
-            raise PeerUnreachableError(f"node {broker_id} does not say where {topic}-{partition} ends")
+            raise ReplicaNotAvailableError(f"node {broker_id} does not say where {topic}-{partition} ends")
         return LogEnd(found[0][1].leader_epoch, found[0][1].end_offset)
 
     def _own(self, topic: str, partition: int) -> LogEnd:

@@ -123,6 +123,8 @@ class Node:
         await self._register()
         self._replication.start()
         await self._membership.wait_active()
+        # A controller that is here does not wait for this node's own parts when it says so.
+        await self._metadata.wait_for(self._metadata.committed.offset)
         self._housekeeping = Housekeeping(self._partitions, self._settings, self._world.clock)
         self._housekeeping.start()
         self._undo.push_async_callback(self._housekeeping.stop)
@@ -165,7 +167,7 @@ class Node:
             node_id, self._store, settings, clock, not_ours=(METADATA_LOG,)
         )
         metadata.subscribe(lambda delta, image: settings.apply(image, delta))
-        metadata.subscribe(PeerAddresses(peers, static.inter_broker_listener).publish)
+        metadata.foresee(PeerAddresses(peers, static.inter_broker_listener).publish)
         metadata.subscribe(table.publish)
 
         quorum = self._quorum = await self._make_quorum(who)

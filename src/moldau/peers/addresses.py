@@ -5,7 +5,8 @@ from moldau.peers.peers import Peers
 
 
 class PeerAddresses:
-    """A publisher of metadata. Where voters are, the quorum says: who is no broker any more may still be one."""
+    """Hears of metadata as soon as it is committed. Where voters are, the quorum says: who is no broker any more may
+    still be one."""
 
     def __init__(self, peers: Peers, listener: str) -> None:
         self._peers = peers

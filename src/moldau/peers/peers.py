@@ -70,9 +70,11 @@ class Peers:
 
     def know(self, node_id: int, host: str, port: int) -> None:
         """The quorum says that the node is called at this address from now on. What was asked at another one is still
-        waited for."""
-        self._quorum_addresses[node_id] = Address(host, port)
-        self.know_broker(node_id, host, port)
+        waited for. What the quorum has said before is no news: the node may have registered elsewhere since."""
+        address = Address(host, port)
+        if self._quorum_addresses.get(node_id) != address:
+            self._quorum_addresses[node_id] = address
+            self.know_broker(node_id, host, port)
 
     def know_broker(self, node_id: int, host: str, port: int) -> None:
         """As `know`, by what the node registered as a broker."""

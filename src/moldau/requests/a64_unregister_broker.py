@@ -1,7 +1,8 @@
 """UnregisterBroker: the cluster does not wait for a broker any more, and it is no longer listed.
 
 One that is alive is not refused: it loses its leaders at once, and registers anew by itself. So it is stopped first,
-and its replicas are moved elsewhere before that.
+and its replicas are moved elsewhere before that. One that is the last in sync anywhere is refused: nothing would be
+known any more to have all records.
 """
 
 from typing import Any

@@ -1,0 +1,61 @@
+"""Where the logs of live replicas end: what has to be known before a leader is elected uncleanly.
+
+Answers take their time. Each holds for the life of the broker, and the epoch of the partition, that it was asked in:
+a broker that began anew since may have another disk, and a partition that was led since has more records.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from moldau.controller.elections import LogEnds
+from moldau.controller.index import PartitionName
+from moldau.controller.state import ControllerState
+from moldau.quorum.messages import LogEnd
+
+
+class Inquiry:
+    def __init__(self, state: ControllerState, wanted: Mapping[PartitionName, Sequence[int]]) -> None:
+        """`wanted` are partitions, with the brokers whose replicas are asked."""
+        self._wanted = wanted
+        self._ends: dict[PartitionName, dict[int, LogEnd]] = {name: {} for name in wanted}
+        self._brokers = state.image.brokers
+        self._topics = state.image.topics
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._wanted
+
+    @property
+    def is_answered(self) -> bool:
+        return not self.to_ask()
+
+    def to_ask(self) -> dict[int, list[PartitionName]]:
+        """By broker, the partitions of which it has not said anything."""
+        found: dict[int, list[PartitionName]] = {}
+        for name, replicas in self._wanted.items():
+            for broker_id in replicas:
+                if broker_id not in self._ends[name]:
+                    found.setdefault(broker_id, []).append(name)
+        return found
+
+    def take(self, broker_id: int, name: PartitionName, end: LogEnd) -> None:
+        self._ends[name][broker_id] = end
+
+    def log_ends(self, state: ControllerState, *, whole: bool = False) -> LogEnds:
+        """What still holds. `whole`: only of the partitions of which every replica has answered."""
+        return {
+            name: {broker_id: end for broker_id, end in ends.items() if self._is_same_life(state, broker_id)}
+            for name, ends in self._ends.items()
+            if self._is_same_epoch(state, name) and not (whole and len(ends) < len(self._wanted[name]))
+        }
+
+    def _is_same_life(self, state: ControllerState, broker_id: int) -> bool:
+        broker = state.image.brokers.get(broker_id)
+        return broker is not None and broker.epoch == self._brokers[broker_id].epoch
+
+    def _is_same_epoch(self, state: ControllerState, name: PartitionName) -> bool:
+        asked, now = self._topics[name.topic], state.image.topics.get(name.topic)
+        return (
+            now is not None
+            and now.topic_id == asked.topic_id
+            and now.partitions[name.partition].leader_epoch == asked.partitions[name.partition].leader_epoch
+        )
