@@ -75,7 +75,7 @@ class Answering:
 
     async def call(self, node_id: int, api: ApiKey, tree: Any, **more: Any) -> Any:
         partition = Tree(error_code=self.code, leader_epoch=3, leader_id=-1)
-        return Tree(error_code=ErrorCode.none, topics=[Tree(partitions=[partition])])
+        return Tree(error_code=ErrorCode.none, topics=[Tree(partitions=[partition])], node_endpoints=[])
 
 
 def test_a_refusal_is_told_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -134,7 +136,9 @@ class AiokafkaMember(Member):
         return offset
 
     def _close(self) -> None:
-        self._loop.run(self._consumer.stop())
+        # When a task of its own is cancelled on the way, aiokafka lets that out of stop().
+        with suppress(CancelledError):
+            self._loop.run(self._consumer.stop())
 
 
 class AiokafkaAdmin(Admin):
