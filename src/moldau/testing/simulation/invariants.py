@@ -358,8 +358,8 @@ class Invariants:
             other = self.replica(node_id, (topic, partition.name.partition))
             if other is None or other.topic_id != partition.topic_id:
                 continue
-            if is_cached and not self.is_registered(node_id):
-                # It has lost what was not synced, and the cluster is about to hear of it.
+            if is_cached and (not self.is_registered(node_id) or _is_dropped(node_id, newest, state.image)):
+                # It has lost what was not synced, and the cluster, or the leader, is about to hear of it.
                 continue
             has = other.log.end_offset if is_cached else other.log.durable_offset
             if has < high_watermark:
@@ -399,3 +399,12 @@ def _epoch_at(log: Any, offset: int) -> int:
             break
         found = epoch
     return int(found)
+
+
+def _is_dropped(node_id: int, newest: PartitionImage | None, known: PartitionImage) -> bool:
+    """Whether a replica is in sync no more, and who knows this state has not heard of it yet."""
+    return (
+        newest is not None
+        and newest.partition_epoch > known.partition_epoch
+        and node_id not in newest.in_sync
+    )
