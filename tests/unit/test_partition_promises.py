@@ -1,0 +1,208 @@
+"""What a leader promises and shows: writes, reads, and the set of those in sync."""
+
+import pytest
+
+from moldau.controller.requests import InSyncResult
+from moldau.errors import (
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    OffsetNotAvailableError,
+)
+from moldau.partitions.partition import Fetched
+from support.replicas import TOPIC_ID, Replicas
+from support.replication_stories import run
+
+# What readers see
+
+
+def test_consumers_see_what_is_committed_and_followers_see_all() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        assert await both.seen(1) == []
+        await both.fetch(2)
+        assert await both.values(2) == ["a@0"]
+        assert await both.seen(2, from_follower=True) == []
+        with pytest.raises(NotLeaderError) as refused:
+            await both.seen(2)
+        assert (refused.value.leader_id, refused.value.leader_epoch) == (1, 0)
+        await both.fetch(2)
+        assert await both.seen(1) == ["a"]
+        assert await both.seen(2, from_follower=True) == ["a"]
+
+    run(main())
+
+
+def test_followers_are_woken_by_appends_and_consumers_by_commits() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        told: list[str] = []
+        both[1].growth.add(lambda: told.append("follower"))
+        both[1].progress.add(lambda: told.append("consumer"))
+        await both.produce(1, b"a")
+        assert told == ["follower"]
+        await both.fetch(2)
+        await both.ask(2)
+        assert told == ["follower", "consumer"]
+        both.elects(2)
+        await both.tell()
+        assert told == ["follower", "consumer", "consumer", "follower"], (
+            "both are told that it no longer leads"
+        )
+
+    run(main())
+
+
+def test_a_new_leader_does_not_say_where_its_log_ends_before_it_knows() -> None:
+    async def main() -> None:
+        three = Replicas((1, 2, 3))
+        await three.begin()
+        await three.produce(1, b"a")
+        await three.replicate(2, 3, times=1)
+        three.elects(2, [2, 3])
+        await three.tell()
+        with pytest.raises(OffsetNotAvailableError):
+            three[2].latest()
+        await three.fetch(3)
+        assert three[2].latest() == 1
+
+    run(main())
+
+
+# What a leader promises
+
+
+def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None:
+    async def main() -> None:
+        three = Replicas((1, 2, 3), min_insync_replicas=2)
+        await three.begin()
+        appended = await three.produce(1, b"a")
+        acknowledged = three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+        committed = three[1].committing(appended.next_offset, appended.leader_epoch)
+        assert acknowledged is not None
+        assert committed is not None
+        answer = InSyncResult(TOPIC_ID, 0, 1, 0, (1,), False, 1)
+        three[1].on_in_sync_answer(answer)
+        with pytest.raises(NotEnoughReplicasAfterAppendError):
+            await acknowledged
+        assert not committed.done(), "the records may still be committed, and who loads groups waits for that"
+        with pytest.raises(NotEnoughReplicasError):
+            await three.produce(1, b"b")
+        with pytest.raises(NotEnoughReplicasAfterAppendError):
+            three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+
+    run(main())
+
+
+def test_who_waits_is_told_of_the_new_leader() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        appended = await both.produce(1, b"a")
+        waiting = both[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+        assert waiting is not None
+        both.elects(2)
+        await both.tell()
+        with pytest.raises(NotLeaderError) as refused:
+            await waiting
+        assert (refused.value.leader_id, refused.value.leader_epoch) == (2, 1)
+
+    run(main())
+
+
+def test_without_a_lease_a_leader_promises_nothing_and_shows_what_is_committed() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        await both.replicate(2)
+        both.leases[1].valid = False
+        with pytest.raises(NotLeaderError):
+            await both.produce(1, b"b")
+        with pytest.raises(NotLeaderError):
+            both[1].check_lease()
+        assert await both.seen(1) == ["a"]
+        assert isinstance(await both.ask(2), Fetched), "followers are served as well"
+
+    run(main())
+
+
+# The in-sync set
+
+
+def test_a_proposal_is_the_same_until_it_is_answered() -> None:
+    async def main() -> None:
+        three = Replicas((1, 2, 3))
+        await three.begin(in_sync=[1, 2])
+        await three.produce(1, b"a")
+        await three.replicate(2, times=2)
+        await three.fetch(3)
+        assert not three[1].may_join(3)
+        await three.fetch(3)
+        assert three[1].may_join(3)
+        change = three[1].propose_in_sync(10_000)
+        assert change is not None
+        assert change.in_sync == ((1, 100), (2, 200), (3, 300))
+        assert (change.leader_epoch, change.partition_epoch) == (0, 0)
+        assert three[1].propose_in_sync(10_000) is None
+        assert three[1].proposed_in_sync == change
+        three[1].on_in_sync_answer(InSyncResult(TOPIC_ID, 0, 1, 0, (1, 2, 3), False, 1))
+        assert three[1].proposed_in_sync is None
+        assert three[1].leader().in_sync == (1, 2, 3)
+
+    run(main())
+
+
+def test_records_of_a_former_epoch_are_not_acknowledged_though_their_offsets_are_committed() -> None:
+    async def main() -> None:
+        three = Replicas((1, 2, 3))
+        await three.begin()
+        appended = await three.produce(1, b"lost")
+        three.elects(2)
+        await three.tell()
+        await three.produce(2, b"other")
+        await three.replicate(1, 3)
+        three.elects(1)
+        await three.tell()
+        await three.replicate(2, 3)
+        assert three[1].high_watermark >= appended.next_offset
+        assert await three.values(1) == ["other@1"]
+        with pytest.raises(NotLeaderError):
+            three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+
+    run(main())
+
+
+def test_a_repeated_batch_is_acknowledged_in_the_epoch_in_which_it_is_repeated() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a", producer_id=5, sequence=0)
+        await both.replicate(2)
+        both.elects(2)
+        await both.tell()
+        await both.replicate(1)
+        repeated = await both.produce(2, b"a", producer_id=5, sequence=0)
+        assert (repeated.base_offset, repeated.leader_epoch) == (0, 1)
+        assert both[2].committing(repeated.next_offset, repeated.leader_epoch) is None
+
+    run(main())
+
+
+def test_a_follower_that_lags_does_not_send_consumers_back_to_the_beginning() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        for _ in range(3):
+            await both.produce(1, b"a", all_in_sync=False)
+        with pytest.raises(OffsetNotAvailableError):
+            await both[2].read(3, 1_000, from_follower=True)
+        with pytest.raises(OffsetNotAvailableError):
+            await both[2].read(3, 1_000, last_fetched_epoch=0, from_follower=True)
+        await both.replicate(2)
+        assert (await both[2].read(3, 1_000, from_follower=True)).high_watermark == 3
+
+    run(main())
