@@ -119,25 +119,34 @@ def test_an_administrator_gets_the_longest_log_though_its_broker_answers_late() 
     on_virtual_time(story)
 
 
-def test_an_answer_does_not_outlive_the_life_that_gave_it() -> None:
+def test_who_began_anew_after_it_answered_is_asked_again() -> None:
     async def story(stage: Stage) -> None:
         await without_leader(stage, [4, 2, 3])
+        ends = {2: 100, 3: 90}
 
         async def ask(broker_id: int, topic: str, partition: int) -> LogEnd:
             if broker_id == 3:
                 await asyncio.sleep(8)
-            return LogEnd(1, 90 if broker_id == 3 else 100)
+            return LogEnd(1, ends[broker_id])
+
+        async def elect_while_2_begins_anew() -> PartitionResult:
+            electing = asyncio.get_running_loop().create_task(elect(stage, 0))
+            await stage.pass_ms(50)
+            await stage.nodes[2].kill()
+            stage.lives[2] = []
+            another_disk = stage.add(2)
+            await another_disk.start()
+            await another_disk.membership.wait_active()
+            assert not electing.done()
+            [result] = await electing
+            return result
 
         answer_by(stage, ask)
-        electing = asyncio.get_running_loop().create_task(elect(stage, 0))
-        await stage.pass_ms(50)
-        await stage.nodes[2].kill()
-        stage.lives[2] = []
-        another_disk = stage.add(2)
-        await another_disk.start()
-        await another_disk.membership.wait_active()
-        assert not electing.done()
-        [result] = await electing
+        result = await elect_while_2_begins_anew()
+        assert isinstance(result.error, EligibleLeadersNotAvailableError)
+        assert orders(stage).leader == NO_LEADER, "neither by what 2 said before, nor without it"
+        ends[2] = 0
+        [result] = await elect(stage, 0)
         assert result.error is None
         assert orders(stage).leader == 3
 

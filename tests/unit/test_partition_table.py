@@ -336,6 +336,24 @@ def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
     run(test)
 
 
+def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
+    async def test() -> None:
+        table = Table(MemoryStore())
+        names = [f"topic-{number}" for number in range(20)]
+        await table.publish(*(topic(name, UUID(int=number)) for number, name in enumerate(names, 1)))
+        not_ready: list[int] = []
+        table.table.on_not_ready.append(lambda: not_ready.append(len(table.table.not_ready())))
+        for name in names:
+            partition = table.table.get(name, 0)
+            assert partition is not None
+            partition._set_refusal(StorageError("no room"))
+        assert not_ready == list(range(1, 21))
+        assert table.table.look_for_room()
+        assert not_ready[20:] == [0]
+
+    run(test)
+
+
 def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

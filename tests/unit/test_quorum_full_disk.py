@@ -177,6 +177,37 @@ def test_a_follower_without_room_for_records_says_so_once_and_does_not_hurry(
     assert caplog.text.count("cannot be appended") == 3
 
 
+def test_a_leader_that_is_deposed_while_its_disk_is_full_decides_no_more() -> None:
+    async def story() -> None:
+        wires = Wires()
+        nodes = [QuorumNode(wires, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
+        disks = {node.node_id: Votes(node) for node in nodes}
+        await asyncio.gather(*(node.start() for node in nodes))
+        await until(lambda: leader_of(nodes))
+        leader = leader_of(nodes)
+        assert leader is not None
+        await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
+        disks[leader.node_id].error = errno.ENOSPC
+        wires.cut = {leader.node_id}
+        candidate = next(node.node_id for node in nodes if node is not leader)
+        request = VoteRequest(
+            ReplicaKey(candidate), 9, LogEnd(9, 99), is_pre_vote=False, voter=ReplicaKey(leader.node_id)
+        )
+        answer = asyncio.ensure_future(leader.quorum.vote(request))
+        await asyncio.sleep(1)
+        assert not answer.done(), "it cannot keep the epoch, and so says nothing of it"
+        assert leader.leaders[-1] == (-1, 9), "its controller has heard that it leads no more"
+        with pytest.raises(StorageError, match="room"):
+            await leader.quorum.append([b"a"])
+        disks[leader.node_id].error = None
+        await answer
+        for node in nodes:
+            await node.stop()
+            assert node.failures == []
+
+    run(story())
+
+
 def test_a_log_is_cut_to_its_leaders_when_there_is_room() -> None:
     async def story() -> None:
         wires = Wires()

@@ -41,11 +41,14 @@ class Inquiry:
         self._ends[name][broker_id] = end
 
     def log_ends(self, state: ControllerState, *, whole: bool = False) -> LogEnds:
-        """What still holds. `whole`: only of the partitions of which every replica has answered."""
+        """Of the partitions of which every answer still holds: who began anew after it answered may still have the
+        longest log, and is to be asked again. `whole`: and of which every replica has answered."""
         return {
-            name: {broker_id: end for broker_id, end in ends.items() if self._is_same_life(state, broker_id)}
+            name: ends
             for name, ends in self._ends.items()
-            if self._is_same_epoch(state, name) and not (whole and len(ends) < len(self._wanted[name]))
+            if self._is_same_epoch(state, name)
+            and all(self._is_same_life(state, broker_id) for broker_id in ends)
+            and not (whole and len(ends) < len(self._wanted[name]))
         }
 
     def _is_same_life(self, state: ControllerState, broker_id: int) -> bool:

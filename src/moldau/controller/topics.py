@@ -6,6 +6,7 @@ from uuid import UUID
 
 from moldau.controller.ids import Randomness, new_id
 from moldau.controller.names import METADATA_TOPIC, collision_key, is_internal, validate_topic_name
+from moldau.controller.partition_change import settings_as_decided
 from moldau.controller.placement import Load, Replicas, check_manual, in_sync_at_first, place
 from moldau.controller.requests import MorePartitions, NewTopic, TopicCreated, TopicRef, TopicResult
 from moldau.controller.state import ControllerState, bounded
@@ -49,6 +50,7 @@ def create_topics(
     validate_only: bool,
 ) -> Decision[Record, list[TopicCreated]]:
     """One result for each name, in the order of the names."""
+    settings = settings_as_decided(state, settings)
     if sum(_partitions_asked(topic, settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError("Excessively large number of partitions per request.")
     times_named = Counter(topic.name for topic in topics)
@@ -182,7 +184,7 @@ def _created(name: str, made: Sequence[Record]) -> TopicCreated:
 def delete_topics(
     state: ControllerState, topics: Sequence[TopicRef], settings: EffectiveSettings
 ) -> Decision[Record, list[TopicResult]]:
-    if not settings.broker.delete_topic_enable:
+    if not settings_as_decided(state, settings).broker.delete_topic_enable:
         raise TopicDeletionDisabledError("Topic deletion is disabled.")
     found: list[TopicImage | MoldauError] = [_look_up(state.image, ref) for ref in topics]
     times_named = Counter(topic.topic_id for topic in found if isinstance(topic, TopicImage))
@@ -221,7 +223,7 @@ def create_partitions(
     *,
     validate_only: bool,
 ) -> Decision[Record, list[TopicResult]]:
-    load = _cluster_load(state, settings)
+    load = _cluster_load(state, settings_as_decided(state, settings))
     records: list[Record] = []
     results: list[TopicResult] = []
     times_named = Counter(change.topic for change in changes)

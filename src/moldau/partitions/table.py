@@ -49,6 +49,8 @@ class PartitionTable:
         """Told of partitions that were opened or closed here, or have changed."""
         self.on_not_ready: list[Callable[[], None]] = []
         """Called when `not_ready` is another one by something else than a publication."""
+        self._is_quiet = False
+        """Several are about to change, and will be told of together."""
         self.lease = lease
         self.incarnation_id: UUID | None = None
         """What the node registers with in this life. Nothing is opened before the metadata shows it; None opens at
@@ -204,8 +206,9 @@ class PartitionTable:
         self._tell_not_ready()
 
     def _tell_not_ready(self) -> None:
-        for callback in self.on_not_ready:
-            callback()
+        if not self._is_quiet:
+            for callback in self.on_not_ready:
+                callback()
 
     async def _leave_partition(self, key: tuple[str, int]) -> Partition | None:
         """The replica was moved elsewhere, and others have all of it."""
@@ -289,8 +292,13 @@ class PartitionTable:
         total, usable = self.store.space()
         if usable < min(ROOM_BYTES, total // ROOM_PART):
             return False
-        for key in sorted(self._refusing):
+        refusing = sorted(self._refusing)
+        self._is_quiet = True
+        for key in refusing:
             self._partitions[key].try_again()
+        self._is_quiet = False
+        if refusing:
+            self._tell_not_ready()
         return True
 
     def _configure(self, delta: ClusterDelta) -> None:

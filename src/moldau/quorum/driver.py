@@ -232,6 +232,7 @@ class Quorum(Performing):
         It is not committed when this returns, and is lost if the node loses its leadership before it is. A leader
         whose disk is full raises StorageError, and gives way to another voter where there is one.
         """
+        self._check_room()
         return await self._turns.give(lambda: self._append_values(values))
 
     async def _append_values(self, values: Sequence[bytes]) -> int:
@@ -331,10 +332,13 @@ class Quorum(Performing):
 
     async def _receive(self, request: Asked) -> Told | Serve | None:
         self._check_failure()
+        self._check_room()
+        return await self._give(Received(request))
+
+    def _check_room(self) -> None:
         if self._without_room is not None:
             # There is no telling how long it would wait, and others come behind it.
             raise StorageError("this node waits for room on its disk") from self._without_room
-        return await self._give(Received(request))
 
     # Snapshots
 
@@ -377,6 +381,7 @@ class Quorum(Performing):
         await self._change_voters(lambda: self._state.with_updated_voter(voter), timeout_ms)
 
     async def _change_voters(self, change: Callable[[], tuple[Voter, ...]], timeout_ms: int) -> None:
+        self._check_room()
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         while True:
             try:

@@ -71,11 +71,14 @@ class QuorumState(Leading):
 
     def step(self, now_ms: int, event: Event, chance: float = 0.5) -> list[Effect]:
         """Takes one event. `chance`, from 0 up to 1, is drawn anew for every step."""
-        leader, voters = (self.leader_id, self.epoch), self.voters
+        leader, led, voters = (self.leader_id, self.epoch), self.is_leader, self.voters
         self._now_ms, self._chance, self._effects = now_ms, chance, []
         self._take(event)
         if (self.leader_id, self.epoch) != leader:
-            self._effects.append(LeaderIs(self.leader_id, self.epoch))
+            # A controller that is deposed hears of it first: it must not go on deciding while a full disk is waited for.
+            deposed = led and not self.is_leader and self.epoch != leader[1]
+            place = 0 if deposed else len(self._effects)
+            self._effects.insert(place, LeaderIs(self.leader_id, self.epoch))
         if self.voters != voters:
             self._effects.append(VotersAre(self.voters))
         self._check()
@@ -111,7 +114,7 @@ class QuorumState(Leading):
                 self._fetch()
             case SnapshotFailed():
                 self.fetching_snapshot = None
-                self._fetch_later()
+                self._fetch_later(self.settings.fetch_timeout_ms / 3)
             case Leaving():
                 self.is_leaving = True
                 self._resign()
