@@ -75,7 +75,7 @@ class QuorumState(Leading):
         self._now_ms, self._chance, self._effects = now_ms, chance, []
         self._take(event)
         if (self.leader_id, self.epoch) != leader:
-            # A controller that is deposed hears of it first: it must not go on deciding while a full disk is waited for.
+            # A deposed controller hears of it first: it must not go on deciding while a full disk is waited for.
             deposed = led and not self.is_leader and self.epoch != leader[1]
             place = 0 if deposed else len(self._effects)
             self._effects.insert(place, LeaderIs(self.leader_id, self.epoch))
