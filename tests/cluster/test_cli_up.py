@@ -140,7 +140,7 @@ def test_a_second_signal_kills_what_has_not_stopped(directory: Path) -> None:
     pid = up.pid(1)
     os.kill(pid, signal.SIGSTOP)
     up.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    up.wait_for("Stopping")
     assert is_alive(pid)
     assert up.end(signal.SIGINT) != 0
     wait_gone(pid)

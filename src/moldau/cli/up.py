@@ -92,6 +92,8 @@ async def _run(plan: ClusterPlan) -> int:
                     await _watch(processes, asked)
             finally:
                 is_stopped = asked.done() and not asked.cancelled()
+                if is_stopped:
+                    output.print("Stopping. Ctrl-C again kills what has not stopped yet.")
                 await _stop(processes)
     except asyncio.CancelledError:
         # A second signal: whoever sent it does not want to wait.
