@@ -20,20 +20,24 @@ class Progress:
     """The last time at which it was known to have all that the leader had then."""
     leader_end: int = 0
     """Where the leader's log ended when it fetched last."""
+    marked_end: int = 0
+    marked_ms: int = NEVER_MS
+    """Where the leader's log ended at a fetch of before, and when that was: the next thing to be reached. Not at the
+    last fetch: who is several fetches behind, and as fast as the leader, would never reach that."""
     is_keeping_up: bool = False
 
     def on_fetch(
         self, offset: int, start_offset: int, broker_epoch: int, leader_end: int, now_ms: int
     ) -> None:
+        # Under steady writing it never has all of it; but it has what there was a fetch ago.
+        has_former = self.fetched_ms != NEVER_MS and offset >= self.leader_end
+        self.is_keeping_up = has_former or offset >= leader_end
         if offset >= leader_end:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)
-            self.is_keeping_up = True
-        elif self.fetched_ms != NEVER_MS and offset >= self.leader_end:
-            # Under steady writing it never has all of it; but it has what there was a fetch ago.
-            self.caught_up_ms = max(self.caught_up_ms, self.fetched_ms)
-            self.is_keeping_up = True
-        else:
-            self.is_keeping_up = False
+        elif offset >= self.marked_end:
+            self.caught_up_ms = max(self.caught_up_ms, self.marked_ms)
+        if offset >= self.marked_end or self.marked_ms == NEVER_MS:
+            self.marked_end, self.marked_ms = leader_end, now_ms
         self.durable_offset = offset
         self.start_offset = start_offset
         self.broker_epoch = broker_epoch
@@ -52,5 +56,5 @@ class Progress:
 
     def put_out(self) -> None:
         """It was taken out of the in-sync set: whatever it did before, it has to fetch again to come back."""
-        self.fetched_ms = NEVER_MS
+        self.fetched_ms = self.marked_ms = NEVER_MS
         self.is_keeping_up = False

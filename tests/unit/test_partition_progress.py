@@ -1,0 +1,60 @@
+"""How a leader judges whether a follower keeps up: by the time that it is behind, not by how much."""
+
+from moldau.partitions.progress import Progress
+
+LAG_MS = 1_000
+
+
+def fetch(progress: Progress, offset: int, leader_end: int, now_ms: int) -> None:
+    progress.on_fetch(offset, 0, 1, leader_end, now_ms)
+
+
+def test_who_has_all_is_caught_up() -> None:
+    progress = Progress()
+    fetch(progress, 10, 10, 0)
+    assert progress.is_keeping_up
+    assert progress.is_caught_up(10, 1_000, LAG_MS)
+    assert not progress.is_caught_up(10, 1_001, LAG_MS), "it has to ask on"
+
+
+def test_who_is_one_fetch_behind_all_the_time_keeps_up() -> None:
+    progress = Progress()
+    for number in range(100):
+        fetch(progress, 10 * number, 10 * (number + 1), 100 * number)
+    assert progress.is_keeping_up
+    assert progress.caught_up_ms == 9_800
+    assert progress.is_caught_up(2_000, 10_000, LAG_MS)
+
+
+def test_who_is_several_fetches_behind_and_as_fast_as_the_leader_is_not_lagging() -> None:
+    progress = Progress()
+    for number in range(100):
+        fetch(progress, 10 * number, 10 * (number + 5), 100 * number)
+        assert progress.is_caught_up(10 * (number + 5), 100 * number, LAG_MS) or number < 5
+    assert not progress.is_keeping_up, "it is not about to have all there is"
+
+
+def test_who_falls_further_and_further_behind_lags() -> None:
+    progress = Progress()
+    fetch(progress, 0, 0, 0)
+    for number in range(1, 200):
+        fetch(progress, 5 * number, 10 * number, 100 * number)
+    assert not progress.is_caught_up(2_000, 20_000, LAG_MS)
+
+
+def test_who_stands_still_lags_though_it_asks_on() -> None:
+    progress = Progress()
+    fetch(progress, 10, 10, 0)
+    for number in range(1, 20):
+        fetch(progress, 10, 20, 100 * number)
+    assert not progress.is_caught_up(20, 2_000, LAG_MS)
+
+
+def test_who_was_put_out_has_to_show_anew_that_it_keeps_up() -> None:
+    progress = Progress()
+    fetch(progress, 0, 10, 0)
+    progress.put_out()
+    fetch(progress, 10, 30, 5_000)
+    assert progress.caught_up_ms < 0, "what it had reached since then is not known"
+    fetch(progress, 30, 40, 5_100)
+    assert progress.caught_up_ms == 5_000
