@@ -26,7 +26,9 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", default=[], help="only this kind of fault (may be repeated)"
     )
-    parser.add_argument("--keep", type=Path, help="leave the nodes' logs here")
+    parser.add_argument(
+        "--keep", type=Path, help="leave the nodes' logs here, and their data if there was an anomaly"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _told_to_end)
     signal.signal(signal.SIGALRM, _overdue)

@@ -81,6 +81,10 @@ class ChaosRun:
                 for machine in machines.machines.values():
                     if machine.node.log_path.exists():
                         shutil.copy(machine.node.log_path, keep / f"node-{machine.node_id}.log")
+                    if self._problems:
+                        shutil.copytree(
+                            machine.data_dir, keep / f"node-{machine.node_id}", dirs_exist_ok=True
+                        )
             machines.close()
 
     def _inject(self, scene: Scene, until: float) -> None:

@@ -9,9 +9,13 @@ from moldau.errors import (
     CorruptRecordError,
     DuplicateSequenceError,
     InvalidProducerEpochError,
+    MoldauError,
+    NotEnoughReplicasError,
+    NotLeaderError,
     OutOfOrderSequenceError,
+    StorageError,
 )
-from moldau.logs.producers import ProducerStates
+from moldau.logs.producers import PATIENCE, ProducerStates
 from moldau.records.batch import SEQUENCE_LIMIT, Batch
 from support.logs import batch_at
 
@@ -54,18 +58,63 @@ def test_sequences_that_follow_are_new() -> None:
     assert (state.last_sequence, state.last_offset) == (5, 5)
 
 
-def test_a_producer_whose_first_batch_could_not_be_written_begins_with_that_one() -> None:
+NO_ROOM = StorageError("no room")
+
+
+def test_a_producer_whose_first_batch_was_refused_begins_with_that_one() -> None:
     """Those behind it are on their way already; to take one of them would refuse the first for good."""
     states = ProducerStates()
-    assert states.check(produced(0, 5)) is None
-    states.not_written(produced(0, 5))
-    with pytest.raises(OutOfOrderSequenceError):
+    states.refused(produced(0, 5), NO_ROOM)
+    with pytest.raises(StorageError, match="sequence 0 of producer 7 was refused and comes first: no room"):
         states.check(produced(5))
     assert states.check(produced(5, epoch=1)) is None, "another epoch is another beginning"
     assert states.check(produced(5, producer=8)) is None
     assert states.check(produced(0, 5)) is None
     states.update(produced(0, 5))
     assert states.check(produced(5)) is None
+
+
+@pytest.mark.parametrize("why", [NO_ROOM, NotEnoughReplicasError("1 of 2"), NotLeaderError("no lease")])
+def test_what_comes_behind_a_batch_that_was_refused_is_refused_for_the_same_reason(why: MoldauError) -> None:
+    states = states_after(produced(0, 2))
+    states.refused(produced(2, 2), why)
+    for sequence in (4, 6, 4):
+        with pytest.raises(type(why), match="sequence 2 of producer 7 was refused and comes first"):
+            states.check(produced(sequence, 2))
+    states.refused(produced(6, 2), why)
+    states.update(produced(2, 2))
+    assert states.check(produced(4, 2)) is None
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(6, 2))
+
+
+def test_the_first_batch_of_a_new_epoch_may_be_refused_too() -> None:
+    states = states_after(produced(0, 2))
+    states.refused(produced(0, 1, epoch=1), NO_ROOM)
+    with pytest.raises(StorageError):
+        states.check(produced(1, epoch=1))
+    states.update(produced(0, 1, epoch=1))
+    assert states.check(produced(1, epoch=1)) is None
+
+
+def test_a_gap_that_nothing_was_refused_in_is_out_of_order() -> None:
+    states = states_after(produced(0, 2))
+    states.refused(produced(4, 2), NO_ROOM)
+    states.refused(produced(0, 2), NO_ROOM)
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(6, 2))
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(4, 2))
+
+
+def test_a_producer_that_never_sends_what_was_refused_is_told_so_in_the_end() -> None:
+    states = states_after(produced(0, 2))
+    states.refused(produced(2, 2), NO_ROOM)
+    for _ in range(PATIENCE):
+        with pytest.raises(StorageError):
+            states.check(produced(4, 2))
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(4, 2))
 
 
 def test_each_of_the_last_five_batches_is_recognised() -> None:

@@ -7,6 +7,7 @@ wrap at 2^31; the last five batches are remembered, because a producer has at mo
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import crc32c
@@ -15,13 +16,17 @@ from moldau.errors import (
     CorruptRecordError,
     DuplicateSequenceError,
     InvalidProducerEpochError,
+    MoldauError,
     OutOfOrderSequenceError,
 )
 from moldau.records.batch import CONTROL_MASK, NO_SEQUENCE, NO_TIMESTAMP, SEQUENCE_LIMIT
 
 BATCHES_REMEMBERED = 5
 AWAITED_MAX = 10_000
-"""Producers whose first batch is awaited; when there are more, the oldest are forgotten."""
+"""Producers of whom a batch that was refused is awaited; when there are more, the oldest are forgotten."""
+PATIENCE = 1_000
+"""How many batches are put off because the one before them was refused: a producer that does not send that one again is
+told what is wrong in the end."""
 NO_COORDINATOR_EPOCH = -1
 
 _SNAPSHOT_VERSION = 1
@@ -52,6 +57,17 @@ class RememberedBatch(NamedTuple):
     base_offset: int
     last_offset: int
     timestamp_ms: int
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A batch that was next, and was refused for a reason that may pass."""
+
+    epoch: int
+    sequence: int
+    why: MoldauError
+    put_off: int = 0
+    """How many batches behind it had to wait."""
 
 
 class ProducerState:
@@ -115,9 +131,8 @@ class ProducerStates:
 
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
-        self._awaited: dict[int, tuple[int, int]] = {}
-        """Epoch and sequence with which producers have to begin whose first batch could not be written. Not in the
-        log: whoever begins anew after a restart sends that batch first."""
+        self._awaited: dict[int, _Awaited] = {}
+        """Not in the log: whoever goes on after a restart sends that batch first."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -136,8 +151,11 @@ class ProducerStates:
 
         A producer of whom nothing is known may begin with any sequence, as in Kafka: this log's memory of it
         has expired, or the topic was deleted and created again under a running producer. Memory is never
-        lost otherwise; it is rebuilt from the log and its snapshots. But one whose first batch was refused for
-        want of room begins with that one: those behind it, which are on their way already, come after it.
+        lost otherwise; it is rebuilt from the log and its snapshots.
+
+        Behind a batch that was refused for a reason that may pass (`refused`), others are on their way already. They
+        are refused for the same reason, and come again after it. Told that they are out of order, librdkafka would
+        begin a new epoch, and send again in it what other partitions may have written before.
         """
         state = self._states.get(batch.producer_id)
         first = batch.base_sequence
@@ -145,10 +163,8 @@ class ProducerStates:
             return None
         if state is None:
             awaited = self._awaited.get(batch.producer_id)
-            if awaited is not None and awaited[0] == batch.producer_epoch and awaited[1] != first:
-                raise OutOfOrderSequenceError(
-                    f"producer {batch.producer_id} sent sequence {first}, and {awaited[1]} is not written yet"
-                )
+            if awaited is not None and awaited.sequence != first:
+                self._check_not_behind(batch, awaited.sequence)
             return None
         if batch.producer_epoch != state.epoch:
             if batch.producer_epoch < state.epoch:
@@ -157,6 +173,7 @@ class ProducerStates:
                     f"and one with epoch {state.epoch} has written already"
                 )
             if first != 0:
+                self._check_not_behind(batch, 0)
                 raise OutOfOrderSequenceError(
                     f"producer {batch.producer_id} begins epoch {batch.producer_epoch} "
                     f"with sequence {first} instead of 0"
@@ -174,20 +191,40 @@ class ProducerStates:
                 f"producer {batch.producer_id} repeats sequences {first} to {last}, "
                 f"written before the last {BATCHES_REMEMBERED} batches"
             )
+        self._check_not_behind(batch, expected)
         raise OutOfOrderSequenceError(
             f"producer {batch.producer_id} sent sequence {first} where {expected} comes next"
         )
 
-    def not_written(self, batch: Produced) -> None:
-        """Takes note of a batch that passed `check` and could not be appended."""
-        producer_id, epoch = batch.producer_id, batch.producer_epoch
-        if producer_id < 0 or producer_id in self._states:
+    def _check_not_behind(self, batch: Produced, expected: int) -> None:
+        """Raises what the batch that comes next was refused with."""
+        awaited = self._awaited.get(batch.producer_id)
+        if awaited is None or (awaited.epoch, awaited.sequence) != (batch.producer_epoch, expected):
+            return
+        awaited.put_off += 1
+        if awaited.put_off > PATIENCE:
+            del self._awaited[batch.producer_id]
+            return
+        raise type(awaited.why)(
+            f"sequence {expected} of producer {batch.producer_id} was refused and comes first: {awaited.why}"
+        )
+
+    def refused(self, batch: Produced, why: MoldauError) -> None:
+        """Takes note of a batch that was not appended, though nothing is wrong with it."""
+        producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.base_sequence
+        if producer_id < 0 or sequence < 0:
+            return
+        try:
+            if self.check(batch) is not None:
+                return
+        except MoldauError:
+            # It is not the next one.
             return
         known = self._awaited.get(producer_id)
-        if known is None or known[0] != epoch:
-            if len(self._awaited) >= AWAITED_MAX:
+        if known is None or (known.epoch, known.sequence) != (epoch, sequence):
+            if known is None and len(self._awaited) >= AWAITED_MAX:
                 del self._awaited[next(iter(self._awaited))]
-            self._awaited[producer_id] = (epoch, batch.base_sequence)
+            self._awaited[producer_id] = _Awaited(epoch, sequence, why)
 
     def update(self, batch: Produced) -> None:
         """Takes note of a batch that was appended, or is read again from the log."""
@@ -195,9 +232,10 @@ class ProducerStates:
         if producer_id < 0:
             return
         epoch = batch.producer_epoch
+        if self._awaited:
+            self._awaited.pop(producer_id, None)
         state = self._states.get(producer_id)
         if state is None:
-            self._awaited.pop(producer_id, None)
             state = self._states[producer_id] = ProducerState(producer_id, epoch)
         elif state.epoch != epoch:
             state.epoch = epoch
@@ -218,6 +256,7 @@ class ProducerStates:
     def rebuild(self, snapshot: bytes | None, batches: Iterable[Produced]) -> None:
         """Forgets everything, then takes up a snapshot (or nothing) and the batches that follow it."""
         self._states = {}
+        self._awaited = {}
         if snapshot is not None:
             self.restore(snapshot)
         for batch in batches:

@@ -8,6 +8,7 @@ from moldau.controller.requests import InSyncChange, InSyncResult
 from moldau.errors import (
     MoldauError,
     NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
@@ -123,11 +124,15 @@ class Partition(Replica):
         to be there, `known_epoch` for the leader epoch in which the caller has thought the records up."""
         async with self._lock:
             leader = self.leader(known_epoch)
-            self.check_lease()
-            if all_in_sync:
-                leader.check_in_sync()
             log_ = self.log
             first = batches[0]
+            try:
+                self.check_lease()
+                if all_in_sync:
+                    leader.check_in_sync()
+            except (NotLeaderError, NotEnoughReplicasError) as error:
+                log_.producers.refused(first, error)
+                raise
             if first.producer_id >= 0:
                 repeated = log_.producers.check(first)
                 if repeated is not None:
@@ -143,8 +148,8 @@ class Partition(Replica):
                 offset = batch.next_offset
             try:
                 await self._append(batches)
-            except StorageError:
-                log_.producers.not_written(first)
+            except StorageError as error:
+                log_.producers.refused(first, error)
                 raise
             leader.on_appended(offset, self._clock.monotonic_ms())
         self.growth.tell()
