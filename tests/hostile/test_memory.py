@@ -36,6 +36,7 @@ from support.wire import (
 )
 
 MEGABYTE = 1 << 20
+NOT_LEADER = 6
 GROWTH_MAX = 64 * MEGABYTE
 FRAME = 100 * MEGABYTE
 pytestmark = pytest.mark.usefixtures("only_moldau")
@@ -137,7 +138,11 @@ def test_a_decompression_bomb_stays_small(watched: Watched, codec: str, setting:
     with Wire(watched.bootstrap, timeout_s=60) as wire:
         code, _ = produce(wire, topic, batch(attributes=number, records=squeezed()))
         assert code in (2, 10, 87)
-        assert produce(wire, topic, batch(key=b"k"))[0] == 0
+        # On a busy machine the node may have been at it for longer than its lease, and has to hear of its controller.
+        deadline = time.monotonic() + 30
+        while (code := produce(wire, topic, batch(key=b"k"))[0]) == NOT_LEADER:
+            assert time.monotonic() < deadline
+        assert code == 0
     assert watched.peak_growth() < 400 * MEGABYTE
 
 
