@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
+from moldau.errors import StorageError
 from moldau.logs.epochs import EpochHistory
 from moldau.logs.producers import ProducerStates
 from moldau.records.batch import Batch
@@ -19,6 +20,11 @@ from moldau.world.disk import File
 
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
+
+
+def may_pass(error: StorageError) -> bool:
+    """Whether what could not be written may be written later: there was no room, say, and the disk is as it was."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
 
 
 class LogName(NamedTuple):

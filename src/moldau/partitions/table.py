@@ -8,7 +8,7 @@ from uuid import UUID
 
 from moldau.controller.requests import NotReady
 from moldau.errors import StorageError
-from moldau.logs.store import PASSING, Log, LogName, LogStore
+from moldau.logs.store import Log, LogName, LogStore, may_pass
 from moldau.metadata.image import (
     EMPTY_IMAGE,
     TOPIC_RESOURCE,
@@ -273,8 +273,7 @@ class PartitionTable:
         `passing_only` those that were short of room or descriptors, which is soon told."""
         touched: list[Partition] = []
         for (topic, index), error in list(self._damaged.items()):
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or (passing_only and cause.errno not in PASSING):
+            if not isinstance(error.__cause__, OSError) or (passing_only and not may_pass(error)):
                 continue
             async with self._changing:
                 found = self._image.topics.get(topic)

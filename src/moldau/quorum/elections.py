@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from moldau.errors import InconsistentClusterIdError, StorageError
-from moldau.logs.store import PASSING
 from moldau.quorum.events import Election
 from moldau.quorum.messages import NO_LEADER, NO_VOTE, LogEnd
 from moldau.world.disk import Disk
@@ -81,11 +80,6 @@ class ElectionMemory:
 
     async def save(self, election: Election) -> None:
         self._election = election
-
-
-def may_pass(error: StorageError) -> bool:
-    """Whether what could not be saved may be saved later: there was no room, and the disk is as it was."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
 
 
 def check_not_older(election: Election, last: LogEnd) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from moldau.errors import CorruptRecordError, MoldauError, NotControllerError, StorageError
-from moldau.logs.store import Log
+from moldau.logs.store import Log, may_pass
 from moldau.observe.logging import get_logger
 from moldau.quorum.batches import (
     CommittedBatch,
@@ -18,7 +18,7 @@ from moldau.quorum.batches import (
     whole_batches,
 )
 from moldau.quorum.calls import Calls
-from moldau.quorum.elections import Elections, may_pass
+from moldau.quorum.elections import Elections
 from moldau.quorum.events import (
     Answer,
     Answered,
