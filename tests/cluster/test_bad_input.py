@@ -181,7 +181,8 @@ def test_a_flipped_bit_in_the_metadata_log_is_refused_and_the_others_go_on(
     flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     with changed(path, flipped):
         said = complaint_of(voter)
-        assert path.read_bytes() == flipped, "what could still be mended is kept as it is"
+        is_kept = path.read_bytes() == flipped
+        assert is_kept, f"what could still be mended is kept as it is, but: {said}"
         running.create_topic(f"meanwhile-{is_killed}", replicas=2)
     assert "__cluster_metadata-0" in said
     assert "is damaged" in said

@@ -271,9 +271,9 @@ class _Recovery:
                     raise CorruptRecordError(
                         f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
                     )
+                segment.note(batch, position)
                 before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch
-                segment.note(batch, position)
                 producers.update(batch)
                 if batch.leader_epoch != epochs.latest:
                     epochs.assign(batch.leader_epoch, batch.base_offset)
