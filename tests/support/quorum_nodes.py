@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 from moldau.errors import MoldauError, PeerUnreachableError
@@ -25,6 +25,7 @@ from moldau.quorum.messages import (
     VoteRequest,
 )
 from moldau.quorum.snapshots import SnapshotMemory
+from moldau.testing.simulation.loop import SimulatedLoop
 from support.control_plane import TestLog
 
 T = TypeVar("T")
@@ -177,3 +178,35 @@ def leader_of(nodes: Sequence[QuorumNode]) -> QuorumNode | None:
     if len(leaders) != 1 or -1 in leaders:
         return None
     return next((node for node in up if node.quorum.is_leader), None)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    """On virtual time: a busy machine causes no elections."""
+
+    async def in_time() -> None:
+        async with asyncio.timeout(60):
+            await story
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(in_time())
+
+
+async def started(count: int, wires: Wires | None = None) -> tuple[Wires, list[QuorumNode], QuorumNode]:
+    wires = wires or Wires()
+    nodes = [QuorumNode(wires, node_id, range(1, count + 1)) for node_id in range(1, count + 1)]
+    await asyncio.gather(*(node.start() for node in nodes))
+    await until(lambda: leader_of(nodes))
+    leader = leader_of(nodes)
+    assert leader is not None
+    return wires, nodes, leader
+
+
+async def stop(nodes: list[QuorumNode]) -> None:
+    for node in nodes:
+        if node.is_up:
+            await node.stop()
+    assert all(node.failures == [] for node in nodes)
+
+
+def others(nodes: list[QuorumNode], *not_these: QuorumNode) -> list[QuorumNode]:
+    return [node for node in nodes if node not in not_these]

@@ -3,25 +3,13 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from moldau.errors import StorageError
 from moldau.quorum.events import Election
 from moldau.quorum.messages import LogEnd, QuorumFetch, ReplicaKey, VoteReply, VoteRequest
-from moldau.testing.simulation.loop import SimulatedLoop
-from support.quorum_nodes import QuorumNode, Wires, leader_of, until
-
-
-def run(story: Coroutine[Any, Any, None]) -> None:
-    async def in_time() -> None:
-        async with asyncio.timeout(60):
-            await story
-
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(in_time())
+from support.quorum_nodes import QuorumNode, Wires, leader_of, run, until
 
 
 class Votes:

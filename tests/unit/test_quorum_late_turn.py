@@ -3,8 +3,7 @@
 import asyncio
 
 from moldau.quorum.messages import LogEnd, ReplicaKey, SnapshotFetch, SnapshotId, VoteRequest
-from moldau.testing.simulation.loop import SimulatedLoop
-from support.quorum_nodes import QuorumNode, Wires, directory_of, leader_of, until
+from support.quorum_nodes import QuorumNode, Wires, directory_of, leader_of, run, until
 
 
 def test_a_deposed_leader_that_is_asked_for_a_snapshot_does_not_name_itself_in_the_new_epoch() -> None:
@@ -36,5 +35,4 @@ def test_a_deposed_leader_that_is_asked_for_a_snapshot_does_not_name_itself_in_t
         for node in nodes:
             await node.stop()
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(story())
+    run(story())

@@ -12,10 +12,9 @@ from moldau.metadata.image import ClusterImage
 from moldau.requests import REGISTRY
 from moldau.requests.errors import ErrorCode
 from moldau.requests.session import ClientConnection, Session
-from moldau.testing.simulation.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
-from support.quorum_nodes import QuorumNode, Wires, until
+from support.quorum_nodes import QuorumNode, Wires, run, until
 
 TOPIC = "__cluster_metadata"
 NEW, STRANGER = 4, 99
@@ -82,8 +81,7 @@ def test_a_voter_that_hears_no_leader_votes_for_one_it_does_not_know_and_follows
         assert node.quorum.leader_id == -1
         await node.stop()
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(story())
+    run(story())
 
 
 @pytest.mark.parametrize("is_leader", [True, False])
@@ -106,8 +104,7 @@ def test_a_stranger_does_nothing_to_a_node_that_hears_its_leader(is_leader: bool
         for each in nodes:
             await each.stop()
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(story())
+    run(story())
 
 
 def test_a_stranger_that_led_a_node_astray_is_left_when_voters_elect_one() -> None:
@@ -123,5 +120,4 @@ def test_a_stranger_that_led_a_node_astray_is_left_when_voters_elect_one() -> No
         for each in nodes:
             await each.stop()
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(story())
+    run(story())

@@ -1,0 +1,124 @@
+"""A controller whose decisions take effect at once."""
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+from moldau.controller.brokers import (
+    heartbeat,
+    register_broker,
+)
+from moldau.controller.configs import alter_configs
+from moldau.controller.ids import new_id
+from moldau.controller.liveness import Sessions
+from moldau.controller.requests import (
+    ConfigChange,
+    Heartbeat,
+    MorePartitions,
+    NewTopic,
+    Registration,
+    TopicCreated,
+    TopicRef,
+    TopicResult,
+)
+from moldau.controller.state import ControllerState
+from moldau.controller.topics import create_partitions, create_topics, delete_topics
+from moldau.decisions import Decision
+from moldau.errors import (
+    MoldauError,
+)
+from moldau.metadata.image import (
+    EMPTY_IMAGE,
+    TOPIC_RESOURCE,
+    ConfigResource,
+    Endpoint,
+)
+from moldau.metadata.records import BrokerRegistrationChangeRecord, Record
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+
+T = TypeVar("T")
+
+
+SETTINGS = EffectiveSettings(BrokerSettings(node_id=1))
+
+
+ORDERS = ConfigResource(TOPIC_RESOURCE, "orders")
+
+
+class Cluster:
+    """A controller state whose decisions take effect at once."""
+
+    def __init__(self, brokers: Sequence[int] = (1,), settings: EffectiveSettings = SETTINGS) -> None:
+        self.state = ControllerState(EMPTY_IMAGE)
+        self.settings = settings
+        self.random = random.Random(1)
+        self.sessions = Sessions(3_000)
+        for broker_id in brokers:
+            self.register(broker_id)
+            self.unfence(broker_id)
+
+    def register(self, broker_id: int, rack: str | None = None, *, previous_epoch: int = -1) -> int:
+        """A new life of the broker, fenced."""
+        endpoints = [Endpoint("P", "h", 9092)]
+        return self.register_as(
+            Registration(broker_id, new_id(self.random), endpoints, rack, previous_epoch=previous_epoch)
+        )
+
+    def register_as(self, broker: Registration) -> int:
+        epoch = self._do(register_broker(self.state, self.settings, broker, self.sessions, 0))
+        assert epoch is not None
+        return epoch
+
+    def unfence(self, broker_id: int) -> None:
+        epoch = self.state.image.brokers[broker_id].epoch
+        beat = Heartbeat(broker_id, epoch, self.state.image.offset)
+        self._do(heartbeat(self.state, self.settings, beat, self.sessions))
+
+    def create(self, *topics: NewTopic, validate_only: bool = False) -> list[TopicCreated]:
+        return self._do(
+            create_topics(self.state, topics, self.settings, self.random, validate_only=validate_only)
+        )
+
+    def delete(self, *topics: TopicRef) -> list[TopicResult]:
+        return self._do(delete_topics(self.state, topics, self.settings))
+
+    def more(self, *changes: MorePartitions, validate_only: bool = False) -> list[TopicResult]:
+        return self._do(
+            create_partitions(self.state, changes, self.settings, self.random, validate_only=validate_only)
+        )
+
+    def alter(
+        self,
+        resource: ConfigResource,
+        *changes: ConfigChange,
+        incremental: bool = True,
+        validate_only: bool = False,
+    ) -> MoldauError | None:
+        [result] = self._do(
+            alter_configs(
+                self.state,
+                {resource: changes},
+                self.settings,
+                incremental=incremental,
+                validate_only=validate_only,
+            )
+        )
+        return result.error
+
+    def fence(self, broker_id: int) -> None:
+        epoch = self.state.image.brokers[broker_id].epoch
+        record = BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=epoch, fenced=1)
+        self.state.apply([record], self.state.next_offset + 1)
+
+    def _do(self, decision: Decision[Record, T]) -> T:
+        self.last_records = list(decision.records)
+        if decision.records:
+            self.state.apply(decision.records, self.state.next_offset + len(decision.records))
+        return decision.reply
+
+
+def error_of(results: Sequence[TopicCreated] | Sequence[TopicResult]) -> tuple[type[MoldauError], str]:
+    [result] = results
+    assert result.error is not None
+    return type(result.error), str(result.error)

@@ -1,0 +1,173 @@
+"""What the controller decides of brokers, producer ids and features."""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from moldau.controller.brokers import (
+    allocate_producer_ids,
+    fence_broker,
+    heartbeat,
+    register_broker,
+    unregister_broker,
+    update_features,
+)
+from moldau.controller.requests import (
+    Heartbeat,
+    NewTopic,
+    Registration,
+)
+from moldau.errors import (
+    BrokerIdNotRegisteredError,
+    DuplicateBrokerRegistrationError,
+    InconsistentClusterIdError,
+    InvalidRegistrationError,
+    InvalidRequestError,
+    StaleBrokerEpochError,
+    UnsupportedVersionError,
+)
+from moldau.metadata.image import (
+    Endpoint,
+)
+from moldau.metadata.records import TopicRecord
+from support.decided_cluster import Cluster
+
+
+def test_a_brokers_epoch_is_the_offset_of_its_registration() -> None:
+    cluster = Cluster(brokers=())
+    cluster.state.apply([TopicRecord(name="x", topic_id=UUID(int=9))], 1)
+    assert cluster.register(1) == 1
+    assert cluster.state.image.brokers[1].epoch == 1
+    assert cluster.register(1) == 2, "a new incarnation gets a new epoch"
+
+
+def test_the_same_incarnation_keeps_its_epoch() -> None:
+    cluster = Cluster(brokers=())
+    broker = Registration(1, UUID(int=5), [Endpoint("P", "h", 1)])
+    for _ in range(2):
+        assert cluster.register_as(broker) == 0
+    cluster.unfence(1)
+    cluster.register_as(broker)
+    assert cluster.state.image.brokers[1].is_active, "and stays what it was"
+
+
+def test_a_broker_leads_nothing_from_its_registration_to_its_first_heartbeats() -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", assignment={0: [1, 2], 1: [2, 1]}))
+    epoch = cluster.state.image.brokers[1].epoch
+    cluster.register(1, previous_epoch=epoch)
+    [first, second] = cluster.state.image.topics["a"].partitions
+    assert (first.leader, first.leader_epoch, first.in_sync) == (2, 1, (2,))
+    assert (second.leader, second.leader_epoch, second.in_sync) == (2, 0, (2,))
+    broker = cluster.state.image.brokers[1]
+    behind = Heartbeat(1, broker.epoch, broker.epoch - 1)
+    reply = cluster._do(heartbeat(cluster.state, cluster.settings, behind, cluster.sessions))
+    assert (reply.is_caught_up, reply.is_fenced) == (False, True)
+    cluster.unfence(1)
+    assert cluster.state.image.brokers[1].is_active
+
+
+def test_a_broker_that_wants_to_be_fenced_is() -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", assignment={0: [1, 2]}))
+    epoch = cluster.state.image.brokers[1].epoch
+    for _ in range(2):
+        beat = Heartbeat(1, epoch, 99, wants_fence=True)
+        reply = cluster._do(heartbeat(cluster.state, cluster.settings, beat, cluster.sessions))
+        assert reply.is_fenced
+        assert cluster.state.image.topics["a"].partitions[0].leader == 2
+    assert cluster.last_records == []
+
+
+def test_a_fenced_broker_is_taken_in_only_when_it_knows_that_it_was_fenced() -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", assignment={0: [1, 2]}))
+    broker = cluster.state.image.brokers[1]
+    before = cluster.state.image.offset
+    cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch))
+    last = cluster.state.image.offset
+    for offset, fenced in ((before, True), (last - 1, True), (last, False)):
+        beat = Heartbeat(1, broker.epoch, offset)
+        reply = cluster._do(heartbeat(cluster.state, cluster.settings, beat, cluster.sessions))
+        assert (reply.is_fenced, reply.is_caught_up) == (fenced, not fenced)
+    again = cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch + 1))
+    assert again
+    assert cluster.state.image.brokers[1].is_active, "another life was meant"
+
+
+def test_only_a_known_life_of_a_broker_is_listened_to() -> None:
+    cluster = Cluster()
+    epoch = cluster.state.image.brokers[1].epoch
+    for broker_id, broker_epoch, error in (
+        (1, epoch - 1, StaleBrokerEpochError),
+        (1, epoch + 1, StaleBrokerEpochError),
+        (9, epoch, BrokerIdNotRegisteredError),
+    ):
+        with pytest.raises(error):
+            heartbeat(
+                cluster.state, cluster.settings, Heartbeat(broker_id, broker_epoch, 9), cluster.sessions
+            )
+        with pytest.raises(error):
+            allocate_producer_ids(cluster.state, broker_id, broker_epoch)
+
+
+def test_a_living_broker_is_not_replaced_by_one_from_elsewhere() -> None:
+    cluster = Cluster(brokers=())
+    epoch = cluster.register(1)
+    cluster.sessions.begin(1, epoch, 0)
+    cluster.sessions.heard(Heartbeat(1, epoch, 0), 10)
+    for endpoint in (Endpoint("P", "h", 9092), Endpoint("P", "other", 9092)):
+        twin = Registration(1, UUID(int=9), [endpoint])
+        with pytest.raises(DuplicateBrokerRegistrationError, match="h:9092"):
+            register_broker(cluster.state, cluster.settings, twin, cluster.sessions, 3_009)
+        assert register_broker(cluster.state, cluster.settings, twin, cluster.sessions, 3_010).reply
+
+
+def test_registrations_that_cannot_be_are_refused_with_what_to_do() -> None:
+    cluster = Cluster()
+    cluster.state.image = replace(cluster.state.image, cluster_id="ours")
+    cluster._do(update_features(cluster.state, {"metadata.version": 30}))
+    good = Registration(2, UUID(int=9), [Endpoint("P", "h", 9)], cluster_id="ours")
+    for changes, error, advice in (
+        ({"cluster_id": "theirs"}, InconsistentClusterIdError, "empty data.dir"),
+        ({"endpoints": []}, InvalidRegistrationError, "endpoint"),
+        ({"endpoints": [Endpoint("P", "", 9)]}, InvalidRegistrationError, "reach it: ':9'"),
+        ({"endpoints": [Endpoint("P", "h", 0)]}, InvalidRegistrationError, "reach it: 'h:0'"),
+        ({"endpoints": [Endpoint("P", "h", 65536)]}, InvalidRegistrationError, "reach it: 'h:65536'"),
+        ({"broker_id": -1}, InvalidRegistrationError, "negative"),
+        ({"features": {"metadata.version": (1, 29)}}, UnsupportedVersionError, "version of Moldau"),
+        ({"features": {}}, UnsupportedVersionError, "version of Moldau"),
+    ):
+        broker = replace(good, **changes)
+        with pytest.raises(error, match=advice):
+            register_broker(cluster.state, cluster.settings, broker, cluster.sessions, 0)
+    assert cluster.register_as(good) > 0
+
+
+def test_an_unregistered_broker_is_in_sync_nowhere_and_not_listed() -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", assignment={0: [1, 2]}))
+    assert cluster._do(unregister_broker(cluster.state, cluster.settings, 1))
+    [partition] = cluster.state.image.topics["a"].partitions
+    assert (partition.leader, partition.in_sync, partition.replicas) == (2, (2,), (1, 2))
+    assert list(cluster.state.image.brokers) == [2]
+    with pytest.raises(BrokerIdNotRegisteredError):
+        unregister_broker(cluster.state, cluster.settings, 1)
+
+
+def test_no_producer_id_is_given_twice() -> None:
+    cluster = Cluster()
+    epoch = cluster.state.image.brokers[1].epoch
+    blocks = [cluster._do(allocate_producer_ids(cluster.state, 1, epoch)) for _ in range(3)]
+    assert blocks == [range(1000), range(1000, 2000), range(2000, 3000)]
+
+
+def test_features_are_finalized_only_at_levels_that_are_supported() -> None:
+    cluster = Cluster()
+    cluster._do(update_features(cluster.state, {"metadata.version": 30}))
+    assert cluster.state.image.features == {"metadata.version": 30}
+    assert update_features(cluster.state, {"metadata.version": 30}).records == []
+    for name, level in (("metadata.version", 31), ("metadata.version", 0), ("no.such", 1), ("no.such", 0)):
+        with pytest.raises(InvalidRequestError):
+            update_features(cluster.state, {name: level})

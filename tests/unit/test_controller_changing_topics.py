@@ -1,0 +1,137 @@
+"""What the controller decides of topics that are there: they go, or get more partitions."""
+
+from uuid import UUID
+
+import pytest
+
+from moldau.controller.requests import (
+    MorePartitions,
+    NewTopic,
+    TopicRef,
+    TopicResult,
+)
+from moldau.errors import (
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidRequestError,
+    MoldauError,
+    TopicDeletionDisabledError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from support.decided_cluster import Cluster, error_of
+
+
+def test_topics_are_deleted_by_name_and_by_id() -> None:
+    cluster = Cluster()
+    a, b = cluster.create(NewTopic("a", 1, 1), NewTopic("b", 1, 1))
+    assert cluster.delete(TopicRef("a"), TopicRef(topic_id=b.topic_id)) == [
+        TopicResult("a", a.topic_id),
+        TopicResult("b", b.topic_id),
+    ]
+    assert not cluster.state.image.topics
+
+
+@pytest.mark.parametrize(
+    ("ref", "kind"),
+    [
+        (TopicRef("no"), UnknownTopicOrPartitionError),
+        (TopicRef(topic_id=UUID(int=99)), UnknownTopicIdError),
+        (TopicRef(), InvalidRequestError),
+        (TopicRef(topic_id=UUID(int=0)), InvalidRequestError),
+        (TopicRef("a", UUID(int=99)), InvalidRequestError),
+    ],
+)
+def test_a_topic_that_is_not_there_cannot_be_deleted(ref: TopicRef, kind: type[MoldauError]) -> None:
+    assert error_of(Cluster().delete(ref))[0] is kind
+
+
+def test_a_topic_named_twice_is_not_deleted() -> None:
+    cluster = Cluster()
+    [a] = cluster.create(NewTopic("a", 1, 1))
+    by_name, by_id = cluster.delete(TopicRef("a"), TopicRef(topic_id=a.topic_id))
+    assert isinstance(by_name.error, InvalidRequestError)
+    assert isinstance(by_id.error, InvalidRequestError)
+    assert "a" in cluster.state.image.topics
+
+
+def test_deletion_can_be_switched_off() -> None:
+    cluster = Cluster(settings=EffectiveSettings(BrokerSettings(node_id=1, delete_topic_enable=False)))
+    cluster.create(NewTopic("a", 1, 1))
+    with pytest.raises(TopicDeletionDisabledError):
+        cluster.delete(TopicRef("a"))
+
+
+def test_partitions_are_added_behind_those_that_are_there() -> None:
+    cluster = Cluster()
+    cluster.create(NewTopic("a", 1, 1))
+    [result] = cluster.more(MorePartitions("a", 3))
+    assert result.error is None
+    assert [at.index for at in cluster.state.image.topics["a"].partitions] == [0, 1, 2]
+    cluster.more(MorePartitions("a", 5), validate_only=True)
+    assert len(cluster.state.image.topics["a"].partitions) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (
+            MorePartitions("no", 3),
+            UnknownTopicOrPartitionError,
+            "This server does not host this topic-partition.",
+        ),
+        (MorePartitions("a", 2), InvalidPartitionsError, "Topic already has 2 partition(s)."),
+        (
+            MorePartitions("a", 1),
+            InvalidPartitionsError,
+            "The topic a currently has 2 partition(s); 1 would not be an increase.",
+        ),
+        (
+            MorePartitions("a", 10_001),
+            InvalidPartitionsError,
+            "A topic cannot have more than 10000 partitions.",
+        ),
+        (
+            MorePartitions("a", 4, [[1]]),
+            InvalidReplicaAssignmentError,
+            "Attempted to add 2 additional partition(s), but only 1 assignment(s) were specified.",
+        ),
+        (
+            MorePartitions("a", 3, [[7]]),
+            InvalidReplicaAssignmentError,
+            "The manual partition assignment includes broker 7, but no such broker is registered.",
+        ),
+        (
+            MorePartitions("a", 3, [[1, 2]]),
+            InvalidReplicaAssignmentError,
+            (
+                "The manual partition assignment includes a partition with 2 replica(s), but this is not "
+                "consistent with previous partitions, which have 1 replica(s)."
+            ),
+        ),
+    ],
+)
+def test_partitions_that_cannot_be_added_are_refused(
+    change: MorePartitions, kind: type[MoldauError], message: str
+) -> None:
+    cluster = Cluster(brokers=(1, 2))
+    cluster.create(NewTopic("a", 2, 1))
+    assert error_of(cluster.more(change)) == (kind, message)
+    assert cluster.last_records == []
+
+
+def test_the_topic_of_groups_keeps_its_partitions() -> None:
+    cluster = Cluster()
+    cluster.create(NewTopic("__consumer_offsets", 2, 1))
+    [result] = cluster.more(MorePartitions("__consumer_offsets", 3))
+    assert isinstance(result.error, InvalidPartitionsError)
+
+
+def test_a_topic_given_twice_gets_no_partitions() -> None:
+    cluster = Cluster()
+    cluster.create(NewTopic("a", 1, 1))
+    results = cluster.more(MorePartitions("a", 2), MorePartitions("a", 3))
+    assert [type(result.error) for result in results] == [InvalidRequestError, InvalidRequestError]
+    assert cluster.last_records == []
