@@ -22,8 +22,9 @@ TROUBLE = (
     "leads the quorum",
     "quorum leader",
     "cannot be fetched from",
+    "cannot be written for now",
 )
-"""What nodes write of elections, shrinking sets and lost leaders."""
+"""What nodes write of elections, shrinking sets, lost leaders and full disks."""
 
 
 class Load:
@@ -79,7 +80,8 @@ class Load:
 
 
 def test_full_load_costs_nobody_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ServedCluster(tmp_path) as cluster:
+    # Written at 200 MB/s, a disk would be full before retention first looks by default.
+    with ServedCluster(tmp_path, settings={"log.retention.check.interval.ms": "5000"}) as cluster:
         cluster.create_topic(
             "load", partitions=PARTITIONS, retention_bytes="50000000", segment_bytes="20000000"
         )
