@@ -102,7 +102,7 @@ class TopicAdmin(GroupWorker):
         self._topics: list[str] = []
 
     async def _work(self, cluster: WitnessedCluster) -> None:
-        draw, admin = self._random, Admin(cluster)
+        draw = self._random
         is_creation = not self._topics or draw.random() < 0.6
         if is_creation:
             self._created += 1
@@ -113,10 +113,10 @@ class TopicAdmin(GroupWorker):
         self._history.topic_changes.append(change)
         self._history.operations += 1
         if is_creation:
-            await admin.create_topic(topic, 1, self._replication)
+            await create_once(cluster, topic, self._replication)
             self._topics.append(topic)
         else:
-            await admin.delete_topic(topic)
+            await Admin(cluster).delete_topic(topic)
         change.is_acknowledged = True
         self.made += 1
         await self._pause(1.5)
@@ -208,6 +208,21 @@ async def reassign(cluster: WitnessedCluster, wanted: Mapping[Partition, Sequenc
     for topic in answer.responses:
         for each in topic.partitions:
             _check(each.error_code)
+
+
+async def create_once(cluster: WitnessedCluster, topic: str, replication: int) -> None:
+    """Tried a single time: an attempt that was given up for another may still arrive when the topic is deleted again,
+    and nobody could tell it from a new wish."""
+    wanted = {
+        "name": topic,
+        "num_partitions": 1,
+        "replication_factor": replication,
+        "assignments": [],
+        "configs": [],
+    }
+    tree = {"topics": [wanted], "timeout": REQUEST_TIMEOUT_MS, "validate_only": False}
+    answer = await cluster.call(None, ApiKey.CREATE_TOPICS, tree)
+    _check(answer.topics[0].error_code)
 
 
 async def elect_preferred(cluster: WitnessedCluster, partitions: Sequence[Partition]) -> None:
