@@ -8,8 +8,9 @@ from moldau.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     OffsetNotAvailableError,
+    OffsetOutOfRangeError,
 )
-from moldau.partitions.partition import Fetched
+from moldau.partitions.partition import Diverged, Fetched
 from support.replicas import TOPIC_ID, Replicas
 from support.replication_stories import run
 
@@ -126,6 +127,53 @@ def test_without_a_lease_a_leader_promises_nothing_and_shows_what_is_committed()
             both[1].check_lease()
         assert await both.seen(1) == ["a"]
         assert isinstance(await both.ask(2), Fetched), "followers are served as well"
+
+    run(main())
+
+
+def test_without_a_lease_a_leader_takes_nothing_that_it_has_not_for_lost() -> None:
+    """A consumer that has come further with a newer leader, and asks the former one, would begin anew."""
+
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        await both.replicate(2, times=2)
+        await both.produce(1, b"b")
+        with pytest.raises(OffsetOutOfRangeError):
+            await both[1].read(7, 1000)
+        with pytest.raises(Diverged):
+            await both[1].read(7, 1000, last_fetched_epoch=0)
+        with pytest.raises(OffsetOutOfRangeError):
+            await both[1].read(1, 1000, last_fetched_epoch=1)
+        assert both[1].end_of_epoch(1) == (-1, -1)
+        assert both[1].end_of_epoch(0) == (0, 2)
+        both.leases[1].valid = False
+        for last_fetched_epoch in (-1, 0, 1):
+            with pytest.raises(NotLeaderError):
+                await both[1].read(7, 1000, last_fetched_epoch=last_fetched_epoch)
+        with pytest.raises(NotLeaderError):
+            await both[1].read(1, 1000, last_fetched_epoch=1)
+        with pytest.raises(NotLeaderError):
+            both[1].end_of_epoch(1)
+        with pytest.raises(NotLeaderError):
+            both[1].end_of_epoch(0)
+        assert await both.seen(1) == ["a"]
+
+    run(main())
+
+
+def test_without_a_lease_a_leader_tells_what_is_committed_of_former_epochs() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        await both.replicate(2, times=2)
+        both.elects(2)
+        await both.tell()
+        await both.replicate(1, times=2)
+        both.leases[2].valid = False
+        assert both[2].end_of_epoch(0) == (0, 1)
 
     run(main())
 

@@ -207,7 +207,13 @@ class Partition(Replica):
         role = self._role(known_epoch) if from_follower else self.leader(known_epoch)
         if isinstance(role, FollowerState):
             self._check_has_come_to(role, offset, last_fetched_epoch)
-        self._check_position(offset, last_fetched_epoch)
+        try:
+            self._check_position(offset, last_fetched_epoch)
+        except (Diverged, OffsetOutOfRangeError):
+            if isinstance(role, LeaderState):
+                # Another may have gone on from here since: records that this one has not are not lost.
+                self.check_lease()
+            raise
         log_ = self.log
         high_watermark, stable = role.high_watermark, self.last_stable_offset
         below = self.visible_end(committed_only=committed_only)
@@ -277,6 +283,15 @@ class Partition(Replica):
                 f"offset {offset} is not within {log_.start_offset} to {log_.end_offset} of {self.name}",
                 log_.start_offset,
             )
+
+    def end_of_epoch(self, epoch: int, known_epoch: int = NO_EPOCH) -> LogEnd:
+        """The newest epoch up to `epoch` that there are records of (-1: none), and where they end. Raises as `leader`
+        does; as does a leader without a lease of what may have gone on, or ended sooner, elsewhere."""
+        leader = self.leader(known_epoch)
+        found = LogEnd(*self.log.epochs.epoch_end(epoch, self.log.end_offset))
+        if found.epoch < epoch or found.offset > leader.high_watermark:
+            self.check_lease()
+        return found
 
     def log_end(self) -> LogEnd:
         """The newest epoch and the end of this replica's log, whatever its role."""

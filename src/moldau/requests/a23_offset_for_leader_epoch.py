@@ -44,8 +44,7 @@ def _end_of_epoch(broker: Broker, topic: str, asked: Any, of_any_replica: bool) 
         if of_any_replica and asked.leader_epoch == NEWEST_EPOCH:
             epoch, end_offset = partition.log_end()
         else:
-            partition.leader(asked.current_leader_epoch)
-            epoch, end_offset = partition.log.epochs.epoch_end(asked.leader_epoch, partition.log.end_offset)
+            epoch, end_offset = partition.end_of_epoch(asked.leader_epoch, asked.current_leader_epoch)
     except MoldauError as error:
         code = error_code(error)
     return {"error_code": code, "partition": asked.partition, "leader_epoch": epoch, "end_offset": end_offset}
