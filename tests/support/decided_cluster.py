@@ -1,13 +1,11 @@
-"""A controller whose decisions take effect at once."""
+"""A controller whose brokers come by their own requests (registration, heartbeats), and whose decisions take effect at
+once. `controlled.py` has one that is put together from records, for what becomes of partitions."""
 
 import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from moldau.controller.brokers import (
-    heartbeat,
-    register_broker,
-)
+from moldau.controller.brokers import heartbeat, register_broker
 from moldau.controller.configs import alter_configs
 from moldau.controller.ids import new_id
 from moldau.controller.liveness import Sessions
@@ -24,25 +22,15 @@ from moldau.controller.requests import (
 from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
 from moldau.decisions import Decision
-from moldau.errors import (
-    MoldauError,
-)
-from moldau.metadata.image import (
-    EMPTY_IMAGE,
-    TOPIC_RESOURCE,
-    ConfigResource,
-    Endpoint,
-)
+from moldau.errors import MoldauError
+from moldau.metadata.image import EMPTY_IMAGE, TOPIC_RESOURCE, ConfigResource, Endpoint
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 
 T = TypeVar("T")
 
-
 SETTINGS = EffectiveSettings(BrokerSettings(node_id=1))
-
-
 ORDERS = ConfigResource(TOPIC_RESOURCE, "orders")
 
 

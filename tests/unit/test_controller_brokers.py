@@ -13,11 +13,7 @@ from moldau.controller.brokers import (
     unregister_broker,
     update_features,
 )
-from moldau.controller.requests import (
-    Heartbeat,
-    NewTopic,
-    Registration,
-)
+from moldau.controller.requests import Heartbeat, NewTopic, Registration
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
@@ -27,9 +23,7 @@ from moldau.errors import (
     StaleBrokerEpochError,
     UnsupportedVersionError,
 )
-from moldau.metadata.image import (
-    Endpoint,
-)
+from moldau.metadata.image import Endpoint
 from moldau.metadata.records import TopicRecord
 from support.decided_cluster import Cluster
 

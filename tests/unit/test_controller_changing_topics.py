@@ -4,12 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.controller.requests import (
-    MorePartitions,
-    NewTopic,
-    TopicRef,
-    TopicResult,
-)
+from moldau.controller.requests import MorePartitions, NewTopic, TopicRef, TopicResult
 from moldau.errors import (
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,

@@ -4,11 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from moldau.controller.requests import (
-    ConfigChange,
-    ConfigOperation,
-    NewTopic,
-)
+from moldau.controller.requests import ConfigChange, ConfigOperation, NewTopic
 from moldau.errors import (
     InvalidConfigError,
     InvalidRequestError,
@@ -16,11 +12,7 @@ from moldau.errors import (
     MoldauError,
     UnknownTopicOrPartitionError,
 )
-from moldau.metadata.image import (
-    BROKER_RESOURCE,
-    TOPIC_RESOURCE,
-    ConfigResource,
-)
+from moldau.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource
 from support.decided_cluster import ORDERS, Cluster
 
 

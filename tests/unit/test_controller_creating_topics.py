@@ -5,10 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from moldau.controller.ids import new_id
-from moldau.controller.requests import (
-    NewTopic,
-    TopicRef,
-)
+from moldau.controller.requests import NewTopic, TopicRef
 from moldau.errors import (
     InvalidConfigError,
     InvalidPartitionsError,

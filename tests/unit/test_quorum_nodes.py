@@ -4,25 +4,10 @@ import asyncio
 
 import pytest
 
-from moldau.errors import (
-    NotControllerError,
-    StorageError,
-)
-from moldau.quorum.messages import (
-    SnapshotId,
-)
+from moldau.errors import NotControllerError, StorageError
+from moldau.quorum.messages import SnapshotId
 from support.control_plane import TestLog
-from support.quorum_nodes import (
-    FAST,
-    QuorumNode,
-    Wires,
-    leader_of,
-    others,
-    run,
-    started,
-    stop,
-    until,
-)
+from support.quorum_nodes import FAST, QuorumNode, Wires, leader_of, others, run, started, stop, until
 
 
 def test_three_nodes_elect_one_and_agree_on_what_it_appends() -> None:

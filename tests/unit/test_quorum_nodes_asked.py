@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-from moldau.errors import (
-    InvalidVoterKeyError,
-    NotControllerError,
-    StorageError,
-)
+from moldau.errors import InvalidVoterKeyError, NotControllerError, StorageError
 from moldau.quorum.events import Election
 from moldau.quorum.messages import (
     BeginEpochRequest,
@@ -19,17 +15,7 @@ from moldau.quorum.messages import (
     ReplicaKey,
     VoteRequest,
 )
-from support.quorum_nodes import (
-    QuorumNode,
-    Wires,
-    directory_of,
-    leader_of,
-    others,
-    run,
-    started,
-    stop,
-    until,
-)
+from support.quorum_nodes import QuorumNode, Wires, directory_of, leader_of, others, run, started, stop, until
 
 
 def test_an_answer_to_a_vote_of_a_former_epoch_counts_for_nothing() -> None:

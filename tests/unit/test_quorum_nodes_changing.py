@@ -2,12 +2,7 @@
 
 import pytest
 
-from moldau.errors import (
-    DuplicateVoterError,
-    InvalidRequestError,
-    RequestTimedOutError,
-    VoterNotFoundError,
-)
+from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
 from moldau.quorum.driver import Quorum
 from moldau.quorum.messages import (
     LogEnd,

@@ -271,6 +271,7 @@ class _Recovery:
                     raise CorruptRecordError(
                         f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
                     )
+                # First of all: it refuses an offset that cannot be, and what was expected is then still what was.
                 segment.note(batch, position)
                 before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch
