@@ -36,7 +36,8 @@ def fill(where: Path, leave: int) -> Path:
     """Takes the space of a disk but for `leave` bytes, as another process would."""
     ballast = where / "ballast"
     space = os.statvfs(where)
-    with ballast.open("wb") as file:
+    with ballast.open("wb", buffering=0) as file:
+        # One write, and a short one will do: the node may have taken some of the room since it was measured.
         file.write(bytes(max(0, space.f_bavail * space.f_frsize - leave)))
     return ballast
 
