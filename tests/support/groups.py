@@ -108,7 +108,8 @@ class Groups:
     def forget(self, *topics: TopicKey) -> list[Sequence[GroupRecord]]:
         """What each decision writes when these topics are deleted."""
         written = []
-        while (decision := self.state.forget_topics(self.now, topics)) is not None:
+        deleted = dict.fromkeys(topics, self.now.wall_ms)
+        while (decision := self.state.forget_topics(self.now, deleted)) is not None:
             written.append(self.run(decision))
         return written
 

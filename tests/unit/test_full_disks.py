@@ -224,3 +224,38 @@ def test_where_all_disks_are_full_leadership_stays_until_one_has_room() -> None:
             await commit(nodes[1], b"b")
 
     run(test())
+
+
+def test_what_retention_may_take_goes_at_once_when_the_disk_is_full_and_the_round_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        controller = Controller((1,), retention_bytes="0", segment_bytes="1024")
+        node = Node(1, controller, DirectPeers())
+        await node.start()
+        rounds, retention = 0, node.housekeeping._apply_retention
+
+        async def counted() -> None:
+            nonlocal rounds
+            rounds += 1
+            await retention()
+
+        monkeypatch.setattr(node.housekeeping, "_apply_retention", counted)
+        for expected in (1, 2):
+            for _ in range(4):
+                await commit(node, b"x" * 600)
+            await node.partition.log.settle()
+            node.fill_disk()
+            with pytest.raises(StorageError):
+                await commit(node, b"does not fit" * 100)
+            start_offset = node.partition.log.start_offset
+            for _ in range(3):
+                await node.housekeeping.room_round()
+            assert rounds == expected
+            assert node.partition.log.start_offset > start_offset
+            node.empty_disk()
+            await node.housekeeping.room_round()
+        await node.close()
+        await controller.settled()
+
+    run(test())

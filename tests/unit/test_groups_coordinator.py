@@ -370,6 +370,33 @@ def test_a_topic_deleted_while_groups_are_loaded_is_forgotten_too(
     asyncio.run(scene())
 
 
+def test_a_topic_made_anew_keeps_its_commits_though_the_old_one_is_forgotten_in_a_later_epoch(
+    on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        async with Broker(topics=["orders"], settings=on_files) as broker:
+            parts = broker.node.broker
+            groups = parts.groups
+            await groups.ensure_topic()
+            now_ms = groups._clock.wall_ms()
+            monkeypatch.setattr(groups._clock, "wall_ms", lambda: now_ms)
+            await groups.commit(commit_of("g", "orders", 5, 5))
+            with monkeypatch.context() as too_few_in_sync:
+                too_few_in_sync.setattr(Shard, "_forget_deleted", lambda shard: None)
+                await parts.controller.delete_topics([TopicRef("orders")])
+                await parts.controller.create_topics([NewTopic("orders", 1)])
+            now_ms += 1
+            await groups.commit(commit_of("g", "orders", 7))
+            now_ms += 1
+            index = partition_for("g", len(groups._shards))
+            groups._shards[index].leader_epoch -= 1
+            groups._follow(groups._image.topics[OFFSETS_TOPIC].partitions[index])
+            await loaded(groups)
+            assert await committed(groups, "g") == {("orders", 0): 7}
+
+    asyncio.run(scene())
+
+
 def test_expired_offsets_are_forgotten_by_themselves() -> None:
     async def scene() -> None:
         settings = {"offsets.retention.check.interval.ms": "5"}

@@ -653,6 +653,29 @@ def test_what_could_not_be_forgotten_is_tried_again() -> None:
     on_stage(scene)
 
 
+def test_what_is_committed_of_a_topic_made_anew_is_not_forgotten_with_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ms = 1_000
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda _: now_ms)
+
+    async def scene(stage: Stage) -> None:
+        nonlocal now_ms
+        await stage.commit(5, group_id="old")
+        stage.log.append_error = StorageError("disk full")
+        stage.shard.forget([("orders", None)])
+        await turns()
+        stage.log.append_error = None
+        now_ms += 1
+        await stage.commit(7, group_id="new")
+        stage.shard.upkeep()
+        await turns()
+        assert [await stage.offsets(group_id) for group_id in ("old", "new")] == [[], [7]]
+        assert not stage.shard.deleted_topics
+
+    on_stage(scene)
+
+
 def test_two_topics_of_one_name_that_are_no_more_are_both_forgotten() -> None:
     async def scene(stage: Stage) -> None:
         first, second, third = (UUID(int=number) for number in (1, 2, 3))

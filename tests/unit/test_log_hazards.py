@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from moldau.errors import MoldauError, StorageError
+from moldau.errors import CorruptRecordError, MoldauError, StorageError
+from moldau.logs.files.cleaner import Cleaner
 from moldau.logs.files.log import FilesLog
+from moldau.logs.files.segment import Segment
 from moldau.logs.files.store import FilesStore
 from moldau.records.batch import split
 from moldau.settings.topic import TopicSettings
@@ -187,8 +189,110 @@ def test_a_log_is_deleted_on_a_full_disk_and_its_name_is_free() -> None:
         await log.advance_start(7)
         disk.inject("append", "*checkpoint*", error=errno.ENOSPC, times=3)
         await store.remove(NAME)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="cannot create"):
+                await store.open(NAME, OTHER_TOPIC_ID, SMALL)
         log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
         assert (log.start_offset, log.end_offset) == (0, 0)
+
+    run(body)
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_log_made_anew_is_not_taken_for_the_one_that_was_deleted_on_a_full_disk(aside: bool) -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        store, log = await open_store(disk)
+        for _ in range(10):
+            await append(log, b"v" * 900)
+        await made_durable(log)
+        await log.advance_start(7)
+        disk.inject("append", "*checkpoint*", error=errno.ENOSPC)
+        await (store.set_aside(NAME) if aside else store.remove(NAME))
+        log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
+        await append(log, b"first of its own")
+        await made_durable(log)
+        store = FilesStore(disk.kill(), "data", SystemClock())
+        await store.start()
+        log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
+        assert await values_of(log) == [b"first of its own"]
+
+    run(body)
+
+
+def test_a_new_log_writes_no_checkpoint_of_others() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        store, log = await open_store(disk)
+        log.saved_high_watermark = 3
+        disk.inject("append", "*checkpoint*", times=None)
+        await store.open(NAME._replace(partition=1), TOPIC_ID, SMALL)
+
+    run(body)
+
+
+def test_a_high_watermark_is_not_that_of_records_written_where_a_crash_has_taken_others() -> None:
+    """With write.caching records are committed before they are on disk."""
+
+    async def body() -> None:
+        settings = TopicSettings(write_caching=True)
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        store, log = await open_store(disk, settings)
+        first = await append(log, b"a")
+        await append(log, b"b")
+        log.saved_high_watermark = 2
+        await store.save_high_watermarks()
+
+        def lose_the_second(data: bytearray) -> None:
+            del data[first.size :]
+
+        await rewrite(disk, SEGMENT, lose_the_second)
+        disk = disk.kill()
+        _, log = await open_store(disk, settings)
+        assert log.end_offset == 1
+        await append(log, b"not committed")
+        _, log = await open_store(disk.kill(), settings)
+        assert (log.saved_high_watermark, log.end_offset) == (1, 2)
+
+    run(body)
+
+
+@pytest.mark.parametrize("keys", [1, 8])
+@pytest.mark.parametrize("group", [0, 1, 2])
+@pytest.mark.parametrize("when", ["before", "meanwhile", "after"])
+def test_a_segment_that_a_truncation_opens_again_is_not_compacted_away(
+    when: str, group: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        _, log = await open_store(disk, COMPACTED)
+        for number in range(8):
+            await append(log, b"%d" % number * 300, keys=[b"key %d" % (number % keys)])
+        await made_durable(log)
+        clean, cleaned = Cleaner.clean, 0
+
+        async def truncated(cleaner: Cleaner, segments: list[Segment]) -> Segment | None:
+            nonlocal cleaned
+            cleaned += 1
+            if cleaned != group + 1:
+                return await clean(cleaner, segments)
+            found = await clean(cleaner, segments) if when == "after" else None
+            await log.truncate_to(5)
+            if when == "meanwhile":
+                raise CorruptRecordError("what was read is cut off")
+            return found if when == "after" else await clean(cleaner, segments)
+
+        monkeypatch.setattr(Cleaner, "clean", truncated)
+        assert not await log.compact(2000, log.end_offset)
+        assert log.end_offset == 5
+        await append(log, b"new", keys=[b"another"])
+        await made_durable(log)
+        expected = await values_of(log)
+        assert expected[-1] == b"new"
+        assert log._checkpoints.cleaned_offsets.get(NAME) <= 5
+        assert not any(name.endswith(".cleaned") for name, _ in disk.volume.files())
+        _, log = await open_store(disk.kill(), COMPACTED)
+        assert await values_of(log) == expected
 
     run(body)
 
@@ -408,6 +512,23 @@ def test_a_crash_during_truncation_leaves_no_epoch_without_its_records(power_cut
             if is_through:
                 return
         raise AssertionError("it never came to its end")
+
+    run(body)
+
+
+def test_a_cut_that_is_made_at_the_second_attempt_is_not_taken_for_lost_records() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        _, log = await open_store(disk)
+        for number in range(4):
+            await append(log, b"%d" % number * 600)
+        await made_durable(log)
+        disk.inject("append", "*recovery-point*", error=errno.ENOSPC)
+        with pytest.raises(StorageError):
+            await log.truncate_to(1)
+        await log.truncate_to(1)
+        _, log = await open_store(disk.kill())
+        assert log.end_offset == 1
 
     run(body)
 

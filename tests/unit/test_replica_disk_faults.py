@@ -228,3 +228,38 @@ def test_a_log_with_records_of_an_epoch_that_never_was_is_offline_and_says_why()
         assert "epoch 1048579" in told[0]
 
     run(body)
+
+
+def test_who_comes_between_a_failure_and_the_end_of_a_sync_does_not_wait_for_ever() -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=DiskSettings(sync_ms_min=5, sync_ms_max=5))
+        partition = await opened(disk)
+        await partition.take_role(PartitionImage(0, (SELF,), (SELF,), SELF, 0, 0))
+        await partition.append([batch_at(0, [b"a"])])
+        assert partition._syncing.is_running
+        disk.inject("append", "*.log", error=errno.EIO)
+        with pytest.raises(StorageError):
+            await partition.append([batch_at(0, [b"b"])])
+        assert partition._syncing.is_running
+        with pytest.raises(StorageError):
+            await partition.delete_records(-1)
+
+    run(body)
+
+
+def test_a_follower_that_closes_tells_who_waits_for_a_sync_that_fails() -> None:
+    async def body() -> None:
+        follower = Follower()
+        partition = await opened(follower.disk)
+        await partition.take_role(image(LEADER, 0))
+        await follower.take(partition, 0, committed=1)
+        moving = asyncio.ensure_future(follower.take(partition, 0, committed=1, start=1))
+        await asyncio.sleep(0)
+        assert partition._lock.locked(), "its start is being moved"
+        closing = asyncio.ensure_future(partition.close())
+        follower.disk.inject("sync", "*.log", error=errno.EIO)
+        with pytest.raises(StorageError):
+            await moving
+        await closing
+
+    run(body)

@@ -5,7 +5,7 @@ by the hash of its id.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from moldau.errors import (
@@ -128,12 +128,12 @@ class GroupCoordinator:
             # Another may have led it in between and written to it: what is loaded is not to be trusted.
             self._let_go(image.index)
         if partition is not None and partition.is_leader:
-            self._take_up(image.index, partition, () if shard is None else shard.deleted_topics)
+            self._take_up(image.index, partition, {} if shard is None else shard.deleted_topics)
 
-    def _take_up(self, index: int, partition: Partition, deleted_topics: Iterable[TopicKey]) -> None:
+    def _take_up(self, index: int, partition: Partition, deleted_topics: Mapping[TopicKey, int]) -> None:
         settings = self._settings.static
         shard = Shard(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
-        shard.forget(deleted_topics)
+        shard.deleted_topics.update(deleted_topics)
         self._shards[index] = shard
         if shard.is_empty and not any(each.partition is partition for each in self._ending):
             shard.serve(GroupsState(self._limits), partition.log.end_offset)

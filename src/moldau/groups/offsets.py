@@ -44,12 +44,14 @@ class Offsets:
     def topics(self) -> Iterable[TopicKey]:
         return self._readers.keys()
 
-    def of_topic(self, key: TopicKey) -> Iterator[tuple[str, int]]:
-        """The groups and partitions with offsets of this topic, and not of another with the same name."""
+    def of_topic(self, key: TopicKey, until_ms: int | None = None) -> Iterator[tuple[str, int]]:
+        """The groups and partitions with offsets of this topic, and not of another with the same name; all of them, or
+        those committed up to a time."""
         topic, topic_id = key
         for group_id in self._readers.get(key, ()):
             for partition, committed in self._groups[group_id][topic].items():
-                if committed.topic_id == topic_id:
+                is_late = until_ms is not None and committed.commit_timestamp_ms > until_ms
+                if committed.topic_id == topic_id and not is_late:
                     yield group_id, partition
 
     def _topics(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:

@@ -85,8 +85,8 @@ class Shard:
         self.bugs = 0
         """Decisions of timers that ended in an exception nobody planned for."""
         self.is_loading = True
-        self.deleted_topics: dict[TopicKey, None] = {}
-        """Topics that are no more, and whose offsets may not all be forgotten yet."""
+        self.deleted_topics: dict[TopicKey, int] = {}
+        """Topics that are no more, and whose offsets may not all be forgotten yet; and since when, in ms."""
         self._clock = clock
         self._commit_timeout_ms = commit_timeout_ms
         self._runtime: DecisionRuntime[GroupsState, GroupRecord] = DecisionRuntime(
@@ -246,7 +246,7 @@ class Shard:
 
     def forget(self, topics: Iterable[TopicKey]) -> None:
         """Topics are deleted: their offsets go as soon as there is a state and a log that takes it."""
-        self.deleted_topics.update(dict.fromkeys(topics))
+        self.deleted_topics.update(dict.fromkeys(topics, self._clock.wall_ms()))
         self._forget_deleted()
 
     def forget_former(self, topics: Mapping[str, TopicImage]) -> None:
@@ -266,13 +266,15 @@ class Shard:
         self._forget_deleted()
 
     def _forget_deleted(self) -> None:
-        topics = tuple(self.deleted_topics)
+        topics = dict(self.deleted_topics)
 
         def forget(state: GroupsState, now: Now) -> GroupDecision | None:
             decision = state.forget_topics(now, topics)
             if decision is None:
-                for each in topics:
-                    self.deleted_topics.pop(each, None)
+                for key, deleted_ms in topics.items():
+                    # It may have been made anew and deleted again since.
+                    if self.deleted_topics.get(key) == deleted_ms:
+                        del self.deleted_topics[key]
             return decision
 
         if topics:

@@ -5,7 +5,7 @@ committed, read, deleted and expired. Offsets, and groups as the log knows them,
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TypeVar
 
@@ -233,13 +233,15 @@ class GroupsState:
         """Topics that there are offsets of."""
         return self._offsets.topics()
 
-    def forget_topics(self, now: Now, topics: Iterable[TopicKey]) -> GroupDecision | None:
-        """Topics are no more. What does not fit into one decision is left for the next call with the same topics;
-        None: nothing is left of them."""
+    def forget_topics(self, now: Now, topics: Mapping[TopicKey, int]) -> GroupDecision | None:
+        """Topics are no more, each since a time in ms. What does not fit into one decision is left for the next call
+        with the same topics; None: nothing is left of them."""
         records: list[GroupRecord] = []
         room = TOMBSTONES_BYTES_MAX
-        for key in topics:
-            for group_id, partition in self._offsets.of_topic(key):
+        for key, deleted_ms in topics.items():
+            # A later commit that does not say which topic it is of may be of another that has the name by now.
+            until_ms = deleted_ms if key[1] is None else None
+            for group_id, partition in self._offsets.of_topic(key, until_ms):
                 records += self.tombstones(group_id, [(key[0], partition)])
                 room -= _tombstone_bytes(group_id)
                 if room <= 0:

@@ -26,6 +26,8 @@ class Housekeeping:
         self._settings = settings
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_full = False
+        """Whether the disk had no room when it was last looked for."""
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -58,6 +60,9 @@ class Housekeeping:
 
     async def retention_round(self) -> None:
         await self._partitions.open_again()
+        await self._apply_retention()
+
+    async def _apply_retention(self) -> None:
         for partition in self._partitions:
             if partition.failure is None:
                 await self._one(partition, partition.apply_retention(self._clock.wall_ms()))
@@ -76,8 +81,16 @@ class Housekeeping:
             log.warning("high watermarks are not saved", why=str(error))
 
     async def room_round(self) -> None:
-        if self._partitions.is_in_trouble and self._partitions.look_for_room():
+        was_full, self._is_full = self._is_full, False
+        if not self._partitions.is_in_trouble:
+            return
+        if self._partitions.look_for_room():
             await self._partitions.open_again(passing_only=True)
+            return
+        self._is_full = True
+        if not was_full:
+            # Once: where nothing can be written, little comes to be due before the next round.
+            await self._apply_retention()
 
     async def _one(self, partition: Partition, work: Awaitable[object]) -> None:
         """A partition in trouble, or one that closes under our hands, must not end the round for the

@@ -440,6 +440,8 @@ class Replica:
     def _sync_failed(self, error: StorageError, for_good: bool) -> None:
         if for_good:
             self.fail(error)
+            # Also where that is nothing new, or the partition is closing: no other sync comes.
+            self._syncing.refuse(error)
         else:
             # It is tried again; but who waits now gets no promise.
             self._refuse_waiting(error)

@@ -52,6 +52,8 @@ class Syncing:
         """Returns when the log is safe below `offset`; raises when that can no longer be promised."""
         self.start()
         if self.safe_offset() < offset:
+            if self._log.failure is not None:
+                raise StorageError(self._log.failure)
             await self._waiting.add(offset)
 
     def moved(self) -> None:

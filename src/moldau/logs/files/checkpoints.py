@@ -83,6 +83,20 @@ class Checkpoints(NamedTuple):
     cleaned_offsets: OffsetCheckpoint
     high_watermarks: OffsetCheckpoint
 
+    async def lower(self, name: LogName, end: int) -> None:
+        """For a log that ends at `end` from now on: what is known of later offsets is not true of the records that come
+        there."""
+        for checkpoint in self:
+            known = checkpoint.get(name)
+            if known > end:
+                checkpoint.set(name, end)
+                try:
+                    await checkpoint.flush()
+                except OSError:
+                    # Or the next attempt would find nothing to write.
+                    checkpoint.set(name, known)
+                    raise
+
 
 def _parse(text: str) -> dict[LogName, int]:
     lines = text.split("\n")

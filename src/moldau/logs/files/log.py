@@ -111,7 +111,8 @@ class FilesLog(SegmentedLog):
             # The batch that the log begins in goes, and with it all that could be read.
             await self._begin_anew(await self._without_records(self.start_offset, end))
             return
-        await self._lower_checkpoints(end)
+        # Before anything goes, or a crash in between would look like acknowledged records lost.
+        await self._checkpoints.lower(self.name, end)
         # Before any record goes: an epoch must not outlive its records, or this log would pass for a newer one.
         # One that a crash leaves with its records is found in them again.
         self._lacks_epochs = True
@@ -160,13 +161,6 @@ class FilesLog(SegmentedLog):
         for epoch, start in EpochHistory.from_text(beginning.epochs):
             self.epochs.assign(epoch, start)
         self.producers.rebuild(beginning.producers, ())
-
-    async def _lower_checkpoints(self, end: int) -> None:
-        """Before anything goes, or a crash in between would look like acknowledged records lost."""
-        for checkpoint in self._checkpoints:
-            if checkpoint.get(self.name) > end:
-                checkpoint.set(self.name, end)
-                await checkpoint.flush()
 
     async def _truncated(self, active: Segment, dropped: list[Segment], end: int) -> None:
         self._active = active
@@ -299,7 +293,7 @@ class FilesLog(SegmentedLog):
         self._check()
         if "compact" not in self.settings.cleanup_policy:
             return False
-        cleaned_offsets = self._checkpoints.cleaned_offsets
+        cleaned_offsets, cuts = self._checkpoints.cleaned_offsets, self._cuts
         closed = [segment for segment in self._segments[:-1] if segment not in self._unsettled]
         cleaner = Cleaner(
             self._disk,
@@ -317,12 +311,17 @@ class FilesLog(SegmentedLog):
                 await self._save_recovery_point()
             for group in cleaner.groups():
                 cleaned = await cleaner.clean(group)
-                if cleaned is not None and not await self._swap(group, cleaned):
+                if cleaned is not None and not await self._swap(group, cleaned, cuts):
                     return False
             async with self._keeping():
+                if self._cuts != cuts:
+                    return False
                 cleaned_offsets.set(self.name, cleaner.end_offset)
                 await cleaned_offsets.flush()
         except CorruptRecordError as error:
+            if self._cuts != cuts:
+                # What was being read is no longer there.
+                return False
             raise StorageError(damage(self._directory, str(error))) from error
         except OSError as error:
             failure = self._fail("compacting", error)
@@ -331,16 +330,16 @@ class FilesLog(SegmentedLog):
             return False
         return True
 
-    async def _swap(self, group: list[Segment], cleaned: Segment) -> bool:
+    async def _swap(self, group: list[Segment], cleaned: Segment, cuts: int) -> bool:
         """Puts the cleaned segment in the place of its group, in steps of which recovery can finish each.
 
-        False if the group is no longer there: it was truncated or deleted meanwhile. Reads under way keep
-        the old files.
+        False if the group is no longer what it was: deleted meanwhile, or the log was truncated, which may have
+        opened a segment of it again for appends. Reads under way keep the old files.
         """
         disk, directory = self._disk, self._directory
         async with self._keeping():
             first = bisect_right(self._bases, group[0].base_offset) - 1
-            if self._segments[first : first + len(group)] != group:
+            if self._cuts != cuts or self._segments[first : first + len(group)] != group:
                 disk.remove(cleaned.path(LOG + CLEANED))
                 return False
             await self._announce_swap(cleaned)

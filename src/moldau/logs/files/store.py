@@ -67,6 +67,8 @@ class FilesStore(LogStore):
         self._logs: dict[LogName, FilesLog] = {}
         self._untouched: set[LogName] = set()
         """Logs that start() found and nobody has opened since: as clean, or as torn, as they were left."""
+        self._half_forgotten: set[LogName] = set()
+        """Logs that are gone, and that the files of checkpoints may still know."""
 
     async def start(self) -> None:
         disk, directory = self._disk, self._directory
@@ -149,6 +151,9 @@ class FilesStore(LogStore):
                     opened, is_new = None, True
             if not self._disk.exists(f"{path}/{PARTITION}") or self._read_topic_id(path) is None:
                 self._check_no_records(path, topic_id)
+                if name in self._half_forgotten:
+                    # After a crash the new log would be taken for its predecessor.
+                    await self._forget_in_files(name)
                 await self._create(path, topic_id)
                 self._found[name] = topic_id
             begun_anew = await finish_beginning_anew(self._disk, path, name, self._checkpoints)
@@ -169,6 +174,11 @@ class FilesStore(LogStore):
             recovery_point=self._checkpoints.recovery_points.get(name),
             start_offset=self._checkpoints.start_offsets.get(name),
         )
+        try:
+            # A crash may have taken records that were committed: with write.caching none of them need be on disk.
+            await self._checkpoints.lower(name, recovered.end_offset)
+        except OSError as error:
+            raise StorageError(f"cannot open the log {name}: {error}") from error
         opened = FilesLog(
             self._disk,
             path,
@@ -241,6 +251,7 @@ class FilesStore(LogStore):
             await opened.abandon()
         topic_id = self._found.pop(name, None) or UUID(int=0)
         self._untouched.discard(name)
+        self._half_forgotten.add(name)
         for checkpoint in self._checkpoints:
             # First of all, or a new log of this name would be taken for this one.
             checkpoint.discard(name)
@@ -248,11 +259,15 @@ class FilesStore(LogStore):
 
     async def _forgotten(self, name: LogName) -> None:
         try:
-            for checkpoint in self._checkpoints:
-                await checkpoint.flush()
+            await self._forget_in_files(name)
         except OSError as error:
-            # The log is gone all the same, and the next start forgets what it was known for.
+            # The log is gone all the same, and what it was known for is forgotten before there is another of its name.
             log.warning("checkpoint is not written", log=str(name), why=str(error))
+
+    async def _forget_in_files(self, name: LogName) -> None:
+        for checkpoint in self._checkpoints:
+            await checkpoint.flush()
+        self._half_forgotten.discard(name)
 
     async def save_high_watermarks(self) -> None:
         try:
