@@ -4,12 +4,14 @@ from uuid import UUID
 
 import pytest
 
+from moldau.controller import topics as topic_decisions
 from moldau.controller.requests import MorePartitions, NewTopic, TopicRef, TopicResult
 from moldau.errors import (
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
     InvalidRequestError,
     MoldauError,
+    PolicyViolationError,
     TopicDeletionDisabledError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
@@ -130,3 +132,23 @@ def test_a_topic_given_twice_gets_no_partitions() -> None:
     results = cluster.more(MorePartitions("a", 2), MorePartitions("a", 3))
     assert [type(result.error) for result in results] == [InvalidRequestError, InvalidRequestError]
     assert cluster.last_records == []
+
+
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_a_request_for_too_many_partitions_is_refused_before_any_is_placed(
+    monkeypatch: pytest.MonkeyPatch, validate_only: bool
+) -> None:
+    cluster = Cluster()
+    cluster.create(NewTopic("a", 1, 1), NewTopic("b", 1, 1))
+    placed: list[int] = []
+
+    def no_place(brokers: object, partitions: int, *args: object) -> list[tuple[int, ...]]:
+        placed.append(partitions)
+        return [(1,)] * partitions
+
+    monkeypatch.setattr(topic_decisions, "place", no_place)
+    with pytest.raises(PolicyViolationError):
+        cluster.more(MorePartitions("a", 5_001), MorePartitions("b", 5_002), validate_only=validate_only)
+    assert placed == []
+    cluster.more(MorePartitions("a", 5_001), MorePartitions("b", 5_001), validate_only=validate_only)
+    assert placed == [5_000, 5_000]

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from moldau.controller.configs import alter_configs
 from moldau.controller.requests import ConfigChange, ConfigOperation, NewTopic
 from moldau.errors import (
     InvalidConfigError,
     InvalidRequestError,
     InvalidTopicError,
     MoldauError,
+    PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
 from moldau.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource
@@ -93,3 +95,48 @@ def test_configs_of_brokers_are_kept_for_one_and_for_all() -> None:
         resource = ConfigResource(BROKER_RESOURCE, name)
         assert cluster.alter(resource, ConfigChange("log.retention.ms", "7")) is None
         assert cluster.state.image.config(resource) == {"log.retention.ms": "7"}
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        (ORDERS, "leader.replication.throttled.replicas"),
+        (ConfigResource(BROKER_RESOURCE, "1"), "log.leader.replication.throttled.replicas"),
+        (ConfigResource(BROKER_RESOURCE, ""), "log.leader.replication.throttled.replicas"),
+    ],
+)
+def test_no_value_grows_beyond_what_a_client_can_be_told(resource: ConfigResource, name: str) -> None:
+    cluster = with_orders()
+    longest = ",".join(["10000:1", *(f"{partition}:1" for partition in range(100_000, 103_640))])
+    assert len(longest) == 32_767
+    assert cluster.alter(resource, ConfigChange(name, longest)) is None
+    error = cluster.alter(resource, ConfigChange(name, "1:1", ConfigOperation.APPEND))
+    assert isinstance(error, InvalidConfigError)
+    assert (
+        str(error)
+        == f"The value of configuration {name} would have 32771 bytes, and cannot have more than 32767"
+    )
+    assert cluster.last_records == []
+    assert cluster.state.image.config(resource) == {name: longest}
+
+
+def test_configs_that_are_too_large_for_one_batch_of_the_log_are_refused() -> None:
+    name = "leader.replication.throttled.replicas"
+    change = ConfigChange(name, ",".join(f"{partition}:1" for partition in range(100_000, 103_640)))
+    assert change.value is not None
+    fitting = 8 * 1024 * 1024 // len(change.value)
+    cluster = Cluster()
+    for number in range(fitting + 1):
+        cluster.create(NewTopic(f"topic-{number}", 1, 1))
+
+    def alter(topics: int) -> int:
+        changes = {ConfigResource(TOPIC_RESOURCE, f"topic-{number}"): [change] for number in range(topics)}
+        return len(
+            alter_configs(
+                cluster.state, changes, cluster.settings, incremental=True, validate_only=False
+            ).records
+        )
+
+    assert alter(fitting) == fitting
+    with pytest.raises(PolicyViolationError):
+        alter(fitting + 1)

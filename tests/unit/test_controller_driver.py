@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moldau.controller.requests import ConfigChange, ConfigOperation, MorePartitions, NewTopic, TopicRef
 from moldau.controller.state import ControllerState
-from moldau.errors import NotControllerError, StorageError, TopicExistsError
+from moldau.errors import NotControllerError, RequestTimedOutError, StorageError, TopicExistsError
 from moldau.logs.files.store import FilesStore
 from moldau.metadata.apply import Change, LeaderChange, apply
 from moldau.metadata.image import TOPIC_RESOURCE, ClusterDelta, ClusterImage, ConfigResource
@@ -223,6 +223,27 @@ def test_a_controller_that_shuts_down_refuses() -> None:
         await plane.shut_down()
         with pytest.raises(NotControllerError):
             await controller.create_topics([NewTopic("a", 1, 1)])
+
+    on_both_kinds_of_log(story)
+
+
+def test_a_closed_controller_does_not_begin_again_when_what_it_appended_is_committed() -> None:
+    """It would decide on an image that lacks what it has appended since."""
+
+    async def story(plane: ControlPlane) -> None:
+        controller = await plane.boot()
+        plane.log.sync_gate = asyncio.Event()
+        creating = asyncio.create_task(controller.create_topics([NewTopic("a", 1, 1)]))
+        for _ in range(30):
+            await asyncio.sleep(0)
+        await controller.close()
+        plane.log.sync_gate.set()
+        await plane.loader.wait_for(plane.log.end_offset - 1)
+        assert "a" in plane.image.topics
+        assert not controller.is_active
+        with pytest.raises(RequestTimedOutError):
+            await creating
+        await plane.shut_down()
 
     on_both_kinds_of_log(story)
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from moldau.controller import elections
+from moldau.controller import state as controller_state
 from moldau.controller.brokers import kept_by, register_broker, unregister_broker
 from moldau.controller.configs import MIN_IN_SYNC, alter_configs
 from moldau.controller.elections import elect_uncleanly, leave_in_sync, unclean_candidates
@@ -430,6 +432,28 @@ def test_what_is_no_topic_any_more_is_not_elected() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     ends = {PartitionName("gone", 0): {2: LogEnd(0, 5)}}
     assert cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends)) == []
+
+
+def test_unclean_elections_that_are_too_many_for_one_decision_are_held_in_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = ControlledCluster()
+    cluster.create("orders", *([1, 2] for _ in range(10)), unclean_leader_election_enable="true")
+    for broker_id in (2, 1):
+        cluster.fence(broker_id)
+    cluster.unfence(2)
+    names = list(unclean_candidates(cluster.state, cluster.settings))
+    assert len(names) == 10
+    # Nobody has said anything of the first four: the others do not wait for them.
+    ends = {name: {2: LogEnd(0, 5)} if name in names[4:] else {} for name in names}
+    for module in (controller_state, elections):
+        monkeypatch.setattr(module, "RECORDS_PER_DECISION_MAX", 3)
+    for elected in (3, 6):
+        cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends))
+        assert len(cluster.last_records) == 3
+        assert list(unclean_candidates(cluster.state, cluster.settings)) == names[:4] + names[4 + elected :]
+    cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends))
+    assert cluster.last_records == []
 
 
 def test_an_administrator_may_have_an_unclean_election_where_the_topic_does_not_allow_it() -> None:

@@ -1,6 +1,7 @@
 """What a node does for the control plane itself: how it stops, whom it lets vote, what it asks, and its clock."""
 
 import asyncio
+import errno
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from moldau.errors import ReplicaNotAvailableError
+from moldau.controller.requests import NewTopic
+from moldau.errors import MoldauError, ReplicaNotAvailableError, StorageError
 from moldau.logs.files.store import FilesStore
 from moldau.node.log_ends import LogEnds
 from moldau.node.node import Node
@@ -78,6 +80,36 @@ def test_the_quorums_leader_hands_over_before_its_doors_close(
 
     asyncio.run(story())
     assert led[0] is False
+
+
+def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for_room() -> None:
+    async def story() -> None:
+        node = Node(system_world(1), build(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"}))
+        await node.start()
+        has_begun, is_queued = asyncio.Event(), asyncio.Event()
+
+        async def write() -> None:
+            has_begun.set()
+            await is_queued.wait()
+            raise StorageError("no room") from OSError(errno.ENOSPC, "no space left")
+
+        quorum, controller = node._quorum, node.broker.controller
+        waiting = quorum._turns.give(lambda: quorum._when_there_is_room(write))
+        await has_begun.wait()
+        creating = asyncio.create_task(controller.create_topics([NewTopic("orders", 1, 1)]))
+        while not quorum._turns._jobs:
+            await asyncio.sleep(0)
+        is_queued.set()
+        while quorum._without_room is None:
+            await asyncio.sleep(0)
+        node._fatal(StorageError("something else"))
+        async with asyncio.timeout(10):
+            await node.stop()
+        assert isinstance(waiting.exception(), StorageError)
+        [refused] = await asyncio.gather(creating, return_exceptions=True)
+        assert isinstance(refused, MoldauError)
+
+    asyncio.run(story())
 
 
 def test_a_node_in_memory_votes_alone_and_has_no_directory_to_be_added_by() -> None:

@@ -1,4 +1,4 @@
-"""A voter whose disk is full keeps no vote and tells none, and goes on when there is room."""
+"""A voter whose disk is full keeps no vote and tells none, syncs nothing, and goes on when there is room."""
 
 import asyncio
 import errno
@@ -229,5 +229,59 @@ def test_a_log_is_cut_to_its_leaders_when_there_is_room() -> None:
         assert leader_of(nodes) is successor
         for node in nodes:
             await node.stop()
+
+    run(story())
+
+
+def passing(error: int = errno.EMFILE) -> StorageError:
+    """What a log says whose directory cannot be synced for the moment."""
+    failed = StorageError(f"syncing the directory failed: {errno.errorcode[error]}")
+    failed.__cause__ = OSError(error, errno.errorcode[error])
+    return failed
+
+
+async def unsynced_voter(error: int = errno.EMFILE) -> QuorumNode:
+    """A quorum of one that has appended what it cannot sync."""
+    node = QuorumNode(Wires(), 1, [1])
+    await node.start()
+    await until(lambda: node.quorum.high_watermark == node.log.end_offset)
+    node.log.sync_error = passing(error)
+    await node.quorum.append([b"a"])
+    await asyncio.sleep(1)
+    assert node.values == []
+    assert node.failures == []
+    return node
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
+def test_a_sync_that_may_yet_succeed_is_tried_again(error: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        node = await unsynced_voter(error)
+        node.log.sync_error = None
+        await until(lambda: node.values == [b"a"])
+        await node.stop()
+        assert node.failures == []
+
+    with caplog.at_level(logging.WARNING):
+        run(story())
+    assert caplog.text.count("not synced yet") == 1
+
+
+def test_a_sync_that_fails_for_good_after_one_that_might_pass_ends_the_quorum() -> None:
+    async def story() -> None:
+        node = await unsynced_voter()
+        node.log.offline = "the disk is gone"
+        await until(lambda: node.failures)
+        assert node.failures == [node.log.sync_error]
+        await node.stop()
+
+    run(story())
+
+
+def test_a_node_that_cannot_sync_for_the_moment_can_be_stopped() -> None:
+    async def story() -> None:
+        node = await unsynced_voter()
+        await node.stop()
+        assert node.failures == []
 
     run(story())

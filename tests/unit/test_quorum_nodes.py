@@ -1,11 +1,15 @@
 """Quorums of several nodes, drivers and all: elections, replication, divergence, full disks, closing."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from moldau.errors import NotControllerError, StorageError
-from moldau.quorum.messages import SnapshotId
+from moldau.quorum.messages import QuorumFetch, QuorumFetched, SnapshotId
+from moldau.records import control
+from moldau.records.build import build_batch
+from moldau.records.record import Record
 from support.control_plane import TestLog
 from support.quorum_nodes import FAST, QuorumNode, Wires, leader_of, others, run, started, stop, until
 
@@ -279,6 +283,39 @@ def test_a_follower_whose_disk_is_full_goes_on_when_there_is_room() -> None:
         assert follower.values == []
         follower.log.append_error = None
         await until(lambda: follower.values == [b"a"])
+        await stop(nodes)
+
+    run(story())
+
+
+def test_records_that_cannot_be_understood_are_not_appended() -> None:
+    """Their checksum is right, and so is all else that the log looks at."""
+
+    async def story() -> None:
+        _, nodes, leader = await started(2)
+        [follower] = others(nodes, leader)
+        await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
+        fetch, fooled = leader.quorum.fetch, 0
+
+        async def fetch_nonsense(request: QuorumFetch) -> QuorumFetched:
+            nonlocal fooled
+            fetched = await fetch(request)
+            if not fetched.records or fooled == 3:
+                return fetched
+            fooled += 1
+            record = Record(timestamp=0, key=control.encode_key(control.Voters(())), value=b"")
+            nonsense = build_batch(
+                [record], base_offset=request.last.offset, leader_epoch=request.epoch, control=True
+            )
+            return replace(fetched, records=nonsense)
+
+        leader.quorum.fetch = fetch_nonsense  # type: ignore[method-assign]
+        # The fetch that is under way is not one of them.
+        await asyncio.sleep(FAST.fetch_timeout_ms / 1000)
+        await leader.quorum.append([b"a"])
+        await until(lambda: follower.values == [b"a"] or follower.failures)
+        assert fooled == 3
+        assert follower.log.end_offset == leader.log.end_offset
         await stop(nodes)
 
     run(story())

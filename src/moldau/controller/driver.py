@@ -126,6 +126,8 @@ class Controller:
         self._ended: list[Upkeep] = []
         """Those of former terms whose tasks may still be ending."""
         self._former_controller = NO_LEADER
+        self._is_closed = False
+        """Then it does not begin again: the image may lack decisions that it has appended."""
         self._awaiting_news: list[asyncio.Future[None]] = []
         loader.foresee(self._committed)
         loader.listen(lambda _: self._tell_news())
@@ -152,6 +154,7 @@ class Controller:
 
     async def close(self) -> None:
         """Refuses from now on; returns when no decision is being appended any more."""
+        self._is_closed = True
         self._deactivate(NotControllerError("the controller is shutting down"))
         for upkeep in self._ended:
             await upkeep.wait_ended()
@@ -379,7 +382,7 @@ class Controller:
         elected = image.controller_id == self._node_id and image.controller_epoch == self._quorum.epoch
         if self.is_active and not elected:
             self._deactivate(_not_controller())
-        elif elected and self._quorum.is_leader and not self.is_active:
+        elif elected and self._quorum.is_leader and not self.is_active and not self._is_closed:
             self._activate(image)
         self._former_controller = image.controller_id
         self._runtime.committed(image.offset + 1)

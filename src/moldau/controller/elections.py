@@ -85,14 +85,19 @@ def elect_leaders(
     election: ElectionType,
     partitions: Sequence[tuple[str, int]] | None,
     log_ends: LogEnds = _NOT_ASKED,
+    *,
+    at_most: int | None = None,
 ) -> Decision[Record, list[PartitionResult]]:
     """As an administrator asks for it, partition by partition; of all partitions (None) those that need no
-    election are not mentioned. An unclean one needs `log_ends` for what `unclean_candidates` named."""
+    election are not mentioned. An unclean one needs `log_ends` for what `unclean_candidates` named. After `at_most`
+    elections the rest is left for another decision."""
     active = active_brokers(state)
     decided = settings_as_decided(state, settings)
     records: list[Record] = []
     results: list[PartitionResult] = []
     for name in _asked(state, partitions):
+        if len(records) == at_most:
+            break
         try:
             records.append(_elect(state, decided, election, name, active, log_ends.get(name)))
         except ElectionNotNeededError as error:
@@ -133,14 +138,17 @@ def unclean_candidates(
 def elect_uncleanly(
     state: ControllerState, settings: EffectiveSettings, log_ends: LogEnds
 ) -> Decision[Record, list[PartitionResult]]:
-    """By the controller itself, for what `unclean_candidates` named, if that is still so and still allowed."""
+    """By the controller itself, for what `unclean_candidates` named, if that is still so and still allowed. As many
+    as one decision may hold: the rest are candidates still."""
     decided = settings_as_decided(state, settings)
     wanted = [
         (topic, index)
         for topic, index in log_ends
         if topic in state.image.topics and decided.topic(topic).unclean_leader_election_enable
     ]
-    return elect_leaders(state, settings, ElectionType.UNCLEAN, wanted, log_ends)
+    return elect_leaders(
+        state, settings, ElectionType.UNCLEAN, wanted, log_ends, at_most=RECORDS_PER_DECISION_MAX
+    )
 
 
 def settle_eligible(

@@ -11,6 +11,7 @@ from moldau.metadata.apply import apply
 from moldau.metadata.image import ClusterImage
 from moldau.metadata.records import (
     BrokerRegistrationChangeRecord,
+    ConfigRecord,
     Record,
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
@@ -21,6 +22,8 @@ _OF_A_BROKER = (RegisterBrokerRecord, BrokerRegistrationChangeRecord, Unregister
 
 RECORDS_PER_DECISION_MAX = 20_000
 """A decision is one batch of the log, which must stay small enough to be replicated and applied at one go."""
+CONFIG_BYTES_PER_DECISION_MAX = 8 * 1024 * 1024
+"""In values of configs. All other records are small."""
 
 
 class ControllerState:
@@ -113,6 +116,7 @@ class ControllerState:
 
 
 def bounded(records: list[Record]) -> list[Record]:
-    if len(records) > RECORDS_PER_DECISION_MAX:
+    configs = sum(len((each.value or "").encode()) for each in records if isinstance(each, ConfigRecord))
+    if len(records) > RECORDS_PER_DECISION_MAX or configs > CONFIG_BYTES_PER_DECISION_MAX:
         raise PolicyViolationError("Unable to perform excessively large batch operation.")
     return records

@@ -223,6 +223,8 @@ def create_partitions(
     *,
     validate_only: bool,
 ) -> Decision[Record, list[TopicResult]]:
+    if sum(_partitions_added(state.image, change) for change in changes) > PARTITIONS_PER_REQUEST_MAX:
+        raise PolicyViolationError("Excessively large number of partitions per request.")
     load = _cluster_load(state, settings_as_decided(state, settings))
     records: list[Record] = []
     results: list[TopicResult] = []
@@ -237,9 +239,15 @@ def create_partitions(
         else:
             records += added
             results.append(TopicResult(change.topic, state.image.topics[change.topic].topic_id))
-    if len(records) > PARTITIONS_PER_REQUEST_MAX:
-        raise PolicyViolationError("Excessively large number of partitions per request.")
     return Decision([] if validate_only else records, results)
+
+
+def _partitions_added(image: ClusterImage, change: MorePartitions) -> int:
+    """How many would be placed, if nothing else is wrong with it."""
+    topic = image.topics.get(change.topic)
+    if topic is None or change.count > PARTITIONS_PER_TOPIC_MAX:
+        return 0
+    return max(0, change.count - len(topic.partitions))
 
 
 def _more_partitions(

@@ -180,7 +180,6 @@ class Node:
             interval_ms=static.metadata_snapshot_interval_ms,
         )
         self._undo.push_async_callback(snapshotter.close)
-        self._undo.push_async_callback(quorum.resign)
         self._undo.push_async_callback(metadata.close)
         controller = self._controller = Controller(
             node_id,
@@ -193,6 +192,8 @@ class Node:
             ask_log_end=LogEnds(node_id, table, peers).ask,
         )
         self._undo.push_async_callback(controller.close)
+        # Before the controller is closed: a decision may stand behind what waits for room, and would wait as long.
+        self._undo.push_async_callback(quorum.resign)
         gateway = ControllerGateway(node_id, controller, quorum, peers, metadata, clock)
         incarnation_id = self._incarnation_id = new_id(world.random)
         membership = self._membership = Membership(

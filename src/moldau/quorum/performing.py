@@ -258,13 +258,14 @@ class Performing:
 
     async def _append(self, batches: Sequence[Batch]) -> None:
         """A StorageError that leaves the log sound (a full disk) has changed nothing."""
+        spans = tuple(map(span_of, batches))
         try:
             await self._log.append(batches)
         except StorageError as error:
             if self._log.failure is not None:
                 self._fail(error)
             raise
-        await self._take(Appended(tuple(map(span_of, batches))))
+        await self._take(Appended(spans))
 
     async def _append_or_tell(self, batch: Batch) -> None:
         try:
@@ -313,7 +314,8 @@ class Performing:
         """One sync for all that was appended before it; again while more was appended meanwhile."""
         try:
             while self._state.log.durable_offset < self._log.end_offset and self._failure is None:
-                await self._log.make_durable()
+                if not await self._make_durable():
+                    break
                 await self._turns.give(self._made_durable)
                 if self._log.needs_settling:
                     await self._log.settle()
@@ -322,6 +324,23 @@ class Performing:
         finally:
             self._sync_task = None
             self._note_soon()
+
+    async def _make_durable(self) -> bool:
+        """Waits for what stands in its way to pass, if it may; False where the node stops first."""
+        told = ""
+        while True:
+            try:
+                await self._log.make_durable()
+                return True
+            except StorageError as error:
+                if not may_pass(error) or self._log.failure is not None:
+                    raise
+                if self._is_closing:
+                    return False
+                if told != str(error):
+                    told = str(error)
+                    log.warning("metadata records are not synced yet", why=told)
+            await asyncio.sleep(ROOM_AGAIN_MS / 1000)
 
     def _note_soon(self) -> None:
         """Damage to what a voter has confirmed must not pass for the torn end of a crash: cut off, it would be a vote

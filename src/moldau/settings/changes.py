@@ -10,6 +10,7 @@ from moldau.settings.broker import BrokerSettings, broker_aliases, broker_regist
 from moldau.settings.registry import ConfigType, Declared, declared
 from moldau.settings.topic import TopicSettings
 from moldau.settings.values import format_value, nearest, parse
+from moldau.wire.reading import TEXT_BYTES_MAX
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], defaults: TopicSettings | None = None) -> None:
@@ -77,8 +78,18 @@ def _parse_all(
         found = _find(name, registry, kind)
         if text is None:
             raise InvalidConfigError(f"Null value not supported for {kind} configs: {name}")
+        _check_size(name, text)
         values[name] = parse(found, text)
     return values
+
+
+def _check_size(name: str, text: str) -> None:
+    """What APPEND makes may be longer than any value that a client can send, and that a client can be told."""
+    size = len(text.encode())
+    if size > TEXT_BYTES_MAX:
+        raise InvalidConfigError(
+            f"The value of configuration {name} would have {size} bytes, and cannot have more than {TEXT_BYTES_MAX}"
+        )
 
 
 def _find(name: str, registry: Mapping[str, Declared], kind: str) -> Declared:
