@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from support.consuming import BEHAVIOURS, Scene, resumes_over_a_restart
+from support.consuming import (
+    BEHAVIOURS,
+    Scene,
+    a_kept_position_that_the_log_was_cut_below_is_noticed,
+    resumes_over_a_restart,
+)
 from support.served import Served
 
 QUICK_GROUPS = ("--group-initial-rebalance-delay-ms", "0")
@@ -36,3 +41,13 @@ def test_it_resumes_over_a_restart_of_the_broker(tmp_path: Path, only_moldau: No
             served.start()
 
         asyncio.run(resumes_over_a_restart(Scene(served.bootstrap), restart))
+
+
+def test_it_notices_that_the_log_was_cut_below_its_position(tmp_path: Path, only_moldau: None) -> None:
+    with Served(tmp_path / "data", *QUICK_GROUPS) as served:
+
+        def restart() -> None:
+            served.stop()
+            served.start()
+
+        asyncio.run(a_kept_position_that_the_log_was_cut_below_is_noticed(Scene(served.bootstrap), restart))

@@ -581,6 +581,38 @@ async def resumes_over_a_restart(scene: Scene, restart: Callable[[], None]) -> N
             await one.until(shared([one, two], topic, 2))
 
 
+async def a_kept_position_that_the_log_was_cut_below_is_noticed(
+    scene: Scene, restart: Callable[[], None]
+) -> None:
+    """Each restart begins a leader epoch. The one in which nothing was written leaves no trace: a position that was
+    looked up then is as good as before. One that was read in an epoch that ended before it is not."""
+    topic, group = scene.topics.create(), unique("group")
+    here = TopicPartition(topic, 0)
+    scene.produce(topic, [b"%d" % number for number in range(5)])
+
+    async def committed(offset: OffsetAndMetadata | None) -> ConsumerRecord:
+        async with scene.consumer(group_id=group, enable_auto_commit=False) as consumer:
+            if offset is not None:
+                await consumer.commit({here: offset})
+            consumer.assign([here])
+            return await anext(consumer)
+
+    await asyncio.to_thread(restart)
+    async with scene.consumer(group_id=group, auto_offset_reset="latest") as consumer:
+        consumer.assign([here])
+        assert await consumer.position(here) == 5
+        await consumer.commit()
+        kept = (await consumer.committed([here]))[here]
+        assert kept is not None
+    await asyncio.to_thread(restart)
+    scene.produce(topic, [b"5", b"6"])
+    first = await committed(None)
+    assert first.offset == 5
+    assert 0 < kept.leader_epoch < first.leader_epoch
+    for leader_epoch, offset in ((-1, 6), (first.leader_epoch, 6), (kept.leader_epoch, 5), (0, 5)):
+        assert (await committed(OffsetAndMetadata(6, leader_epoch=leader_epoch))).offset == offset
+
+
 BEHAVIOURS: dict[str, Callable[[Scene], Awaitable[None]]] = {
     **{
         f"two share and a third joins and leaves: {assignor}": sharing_with(assignor)

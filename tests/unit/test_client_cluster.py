@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -18,7 +19,8 @@ from moldau.client.errors import (
     RequestTimedOutError,
 )
 from moldau.client.log_offsets import EARLIEST, list_offsets
-from moldau.client.metadata import Metadata
+from moldau.client.metadata import BrokerInfo, Metadata
+from moldau.client.nodes import Nodes
 from moldau.client.record import TopicPartition
 from moldau.client.retries import Backoff
 from moldau.testing import Broker
@@ -115,6 +117,7 @@ class Silence:
 
     is_open = True
     in_flight = 0
+    renew_at = None
 
     def __init__(self, host: str, port: int) -> None:
         self.address = (host, port)
@@ -132,6 +135,85 @@ class Talk(Silence):
     async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int) -> Message:
         broker = Message(node_id=NODE, host=self.address[0], port=self.address[1], rack=None)
         return Message(error_code=0, brokers=[broker], cluster_id="c", controller_id=NODE, topics=[])
+
+
+class Mute(Talk):
+    """A node that tells its metadata and never answers anything else."""
+
+    async def call(
+        self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None
+    ) -> Message:
+        if api is not ApiKey.METADATA:
+            return await Silence.call(self, api, tree, timeout_ms=timeout_ms)
+        return Message(error_code=0, brokers=BROKERS, cluster_id="c", controller_id=1, topics=[])
+
+
+class Well(Mute):
+    async def call(
+        self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None
+    ) -> Message:
+        if api is not ApiKey.METADATA:
+            found = Message(node_id=2, error_code=0, error_message=None)
+            return Message(coordinators=[found])
+        return await super().call(api, tree, timeout_ms=timeout_ms)
+
+
+BROKERS = [
+    Message(node_id=number, host=host, port=9092, rack=None) for number, host in ((1, "mute"), (2, "well"))
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_coordinator_is_found_though_a_node_that_is_asked_for_it_hangs(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    async def connect(host: str, port: int, **_: Any) -> Silence:
+        return (Mute if host == "mute" else Well)(host, port)
+
+    monkeypatch.setattr(Connection, "open", connect)
+
+    async def find() -> float:
+        async with Cluster("mute", random=random.Random(seed)) as cluster:
+            assert await cluster.coordinator_of("g") == 2
+            return asyncio.get_running_loop().time()
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        assert runner.run(find()) < 16
+
+
+def test_a_node_that_has_just_failed_is_asked_last_though_it_is_still_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def connect(host: str, port: int, **_: Any) -> Silence:
+        return Silence(host, port)
+
+    monkeypatch.setattr(Connection, "open", connect)
+
+    async def scenario() -> None:
+        settings: Any = {"client_id": "c", "random": random.Random(0), "timeout_ms": 30_000}
+        nodes = Nodes([("a", 1), ("b", 1), ("c", 1)], **settings)
+        nodes.use({number: BrokerInfo(number, host, 1) for number, host in enumerate("abc")})
+        await asyncio.sleep(1)
+        connected = [await nodes.connection(number, "", 1_000) for number in (0, 1)]
+        fetching = await nodes.connection(0, "fetch", 1_000)
+
+        async def best() -> Connection:
+            return await nodes.connection(None, "", 1_000)
+
+        connected[1].in_flight = 1  # type: ignore[misc]
+        assert await best() is connected[0]
+        nodes.note_failure(fetching)
+        assert await best() is connected[1]
+        nodes.note_failure(connected[1])
+        assert (await best()).address == ("c", 1)
+        # What has been well for so long is as good as any other.
+        await asyncio.sleep(31)
+        connected[1].in_flight = 0  # type: ignore[misc]
+        (await best()).in_flight = 1  # type: ignore[misc]
+        assert len({(await best()).address for _ in range(20)}) == 2
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(scenario())
 
 
 def start_in_virtual_time(monkeypatch: pytest.MonkeyPatch, servers: str) -> tuple[float, bool]:
@@ -304,6 +386,47 @@ def test_stale_news_of_a_leader_does_not_replace_newer() -> None:
         assert [each.leader_epoch for each in cluster.topics["orders"].partitions] == [9, 5]
 
     with_cluster(test)
+
+
+def test_a_broker_that_has_not_heard_of_a_topic_does_not_make_older_news_of_it_good() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        cluster.track(["orders"])
+        broker.leader_epoch = 5
+        await cluster.refresh()
+        told = broker.topics.pop("orders")
+        await cluster.refresh()
+        assert cluster.topics == {}
+        broker.topics["orders"], broker.leader_epoch = told, 3
+        await cluster.refresh()
+        assert cluster.topics["orders"].partitions[0].leader_epoch == 5
+        broker.leader_epoch = 6
+        await cluster.refresh()
+        assert cluster.topics["orders"].partitions[0].leader_epoch == 6
+
+    with_cluster(test)
+
+
+@pytest.mark.parametrize("all_topics", [False, True])
+def test_a_topic_that_is_gone_for_good_leaves_nothing_behind(all_topics: bool) -> None:
+    def told(*topics: Message) -> Message:
+        return Message(brokers=[], cluster_id="c", controller_id=NODE, topics=list(topics))
+
+    partition = Message(
+        partition_index=0, leader_id=1, leader_epoch=5, replica_nodes=[1], isr_nodes=[1], offline_replicas=[]
+    )
+    orders = Message(
+        name="orders", error_code=0, topic_id=UUID(int=1), partitions=[partition], is_internal=False
+    )
+    metadata = Metadata()
+    metadata.apply(told(orders), all_topics=False)
+    metadata.apply(told(Message(name="orders", error_code=3)), all_topics=False)
+    if all_topics:
+        metadata.apply(told(), all_topics=True)
+    else:
+        metadata.forget_topics_but([])
+    partition.leader_epoch = 2
+    metadata.apply(told(orders), all_topics=False)
+    assert metadata.topics["orders"].partitions[0].leader_epoch == 2
 
 
 def test_a_topic_made_anew_begins_with_its_own_epochs() -> None:

@@ -21,6 +21,7 @@ from moldau.client.errors import (
     KafkaError,
     RequestTimedOutError,
 )
+from moldau.client.metadata import PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 from support.scripted_cluster import HERE, Answer, ScriptedCluster, in_group, run, subscribed
@@ -301,6 +302,135 @@ def test_positions_that_cannot_be_looked_up_are_asked_for_less_and_less_often() 
             consumer.assign([HERE])
             await consumer.poll(60_000)
             assert 40 < len(cluster.sent) < 100
+
+    run(scenario)
+
+
+class Halved(ScriptedCluster):
+    """A second partition's offset cannot be had: it has no leader, or one that says nothing, or there is none."""
+
+    def __init__(self, leader: int) -> None:
+        super().__init__()
+        self.log = [b"a"]
+        self.stale = 0
+        partitions = (PartitionInfo(0, 1, 0, (1,), (1,)), PartitionInfo(1, leader, 0, (1, 2), (1,)))
+        self._known = {"t": TopicInfo("t", None, partitions)}
+        tell = self.answers[ApiKey.LIST_OFFSETS]
+
+        async def hang() -> None:
+            await asyncio.sleep(100_000)
+
+        self.answers[ApiKey.LIST_OFFSETS] = lambda tree: (
+            tell(tree) if tree["topics"][0]["partitions"][0]["partition_index"] == 0 else hang()
+        )
+
+    def refresh_soon(self) -> None:
+        self.stale += 1
+
+
+@pytest.mark.parametrize("committed", [{}, {0: 0}])
+@pytest.mark.parametrize(
+    ("leader", "other"),
+    [(-1, TopicPartition("t", 1)), (2, TopicPartition("t", 1)), (1, TopicPartition("u", 0))],
+)
+def test_a_partition_whose_offset_cannot_be_looked_up_keeps_no_other_waiting(
+    leader: int, other: TopicPartition, committed: dict[int, int]
+) -> None:
+    cluster = Halved(leader)
+    cluster.committed = committed
+
+    async def scenario() -> None:
+        async with in_group(cluster, enable_auto_commit=False) as consumer:
+            consumer.assign([HERE, other])
+            assert [record.value for record in await consumer.poll(1_000)] == [b"a"]
+
+    run(scenario)
+
+
+def test_a_partition_without_a_leader_is_read_soon_after_it_has_one() -> None:
+    cluster = Halved(leader=-1)
+    cluster.log = []
+    other = TopicPartition("t", 1)
+
+    async def scenario() -> None:
+        async with Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
+            consumer.assign([HERE, other])
+            await consumer.poll(60_000)
+            assert 40 < cluster.stale < 800
+            with pytest.raises(RequestTimedOutError):
+                await consumer.position(other, timeout_ms=1)
+            at = {"partition_index": 1, "error_code": 0, "offset": 7, "timestamp": -1, "leader_epoch": 0}
+            cluster.answers[ApiKey.LIST_OFFSETS] = lambda _: {"topics": [{"name": "t", "partitions": [at]}]}
+            partitions = tuple(PartitionInfo(index, 1, 0, (1,), (1,)) for index in (0, 1))
+            cluster._known = {"t": TopicInfo("t", None, partitions)}
+            assert await consumer.position(other, timeout_ms=2_000) == 7
+
+    run(scenario)
+
+
+def test_what_no_retry_can_help_is_told_though_another_leader_is_away() -> None:
+    cluster = Halved(leader=2)
+    refused = {"partition_index": 1, "error_code": int(ErrorCode.topic_authorization_failed)}
+    cluster.answers[ApiKey.LIST_OFFSETS] = lambda tree: (
+        ConnectionLostError("away")
+        if tree["topics"][0]["partitions"][0]["partition_index"] == 0
+        else {"topics": [{"name": "t", "partitions": [refused]}]}
+    )
+
+    async def scenario() -> None:
+        async with Consumer(cluster=cluster) as consumer:
+            consumer.assign([HERE, TopicPartition("t", 1)])
+            with pytest.raises(KafkaError, match="TOPIC_AUTHORIZATION_FAILED"):
+                await consumer.poll(10_000)
+
+    run(scenario)
+
+
+def test_offsets_that_the_user_asks_for_are_all_there_or_there_is_an_error() -> None:
+    cluster = Halved(leader=-1)
+
+    async def scenario() -> None:
+        async with Consumer(cluster=cluster) as consumer:
+            with pytest.raises(KafkaError) as told:
+                await consumer.end_offsets([HERE, TopicPartition("t", 1)])
+            assert told.value.code is ErrorCode.leader_not_available
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_position_that_is_looked_up_brings_its_epoch_along(committed: bool) -> None:
+    class Recorded(ScriptedCluster):
+        async def _fetch(self, tree: Mapping[str, Any]) -> Any:
+            each = tree["topics"][0]["partitions"][0]
+            asked.append((each["fetch_offset"], each["last_fetched_epoch"]))
+            return await super()._fetch(tree)
+
+    asked: list[tuple[int, int]] = []
+    cluster = Recorded()
+    cluster.log = [b"a", b"b", b"c"]
+    cluster._known = {"t": TopicInfo("t", None, (PartitionInfo(0, 1, 6, (1,), (1,)),))}
+    tell_committed, tell_end = cluster.answers[ApiKey.OFFSET_FETCH], cluster.answers[ApiKey.LIST_OFFSETS]
+
+    def with_epoch(tree: Mapping[str, Any]) -> Any:
+        answer = tell_committed(tree)
+        answer["groups"][0]["topics"][0]["partitions"][0]["committed_leader_epoch"] = 5
+        return answer
+
+    def end_with_epoch(tree: Mapping[str, Any]) -> Any:
+        answer = tell_end(tree)
+        answer["topics"][0]["partitions"][0]["leader_epoch"] = 6
+        return answer
+
+    cluster.answers[ApiKey.OFFSET_FETCH] = with_epoch
+    cluster.answers[ApiKey.LIST_OFFSETS] = end_with_epoch
+    cluster.committed = {0: 2} if committed else {}
+
+    async def scenario() -> None:
+        async with in_group(cluster, auto_offset_reset="latest") as consumer:
+            consumer.assign([HERE])
+            await consumer.poll(1_000)
+            assert asked[0] == ((2, 5) if committed else (3, 6))
 
     run(scenario)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -11,6 +12,7 @@ from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode
 from moldau.client.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched, LogCutError, read_contents
 from moldau.client.fetcher import Fetcher
+from moldau.client.metadata import PartitionInfo, TopicInfo
 from moldau.client.partition_reading import EMPTY_ANSWERS, EMPTY_S, Reading
 from moldau.client.record import TopicPartition, records_of
 from moldau.records.build import build_batch
@@ -113,6 +115,8 @@ def values(fetched: Fetched) -> list[str]:
         fails(ErrorCode.fenced_leader_epoch),
         fails(ErrorCode.unknown_topic_or_partition),
         fails(ErrorCode.kafka_storage_error),
+        fails(ErrorCode.unknown_server_error),
+        lambda asked: {**answer(asked), "error_code": int(ErrorCode.unknown_server_error)},
         lambda asked: {**answer(asked), "error_code": int(ErrorCode.fetch_session_id_not_found)},
     ],
 )
@@ -227,6 +231,7 @@ def test_what_no_retry_can_help_is_told_once_and_waits_for_a_seek(code: ErrorCod
 
 def test_a_log_that_was_cut_below_the_position_is_told() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        broker.leader_epoch = 4
         fetcher.assign({ORDERS: 0})
         assert values(await take(fetcher)) == ["a", "b"]
         fetched = await take(fetcher)
@@ -238,6 +243,114 @@ def test_a_log_that_was_cut_below_the_position_is_told() -> None:
 
     diverging = {"diverging_epoch": {"epoch": 3, "end_offset": 1}}
     with_fetcher(test, in_turn([gives(batch(0, "a", "b", epoch=4)), gives(**diverging)]))
+
+
+def last_epochs(broker: ScriptedBroker) -> list[int]:
+    """What each fetch said of the batch before its position."""
+    return [
+        each.request.topics[0].partitions[0].last_fetched_epoch
+        for each in broker.asked
+        if each.api is ApiKey.FETCH
+    ]
+
+
+@pytest.mark.parametrize("end_offset", [5, 9])
+def test_a_log_that_parts_behind_the_position_is_read_on(end_offset: int) -> None:
+    """A leader that wrote nothing leaves no trace, though its epoch was told as that of the log's end."""
+
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        broker.leader_epoch = 4
+        fetcher.add({ORDERS: 5}, leader_epochs={ORDERS: 3})
+        fetched = await take(fetcher)
+        assert (fetched.error, values(fetched), fetched.leader_epoch) == (None, ["a"], 4)
+        assert last_epochs(broker)[:2] == [3, 2]
+
+    diverging = {"diverging_epoch": {"epoch": 2, "end_offset": end_offset}}
+    with_fetcher(test, in_turn([gives(**diverging), gives(batch(5, "a", epoch=4))]))
+
+
+def test_what_is_fetched_knows_the_epoch_of_a_last_batch_that_is_passed_over() -> None:
+    async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
+        broker.leader_epoch = 4
+        fetcher.assign({ORDERS: 0})
+        fetched = await take(fetcher)
+        assert (values(fetched), fetched.next_offset, fetched.leader_epoch) == (["a"], 2, 4)
+
+    with_fetcher(test, in_turn([gives(batch(0, "a", epoch=3), marker(1, 5, commit=True, epoch=4))]))
+
+
+class Moved(ScriptedCluster):
+    """Its partition has a leader of this epoch; fetches say in `asked` of which epoch the batch before is."""
+
+    def __init__(self, leader_epoch: int, topic_id: int = 1) -> None:
+        super().__init__(request_timeout_ms=30_000)
+        self.log = [b"a", b"b"]
+        self.asked: list[int] = []
+        self.stale = 0
+        self.tell(leader_epoch, topic_id)
+
+    def tell(self, leader_epoch: int, topic_id: int = 1) -> None:
+        partitions = (PartitionInfo(0, 1, leader_epoch, (1,), (1,)),)
+        self._known = {"t": TopicInfo("t", UUID(int=topic_id), partitions)}
+
+    def refresh_soon(self) -> None:
+        self.stale += 1
+
+    async def _fetch(self, tree: Any) -> Any:
+        self.asked.append(tree["topics"][0]["partitions"][0]["last_fetched_epoch"])
+        return await super()._fetch(tree)
+
+
+def test_a_leader_older_than_what_was_read_is_not_asked_before_there_is_news() -> None:
+    async def scenario() -> None:
+        cluster = Moved(leader_epoch=2)
+        async with Fetcher(cluster) as fetcher:
+            fetcher.add({HERE: 1}, leader_epochs={HERE: 3})
+            await asyncio.sleep(20)
+            assert cluster.asked == []
+            assert 0 < cluster.stale <= 20_000 / cluster.retry_backoff_ms + 1
+            cluster.tell(leader_epoch=3)
+            assert values(await take(fetcher)) == ["b"]
+            assert cluster.asked[0] == 3
+
+    run(scenario)
+
+
+def test_epochs_of_which_there_is_never_any_news_are_not_waited_for_for_ever() -> None:
+    """The position may come from a topic of the same name that is gone."""
+
+    async def scenario() -> None:
+        cluster = Moved(leader_epoch=2)
+        async with Fetcher(cluster) as fetcher:
+            fetcher.add({HERE: 1}, leader_epochs={HERE: 3})
+            assert values(await take(fetcher)) == ["b"]
+            assert 30 <= asyncio.get_running_loop().time() < 31
+            assert cluster.asked[0] == -1
+
+    run(scenario)
+
+
+def test_a_broker_that_tells_no_epochs_is_asked_at_once() -> None:
+    async def scenario() -> None:
+        cluster = Moved(leader_epoch=-1)
+        async with Fetcher(cluster) as fetcher:
+            fetcher.add({HERE: 1}, leader_epochs={HERE: 3})
+            assert values(await take(fetcher)) == ["b"]
+            assert asyncio.get_running_loop().time() < 1
+
+    run(scenario)
+
+
+def test_epochs_of_a_topic_are_not_compared_with_those_of_its_successor() -> None:
+    reading = Reading(7, leader_epoch=5)
+    old, new = (
+        TopicInfo("t", UUID(int=number), (PartitionInfo(0, 1, epoch, (1,), (1,)),))
+        for number, epoch in ((1, 5), (2, 0))
+    )
+    assert not reading.awaits_newer_leader(old, 0, 0.0, 30.0)
+    assert reading.leader_epoch == 5
+    assert not reading.awaits_newer_leader(new, 0, 1.0, 30.0)
+    assert reading.leader_epoch == -1
 
 
 def test_a_damaged_batch_is_told_behind_what_is_whole() -> None:
@@ -678,9 +791,14 @@ def test_a_size_that_cannot_be_is_damage(size: int) -> None:
     assert contents(bytes(data)) == ([], 0, ErrorCode.corrupt_message)
 
 
-def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
+def marker(offset: int, producer_id: int, *, commit: bool, epoch: int = 0) -> bytes:
     return control_batch(
-        EndTransaction(commit, 0), timestamp=0, base_offset=offset, producer_id=producer_id, producer_epoch=0
+        EndTransaction(commit, 0),
+        timestamp=0,
+        base_offset=offset,
+        leader_epoch=epoch,
+        producer_id=producer_id,
+        producer_epoch=0,
     )
 
 

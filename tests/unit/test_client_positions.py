@@ -58,8 +58,8 @@ def test_a_position_comes_from_what_was_committed_or_else_from_the_reset_policy(
     assert positions.position(A) == 7
     resets = positions.to_reset()
     assert {each: place.reset for each, place in resets.items()} == {B: Reset.EARLIEST}
-    positions.reset_to(resets, {B: 2})
-    assert positions.consumed() == {A: OffsetAndMetadata(7, "", 3), B: OffsetAndMetadata(2)}
+    positions.reset_to(resets, {B: OffsetAndMetadata(2, "", 1)})
+    assert positions.consumed() == {A: OffsetAndMetadata(7, "", 3), B: OffsetAndMetadata(2, "", 1)}
     assert positions.to_look_up() == positions.to_reset() == {}
 
 
@@ -82,7 +82,7 @@ def test_what_was_looked_up_for_a_position_of_before_is_dropped() -> None:
     assert positions.position(B) is None
     asked = positions.to_reset()
     positions.take_away([B])
-    positions.reset_to(asked, {B: 4})
+    positions.reset_to(asked, {B: OffsetAndMetadata(4)})
     assert not positions.has(B)
 
 
@@ -109,10 +109,11 @@ def fetched(
     position: int | None = None,
     next_offset: int | None = None,
     error: KafkaError | None = None,
+    leader_epoch: int = -1,
 ) -> Fetched:
     start = batches[0].base_offset if position is None else position
     end = batches[-1].next_offset if next_offset is None else next_offset
-    return Fetched(partition, start, end, batches, 100, 100, 0, error)
+    return Fetched(partition, start, end, batches, 100, 100, 0, error, leader_epoch=leader_epoch)
 
 
 class Reader:
@@ -210,3 +211,16 @@ def test_records_know_where_they_come_from() -> None:
     [record] = undelivered.take(1, lambda _: False, lambda _, __, epoch: epochs.append(epoch))
     assert record == ConsumerRecord("t", 0, 5, 0, False, None, b"5", (), 3)
     assert epochs == [3]
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_a_position_knows_the_epoch_of_what_it_passed_though_that_was_not_handed_out(is_raw: bool) -> None:
+    undelivered = Undelivered()
+    undelivered.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
+    heard: list[tuple[int, ...]] = []
+    undelivered.take(1, lambda _: False, lambda _, *at: heard.append(at))
+    if is_raw:
+        undelivered.take_raw(lambda _: False, lambda _, *at: heard.append(at))
+    else:
+        undelivered.take(10, lambda _: False, lambda _, *at: heard.append(at))
+    assert heard == [(1, 3), (4, 5)]

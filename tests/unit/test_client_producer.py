@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
 from moldau.client.producer import Producer
 from moldau.records.batch import Batch
@@ -374,6 +375,33 @@ def test_whoever_is_tired_of_waiting_for_answers_does_not_take_them_from_others(
     with_producer(test, {ApiKey.PRODUCE: slowly})
 
 
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda producer: producer.send("late", b"x"),
+        lambda producer: producer.send_section("late", 0, Section(b"x", 1, 0, 0, 0)),
+    ],
+)
+def test_who_waits_for_a_topic_hears_that_the_producer_was_closed(send: Any) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            ScriptedBroker({}, topics={"orders": 1}) as broker,
+            Cluster(broker.bootstrap, retry_backoff_ms=1) as cluster,
+        ):
+            producer = Producer(cluster)
+            await producer.start()
+            sending = asyncio.create_task(send(producer))
+            while broker.count(ApiKey.METADATA) < 2:
+                await asyncio.sleep(0)
+            await producer.close()
+            broker.topics["late"] = 1
+            with pytest.raises(IllegalStateError, match="not open"):
+                await sending
+
+    asyncio.run(main())
+
+
 def test_what_comes_after_a_refused_producer_id_does_not_wait_for_the_delivery_timeout() -> None:
     refusal = {"throttle_time": 0, "error_code": 31, "producer_id": -1, "producer_epoch": -1}
 
@@ -383,9 +411,8 @@ def test_what_comes_after_a_refused_producer_id_does_not_wait_for_the_delivery_t
         with pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"):
             await (await producer.send("orders", b"x"))
         broker.topics["late"] = 1
-        late = await sending
         with pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"):
-            await late
+            await sending
 
     with_producer(test, {ApiKey.INIT_PRODUCER_ID: lambda _: refusal})
 

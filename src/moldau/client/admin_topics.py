@@ -74,11 +74,22 @@ class TopicAdmin(AdminBase):
         return only(await self.create_topics([NewTopic(name, partitions, replication_factor, configs or {})]))
 
     async def delete_topics(self, names: Iterable[str]) -> Results[str, None]:
+        maybe_gone: set[str] = set()
+
         async def ask(left: list[str], retry: Retry) -> Results[str, None]:
             topics = [{"name": name, "topic_id": None} for name in left]
             tree = {"topics": topics, "timeout": self._limit_ms(retry)}
-            answer = await self._cluster.call(None, ApiKey.DELETE_TOPICS, tree)
-            return {each.name: error_of(each.error_code, each.error_message) for each in answer.responses}
+            try:
+                answer = await self._cluster.call(None, ApiKey.DELETE_TOPICS, tree)
+            except KafkaError:
+                # The broker may have heard it: that a topic is unknown is then what was wanted.
+                maybe_gone.update(left)
+                raise
+            results = {each.name: error_of(each.error_code, each.error_message) for each in answer.responses}
+            return {
+                name: None if name in maybe_gone and _is_gone(error) else error
+                for name, error in results.items()
+            }
 
         return await self._each(names, ask)
 
@@ -187,6 +198,10 @@ class TopicAdmin(AdminBase):
     def _missing(self, name: str) -> KafkaError:
         code = self._cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
         return KafkaError(code, f"the topic {name!r}")
+
+
+def _is_gone(error: KafkaError | None) -> bool:
+    return error is not None and error.code is ErrorCode.unknown_topic_or_partition
 
 
 def _creatable(topic: NewTopic) -> dict[str, Any]:

@@ -396,11 +396,15 @@ class Cluster:
     async def coordinator_of(self, key: str, kind: int = GROUP, *, timeout_ms: int | None = None) -> int:
         """The node that coordinates a group (or transactional id): asked for once, then remembered."""
         retry = self.retry(timeout_ms)
+        hung = 0
         while (kind, key) not in self._coordinators:
             try:
-                limit_ms = min(retry.left_ms, self.request_timeout_ms)
+                # One that hangs leaves the others their share of the time.
+                share_ms = max(1, retry.left_ms // max(1, self._nodes.count - hung))
+                limit_ms = min(share_ms, self.request_timeout_ms)
                 self._coordinators[kind, key] = await self._find_coordinator(key, kind, limit_ms)
             except KafkaError as error:
+                hung += isinstance(error, RequestTimedOutError)
                 await retry.after(error)
         return self._coordinators[kind, key]
 

@@ -44,6 +44,8 @@ class Fetched(NamedTuple):
     error: KafkaError | None = None
     is_empty: bool = False
     """A bounded read ends here: from `position` to its end the leader had nothing, however often it was asked."""
+    leader_epoch: int = -1
+    """Of the last batch before `next_offset`, also of one that is not handed out; -1 if none was passed."""
 
     @property
     def size(self) -> int:

@@ -117,18 +117,22 @@ class Fetcher:
         self.add(offsets, until)
 
     def add(
-        self, offsets: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int] | None = None
+        self,
+        offsets: Mapping[TopicPartition, int],
+        until: Mapping[TopicPartition, int] | None = None,
+        leader_epochs: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """Reads these partitions too; others are not disturbed."""
-        until = until or {}
+        """Reads these partitions too; others are not disturbed. The leader epochs are as in `seek`."""
+        until, epochs = until or {}, leader_epochs or {}
         for partition in until:
             if partition not in offsets:
                 raise ValueError(f"{partition} has an end and no offset to be read from")
         for partition, offset in offsets.items():
             if partition in self._partitions:
-                self._begin(partition, offset, until.get(partition))
+                self._begin(partition, offset, until.get(partition), epochs.get(partition, -1))
             else:
-                reading = Reading(_checked(partition, offset), until.get(partition))
+                epoch = epochs.get(partition, -1)
+                reading = Reading(_checked(partition, offset), until.get(partition), epoch)
                 self._cluster.track([partition.topic])
                 self._partitions[partition] = reading
         self._fetch_more()
@@ -259,7 +263,7 @@ class Fetcher:
                 untaken[leader] = None
             elif reading.not_before > now:
                 next_attempt = min(next_attempt or reading.not_before, reading.not_before)
-            elif leader == NO_LEADER:
+            elif leader == NO_LEADER or self._awaits_newer_leader(partition, reading, now):
                 self._cluster.refresh_soon()
                 retry_at = now + self._cluster.retry_backoff_ms / 1000
                 next_attempt = min(next_attempt or retry_at, retry_at)
@@ -270,6 +274,11 @@ class Fetcher:
             if leader not in self._fetching and leader not in untaken:
                 self._start_fetch(leader, readings)
         self._set_timer(next_attempt)
+
+    def _awaits_newer_leader(self, partition: TopicPartition, reading: Reading, now: float) -> bool:
+        topic = self._cluster.topics.get(partition.topic)
+        patience_s = self._cluster.request_timeout_ms / 1000
+        return topic is not None and reading.awaits_newer_leader(topic, partition.partition, now, patience_s)
 
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:
@@ -321,12 +330,16 @@ class Fetcher:
             self._read_answer(answer, request, readings)
         except KafkaError as error:
             _log.debug("a fetch failed", node=leader, error=error)
-            self._failed(request, readings, error)
+            if _may_pass(error):
+                _warn_once(error, readings.values())
+                self._try_later(readings.values())
+            else:
+                self._stop_all(request, readings, error)
         except Exception as error:
             # A bug, here or there: who reads must not wait for ever.
             _log.exception("an answer to a fetch could not be read", node=leader)
             told = KafkaError(ErrorCode.unknown_server_error, f"what node {leader} sent: {error!r}")
-            self._failed(request, readings, told)
+            self._stop_all(request, readings, told)
 
     def _request(self, readings: Mapping[TopicPartition, Reading], bytes_max: int) -> dict[str, Any]:
         topics: dict[str, list[dict[str, Any]]] = {}
@@ -387,7 +400,8 @@ class Fetcher:
                 continue
             self._learn_leader(partition, each)
             error = KafkaError(each.error_code, f"{partition}")
-            if error.is_retriable:
+            if _may_pass(error):
+                _warn_once(error, [reading])
                 failed.append(reading)
             else:
                 self._stop(partition, reading, error)
@@ -399,8 +413,12 @@ class Fetcher:
         """`nothing_there`: up to what the leader lets be read there is no batch, of this and those asked before it."""
         diverging = answer.get("diverging_epoch")
         if diverging is not None and diverging.end_offset >= 0:
-            cut = LogCutError(partition, reading.position, diverging.end_offset, diverging.epoch)
-            self._stop(partition, reading, cut)
+            if diverging.end_offset < reading.position:
+                cut = LogCutError(partition, reading.position, diverging.end_offset, diverging.epoch)
+                self._stop(partition, reading, cut)
+            else:
+                # Nothing was cut below the position: a leader may have gone before it wrote anything.
+                reading.leader_epoch = diverging.epoch
             return
         reading.failures, reading.not_before = 0, 0.0
         reading.high_watermark = answer.high_watermark
@@ -428,8 +446,11 @@ class Fetcher:
             answer.log_start_offset,
             contents.error,
             is_empty,
+            contents.leader_epoch,
         )
-        reading.position, reading.leader_epoch = next_offset, contents.leader_epoch
+        reading.position = next_offset
+        if contents.leader_epoch >= 0:
+            reading.leader_epoch = contents.leader_epoch
         reading.is_stopped = contents.error is not None
         self._partitions[partition] = self._partitions.pop(partition)
         self._news.set()
@@ -443,12 +464,9 @@ class Fetcher:
         reading.not_before = now + self._backoff.after_ms(reading.empty_answers) / 1000
         return False
 
-    def _failed(
+    def _stop_all(
         self, request: Mapping[str, Any], readings: Mapping[TopicPartition, Reading], error: KafkaError
     ) -> None:
-        if error.is_retriable:
-            self._try_later(readings.values())
-            return
         for partition, reading, is_wanted in self._asked(request, readings):
             if is_wanted:
                 self._stop(partition, reading, error)
@@ -481,6 +499,17 @@ class Fetcher:
         leader = answer.get("current_leader")
         if leader is not None and leader.leader_id >= 0:
             self._cluster.learn_leader(partition, leader.leader_id, leader.leader_epoch)
+
+
+def _may_pass(error: KafkaError) -> bool:
+    """Whether asking again may help. What a broker did not foresee often does not happen again."""
+    return error.is_retriable or error.code is ErrorCode.unknown_server_error
+
+
+def _warn_once(error: KafkaError, readings: Iterable[Reading]) -> None:
+    """Of what should not be, and what users are not told as long as it is tried again."""
+    if error.code is ErrorCode.unknown_server_error and not any(each.failures for each in readings):
+        _log.warning("a fetch failed at the broker and is tried again", error=error)
 
 
 def _checked(partition: TopicPartition, offset: int) -> int:

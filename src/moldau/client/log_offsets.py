@@ -1,11 +1,12 @@
 """Asks partitions' leaders for offsets: of the log's start and end, or of the first record at or after a time."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from moldau.client.cluster import Cluster
 from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.metadata import NO_LEADER
 from moldau.client.record import TopicPartition
 from moldau.client.retries import Retry
 from moldau.wire.api_keys import ApiKey
@@ -21,6 +22,10 @@ class OffsetAndTimestamp(NamedTuple):
     leader_epoch: int = -1
 
 
+Take = Callable[[dict[TopicPartition, OffsetAndTimestamp]], None]
+"""Hears what a leader has answered, as soon as it has."""
+
+
 async def list_offsets(
     cluster: Cluster,
     times: Mapping[TopicPartition, int],
@@ -33,26 +38,46 @@ async def list_offsets(
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     left = dict(times)
     retry = cluster.retry(timeout_ms)
+
+    def take(answered: dict[TopicPartition, OffsetAndTimestamp]) -> None:
+        for partition, offset in answered.items():
+            del left[partition]
+            if offset.offset >= 0:
+                found[partition] = offset
+
     while left:
         by_leader, failure = await _by_leader(cluster, left, retry)
-        asked = [_ask(cluster, leader, each, isolation_level, retry) for leader, each in by_leader.items()]
-        # A list in the order of the leaders, so that a simulated run can be repeated.
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(answer, KafkaError):
-                failure = answer
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                answered, failed = answer
-                failure = failed or failure
-                for partition, offset in answered.items():
-                    del left[partition]
-                    if offset.offset >= 0:
-                        found[partition] = offset
+        failure = await _ask_all(cluster, by_leader, isolation_level, retry, take) or failure
         if failure is not None:
             await retry.after(failure)
             cluster.refresh_soon()
     return found
+
+
+async def ask_leaders(
+    cluster: Cluster, times: Mapping[TopicPartition, int], take: Take, *, isolation_level: int = 0
+) -> None:
+    """One attempt at what `list_offsets` does, for those who go on with the partitions that can be asked: none of
+    them waits for another's leader. Raises KafkaError at the end if there were some that could not."""
+    retry = cluster.retry()
+    unknown = dict.fromkeys(each.topic for each in times if cluster.partition_info(each) is None)
+    if unknown:
+        await cluster.refresh(unknown, timeout_ms=retry.left_ms)
+    by_leader: dict[int, dict[TopicPartition, int]] = {}
+    for partition, time in times.items():
+        by_leader.setdefault(cluster.known_leader_of(partition), {})[partition] = time
+    without = by_leader.pop(NO_LEADER, {})
+    failure = await _ask_all(cluster, by_leader, isolation_level, retry, take)
+    if failure is None and without:
+        for partition in without:
+            if cluster.partition_info(partition) is None:
+                # It may be on its way: that there is none is said only when it has not come in time.
+                await cluster.leader_of(partition, timeout_ms=retry.left_ms)
+        names = ", ".join(map(str, without))
+        failure = KafkaError(ErrorCode.leader_not_available, f"no leader to ask for an offset of {names}")
+    if failure is not None:
+        cluster.refresh_soon()
+        raise failure
 
 
 async def _by_leader(
@@ -68,6 +93,28 @@ async def _by_leader(
         else:
             by_leader.setdefault(leader, {})[partition] = time
     return by_leader, failure
+
+
+async def _ask_all(
+    cluster: Cluster,
+    by_leader: Mapping[int, Mapping[TopicPartition, int]],
+    isolation_level: int,
+    retry: Retry,
+    take: Take,
+) -> KafkaError | None:
+    """Asks all leaders at the same time. Returns a failure if there was any, first of all one that no retry helps."""
+
+    async def ask(leader: int, times: Mapping[TopicPartition, int]) -> KafkaError | None:
+        try:
+            answered, failure = await _ask(cluster, leader, times, isolation_level, retry)
+        except KafkaError as error:
+            return error
+        take(answered)
+        return failure
+
+    failures = await asyncio.gather(*(ask(leader, times) for leader, times in by_leader.items()))
+    failed = [each for each in failures if each is not None]
+    return min(failed, key=lambda each: each.is_retriable, default=None)
 
 
 async def _ask(

@@ -52,6 +52,8 @@ class Metadata:
         """Those that exist, as far as they were asked for."""
         self.topic_errors: dict[str, ErrorCode] = {}
         """Why the others are not there."""
+        self._missed: dict[str, TopicInfo] = {}
+        """Those that were there before a broker, which may have heard of less than others, said that they are not."""
 
     def partition(self, partition: TopicPartition) -> PartitionInfo | None:
         topic = self.topics.get(partition.topic)
@@ -71,6 +73,8 @@ class Metadata:
         known = self.topics
         if all_topics:
             self.topics, self.topic_errors = {}, {}
+            told = {topic.name for topic in answer.topics}
+            self._missed = {name: topic for name, topic in self._missed.items() if name in told}
         for topic in answer.topics:
             self._apply_topic(topic, known.get(topic.name))
         return before != (self.brokers, self.topics)
@@ -79,6 +83,7 @@ class Metadata:
         """Drops what nobody keeps fresh, so that whoever needs it again asks for it."""
         self.topics = {name: topic for name, topic in self.topics.items() if name in names}
         self.topic_errors = {name: code for name, code in self.topic_errors.items() if name in names}
+        self._missed = {name: topic for name, topic in self._missed.items() if name in names}
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
         """Takes over a leader that a broker named beside an error, if that is news."""
@@ -92,18 +97,25 @@ class Metadata:
     def _apply_topic(self, topic: Message, known: TopicInfo | None) -> None:
         name = topic.name
         if topic.error_code not in (ErrorCode.none, ErrorCode.leader_not_available):
-            self.topics.pop(name, None)
-            self.topic_errors[name] = code_of(topic.error_code)
+            self._miss(name, known, code_of(topic.error_code))
             return
         if not topic.partitions:
             # It is being created: there is nothing yet that could be written to.
-            self.topics.pop(name, None)
-            self.topic_errors[name] = ErrorCode.leader_not_available
+            self._miss(name, known, ErrorCode.leader_not_available)
             return
         self.topic_errors.pop(name, None)
+        missed = self._missed.pop(name, None)
+        known = known or missed
         same = known if known is not None and known.topic_id == topic.topic_id else None
         partitions = sorted((_merged(each, same) for each in topic.partitions), key=lambda each: each.index)
         self.topics[name] = TopicInfo(name, topic.topic_id, tuple(partitions), is_internal=topic.is_internal)
+
+    def _miss(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:
+        self.topics.pop(name, None)
+        self.topic_errors[name] = code
+        # Without an id nobody could tell whether the topic that comes back is the same.
+        if known is not None and known.topic_id is not None:
+            self._missed[name] = known
 
 
 def _merged(told: Message, topic: TopicInfo | None) -> PartitionInfo:

@@ -92,19 +92,19 @@ class Nodes:
         return list(dict.fromkeys([*brokers, *self._bootstrap]))
 
     def _best_first(self, lane: str) -> list[Address]:
-        """Connected and idle, then by how long ago they failed; among equals brokers before bootstrap servers."""
+        """Connected and idle, then by how long ago they failed; among equals brokers before bootstrap servers. Those
+        that failed a moment ago come last, connected or not: another connection may not have noticed yet."""
         brokers = [(each.host, each.port) for each in self._brokers.values()]
         self._random.shuffle(brokers)
-        addresses = list(dict.fromkeys([*brokers, *self._bootstrap]))
-        in_flight = {
-            address: connection.in_flight
-            for address in addresses
-            if (connection := self._open_connection(address, lane)) is not None
-        }
-        others = [address for address in addresses if address not in in_flight]
-        return sorted(in_flight, key=in_flight.__getitem__) + sorted(
-            others, key=lambda address: self._failed_at.get(address, 0.0)
-        )
+        recent = asyncio.get_running_loop().time() - self._timeout_ms / 1000
+
+        def rank(address: Address) -> tuple[float, bool, int, float]:
+            connection = self._open_connection(address, lane)
+            failed_at = self._failed_at.get(address, 0.0)
+            in_flight = 0 if connection is None else connection.in_flight
+            return failed_at if failed_at > recent else 0.0, connection is None, in_flight, failed_at
+
+        return sorted(dict.fromkeys([*brokers, *self._bootstrap]), key=rank)
 
     def _open_connection(self, address: Address, lane: str) -> Connection | None:
         connection = self._connections.get((address, lane))

@@ -213,10 +213,13 @@ class Positions:
         if without:
             raise NoOffsetForPartitionError(without, "no offset is committed")
 
-    def reset_to(self, asked: Mapping[TopicPartition, Place], found: Mapping[TopicPartition, int]) -> None:
+    def reset_to(
+        self, asked: Mapping[TopicPartition, Place], found: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
         for partition, place in self._still_there(asked).items():
-            if partition in found:
-                place.offset, place.reset = found[partition], None
+            at = found.get(partition)
+            if at is not None:
+                place.offset, place.leader_epoch, place.reset = at.offset, at.leader_epoch, None
 
     def _without_offset(self, fits: Callable[[Place], bool]) -> dict[TopicPartition, Place]:
         return {each: place for each, place in self._places.items() if place.offset is None and fits(place)}

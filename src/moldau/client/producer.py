@@ -250,6 +250,8 @@ class Producer:
             raise RequestTimedOutError(
                 f"{topic!r} could take no record for {self._max_block_ms} ms"
             ) from None
+        # Of a producer that was closed meanwhile nobody would send the record.
+        self._check_open()
 
     async def _know(self, topic: str) -> None:
         """Waits until a topic is there, and has the cluster keep track of it."""

@@ -9,9 +9,9 @@ from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
 from moldau.client.fetched import Fetched, LogCutError
 from moldau.client.fetcher import Fetcher
 from moldau.client.group_offsets import GroupOffsets
-from moldau.client.log_offsets import list_offsets
+from moldau.client.log_offsets import OffsetAndTimestamp, ask_leaders
 from moldau.client.nodes import shared
-from moldau.client.positions import Mode, Positions, Reset
+from moldau.client.positions import Mode, OffsetAndMetadata, Positions, Reset
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.client.undelivered import PartitionError, Undelivered
 from moldau.observe.logging import get_logger
@@ -41,6 +41,8 @@ class Reading:
         self._backoff = cluster.backoff()
         self._looking_up: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
+        self._trouble = ""
+        """Why the last look-up failed, if it did."""
 
     async def close(self) -> None:
         if self._looking_up is not None:
@@ -91,8 +93,11 @@ class Reading:
     def _align(self) -> None:
         """Fetches every partition whose position is known, and that can be read from there."""
         left_out = {*self._fetcher.partitions, *self._undelivered.broken}
-        known = self._positions.consumed()
-        self._fetcher.add({each: at.offset for each, at in known.items() if each not in left_out})
+        known = {each: at for each, at in self._positions.consumed().items() if each not in left_out}
+        self._fetcher.add(
+            {each: at.offset for each, at in known.items()},
+            leader_epochs={each: at.leader_epoch for each, at in known.items()},
+        )
         fetched = set(self._fetcher.partitions)
         self._fetcher.pause(each for each in self._positions.paused if each in fetched)
 
@@ -160,13 +165,17 @@ class Reading:
     async def _look_up(self) -> None:
         try:
             await self._look_up_committed()
+            self._align()
             await self._look_up_resets()
             self._backoff.reset()
+            self._trouble = ""
         except KafkaError as error:
             if self._is_worth_telling(error):
                 self._failure = error
             else:
-                _log.info("positions could not be looked up and will be again", error=error)
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    _log.info("positions could not be looked up and will be again", error=error)
                 await asyncio.sleep(self._backoff.next_ms() / 1000)
         finally:
             self._looking_up = None
@@ -182,9 +191,18 @@ class Reading:
     async def _look_up_resets(self) -> None:
         asked = self._positions.to_reset()
         times = {each: place.reset.value for each, place in asked.items() if place.reset is not None}
+
+        def take(answered: dict[TopicPartition, OffsetAndTimestamp]) -> None:
+            found = {
+                each: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch)
+                for each, at in answered.items()
+                if at.offset >= 0
+            }
+            self._positions.reset_to(asked, found)
+            self._align()
+
         if times:
-            found = await list_offsets(self._cluster, times, isolation_level=self._isolation_level)
-            self._positions.reset_to(asked, {each: at.offset for each, at in found.items()})
+            await ask_leaders(self._cluster, times, take, isolation_level=self._isolation_level)
 
     def _is_worth_telling(self, error: KafkaError) -> bool:
         """Brokers come back. A partition that does not exist is the user's affair where they named it themselves;

@@ -131,5 +131,4 @@ class _Entry:
     def _end(self) -> None:
         self.is_read = True
         self.position = self._fetched.next_offset
-        if self._fetched.batches:
-            self.leader_epoch = self._fetched.batches[-1].leader_epoch
+        self.leader_epoch = max(self.leader_epoch, self._fetched.leader_epoch)
