@@ -122,7 +122,9 @@ ALL = [
     Proof(
         "silent-cuts",
         "A leader of three real nodes cut off silently under load, 25 times from the other nodes and 25 times from its "
-        "clients too: nothing acknowledged is lost, doubled or out of order; how long writes paused is shown.",
+        "clients too: nothing acknowledged is lost, doubled or out of order; how long writes paused is shown. Where "
+        "clients are cut off the producer has request.timeout.ms=2000, socket.timeout.ms=3000 and "
+        "topic.metadata.refresh.interval.ms=1000: by its defaults it would wait a minute for the silent leader.",
         ("-m", "pytest", "tests/chaos/test_network_partition.py", "-k", "silently"),
         {"MOLDAU_SILENT_CUTS": "25"},
     ),

@@ -101,6 +101,8 @@ def test_three_nodes_come_up_one_dies_and_the_others_go_on_until_they_are_stoppe
             f"node {node_id} is up on 127.0.0.1:{port + node_id - 1}, process {up.pid(node_id)}" in up.said()
         )
     assert "write.caching" in up.said()
+    bootstrap = ",".join(f"127.0.0.1:{port + number}" for number in range(3))
+    assert f"export MOLDAU_BOOTSTRAP={bootstrap}\n" in up.said()
     pids = [up.pid(node_id) for node_id in (1, 2, 3)]
 
     os.kill(pids[1], signal.SIGKILL)
@@ -108,7 +110,7 @@ def test_three_nodes_come_up_one_dies_and_the_others_go_on_until_they_are_stoppe
     assert not (directory / "node-2" / "pid").exists()
     assert is_alive(pids[0])
     assert is_alive(pids[2])
-    environment = {**clean_environment(), "MOLDAU_BOOTSTRAP": f"127.0.0.1:{port + 2}"}
+    environment = {**clean_environment(), "MOLDAU_BOOTSTRAP": bootstrap}
     made = subprocess.run(
         [*COMMAND, "topic", "create", "orders", "--replicas", "2"],
         env=environment,

@@ -205,6 +205,16 @@ def test_a_paused_node_can_be_killed(faulty: Cluster) -> None:
     assert sorted(faulty.nodes) == [1, 2, 3]
 
 
+def test_a_paused_node_can_be_stopped(faulty: Cluster) -> None:
+    victim = next(node_id for node_id in (1, 2, 3) if node_id != faulty.controller_id)
+    faulty.pause(victim)
+    faulty.restart(victim)
+    assert sorted(faulty.nodes) == [1, 2, 3]
+    # It stands still once more: that it did so before is forgotten.
+    faulty.pause(victim)
+    faulty.resume(victim)
+
+
 def test_nothing_comes_through_a_cut_until_it_heals(faulty: Cluster) -> None:
     async def story() -> None:
         victim = next(

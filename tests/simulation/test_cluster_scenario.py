@@ -14,7 +14,7 @@ from moldau.testing.simulation.scenario_cluster import FAULTS_MIN, OPERATIONS_MI
 
 SEEDS = range(6)
 """`make simulate SEEDS=2000` plays the full number."""
-SEEDS_PER_ABLATION = 5
+SEEDS_PER_ABLATION = 10
 FIRST_SEED = 1000
 """As in the proofs: where a safeguard was found out there, it is here."""
 

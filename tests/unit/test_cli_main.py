@@ -67,6 +67,22 @@ def test_the_log_commands_are_there() -> None:
     assert "verify" in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["up", "--set"], "--set"),
+        (["topic", "create", "x", "-c"], "--config"),
+        (["topic", "alter", "x", "-c"], "--config"),
+    ],
+)
+def test_what_is_no_setting_is_blamed_on_the_option_it_was_given_with(
+    arguments: list[str], option: str
+) -> None:
+    result = CliRunner().invoke(app, [*arguments, "nonsense"])
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: 'nonsense' is not NAME=VALUE" in result.output
+
+
 def test_serve_is_reached_through_typer_too() -> None:
     result = CliRunner().invoke(app, ["serve", "--store", "tape"])
     assert result.exit_code == 2

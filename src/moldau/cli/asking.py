@@ -102,7 +102,8 @@ def fail(error: KafkaError, bootstrap: str) -> NoReturn:
     complain(error)
     if isinstance(error, ConnectionLostError):
         say(
-            f"Is a broker running at {bootstrap}? Start one with `moldau serve`, or name another with --bootstrap."
+            f"Is a broker running at {bootstrap}? Name others with --bootstrap or MOLDAU_BOOTSTRAP; where there is "
+            "none yet, `moldau serve` starts one."
         )
     raise typer.Exit(1)
 

@@ -79,12 +79,12 @@ NodeId = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 
 
-def parse_settings(pairs: list[str]) -> dict[str, str]:
-    """`name=value` as options give them."""
+def parse_settings(pairs: list[str], option: str) -> dict[str, str]:
+    """`name=value` as an option gives them."""
     settings = {}
     for pair in pairs:
         setting, equals, value = pair.partition("=")
         if not equals or not setting:
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--config")
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
         settings[setting] = value
     return settings

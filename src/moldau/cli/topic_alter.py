@@ -43,7 +43,10 @@ def topic_alter(
 
     moldau topic alter orders --partitions 12 --config retention.ms=86400000
     """
-    changes: dict[str, str | None] = {**parse_settings(config or []), **dict.fromkeys(unset or [])}
+    changes: dict[str, str | None] = {
+        **parse_settings(config or [], "--config"),
+        **dict.fromkeys(unset or []),
+    }
     if partitions is None and not changes:
         raise typer.BadParameter("say what to change: --partitions, --config or --unset")
 

@@ -50,6 +50,6 @@ def topic_create(
 
     moldau topic create orders --partitions 6 --config cleanup.policy=compact
     """
-    configs = dict[str, str | None](parse_settings(config or []))
+    configs = dict[str, str | None](parse_settings(config or [], "--config"))
     wanted = [NewTopic(name, partitions or BY_DEFAULT, replicas or BY_DEFAULT, configs) for name in topics]
     tell_each(ask(lambda admin: admin.create_topics(wanted), bootstrap), "created")

@@ -64,7 +64,7 @@ def up(
     moldau up --nodes 3 --port 9092 --data-dir ./cluster
     """
     try:
-        given = parse_settings(settings or [])
+        given = parse_settings(settings or [], "--set")
         with data_lock(str(data_dir)):
             plan = make_plan(data_dir, nodes, port, given, write_caching=not sync)
             for note in check_machine(plan):
@@ -137,6 +137,10 @@ async def _all_up(processes: list[NodeProcess], asked: "asyncio.Future[int]") ->
 
 def _tell_up(plan: ClusterPlan) -> None:
     output.print(f"The cluster is up: {plan.bootstrap}")
+    if len(plan.nodes) > 1:
+        output.print(
+            f"So that commands find it whichever node dies: export MOLDAU_BOOTSTRAP={plan.bootstrap}"
+        )
     defaults = plan.nodes[0].settings.topic_defaults
     output.print(
         f"Topics get {counted(plan.nodes[0].settings.default_replication_factor, 'replica')}, of which "

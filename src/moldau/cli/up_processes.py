@@ -16,6 +16,7 @@ class NodeProcess:
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
         self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
 
     @property
     def pid(self) -> int:
@@ -30,6 +31,7 @@ class NodeProcess:
         # The nodes are the same whatever settings there are for others.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
         with self.plan.log_file.open("ab") as log:
+            self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -74,7 +76,8 @@ class NodeProcess:
 
     def last_words(self) -> str:
         """Why it ended, as far as it said so."""
-        lines = self.plan.log_file.read_text(errors="replace").strip().splitlines()
+        said = self.plan.log_file.read_bytes()[self._log_start :]
+        lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("moldau: ") if lines else "it did not say why"
 
 

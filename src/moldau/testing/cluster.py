@@ -102,7 +102,8 @@ class Cluster:
         self._running.pop(node_id).kill()
 
     def stop(self, node_id: int) -> None:
-        """The node stops cleanly: it hands over what it leads first."""
+        """The node stops cleanly: it hands over what it leads first. One that stands still goes on for that."""
+        self.resume(node_id)
         thread = self._running.pop(node_id)
         try:
             thread.stop().result(STOPPED_WITHIN_S)
