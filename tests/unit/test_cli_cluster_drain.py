@@ -21,11 +21,17 @@ REFUSED = KafkaError(ErrorCode.invalid_replica_assignment, "No replica is known 
 
 class ScriptedAdmin(Admin):
     """A cluster of five. What it is asked to move of the topic `t`, and does not refuse, has moved at the next look;
-    of `stuck`, whom nobody leads, nothing ever does. Whoever is asked for topics has heard of all that was before
+    of `stuck`, whom nobody leads, nothing ever does, nor where one that is `down` from the second look on is to have
+    it. Whoever is asked for topics has heard of all that was before
     the last `lag` looks, and of what has begun since."""
 
     def __init__(
-        self, partitions: Sequence[Replicas], refuse: Refuse, stuck: Sequence[int] = (), lag: int = 0
+        self,
+        partitions: Sequence[Replicas],
+        refuse: Refuse,
+        stuck: Sequence[int] = (),
+        lag: int = 0,
+        down: Sequence[int] = (),
     ) -> None:
         super().__init__(ScriptedCluster())
         self.partitions = list(partitions)
@@ -33,6 +39,7 @@ class ScriptedAdmin(Admin):
         self._refuse = refuse
         self._stuck = stuck
         self._lag = lag
+        self._down = down
         self._ended: dict[int, int] = {}
         """By partition, the look at which its move ended."""
         self._ongoing: dict[TopicPartition, OngoingReassignment] = {}
@@ -40,7 +47,8 @@ class ScriptedAdmin(Admin):
     async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
         self.looks += 1
         assert self.looks <= 2 * LOOKS_IN_VAIN, "it does not end"
-        brokers = tuple(BrokerInfo(node_id, "nowhere", 1, None) for node_id in (1, 2, 3, 4, 5))
+        down = self._down if self.looks > 1 else ()
+        brokers = tuple(BrokerInfo(each, "nowhere", 1, None) for each in (1, 2, 3, 4, 5) if each not in down)
         return ClusterDescription("scripted", 1, brokers)
 
     async def list_reassignments(
@@ -70,9 +78,9 @@ class ScriptedAdmin(Admin):
         return results
 
     def _move(self, partition: TopicPartition, target: Replicas) -> None:
-        if partition.partition in self._stuck:
-            before = self.partitions[partition.partition]
-            adding = tuple(each for each in target if each not in before)
+        before = self.partitions[partition.partition]
+        adding = tuple(each for each in target if each not in before)
+        if partition.partition in self._stuck or not set(adding).isdisjoint(self._down):
             self._ongoing[partition] = OngoingReassignment((*target, LEAVING), adding, (LEAVING,))
             target = (*target, LEAVING)
         else:
@@ -81,12 +89,16 @@ class ScriptedAdmin(Admin):
 
 
 def drained(
-    partitions: Sequence[Replicas], refuse: Refuse, stuck: Sequence[int] = (), lag: int = 0
+    partitions: Sequence[Replicas],
+    refuse: Refuse,
+    stuck: Sequence[int] = (),
+    lag: int = 0,
+    down: Sequence[int] = (),
 ) -> ScriptedAdmin:
     made: list[ScriptedAdmin] = []
 
     async def story() -> None:
-        made.append(ScriptedAdmin(partitions, refuse, stuck, lag))
+        made.append(ScriptedAdmin(partitions, refuse, stuck, lag, down))
         await move_all(made[0], LEAVING)
 
     run(story)
@@ -123,6 +135,17 @@ def test_it_ends_where_nobody_leads_what_was_to_be_copied(capsys: pytest.Capture
     with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
         drained([(1, 2), (1, 3)], lambda index, look: None, stuck=[1])
     assert capsys.readouterr().err.count("t-1 stays for now: nobody leads it") == 1
+
+
+def test_it_ends_where_the_node_that_is_to_have_a_replica_died(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
+        drained([(1, 2, 3, 4)], lambda index, look: None, down=[5])
+    assert capsys.readouterr().err.count("t-0 stays for now: node 5, which is to have it, is down") == 1
+
+
+def test_a_follower_that_is_down_holds_up_no_move() -> None:
+    admin = drained([(1, 2, 3)], lambda index, look: None, down=[3])
+    assert admin.looks == 2
 
 
 def test_what_was_refused_for_a_while_moves_when_it_can(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,8 +38,11 @@ def delete(*answers: Callable[[Asked], Answer]) -> None:
     asyncio.run(main())
 
 
-def test_a_topic_that_an_attempt_without_an_answer_may_have_deleted_is_deleted_if_it_is_not_there() -> None:
-    delete(lambda _: HangUp, deleted(ErrorCode.unknown_topic_or_partition))
+@pytest.mark.parametrize("in_doubt", [lambda _: HangUp, deleted(ErrorCode.request_timed_out)])
+def test_a_topic_that_an_attempt_in_doubt_may_have_deleted_is_deleted_if_it_is_not_there(
+    in_doubt: Callable[[Asked], Answer],
+) -> None:
+    delete(in_doubt, deleted(ErrorCode.unknown_topic_or_partition))
 
 
 @pytest.mark.parametrize("before", [[], [deleted(ErrorCode.not_controller)]])

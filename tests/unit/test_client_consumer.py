@@ -347,6 +347,18 @@ def test_a_partition_whose_offset_cannot_be_looked_up_keeps_no_other_waiting(
     run(scenario)
 
 
+@pytest.mark.parametrize(("leader", "other"), [(2, TopicPartition("t", 1)), (1, TopicPartition("u", 0))])
+def test_a_position_is_told_as_soon_as_it_is_found_whatever_else_is_looked_up(
+    leader: int, other: TopicPartition
+) -> None:
+    async def scenario() -> None:
+        async with Consumer(cluster=Halved(leader), auto_offset_reset="earliest") as consumer:
+            consumer.assign([HERE, other])
+            assert await consumer.position(HERE, timeout_ms=1_000) == 0
+
+    run(scenario)
+
+
 def test_a_partition_without_a_leader_is_read_soon_after_it_has_one() -> None:
     cluster = Halved(leader=-1)
     cluster.log = []

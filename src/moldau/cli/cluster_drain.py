@@ -40,8 +40,8 @@ class Plan(NamedTuple):
     """What has to be asked for."""
     moving: Moves
     """What was asked for already, by whomever."""
-    leaderless: list[TopicPartition]
-    """Those of them that nobody leads."""
+    held: Reasons
+    """Why some of that does not go on."""
 
     @property
     def left(self) -> int:
@@ -89,14 +89,14 @@ async def move_all(admin: Admin, node: int) -> None:
                 return
             refused = await _begin(admin, plan.moves)
             begun = {each: to for each, to in (plan.moves | plan.moving).items() if each not in refused}
-            held = refused | dict.fromkeys(plan.leaderless, NO_LEADER)
+            held = refused | plan.held
             _tell(held, told)
             in_vain = in_vain + 1 if len(held) == plan.left else 0
             if in_vain == LOOKS_IN_VAIN:
                 raise CommandError(
                     f"{counted(plan.left, 'partition')} cannot be moved off node {node} now, for the reasons above. "
-                    "Drain it again when the nodes that have the records are back; if those are gone for good, elect "
-                    "other leaders first (`moldau cluster elect-leaders --unclean`), or delete the topics."
+                    "Drain it again when the nodes it waits for are back; if those that have the records are gone for "
+                    "good, elect other leaders first (`moldau cluster elect-leaders --unclean`), or delete the topics."
                 )
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -117,16 +117,21 @@ async def _plan(admin: Admin, node: int, begun: Moves) -> Plan:
     ongoing = await admin.list_reassignments()
     replicas: dict[tuple[str, int], tuple[int, ...]] = {}
     moving: Moves = {}
-    leaderless = []
+    held: Reasons = {}
+    alive = {each.node_id for each in cluster.brokers}
     for topic in await admin.list_topics(internal=True):
         for each in topic.partitions:
             partition = TopicPartition(topic.name, each.index)
-            move = _move(each, ongoing.get(partition), begun.get(partition))
+            under_way = ongoing.get(partition)
+            move = _move(each, under_way, begun.get(partition))
             replicas[partition] = each.replicas if move is None else move
             if move is not None and node in each.replicas and node not in move:
                 moving[partition] = move
+                adding = () if under_way is None else under_way.adding
                 if each.leader < 0:
-                    leaderless.append(partition)
+                    held[partition] = NO_LEADER
+                elif not alive.issuperset(adding):
+                    held[partition] = f"node {min(set(adding) - alive)}, which is to have it, is down"
     racks = {each.node_id: each.rack for each in cluster.brokers if each.node_id != node}
     try:
         wanted = drain(replicas, racks, node)
@@ -137,7 +142,7 @@ async def _plan(admin: Admin, node: int, begun: Moves) -> Plan:
         for each in wanted
         if each.replicas is not None
     }
-    return Plan(moves, moving, leaderless)
+    return Plan(moves, moving, held)
 
 
 def _move(

@@ -82,14 +82,16 @@ class TopicAdmin(AdminBase):
             try:
                 answer = await self._cluster.call(None, ApiKey.DELETE_TOPICS, tree)
             except KafkaError:
-                # The broker may have heard it: that a topic is unknown is then what was wanted.
+                # The broker may have heard it: that a topic is unknown then is what was wanted.
                 maybe_gone.update(left)
                 raise
-            results = {each.name: error_of(each.error_code, each.error_message) for each in answer.responses}
-            return {
-                name: None if name in maybe_gone and _is_gone(error) else error
-                for name, error in results.items()
-            }
+            results: Results[str, None] = {}
+            for each in answer.responses:
+                error = error_of(each.error_code, each.error_message)
+                results[each.name] = None if each.name in maybe_gone and _is_gone(error) else error
+                if error is not None and error.code is ErrorCode.request_timed_out:
+                    maybe_gone.add(each.name)
+            return results
 
         return await self._each(names, ask)
 

@@ -417,7 +417,7 @@ class Fetcher:
                 cut = LogCutError(partition, reading.position, diverging.end_offset, diverging.epoch)
                 self._stop(partition, reading, cut)
             else:
-                # Nothing was cut below the position: a leader may have gone before it wrote anything.
+                # Most likely nothing was cut: a leader may have gone before it wrote anything.
                 reading.leader_epoch = diverging.epoch
             return
         reading.failures, reading.not_before = 0, 0.0

@@ -40,6 +40,8 @@ class Reading:
         self._undelivered = Undelivered()
         self._backoff = cluster.backoff()
         self._looking_up: asyncio.Task[None] | None = None
+        self._found = asyncio.Event()
+        """Set, and replaced, when a look-up has found something and goes on."""
         self._failure: Exception | None = None
         self._trouble = ""
         """Why the last look-up failed, if it did."""
@@ -156,16 +158,32 @@ class Reading:
             async with asyncio.timeout(timeout_ms / 1000):
                 while (offset := self._positions.position(partition)) is None:
                     self.look_up()
-                    if self._looking_up is not None:
-                        await shared(self._looking_up)
+                    await self._some_found()
                 return offset
         except TimeoutError:
             raise RequestTimedOutError(f"no position of {partition} was found in {timeout_ms} ms") from None
 
+    async def _some_found(self) -> None:
+        """Returns when the look-up under way has found something, or has ended."""
+        looking_up = self._looking_up
+        if looking_up is not None:
+            found = asyncio.ensure_future(self._found.wait())
+            try:
+                await asyncio.wait([looking_up, found], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                found.cancel()
+            if looking_up.done():
+                await shared(looking_up)
+
+    def _go_on_with_found(self) -> None:
+        self._align()
+        self._found.set()
+        self._found = asyncio.Event()
+
     async def _look_up(self) -> None:
         try:
             await self._look_up_committed()
-            self._align()
+            self._go_on_with_found()
             await self._look_up_resets()
             self._backoff.reset()
             self._trouble = ""
@@ -199,7 +217,7 @@ class Reading:
                 if at.offset >= 0
             }
             self._positions.reset_to(asked, found)
-            self._align()
+            self._go_on_with_found()
 
         if times:
             await ask_leaders(self._cluster, times, take, isolation_level=self._isolation_level)
