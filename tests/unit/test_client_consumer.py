@@ -347,6 +347,38 @@ def test_a_partition_whose_offset_cannot_be_looked_up_keeps_no_other_waiting(
     run(scenario)
 
 
+def test_what_is_no_longer_assigned_is_no_longer_read() -> None:
+    async def scenario() -> None:
+        cluster, other = Halved(leader=-1), TopicPartition("t", 1)
+        cluster.log = [b"a", b"b"]
+        async with Consumer(cluster=cluster, auto_offset_reset="earliest", max_poll_records=1) as consumer:
+            consumer.assign([HERE])
+            assert [record.value for record in await consumer.poll(1_000)] == [b"a"]
+            consumer.assign([other])
+            assert await consumer.poll(1_000) == []
+            consumer.assign([HERE])
+            assert [record.value for record in await consumer.poll(1_000)] == [b"a"]
+
+    run(scenario)
+
+
+def test_what_stays_assigned_is_read_on() -> None:
+    async def scenario() -> None:
+        cluster, other = Halved(leader=-1), TopicPartition("t", 1)
+        cluster.log = [b"a", b"b"]
+        async with Consumer(cluster=cluster, auto_offset_reset="earliest", max_poll_records=1) as consumer:
+            consumer.assign([HERE])
+            assert [record.value for record in await consumer.poll(1_000)] == [b"a"]
+            consumer.pause([HERE])
+            consumer.assign([HERE, other])
+            assert await consumer.position(HERE) == 1
+            assert await consumer.poll(1_000) == []
+            consumer.resume([HERE])
+            assert [record.value for record in await consumer.poll(1_000)] == [b"b"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(("leader", "other"), [(2, TopicPartition("t", 1)), (1, TopicPartition("u", 0))])
 def test_a_position_is_told_as_soon_as_it_is_found_whatever_else_is_looked_up(
     leader: int, other: TopicPartition

@@ -333,6 +333,25 @@ def test_a_heartbeat_that_failed_is_sent_again_soon() -> None:
     assert [type(each) for each in who.step(3_110, Tick())] == [SendHeartbeat]
 
 
+def test_a_coordinator_that_refuses_and_is_found_again_is_asked_less_and_less_often() -> None:
+    who = stable()
+    beats = []
+    now_ms = 3_000
+    while now_ms < 10_000:
+        effects = who.step(now_ms, Tick())
+        for effect in effects:
+            if isinstance(effect, SendHeartbeat):
+                beats.append(now_ms)
+                effects += who.step(now_ms, HeartbeatAnswered(effect.beat, ErrorCode.not_coordinator))
+            elif isinstance(effect, FindCoordinator):
+                who.step(now_ms, CoordinatorFound(1))
+        assert len(beats) < 15
+        at_ms = who.heartbeat_at_ms()
+        assert at_ms is not None
+        now_ms = max(now_ms, at_ms)
+    assert beats[:2] == [3_000, 3_000]
+
+
 def test_no_heartbeats_go_out_while_a_join_waits() -> None:
     who = stable()
     rejoining(who)

@@ -7,7 +7,7 @@ import pytest
 from moldau.client.consumer_errors import NoOffsetForPartitionError
 from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
 from moldau.client.fetched import Fetched
-from moldau.client.positions import OffsetAndMetadata, Positions, Reset
+from moldau.client.positions import Mode, OffsetAndMetadata, Positions, Reset
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.client.undelivered import PartitionError, Undelivered
 from moldau.records.batch import Batch
@@ -19,7 +19,8 @@ A, B, C = (TopicPartition("t", index) for index in range(3))
 
 def assigned(*partitions: TopicPartition, reset: Reset = Reset.EARLIEST) -> Positions:
     positions = Positions(reset)
-    positions.assign_manually(partitions)
+    positions.assign_manually()
+    positions.set_assigned(partitions)
     return positions
 
 
@@ -28,12 +29,12 @@ def test_a_consumer_reads_one_kind_of_thing_at_a_time() -> None:
     positions.subscribe(["b", "a", "b"])
     assert positions.topics == ("a", "b")
     with pytest.raises(IllegalStateError, match="reads topics: unsubscribe"):
-        positions.assign_manually([A])
+        positions.assign_manually()
     with pytest.raises(IllegalStateError, match="given a pattern"):
         positions.subscribe_pattern(re.compile("x"))
     positions.unsubscribe()
-    positions.assign_manually([A])
-    assert positions.assigned == [A]
+    positions.assign_manually()
+    assert positions.mode is Mode.MANUAL
 
 
 def test_what_stays_assigned_keeps_its_position_and_its_pause() -> None:

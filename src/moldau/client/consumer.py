@@ -281,7 +281,7 @@ class Consumer:
         for each in wanted:
             if not is_topic_name(each.topic) or each.partition < 0:
                 raise ValueError(f"{each!r} is not a partition")
-        self._positions.assign_manually(())
+        self._positions.assign_manually()
         self._reading.assign(wanted)
 
     async def unsubscribe(self) -> None:

@@ -315,6 +315,7 @@ class Membership:
             # One that came back did not share out the partitions itself.
             self._watched = dict(self._note.partition_counts)
         self._joins.succeeded()
+        self._finds.succeeded()
         return []
 
     def _take_offer(self) -> list[Effect]:
@@ -385,7 +386,6 @@ class Membership:
 
     def _coordinator_found(self, now_ms: int, event: CoordinatorFound) -> list[Effect]:
         self._is_finding = False
-        self._finds.succeeded()
         self.coordinator = event.node_id
         self._beats.begin_again(now_ms)
         return []
@@ -437,15 +437,19 @@ class Membership:
         if not self._beats.is_awaited(answer.beat) or not self._beats_now():
             return []
         if answer.code == ErrorCode.none:
-            self._beats.answered(now_ms)
+            self._accepted(now_ms)
         elif answer.code == ErrorCode.rebalance_in_progress:
-            self._beats.answered(now_ms)
+            self._accepted(now_ms)
             if self.state in (MemberState.STABLE, MemberState.JOINED):
                 self._rejoin_reason = "the group is rebalancing"
         else:
             self._beats.failed(now_ms)
             return self._refused(now_ms, answer.code, "heartbeat")
         return []
+
+    def _accepted(self, now_ms: int) -> None:
+        self._beats.answered(now_ms)
+        self._finds.succeeded()
 
     def _commit_refused(self, now_ms: int, answer: CommitRefused) -> list[Effect]:
         if answer.generation != self.generation:
@@ -464,6 +468,8 @@ class Membership:
             return [Warn(f"the group has gone on without this consumer: {code.name} in answer to a {what}")]
         if code in COORDINATOR_GONE:
             self.coordinator = None
+            # The same one may be found again, as long as the cluster has no other: it is not asked without end.
+            self._finds.failed(now_ms)
             return self._find(now_ms)
         if not code.retriable:
             self._failure = KafkaError(code, f"in answer to a {what}")

@@ -86,9 +86,9 @@ class Positions:
         self._enter(Mode.PATTERN)
         self.pattern = pattern
 
-    def assign_manually(self, partitions: Iterable[TopicPartition]) -> None:
+    def assign_manually(self) -> None:
+        """Which partitions, `set_assigned` is told."""
         self._enter(Mode.MANUAL)
-        self.set_assigned(partitions)
 
     def unsubscribe(self) -> None:
         self.mode = Mode.NOTHING
