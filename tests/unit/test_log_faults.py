@@ -134,6 +134,30 @@ def test_an_offline_log_keeps_the_shutdown_from_being_clean() -> None:
     run(body)
 
 
+def test_a_topic_id_that_cannot_be_read_keeps_no_other_log_from_being_opened() -> None:
+    async def body() -> None:
+        disk = make_disk()
+        other = NAME._replace(partition=1)
+        for name in (NAME, other):
+            store = FilesStore(disk, "data", SystemClock())
+            await store.start()
+            log = await store.open(name, TOPIC_ID, SMALL)
+            await append(log, b"kept")
+            await made_durable(log)
+        disk = disk.kill()
+        fault = disk.inject("read", f"*{NAME}/partition.metadata", error=errno.EIO, times=None)
+        store = FilesStore(disk, "data", SystemClock())
+        await store.start()
+        assert store.found() == [(other, TOPIC_ID)]
+        assert await values_of(await store.open(other, TOPIC_ID, SMALL)) == [b"kept"]
+        with pytest.raises(StorageError):
+            await store.open(NAME, TOPIC_ID, SMALL)
+        disk.faults.remove(fault)
+        assert await values_of(await store.open(NAME, TOPIC_ID, SMALL)) == [b"kept"]
+
+    run(body)
+
+
 def test_an_index_that_cannot_be_written_harms_nobody() -> None:
     async def body() -> None:
         disk = make_disk()
@@ -177,6 +201,25 @@ def test_retention_and_compaction_wait_while_the_disk_is_full() -> None:
         disk.faults.remove(fault)
         assert await log.compact(10_000, 6)
         assert len(await values_of(log)) < 3
+
+    run(body)
+
+
+@pytest.mark.parametrize("newest_ms", [19_000, 12_000], ids=["the active one stays", "all are too old"])
+def test_segments_are_deleted_though_there_is_no_room_for_a_new_one(newest_ms: int) -> None:
+    async def body() -> None:
+        disk = make_disk()
+        log = await open_log(disk, TopicSettings(segment_bytes=1024, retention_ms=5_000, segment_ms=500))
+        for timestamp_ms in (10_000, 11_000, newest_ms):
+            await append(log, BIG, timestamp_ms=timestamp_ms)
+        await made_durable(log)
+        fault = disk.inject("open", "*.log", error=errno.ENOSPC, times=None)
+        await log.apply_retention(20_000, 3)
+        assert (log.failure, log.start_offset) == (None, 2)
+        assert disk.list("data/orders-0").count("00000000000000000000.log") == 0
+        disk.faults.remove(fault)
+        await log.apply_retention(20_000, 3)
+        assert log.start_offset == (2 if newest_ms == 19_000 else 3)
 
     run(body)
 

@@ -17,7 +17,17 @@ from moldau.records.batch import split
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.disk import DiskSettings, SimulatedDisk
 from moldau.world.clock import SystemClock
-from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, made_durable, records_of, values_of
+from support.logs import (
+    NAME,
+    OTHER_TOPIC_ID,
+    TOPIC_ID,
+    append,
+    batch_at,
+    batches_of,
+    made_durable,
+    records_of,
+    values_of,
+)
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 COMPACTED = TopicSettings(
@@ -356,6 +366,40 @@ def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
         await store.close()
         _, log = await open_store(disk.kill(), settings)
         assert [record.offset for record in await records_of(log)] == expected
+
+    run(body)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_power_cut_after_a_compaction_forgets_no_sequence(seed: int) -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(seed), settings=QUICK)
+        _, log = await open_store(disk, COMPACTED)
+
+        async def write(sequence: int, producer: int, size: int = 400) -> None:
+            await append(
+                log, b"x" * size, keys=[b"k"], producer_id=producer, producer_epoch=0, base_sequence=sequence
+            )
+
+        for sequence in range(3):
+            await write(sequence, 7)
+        await write(0, 8)
+        await made_durable(log)
+        durable = log.end_offset
+        # So many that none of the batches that are safe is remembered.
+        await write(3, 7)
+        for sequence in range(4, 8):
+            await write(sequence, 7, 10)
+        await log.settle()
+        assert (log.durable_offset, log._bases[-1]) == (durable, durable)
+        assert await log.compact(10_000, log.end_offset)
+        assert durable - 2 not in [batch.base_offset for batch in await batches_of(log)], (
+            "its last one is gone"
+        )
+        _, log = await open_store(disk.crash(), COMPACTED)
+        state = log.producers.get(7)
+        assert state is not None
+        assert state.last_sequence == 2 + log.end_offset - durable
 
     run(body)
 

@@ -186,6 +186,25 @@ def test_sequences_wrap() -> None:
         states.check(produced(last, 3))
 
 
+@pytest.mark.parametrize("from_snapshot", [False, True])
+def test_what_comes_too_early_is_no_duplicate_however_much_was_written(from_snapshot: bool) -> None:
+    states = six_batches()
+    state = states.get(7)
+    assert state is not None
+    state.forgotten = SEQUENCE_LIMIT - 2
+    if from_snapshot:
+        data = states.snapshot()
+        states = ProducerStates()
+        states.restore(data)
+    else:
+        states.update(produced(12, 2, offset=60))
+    ahead = 14 if from_snapshot else 16
+    with pytest.raises(OutOfOrderSequenceError):
+        states.check(produced(ahead, 2))
+    with pytest.raises(DuplicateSequenceError):
+        states.check(produced(0, 2))
+
+
 def test_batches_without_sequences_are_let_through() -> None:
     states = states_after(produced(0))
     assert states.check(batch_at(0, [b"v"])) is None

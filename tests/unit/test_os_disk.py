@@ -350,6 +350,69 @@ def test_the_threads_of_a_disk_end_with_it(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def refuse_threads(patch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", start)
+
+
+def test_without_any_thread_syncs_fail_and_are_made_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        disk, path = OsDisk(), tmp_path / "a"
+        file = disk.open(str(path))
+        file.append([b"data"])
+        synced: list[int] = []
+        with monkeypatch.context() as patch:
+            refuse_threads(patch)
+            for work in (file.sync, lambda: disk.sync_directory(str(tmp_path))):
+                with pytest.raises(OSError, match="can't start new thread"):
+                    await work()
+            with pytest.raises(OSError, match="can't start new thread"):
+                await disk.replace(str(tmp_path / "b"), b"first")
+        monkeypatch.setattr(os_disk, "_sync_data", synced.append)
+        await file.sync()
+        assert synced == [file.descriptor], "the sync that failed has covered nothing"
+        await disk.sync_directory(str(tmp_path))
+        await disk.replace(str(tmp_path / "b"), b"second")
+        assert (tmp_path / "b").read_bytes() == b"second"
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_one_thread_does_the_work_where_there_is_no_second(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        disk = OsDisk()
+        files = [disk.open(str(tmp_path / name)) for name in "ab"]
+        first = asyncio.create_task(files[0].sync())
+        await until(lambda: gate.begun == 1)
+        refuse_threads(monkeypatch)
+        second = asyncio.create_task(files[1].sync())
+        gate.go.release(2)
+        await asyncio.gather(first, second)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_thread_outlives_whatever_its_work_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise MemoryError("no memory")
+
+    async def main() -> None:
+        disk = OsDisk(sync_threads_max=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(os_disk, "_sync_data", fail)
+            with pytest.raises(OSError, match="no memory"):
+                await disk.open(str(tmp_path / "a")).sync()
+        await disk.open(str(tmp_path / "b")).sync()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_a_seeded_world_repeats_its_random_choices() -> None:
     assert system_world(7).random.random() == system_world(7).random.random()
     assert system_world().random.random() != system_world().random.random()

@@ -2,6 +2,9 @@
 believes of metadata that is behind."""
 
 import asyncio
+import errno
+import gc
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from moldau.errors import StorageError
+from moldau.logs.files import recovery
 from moldau.logs.files.store import FilesStore
 from moldau.logs.memory import MemoryStore
 from moldau.logs.store import LogName, LogStore
@@ -334,6 +338,44 @@ def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
         assert (roles, not_ready) == (["orders-0"], [0])
 
     run(test)
+
+
+def test_a_log_that_cannot_be_opened_keeps_no_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def test() -> None:
+        table = Table(await files(tmp_path))
+        await table.publish(topic("orders", ORDERS, (1,)))
+        await table.write("orders", b"a")
+        await table.close()
+        store = await files(tmp_path)
+        log_path = f"{tmp_path}/orders-0/{0:020}.log"
+        table = Table(store)
+        gc.collect()
+        gc.disable()
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(recovery, "rebuild_producers", fail)
+                await table.publish(topic("orders", ORDERS, (1,)))
+                assert open_paths().count(log_path) == 0
+                for _ in range(3):
+                    with pytest.raises(StorageError, match="too many open files") as told:
+                        table.table.get("orders", 0)
+                    assert len(told.traceback) == 2, "nor does it keep who has asked"
+        finally:
+            gc.enable()
+        await table.table.open_again(passing_only=True)
+        assert table.end_of("orders") == 1
+        await table.close()
+
+    run(test)
+
+
+def open_paths() -> list[str]:
+    return [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
 
 
 def test_partitions_that_can_be_written_again_are_told_of_together() -> None:

@@ -116,6 +116,30 @@ def test_a_cut_that_the_disk_has_no_room_for_is_made_later(operation: str, path:
     run(body)
 
 
+def test_a_cut_whose_names_are_not_safe_yet_is_made() -> None:
+    async def body() -> None:
+        follower = Follower(0, 1, committed=4)
+        partition = await follower.start()
+        await until(lambda: not partition._syncing.is_running)
+        await partition.take_role(PartitionImage(0, (LEADER, SELF), (LEADER,), LEADER, 2, 2, unclean_epoch=2))
+        # The first sync of the directory is for the epochs, the second for the segments that are gone.
+        fault = follower.disk.inject("sync_directory", f"*{NAME}", error=errno.EMFILE, after=1, times=2)
+        await partition.truncate_for(LogEnd(0, 2), 2)
+        assert fault.times == 1
+        assert (partition.failure, partition.high_watermark, partition.log.end_offset) == (None, 2, 2)
+        with pytest.raises(StorageError):
+            await follower.take(partition, 2, committed=3)
+        assert (partition.failure, partition.log.end_offset) == (None, 2), (
+            "segments may come back that were behind"
+        )
+        await follower.take(partition, 2, committed=3)
+        assert (partition.high_watermark, partition.log.durable_offset) == (3, 3)
+        again = await opened(follower.disk.crash())
+        assert (again.log.end_offset, list(again.log.epochs)) == (3, [(0, 0), (2, 2)])
+
+    run(body)
+
+
 def test_a_clean_shutdown_writes_the_epochs_that_a_cut_which_failed_has_left_out() -> None:
     async def body() -> None:
         follower = Follower(0, 1)
@@ -261,5 +285,21 @@ def test_a_follower_that_closes_tells_who_waits_for_a_sync_that_fails() -> None:
         with pytest.raises(StorageError):
             await moving
         await closing
+
+    run(body)
+
+
+def test_an_offline_partition_does_not_hold_on_to_who_has_asked() -> None:
+    async def body() -> None:
+        partition = await opened(SimulatedDisk(random.Random(1), settings=QUICK))
+        await partition.take_role(image(LEADER, 0))
+        partition.fail(StorageError("EIO"))
+        for ask in (partition.log_end, partition.leader):
+            lengths = []
+            for _ in range(3):
+                with pytest.raises(StorageError, match="EIO") as told:
+                    ask()
+                lengths.append(len(told.traceback))
+            assert len(set(lengths)) == 1
 
     run(body)

@@ -22,6 +22,8 @@ from moldau.errors import (
 from moldau.records.batch import CONTROL_MASK, NO_SEQUENCE, NO_TIMESTAMP, SEQUENCE_LIMIT
 
 BATCHES_REMEMBERED = 5
+FORGOTTEN_MAX = SEQUENCE_LIMIT // 2
+"""Sequences wrap: what is further behind than this could as well be ahead."""
 AWAITED_MAX = 10_000
 """Producers of whom a batch that was refused is awaited; when there are more, the oldest are forgotten."""
 PATIENCE = 1_000
@@ -90,7 +92,8 @@ class ProducerState:
         self.batches: deque[RememberedBatch] = deque()
         """The newest batches of this epoch, oldest first, at most BATCHES_REMEMBERED."""
         self.forgotten = 0
-        """How many sequences right before the oldest remembered batch are known to have been written."""
+        """How many sequences right before the oldest remembered batch are known to have been written; at most
+        FORGOTTEN_MAX."""
         self.last_timestamp_ms = NO_TIMESTAMP
         self.coordinator_epoch = NO_COORDINATOR_EPOCH
         self.transaction_first_offset: int | None = None
@@ -111,7 +114,8 @@ class ProducerState:
         if len(batches) == BATCHES_REMEMBERED:
             oldest = batches.popleft()
             if batches[0].first_sequence == (oldest.last_sequence + 1) % SEQUENCE_LIMIT:
-                self.forgotten += (oldest.last_sequence - oldest.first_sequence) % SEQUENCE_LIMIT + 1
+                count = (oldest.last_sequence - oldest.first_sequence) % SEQUENCE_LIMIT + 1
+                self.forgotten = min(self.forgotten + count, FORGOTTEN_MAX)
             else:
                 # Compaction took batches in between: what came before them can no longer be vouched for.
                 self.forgotten = 0
@@ -348,7 +352,8 @@ def _read_states(data: bytes, position: int) -> list[ProducerState]:
     with_more = position < len(data)
     for state, last in zip(states, newest, strict=True):
         if with_more:
-            state.forgotten, earlier_count = _MORE.unpack_from(data, position)
+            forgotten, earlier_count = _MORE.unpack_from(data, position)
+            state.forgotten = min(forgotten, FORGOTTEN_MAX)
             position += _MORE.size
             for _ in range(earlier_count):
                 state.batches.append(_remembered(*_EARLIER.unpack_from(data, position)))

@@ -17,6 +17,7 @@ from moldau.logs.producers import ProducerStates
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 from moldau.world.disk import File
+from moldau.world.group_commit import again
 
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
@@ -25,6 +26,14 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 def may_pass(error: StorageError) -> bool:
     """Whether what could not be written may be written later: there was no room, say, and the disk is as it was."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
+
+
+def told_again(error: StorageError) -> StorageError:
+    """A fresh copy, of an error to keep or of a kept one to raise: an error holds on to every frame that it came
+    through, with the files and requests in them."""
+    copy, cause = StorageError(str(error)), error.__cause__
+    copy.__cause__ = again(cause) if isinstance(cause, OSError) else None
+    return copy
 
 
 class LogName(NamedTuple):

@@ -14,7 +14,7 @@ from moldau.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
-from moldau.logs.store import NOTHING, Slices, TimeAndOffset
+from moldau.logs.store import NOTHING, Slices, TimeAndOffset, told_again
 from moldau.partitions.follower import FollowerState
 from moldau.partitions.replica import Replica
 from moldau.partitions.state import NO_EPOCH, LeaderState, ReplicaFetch
@@ -73,7 +73,7 @@ class Partition(Replica):
 
     def _role(self, known_epoch: int) -> LeaderState | FollowerState:
         if self._failure is not None:
-            raise self._failure
+            raise told_again(self._failure)
         role = self._leader or self._follower
         if role is None:
             raise NotLeaderError(f"this node does not lead {self.name}")
@@ -296,7 +296,7 @@ class Partition(Replica):
     def log_end(self) -> LogEnd:
         """The newest epoch and the end of this replica's log, whatever its role."""
         if self._failure is not None:
-            raise self._failure
+            raise told_again(self._failure)
         return LogEnd(self.log.epochs.latest, self.log.end_offset)
 
     def latest(self, known_epoch: int = NO_EPOCH) -> int:

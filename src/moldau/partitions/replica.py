@@ -14,7 +14,7 @@ from moldau.errors import (
     NotLeaderError,
     StorageError,
 )
-from moldau.logs.store import Log, LogName
+from moldau.logs.store import Log, LogName, told_again
 from moldau.metadata.image import NO_LEADER, BrokerImage, PartitionImage
 from moldau.observe.logging import get_logger
 from moldau.partitions.follower import FollowerState, checked_batches, truncation_point
@@ -355,7 +355,7 @@ class Replica:
 
     def _following(self, leader_epoch: int) -> FollowerState:
         if self._failure is not None:
-            raise self._failure
+            raise told_again(self._failure)
         if self._follower is None or self._closed:
             raise NotLeaderError(f"{self.name} follows nobody", self.leader_id, self.leader_epoch)
         if self._follower.leader_epoch != leader_epoch:
@@ -450,7 +450,7 @@ class Replica:
         """The disk cannot be trusted with this partition any more: everybody is told so from now on."""
         if self._failure is None and not self._closed:
             log.error("partition is offline", partition=str(self.name), why=str(error))
-            self._failure = error
+            self._failure = told_again(error)
             self._refuse_waiting(error)
             if self.on_trouble is not None:
                 self.on_trouble()

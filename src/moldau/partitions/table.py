@@ -8,7 +8,7 @@ from uuid import UUID
 
 from moldau.controller.requests import NotReady
 from moldau.errors import StorageError
-from moldau.logs.store import Log, LogName, LogStore, may_pass
+from moldau.logs.store import Log, LogName, LogStore, may_pass, told_again
 from moldau.metadata.image import (
     EMPTY_IMAGE,
     TOPIC_RESOURCE,
@@ -75,7 +75,7 @@ class PartitionTable:
         opened."""
         partition = self._partitions.get((topic, index))
         if partition is None and self._damaged and (topic, index) in self._damaged:
-            raise self._damaged[topic, index]
+            raise told_again(self._damaged[topic, index])
         return partition
 
     def __iter__(self) -> Iterator[Partition]:
@@ -236,7 +236,7 @@ class PartitionTable:
                 log.error(
                     "partition is offline: its log cannot be opened", partition=str(name), why=str(error)
                 )
-            self._damaged[key] = error
+            self._damaged[key] = told_again(error)
             return None
         self._damaged.pop(key, None)
         return opened

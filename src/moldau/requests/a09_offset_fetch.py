@@ -1,7 +1,8 @@
 """OffsetFetch: the offsets that groups have committed; -1 where there is none.
 
 Offsets are found by what was committed: a topic that is not there any more has none, and that is no error, unless it
-is asked for by id.
+is asked for by id. Those of a former topic are not told as if they were of the one that has its name now, however it
+is asked for: they are forgotten soon, but writing that down may have to wait for replicas.
 
 Versions: 1 says what is wrong with each partition, 2 with the whole group; from 2 on null asks for all of a group's
 offsets, 5 brought the leader epoch, 6 the flexible encoding, 7 stable offsets (those that no open transaction is
@@ -69,10 +70,11 @@ async def _group(group: Any, version: int, broker: Broker) -> dict[str, Any]:
         reply = await broker.groups.fetch_offsets(group.group_id, wanted)
     except MoldauError as error:
         return {"group_id": group.group_id, "error_code": error_code(error), "topics": []}
+    offsets = {each: at for each, at in reply.offsets.items() if not _is_of_former_topic(each[0], at, broker)}
     if asked is None:
-        topics = _all(reply.offsets, version, broker)
+        topics = _all(offsets, version, broker)
     else:
-        topics = [_topic(topic, name, reply.offsets) for topic, name in asked]
+        topics = [_topic(topic, name, offsets) for topic, name in asked]
     return {"group_id": group.group_id, "error_code": 0, "topics": topics}
 
 
@@ -91,18 +93,13 @@ def _topic(
     return {
         "name": name,
         "topic_id": topic.topic_id,
-        "partitions": [
-            _partition(index, _unless_of_another(offsets[name, index], topic.topic_id))
-            for index in topic.indexes
-        ],
+        "partitions": [_partition(index, offsets.get((name, index))) for index in topic.indexes],
     }
 
 
-def _unless_of_another(committed: CommittedOffset | None, topic_id: UUID | None) -> CommittedOffset | None:
-    """Who names a topic by its id is not given what was committed to a former topic of the same name."""
-    if committed is None or topic_id is None or committed.topic_id in (None, topic_id):
-        return committed
-    return None
+def _is_of_former_topic(name: str, committed: CommittedOffset | None, broker: Broker) -> bool:
+    topic = broker.metadata.image.topics.get(name)
+    return topic is not None and committed is not None and committed.topic_id not in (None, topic.topic_id)
 
 
 def _all(

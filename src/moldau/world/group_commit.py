@@ -46,6 +46,9 @@ class GroupCommit:
     def _end(self, outcome: Outcome) -> None:
         assert self._now is not None
         ended, self._now = self._now, None
+        if outcome is not None:
+            # A run that failed covers nothing.
+            self._changed = True
         if self._next:
             self._begin()
         for waiter in ended:

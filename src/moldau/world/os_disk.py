@@ -78,6 +78,9 @@ def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
             work()
         except OSError as error:
             outcome = error
+        except Exception as error:
+            # Somebody waits for this, and others for this thread.
+            outcome = OSError(errno.EIO, repr(error))
         try:
             loop.call_soon_threadsafe(done, outcome)
         except RuntimeError:
@@ -101,17 +104,27 @@ class SyncThreads:
         self._running = 0
 
     def submit(self, work: _Work, done: Done) -> None:
-        """Called on the loop, and so is `done`, with the OSError that `work` raised or None."""
+        """Called on the loop, and so is `done`, later, with the OSError that `work` raised or None. Where the system
+        gives no further thread those that live do the work; without any it fails."""
 
         def finish(outcome: Outcome) -> None:
             self._running -= 1
             done(outcome)
 
+        loop = asyncio.get_running_loop()
         self._running += 1
         if self._running > self._threads and self._threads < self._threads_max:
-            self._threads += 1
-            threading.Thread(target=_work_off, args=(self._jobs,), name="moldau-sync", daemon=True).start()
-        self._jobs.put((asyncio.get_running_loop(), work, finish))
+            try:
+                self._start_thread()
+            except RuntimeError as error:
+                if not self._threads:
+                    loop.call_soon(finish, OSError(errno.EAGAIN, str(error)))
+                    return
+        self._jobs.put((loop, work, finish))
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=_work_off, args=(self._jobs,), name="moldau-sync", daemon=True).start()
+        self._threads += 1
 
     def __del__(self) -> None:
         for _ in range(self._threads):

@@ -179,7 +179,13 @@ class FilesLog(SegmentedLog):
                 self._disk.remove(self._path(offset, SNAPSHOT))
         await rebuild_producers(self._disk, self._directory, self._segments, self.producers, end)
         self._names_changed += 1
-        await self._sync()
+        self._names_cut = self._names_changed
+        try:
+            await self._sync()
+        except StorageError as error:
+            self._check()
+            # The log is cut all the same. It is synced before anything is appended to it.
+            log.warning("directory is not synced yet", log=str(self.name), why=str(error))
 
     # Moving the start
 
@@ -243,12 +249,12 @@ class FilesLog(SegmentedLog):
         try:
             first_ms = self._active.first_timestamp
             if self._active.size and first_ms >= 0 and now_ms - first_ms > self._roll_ms:
-                self._roll(self.end_offset, self.end_offset)
+                self._try_to_roll()
             if "delete" in self.settings.cleanup_policy:
                 start = await self._expired_up_to(now_ms, below)
                 if start > self.start_offset:
-                    if start == self.end_offset and self._active.size:
-                        self._roll(start, start)
+                    if start == self.end_offset and self._active.size and not self._try_to_roll():
+                        start = max(self.start_offset, self._active.base_offset)
                     await self._begin_at(start)
             if len(self._bases) > 1 and self._bases[1] <= self.start_offset:
                 # Segments below the start that a crash or a full disk kept from being deleted.
@@ -267,6 +273,16 @@ class FilesLog(SegmentedLog):
                 self._fail("writing a checkpoint of", error)
             self._check()
             log.warning("retention is put off", log=str(self.name), why=str(error))
+
+    def _try_to_roll(self) -> bool:
+        """False where there is no room for another segment: what retention deletes may make some."""
+        try:
+            self._roll(self.end_offset, self.end_offset)
+        except StorageError as error:
+            self._check()
+            log.warning("segment is not closed yet", log=str(self.name), why=str(error))
+            return False
+        return True
 
     async def _expired_up_to(self, now_ms: int, below: int) -> int:
         """The end of the last segment, counted from the oldest, that retention takes."""

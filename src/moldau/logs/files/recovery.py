@@ -226,6 +226,8 @@ class _Recovery:
             if gap < 0 or 0 < gap <= OFFSET_RANGE:
                 break
             torn = await self._check_segment(segment, producers, epochs)
+            if segment.next_offset <= self._recovery_point:
+                self._take_snapshot(producers, segment.next_offset)
             number += 1
         kept_end = segments[number - 1].next_offset
         if number < len(segments):
@@ -249,6 +251,18 @@ class _Recovery:
                 await self._disk.replace(f"{self._directory}/{offset_name(base, SNAPSHOT)}", state)
         if len(segments) - first > 1:
             await self._disk.replace(f"{self._directory}/{EPOCHS}", epochs.to_text().encode())
+
+    def _take_snapshot(self, producers: ProducerStates, offset: int) -> None:
+        """Where there is one, it knows more than was read: compaction may have taken a producer's last batch before
+        `offset` because of newer ones, and a power cut those."""
+        data = read_file(self._disk, f"{self._directory}/{offset_name(offset, SNAPSHOT)}")
+        if data is not None:
+            try:
+                producers.restore(data)
+            except CorruptRecordError as error:
+                log.warning(
+                    "producer snapshot is passed over", log=self._directory, offset=offset, why=str(error)
+                )
 
     async def _check_segment(self, segment: Segment, producers: ProducerStates, epochs: EpochHistory) -> bool:
         """True where the segment had to be cut."""

@@ -60,6 +60,8 @@ class SegmentedLog(Log):
         self._warm: list[Segment] = []
         self._names_changed = self._names_synced = 0
         """How often a segment file was created, and how many of these are safe in the directory."""
+        self._names_cut = 0
+        """As of which of these changes the segments are gone that the last truncation has dropped."""
         self._cuts = 0
         """How often the log was truncated, or begun to be: from there on there is no way back."""
         self._lacks_epochs = False
@@ -132,6 +134,9 @@ class SegmentedLog(Log):
             raise StorageError(self._failure)
         if not batches:
             return
+        if self._names_synced < self._names_cut:
+            # A power cut could bring segments back that were dropped, behind what is appended now.
+            await self._sync()
         last = batches[-1]
         parts: Sequence[Buffer]
         if len(batches) == 1:

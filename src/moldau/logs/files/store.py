@@ -111,7 +111,12 @@ class FilesStore(LogStore):
         path = f"{self._directory}/{name}"
         if log_name is None or not self._disk.is_directory(path):
             return
-        topic_id = self._read_topic_id(path)
+        try:
+            topic_id = self._read_topic_id(path)
+        except OSError as error:
+            # Who opens this log is told so; the others must not be kept from being served.
+            log.warning("topic id cannot be read", log=path, why=str(error))
+            topic_id = None
         if topic_id is not None:
             self._found[log_name] = topic_id
         names = self._disk.list(path)
