@@ -4,8 +4,17 @@ import asyncio
 from typing import Any
 
 from moldau.client.errors import ErrorCode
+from moldau.metadata.image import PartitionImage
+from moldau.partitions.state import ReplicaFetch
+from moldau.requests import REGISTRY
 from moldau.requests.a00_produce import _check_leases, _success, _wait_committed, _Written
-from support.replicas import Replicas
+from moldau.requests.dispatch import Dispatcher
+from moldau.requests.session import ClientConnection
+from moldau.testing import Broker
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import decoder, encoder
+from moldau.wire.frames import request_header
+from support.replicas import Replicas, batch, broker_image
 
 PATIENCE_S = 20
 
@@ -57,5 +66,61 @@ def test_a_lease_that_ended_while_another_partition_was_appended_to_is_noticed_w
         appended.append(await written(1, second, b"b"))
         _check_leases(appended)
         assert [each.answer["error_code"] for each in appended] == [ErrorCode.not_leader_or_follower, 0]
+
+    run(main())
+
+
+def produce_frame(*topics: str) -> bytearray:
+    frame = request_header(ApiKey.PRODUCE, 9, 7, "test")
+    tree = {
+        "transactional_id": None,
+        "acks": -1,
+        "timeout": 30_000,
+        "topic_data": [
+            {"name": name, "partition_data": [{"index": 0, "records": batch(bytes(1000)).to_bytes()}]}
+            for name in topics
+        ],
+    }
+    encoder(ApiKey.PRODUCE, 9, "request")(frame, tree)
+    return frame
+
+
+def test_records_that_wait_for_their_commit_do_not_keep_the_frame_they_came_in() -> None:
+    """Or requests that wait for followers could take up all room, and what the followers ask would not be read."""
+
+    async def main() -> None:
+        async with Broker(topics={"orders": 1, "visits": 1}) as broker:
+            node = broker.node.broker
+            orders, visits = node.partitions.get("orders", 0), node.partitions.get("visits", 0)
+            assert orders is not None
+            assert visits is not None
+            brokers = {each: broker_image(each) for each in (1, 2)}
+            await orders.take_role(PartitionImage(0, (1, 2), (1, 2), 1, 50, 50), brokers=brokers)
+            await visits.take_role(PartitionImage(0, (1, 2), (1, 2), 2, 50, 50), brokers=brokers)
+            frame, released = produce_frame("visits", "unknown", "orders"), asyncio.Event()
+
+            def release() -> None:
+                # Fails while anybody looks at it.
+                frame.clear()
+                released.set()
+
+            answering = asyncio.ensure_future(
+                Dispatcher(node, REGISTRY).answer(
+                    ClientConnection("127.0.0.1:5", "PLAINTEXT"), memoryview(frame), release
+                )
+            )
+            await released.wait()
+            await turns()
+            assert not answering.done()
+            await orders.read_for_replica(ReplicaFetch(2, 200, 1, 50, 50, 0), 1000)
+            parts = await answering
+            assert parts is not None
+            answer = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+            codes = [each.error_code for topic in answer.responses for each in topic.partition_responses]
+            assert codes == [
+                ErrorCode.not_leader_or_follower,
+                ErrorCode.unknown_topic_or_partition,
+                ErrorCode.none,
+            ]
 
     run(main())

@@ -1,4 +1,4 @@
-"""Who may come in: a limit on the connections of a node, and on those from one address."""
+"""Who may come in: a limit on the connections of some listeners, and on those from one address."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from moldau.settings.broker import BrokerSettings
 
 
 class Admission:
-    """Counts the open connections of all listeners of a node."""
+    """Counts the open connections of the listeners that share it."""
 
     def __init__(self, settings: Callable[[], BrokerSettings]) -> None:
         self._settings = settings

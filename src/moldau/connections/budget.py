@@ -1,4 +1,4 @@
-"""A limit on the bytes of requests that are being worked on, over all connections of a node."""
+"""A limit on the bytes of requests that are being worked on, over many connections."""
 
 from collections import deque
 from collections.abc import Callable

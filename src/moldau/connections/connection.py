@@ -83,6 +83,10 @@ class Connection(asyncio.BufferedProtocol):
         self._tasks: dict[_Slot, asyncio.Task[Any]] = {}
         """Kept so that nobody collects a task that is only waited for."""
         self._unsent_bytes = 0
+        self._held_bytes = 0
+        """What the frames of this connection take up of the budget."""
+        self._sent_bytes = 0
+        """What had left when it was last asked whether the client is still there."""
         self._refusal: str | None = None
         """Why nothing more is taken from this client: it is closed when the answers under way have left."""
         self._is_ending = False
@@ -122,6 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             for frame in self._frames.received(nbytes):
                 self._budget.take(len(frame))
+                self._held_bytes += len(frame)
                 self._waiting.append(frame)
         except FrameTooLargeError as error:
             self._refuse(str(error))
@@ -143,17 +148,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         # Requests under way are not cancelled: what was begun on a log is finished, only the answer goes
-        # nowhere.
+        # nowhere. Their frames are given back as they end.
         self._is_ending = True
         if self._sender is not None:
             self._sender.close()
         self._large_frames.ended(self)
         self._drop_waiting()
-        held = sum(slot.charge for slot in self._slots)
-        for slot in self._slots:
-            slot.charge = 0
         self._slots.clear()
-        self._budget.give_back(held)
         for call in self._on_closed:
             call()
         self._closed(self)
@@ -199,7 +200,7 @@ class Connection(asyncio.BufferedProtocol):
             # Whoever waits for days after this must not keep the frame for so long.
             nonlocal buffer
             charge, slot.charge = slot.charge, 0
-            self._budget.give_back(charge)
+            self._give_back(charge)
             released, buffer = buffer, None
             if isinstance(released, bytearray):
                 self._buffers.give_back(released)
@@ -260,14 +261,15 @@ class Connection(asyncio.BufferedProtocol):
     # Reading no more for a while
 
     def _read_or_pause(self) -> None:
-        if self._frames.large_frame_size:
-            # Half of it is here already: to hold it back until the budget has room would help nobody.
-            must_wait = self._large_frames.is_held_back(self)
-        else:
-            must_wait = self._budget.is_spent
-            if must_wait and not self._waits_for_budget:
-                self._waits_for_budget = True
-                self._budget.wait(self._budget_has_room)
+        is_large = self._frames.large_frame_size > 0
+        # Who holds nothing of a spent budget may still ask for something small: other nodes do, and the requests that
+        # hold it may be waiting for just that. So each connection adds one read at most.
+        must_wait = self._budget.is_spent and (is_large or self._held_bytes > 0)
+        if must_wait and not self._waits_for_budget:
+            self._waits_for_budget = True
+            self._budget.wait(self._budget_has_room)
+        if is_large and self._large_frames.is_held_back(self):
+            must_wait = True
         is_full = self._waiting or self._refusal is not None or len(self._slots) >= REQUESTS_IN_FLIGHT_MAX
         should_pause = bool(is_full) or must_wait or self._is_ending
         if (
@@ -279,7 +281,15 @@ class Connection(asyncio.BufferedProtocol):
             if should_pause:
                 self._transport.pause_reading()
             else:
+                # While it was not read a client could not show that it is there.
+                self._note_activity()
                 self._transport.resume_reading()
+
+    def _give_back(self, size: int) -> None:
+        self._held_bytes -= size
+        self._budget.give_back(size)
+        if self._waits_for_budget and not self._held_bytes:
+            self.may_read_on()
 
     def _budget_has_room(self) -> None:
         self._waits_for_budget = False
@@ -302,9 +312,20 @@ class Connection(asyncio.BufferedProtocol):
         return (self._refusal is not None or self._is_ending) and not self._waiting
 
     def may_be_closed(self, now: float, idle_s: float) -> bool:
-        """Whether the client has been silent for too long: between requests, in the middle of one, or since it
-        hung up while a request waits. (Who joins a group says itself for how many days it would wait.)"""
-        if self._waiting or self._sender is None or not self._sender.is_empty:
+        """Whether the client has been silent for too long: between requests, in the middle of one, since it hung up
+        while a request waits, or since it last took any of its answers. (Who joins a group says itself for how many
+        days it would wait.)"""
+        if self._sender is None:
+            return False
+        if self._sender.sent_bytes != self._sent_bytes:
+            self._sent_bytes = self._sender.sent_bytes
+            self.active_at = now
+        if not self._sender.is_empty or self._unsent_bytes >= UNSENT_BYTES_MAX:
+            # Nothing of it is begun before its answers have left, and who needs the room that it takes up waits too.
+            if self._held_bytes and self._budget.is_spent:
+                idle_s = min(idle_s, STALLED_AFTER_S)
+            return self.active_at + idle_s < now
+        if self._waiting:
             return False
         if self._slots and not self._is_ending:
             return False
@@ -321,7 +342,7 @@ class Connection(asyncio.BufferedProtocol):
     def _drop_waiting(self) -> None:
         dropped = sum(map(len, self._waiting))
         self._waiting.clear()
-        self._budget.give_back(dropped)
+        self._give_back(dropped)
 
     def close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

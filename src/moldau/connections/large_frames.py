@@ -1,4 +1,4 @@
-"""A limit on the bytes of large frames that are half received, over all connections of a node.
+"""A limit on the bytes of large frames that are half received, over many connections.
 
 Only bytes that have arrived count: whoever announces much and sends little holds up nobody. When the limit is
 reached the frame that was begun first may still come in, so that there is always one that can be finished; a

@@ -29,7 +29,7 @@ class Listener:
         admission: Admission,
         opened: Opened,
     ) -> None:
-        """`budget`, `large_frames` and `admission` are those of the node, shared by its listeners."""
+        """`budget`, `large_frames` and `admission` may be shared with other listeners."""
         self.name = name
         self._settings = settings
         self._admission = admission
@@ -95,7 +95,8 @@ class Listener:
         idle_s = self._settings().connections_max_idle_ms / 1000
         for connection in list(self._connections):
             if connection.may_be_closed(loop.time(), idle_s):
-                connection.close()
+                # Not `close`, which would wait until the client takes what it has not taken so far.
+                connection.abort()
         self._idle_timer = loop.call_later(max(1.0, min(idle_s, STALLED_AFTER_S) / 4), self._close_idle)
 
     def stop(self) -> None:

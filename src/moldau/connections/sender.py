@@ -41,6 +41,13 @@ class Sender:
         self._socket: socket.socket | None = None
         self._waits_for_socket = False
         self._closed = False
+        self._handed_on_bytes = 0
+        """Bytes that the transport or the kernel has taken."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes have left so far: as long as it grows, the client reads."""
+        return self._handed_on_bytes - self._transport.get_write_buffer_size()
 
     @property
     def is_empty(self) -> bool:
@@ -55,7 +62,9 @@ class Sender:
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         # Not `writelines`: some releases of asyncio do not say when what it buffered has left.
-        if len(buffers) > 1 and sum(map(len, buffers)) <= _JOIN_MAX:
+        size = sum(map(len, buffers))
+        self._handed_on_bytes += size
+        if len(buffers) > 1 and size <= _JOIN_MAX:
             self._transport.write(b"".join(buffers))
         else:
             for buffer in buffers:
@@ -95,7 +104,9 @@ class Sender:
         parts = self._parts
         while parts and not self._transport.get_write_buffer_size():
             part = parts.popleft()
-            self._transport.write(part.read() if isinstance(part, FileSlice) else part)
+            buffer = part.read() if isinstance(part, FileSlice) else part
+            self._handed_on_bytes += len(buffer)
+            self._transport.write(buffer)
 
     def _send_past(self) -> None:
         assert self._socket is not None
@@ -116,6 +127,7 @@ class Sender:
             except (BlockingIOError, InterruptedError):
                 return False
             turn -= sent
+            self._handed_on_bytes += sent
             if isinstance(part, FileSlice):
                 rest: Part = FileSlice(part.file, part.position + sent, part.size - sent)
                 is_sent = sent == part.size

@@ -7,6 +7,7 @@ A single node goes through all of it: its quorum has one voter, its controller i
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 from moldau.connections.admission import Admission
 from moldau.connections.budget import Budget
@@ -77,10 +78,9 @@ class Node:
         self._settings = EffectiveSettings(settings)
         self._store = store or _make_store(world, settings)
         self._on_fatal = on_fatal
-        # Half for requests that are under way, half for large ones that are on their way in.
-        self._budget = Budget(settings.queued_max_request_bytes // 2)
-        self._large_frames = LargeFrames(settings.queued_max_request_bytes // 2)
-        self._admission = Admission(lambda: self._settings.broker)
+        self._limits = self._make_limits()
+        # Clients cannot keep other nodes out where those have a listener to themselves.
+        self._limits_of_nodes = self._make_limits() if len(settings.listeners) > 1 else self._limits
         self._listeners: list[Listener] = []
         self._undo = AsyncExitStack()
         """What has to be closed, last first, even where closing one of them fails."""
@@ -328,17 +328,17 @@ class Node:
         self._groups.stop()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
+    def _make_limits(self) -> "_Limits":
+        # Half for requests that are under way, half for large ones that are on their way in.
+        half = self._static.queued_max_request_bytes // 2
+        return _Limits(Budget(half), LargeFrames(half), Admission(lambda: self._settings.broker))
+
     async def _bind(self) -> list[Address]:
         bound = []
         for address in self._static.listeners:
-            listener = Listener(
-                address.name,
-                lambda: self._settings.broker,
-                self._budget,
-                self._large_frames,
-                self._admission,
-                self._opened,
-            )
+            is_of_nodes = address.name == self._static.inter_broker_listener
+            limits = self._limits_of_nodes if is_of_nodes else self._limits
+            listener = Listener(address.name, lambda: self._settings.broker, *limits, self._opened)
             self._listeners.append(listener)
             self._undo.push_async_callback(listener.close, 0)
             _, port = await listener.bind(address.host, address.port)
@@ -370,6 +370,14 @@ class Node:
             log.error("the node cannot go on", why=str(error) or type(error).__name__)
             if self._on_fatal is not None:
                 self._on_fatal(error)
+
+
+class _Limits(NamedTuple):
+    """What the connections of some listeners share."""
+
+    budget: Budget
+    large_frames: LargeFrames
+    admission: Admission
 
 
 def _make_store(world: World, settings: BrokerSettings) -> LogStore:

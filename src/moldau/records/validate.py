@@ -76,6 +76,12 @@ def validate(
     return [batch]
 
 
+def may_take_long(settings: TopicSettings) -> bool:
+    """Whether `validate` may have to unpack a batch, or to pack it."""
+    looks_inside = "compact" in settings.cleanup_policy or settings.message_timestamp_before_max_ms < LONG_MAX
+    return looks_inside or settings.compression_type != "producer"
+
+
 def _only_batch(data: Buffer) -> Batch:
     if len(data) <= MAGIC_POSITION:
         raise InvalidRecordError("a partition's records must hold a record batch")

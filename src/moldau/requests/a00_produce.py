@@ -16,18 +16,20 @@ from typing import Any, NamedTuple
 from moldau.connections.connection import CloseConnectionError
 from moldau.controller.names import is_internal
 from moldau.errors import (
+    FencedLeaderEpochError,
     InvalidAcksError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidTopicError,
     InvalidTransactionStateError,
     MoldauError,
+    NotLeaderError,
     RequestTimedOutError,
     TransactionalIdRefusedError,
 )
 from moldau.partitions.partition import Appended, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
-from moldau.records.validate import validate
+from moldau.records.validate import may_take_long, validate
 from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code, error_message
 from moldau.requests.leaders import current_leader, node_endpoints
@@ -43,6 +45,28 @@ ADMIN_CLIENT_ID = "__admin_client"
 
 @handles(ApiKey.PRODUCE, versions=(3, 13), advertised_low=0)
 async def produce(request: Any, session: Session, broker: Broker) -> Any:
+    acks, timeout_ms = request.acks, request.timeout
+    topics, written = await _append(request, session, broker)
+    # Whoever waits for followers must not take up the room that is needed to read what the followers ask.
+    del request
+    session.release()
+    if acks == NONE:
+        _close_on_error(topics)
+        return NO_ANSWER
+    if acks == ALL and written:
+        await _wait_committed(written, timeout_ms)
+    _check_leases(written)
+    return {
+        "responses": topics,
+        "throttle_time": 0,
+        "node_endpoints": _name_leaders(broker, session, topics),
+    }
+
+
+async def _append(
+    request: Any, session: Session, broker: Broker
+) -> "tuple[list[dict[str, Any]], list[_Written]]":
+    """The answers so far, by topic, and what was appended."""
     acks = request.acks
     topics: list[dict[str, Any]] = []
     written: list[_Written] = []
@@ -59,7 +83,9 @@ async def produce(request: Any, session: Session, broker: Broker) -> Any:
                     if repeated and (name or topic_id, data.index) in repeated:
                         raise InvalidRequestError("the partition is in the request twice")
                     partition = _find(broker, session, name, topic_id, data.index)
-                    batches, append_time = _validated(broker, partition, request, data, session.api_version)
+                    batches, append_time = await _validated(
+                        broker, partition, request, data, session.api_version
+                    )
                     appended = await partition.append(batches, append_time, all_in_sync=acks == ALL)
                 except MoldauError as error:
                     answers.append(_refused(data.index, error))
@@ -67,17 +93,7 @@ async def produce(request: Any, session: Session, broker: Broker) -> Any:
                     answer = _success(data.index, partition, appended)
                     answers.append(answer)
                     written.append(_Written(partition, appended, answer))
-    if acks == NONE:
-        _close_on_error(topics)
-        return NO_ANSWER
-    if acks == ALL and written:
-        await _wait_committed(written, request.timeout)
-    _check_leases(written)
-    return {
-        "responses": topics,
-        "throttle_time": 0,
-        "node_endpoints": _name_leaders(broker, session, topics),
-    }
+    return topics, written
 
 
 def _name_leaders(broker: Broker, session: Session, topics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,15 +134,19 @@ def _find(broker: Broker, session: Session, name: str | None, topic_id: Any, ind
     return find_partition(broker, name, index, topic_id)
 
 
-def _validated(
+async def _validated(
     broker: Broker, partition: Partition, request: Any, data: Any, api_version: int
 ) -> tuple[list[Batch], int]:
     """The batches to append, and the time they are given (NO_TIMESTAMP where they keep their producer's)."""
     if request.acks not in (-1, 0, 1):
         raise InvalidAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
     settings = partition.log.settings
-    now_ms = broker.world.clock.wall_ms()
-    batches = validate(data.records or b"", settings, now_ms=now_ms, api_version=api_version)
+
+    def checked() -> tuple[list[Batch], int]:
+        now_ms = broker.world.clock.wall_ms()
+        return validate(data.records or b"", settings, now_ms=now_ms, api_version=api_version), now_ms
+
+    batches, now_ms = await broker.turns.run(checked) if may_take_long(settings) else checked()
     if batches[0].is_transactional:
         # No transaction can be open: there is no coordinator that could have begun one.
         if request.transactional_id is None:
@@ -189,7 +209,7 @@ def _success(index: int, partition: Partition, appended: Appended) -> dict[str, 
 
 
 def _refused(index: int, error: MoldauError) -> dict[str, Any]:
-    return {
+    answer = {
         "index": index,
         "error_code": error_code(error),
         "base_offset": -1,
@@ -197,8 +217,11 @@ def _refused(index: int, error: MoldauError) -> dict[str, Any]:
         "log_start_offset": -1,
         "record_errors": _record_errors(error),
         "error_message": error_message(error),
-        "error": error,
     }
+    if isinstance(error, NotLeaderError | FencedLeaderEpochError):
+        # Without the way it came, which would keep the request for as long as other partitions are waited for.
+        answer["error"] = error.with_traceback(None)
+    return answer
 
 
 def _record_errors(error: MoldauError) -> list[dict[str, Any]]:

@@ -1,8 +1,10 @@
 """What request handlers can reach: the parts of a node, by name. The node fills it in boot order."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from moldau.requests.turns import Turns
 
 if TYPE_CHECKING:
     from moldau.controller.driver import Controller
@@ -44,3 +46,5 @@ class Broker:
     replication: "Replication"
     ready: asyncio.Event
     """Set once the cluster has taken this node: until then clients wait, and only nodes are served."""
+    turns: Turns = field(default_factory=Turns)
+    """For work that would hold up the event loop."""

@@ -48,8 +48,8 @@ class Dispatcher:
     ) -> Sequence[Any] | None:
         """The parts of the answer's frame; raises CloseConnectionError where Kafka closes the connection.
 
-        Only Produce holds on to the frame, whose records it has not copied, and what may be handed on as it is; the
-        others release it at once.
+        Only Produce holds on to the frame, whose records it has not copied, until they are in the log, and what may be
+        handed on as it is; the others release it at once.
         """
         try:
             header = read_header(frame)
@@ -69,7 +69,7 @@ class Dispatcher:
             del frame
             release()
         try:
-            session = Session(connection, header.version, header.client_id)
+            session = Session(connection, header.version, header.client_id, release=release)
             handling: Awaitable[Any]
             if route.is_forwarded:
                 handling = ask_controller(route.handler, request, frame, session, self._broker)
@@ -77,6 +77,8 @@ class Dispatcher:
                 handling = route.handler(request, session, self._broker)
             # Its bytes are views of the frame: a request that waits for long keeps what it needs, no more.
             del request
+            if route.holds_frame:
+                del frame
             tree = await handling
             if tree is NO_ANSWER:
                 return None

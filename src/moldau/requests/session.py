@@ -1,6 +1,7 @@
 """What a handler knows of the caller besides the request itself."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from moldau.partitions.waiting import Listeners
@@ -32,6 +33,8 @@ class Session:
     client_id: str | None
     is_forwarded: bool = False
     """Whether another node passed the request on: it has been looked at there, and is not passed on again."""
+    release: Callable[[], None] = lambda: None
+    """Called by a handler that waits on, when nothing of it refers to the request's bytes any longer."""
 
     @property
     def client_host(self) -> str:

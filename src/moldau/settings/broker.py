@@ -313,16 +313,17 @@ class BrokerSettings:
     queued_max_request_bytes: int = setting(
         268_435_456,
         "queued.max.request.bytes",
-        "The bytes of requests that may be in work over all connections; beyond it no connection is read. "
-        "(Kafka sets no limit by default.)",
+        "The bytes of requests that may be in work over all connections; beyond it those that have some in work, or "
+        "send large ones, are not read. A listener that only nodes use has a limit of its own, as large. (Kafka sets "
+        "no limit by default.)",
         low=1,
         group=LIMITS,
     )
     max_connections: int = setting(
         10_000,
         "max.connections",
-        "How many connections may be open; further ones are closed at once. (Kafka sets no limit by "
-        "default.)",
+        "How many connections may be open; further ones are closed at once. Those of a listener that only nodes use "
+        "are counted by themselves. (Kafka sets no limit by default.)",
         low=1,
         high=INT_MAX,
         dynamic=True,
