@@ -474,6 +474,22 @@ def test_the_metadata_log_is_fetched_by_itself() -> None:
         assert (answer.error_code, answer.responses) == (ErrorCode.invalid_request, [])
 
 
+@pytest.mark.parametrize("version", [4, 5, 6])
+def test_versions_without_an_error_of_the_whole_have_it_at_each_partition(version: int) -> None:
+    tree = fetch_tree(version, replica_id=-1)
+    orders = dict(
+        tree["topics"][0], topic="orders", partitions=[tree["topics"][0]["partitions"][0] | {"partition": 3}]
+    )
+    tree["topics"].append(orders)
+    answer = run(OtherNode(RecordingQuorum()).serve(ApiKey.FETCH, version, tree))
+    told = [
+        (topic.topic, each.partition_index, each.error_code)
+        for topic in answer.responses
+        for each in topic.partitions
+    ]
+    assert told == [(TOPIC, 0, ErrorCode.invalid_request), ("orders", 3, ErrorCode.invalid_request)]
+
+
 def test_a_fetch_of_the_metadata_is_known_by_name_and_by_id() -> None:
     def decoded(version: int, **change: Any) -> Message:
         tree = fetch_tree(version)
@@ -535,6 +551,13 @@ def test_the_leader_describes_the_quorum(version: int) -> None:
     if version >= 2:
         assert described.current_voters[0].replica_directory_id == DISK_2
         assert [(node.node_id, node.listeners[1].host) for node in answer.nodes] == [(2, "n2")]
+
+
+def test_the_quorum_is_described_once_however_often_it_is_named() -> None:
+    found = QuorumDescription(2, 7, 48, [ReplicaProgress(ReplicaKey(2, DISK_2), 50, 1, 1)], [], [])
+    topics = [{"topic_name": TOPIC, "partitions": [{"partition_index": 0}] * 3}] * 2
+    answer = run(OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, 2, {"topics": topics}))
+    assert [[each.partition_index for each in topic.partitions] for topic in answer.topics] == [[0]]
 
 
 def test_another_node_does_not_describe_the_quorum() -> None:

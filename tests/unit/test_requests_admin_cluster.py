@@ -1,6 +1,7 @@
 """DescribeCluster, DescribeLogDirs and DescribeTopicPartitions, as clients of every version see them."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,9 +81,14 @@ def test_a_broker_that_is_cut_off_does_not_name_itself_as_leader() -> None:
         answer = broker.ask(ApiKey.METADATA, 7, topics=None)
         return [(each.leader_id, each.error_code) for each in answer.topics[0].partitions]
 
+    def described_leaders() -> list[int]:
+        return [each.leader_id for each in describe_partitions(broker, ["a"]).topics[0].partitions]
+
     assert leaders() == [(1, 0), (2, 0)]
+    assert described_leaders() == [1, 2]
     broker.membership.lease.is_valid = lambda: False
     assert leaders() == [(-1, 5), (2, 0)]
+    assert described_leaders() == [-1, 2]
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, 5), (6, 72)])
@@ -166,6 +172,19 @@ def test_a_log_directory_that_is_offline_is_an_error_of_its_own(keeper: AdminBro
 def test_a_store_without_files_is_named_as_what_it_is() -> None:
     broker = AdminBroker(image_of({}), BrokerSettings(store="memory"))
     assert broker.ask(LOG_DIRS, topics=None).results[0].log_dir == "memory"
+
+
+def test_producers_are_described_once_however_often_their_partition_is_named(
+    keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "partitions", SimpleNamespace(get=lambda name, index: None))
+    named = [("a", [0, 1, 0]), ("b", [5]), ("a", [1, 2])]
+    topics = [{"name": name, "partition_indexes": indexes} for name, indexes in named]
+    answer = keeper.ask(ApiKey.DESCRIBE_PRODUCERS, topics=topics)
+    assert [(topic.name, [each.partition_index for each in topic.partitions]) for topic in answer.topics] == [
+        ("a", [0, 1, 2]),
+        ("b", [5]),
+    ]
 
 
 def describe_partitions(

@@ -3,7 +3,8 @@ in memory."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,10 +100,10 @@ class Fetcher:
         return found
 
     async def append(self, partition: int, *values: bytes) -> None:
-        await self.partition(partition).append(
-            [Batch(build_batch([Record(value=value) for value in values]))]
-        )
-        await asyncio.sleep(0)
+        found = self.partition(partition)
+        appended = await found.append([Batch(build_batch([Record(value=value) for value in values]))])
+        committing = found.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+        await (asyncio.sleep(0) if committing is None else committing)
 
     async def fetch(
         self,
@@ -151,9 +152,11 @@ def codes(answer: dict[str, Any]) -> dict[int, int]:
     }
 
 
-def on_broker(test: Callable[[Fetcher], Awaitable[None]], version: int = 12) -> None:
+def on_broker(
+    test: Callable[[Fetcher], Awaitable[None]], version: int = 12, settings: Mapping[str, str] | None = None
+) -> None:
     async def main() -> None:
-        async with Broker(topics={"orders": 3}) as broker:
+        async with Broker(topics={"orders": 3}, settings=settings) as broker:
             await test(Fetcher(broker, version))
 
     asyncio.run(asyncio.wait_for(main(), 10))
@@ -199,6 +202,56 @@ def test_a_long_poll_ends_with_what_there_is() -> None:
         answer = await fetcher.fetch({0: 0}, max_wait=30, min_bytes=10_000)
         assert sizes(answer)[0] > 0
         assert sizes(await fetcher.fetch({0: 1}, max_wait=30)) == {0: 0}
+
+    on_broker(test)
+
+
+FOR_EVER_MS = 60_000
+"""Longer than a test may take: whoever is answered did not wait."""
+
+
+@pytest.mark.parametrize("store", ["memory", "files"])
+def test_a_fetch_that_left_records_behind_does_not_wait_for_more(store: str, tmp_path: Path) -> None:
+    async def test(fetcher: Fetcher) -> None:
+        for _ in range(30):
+            await fetcher.append(0, b"x" * 1000)
+        await fetcher.append(1, b"x" * 1000)
+        whole = sizes(await fetcher.fetch({0: 0}))[0]
+        answer = await fetcher.fetch(
+            {0: 0}, max_wait=FOR_EVER_MS, partition_max_bytes=10_000, min_bytes=10_000
+        )
+        assert 1000 < sizes(answer)[0] <= 10_000
+        answer = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, max_bytes=10_000, min_bytes=10_000)
+        assert 1000 < sizes(answer)[0] <= 10_000
+        # One that is not in the answer at all has been left behind too.
+        answer = await fetcher.fetch({1: 0, 0: 0}, max_wait=FOR_EVER_MS, max_bytes=1200, min_bytes=1200)
+        assert sizes(answer)[1] > 0
+        # Whoever has all there is waits.
+        assert sizes(await fetcher.fetch({0: 0}, max_wait=1, min_bytes=whole + 1)) == {0: whole}
+        waiting = asyncio.create_task(fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=whole + 1))
+        await asyncio.sleep(0)
+        await fetcher.append(0, b"x")
+        assert sizes(await waiting)[0] > whole
+
+    on_broker(test, settings={"store": store, "data.dir": str(tmp_path), "log.index.interval.bytes": "4096"})
+
+
+def test_a_fetch_that_left_a_segment_behind_does_not_wait_for_more(tmp_path: Path) -> None:
+    async def test(fetcher: Fetcher) -> None:
+        for _ in range(3):
+            await fetcher.append(0, b"x" * 1000)
+        fetched = sizes(await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=3000))[0]
+        assert 1000 < fetched < 3000
+
+    on_broker(test, settings={"store": "files", "data.dir": str(tmp_path), "log.segment.bytes": "2500"})
+
+
+def test_no_more_is_waited_for_than_an_answer_may_hold() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        await fetcher.append(0, b"x" * 1000)
+        size = sizes(await fetcher.fetch({0: 0}))[0]
+        answer = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=5000, max_bytes=size)
+        assert sizes(answer) == {0: size}
 
     on_broker(test)
 

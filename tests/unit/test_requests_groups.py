@@ -483,6 +483,13 @@ def test_old_clients_say_how_long_an_offset_is_kept(broker: GroupBroker, version
     assert request.offsets[0].expire_timestamp_ms == (WALL_MS + 5_000 if version <= 4 else NO_EXPIRY)
 
 
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_an_offset_can_be_kept_for_ever(broker: GroupBroker, version: int) -> None:
+    commit(broker, version, (0, [0]), retention_time=2**63 - 1)
+    (request,) = broker.groups.asked
+    assert request.offsets[0].expire_timestamp_ms == 2**63 - 1
+
+
 @every_version(ApiKey.OFFSET_COMMIT)
 def test_the_errors_of_a_commit(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = {("orders", 1): OffsetMetadataTooLargeError("too long")}
@@ -565,13 +572,15 @@ def test_a_topic_or_partition_that_is_named_twice_is_answered_once(broker: Group
 
 
 @every_version(ApiKey.OFFSET_FETCH)
-def test_offsets_of_a_former_topic_are_not_those_of_the_topic_with_this_id(
+def test_offsets_of_a_former_topic_are_not_those_of_the_topic_with_its_name(
     broker: GroupBroker, version: int
 ) -> None:
     broker.groups.reply = {("orders", 0): CommittedOffset(5, 3, "", WALL_MS, topic_id=topic_id(99))}
     asked = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0]}]
     (orders,) = fetch(broker, version, asked).topics
-    assert offsets_of(orders)[0][1] == (-1 if version >= 10 else 5)
+    assert offsets_of(orders)[0][1] == -1
+    if version >= 2:
+        assert fetch(broker, version, None).topics == []
 
 
 @pytest.mark.parametrize("version", range(2, 11))

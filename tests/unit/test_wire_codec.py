@@ -21,6 +21,8 @@ from moldau.wire.codec import (
     write_unsigned_varint,
 )
 from moldau.wire.frames import AnswerFrame, read_header, skip_tags
+from moldau.wire.own_fields import FIRST_TAG
+from moldau.wire.reading import TEXT_BYTES_MAX
 from moldau.wire.schema import Kind, fields_of, message_type
 
 EVERY_MESSAGE = [
@@ -104,6 +106,22 @@ def test_a_message_has_no_more_elements_than_the_limit() -> None:
         decoder(3, 12, "request")(memoryview(body))
 
 
+def test_an_answer_has_as_many_elements_as_its_bytes_hold() -> None:
+    replicas = list(range(ELEMENTS_MAX + 1))
+    partition = {
+        "error_code": 0,
+        "partition_index": 0,
+        "leader_id": 0,
+        "replica_nodes": replicas,
+        "isr_nodes": [],
+    }
+    topic = {"error_code": 0, "name": "orders", "is_internal": False, "partitions": [partition]}
+    out = bytearray()
+    encoder(3, 1, "response")(out, {"brokers": [], "controller_id": 0, "topics": [topic]})
+    answer = decoder(3, 1, "response")(memoryview(out))
+    assert answer.topics[0].partitions[0].replica_nodes == replicas
+
+
 def test_tagged_fields_are_counted_and_unknown_ones_skipped() -> None:
     out = bytearray()
     encoder(18, 3, "request")(out, {"client_software_name": "a", "client_software_version": "1"})
@@ -127,14 +145,42 @@ def test_text_that_is_none_is_read_as_a_name_nobody_has() -> None:
     assert request.client_software_name == "\ufffd"
 
 
+def test_text_that_is_none_is_refused_where_it_could_not_be_written_again() -> None:
+    def software(name: bytes) -> memoryview:
+        out = bytearray()
+        write_unsigned_varint(out, len(name) + 1)
+        return memoryview(out + name + b"\x02a\x00")
+
+    decode = decoder(18, 3, "request")
+    assert decode(software(b"\xff" * 10_922)).client_software_name == "\ufffd" * 10_922
+    assert decode(software(b"a" * TEXT_BYTES_MAX)).client_software_name == "a" * TEXT_BYTES_MAX
+    with pytest.raises(DecodeError, match="a text of"):
+        decode(software(b"\xff" * 10_923))
+    topics = b"\x00\x00\x00\x01\x7f\xff" + b"\xff" * TEXT_BYTES_MAX + b"\x01\x00\x00"
+    with pytest.raises(DecodeError, match="a text of"):
+        decoder(3, 8, "request")(memoryview(topics))
+    with pytest.raises(DecodeError, match="a text of"):
+        read_header(memoryview(b"\x00\x0b\x00\x00\x00\x00\x00\x07\x2a\xab" + b"\xff" * 10_923))
+
+
 def test_elements_in_tagged_fields_are_counted_like_all_others() -> None:
-    features = bytearray()
-    write_unsigned_varint(features, ELEMENTS_MAX + 2)
-    features += bytes(ELEMENTS_MAX * 8)
-    body = bytearray(b"\x00\x00\x01\x00\x00\x00\x00\x01\x00")
-    write_unsigned_varint(body, len(features))
+    topics = bytearray()
+    write_unsigned_varint(topics, ELEMENTS_MAX + 2)
+    topics += bytes(ELEMENTS_MAX * 30)
+    body = bytearray()
+    tree = {
+        "broker_id": 1,
+        "broker_epoch": 2,
+        "current_metadata_offset": 3,
+        "want_fence": False,
+        "want_shut_down": False,
+    }
+    encoder(63, 1, "request")(body, tree)
+    body[-1] = 1
+    write_unsigned_varint(body, FIRST_TAG)
+    write_unsigned_varint(body, len(topics))
     with pytest.raises(DecodeError, match="more than"):
-        decoder(18, 3, "response")(memoryview(body + features))
+        decoder(63, 1, "request")(memoryview(body + topics))
 
 
 def test_a_tagged_field_that_is_not_as_long_as_it_says_is_refused() -> None:

@@ -100,6 +100,7 @@ def test_no_bytes_are_an_assignment_of_nothing() -> None:
         b"\x00\x00\x7f\xff\xff\xff",
         b"\x00\x00\xff\xff\xff\xfe",
         b"\x00\x00\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff",
+        b"\x00\x00\x00\x00\x00\x01\x7f\xff" + b"\xff" * 32_767 + b"\xff\xff\xff\xff",
     ],
     ids=[
         "nothing",
@@ -108,6 +109,7 @@ def test_no_bytes_are_an_assignment_of_nothing() -> None:
         "count beyond the end",
         "negative count",
         "null topic",
+        "a name too long to be written again",
     ],
 )
 def test_what_is_no_subscription_is_refused(data: bytes) -> None:

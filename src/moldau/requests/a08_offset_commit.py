@@ -31,6 +31,7 @@ from moldau.requests.broker import Broker
 from moldau.requests.errors import error_code
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
+from moldau.settings.registry import LONG_MAX
 from moldau.wire.api_keys import ApiKey
 
 GROUP_ID_NOT_FOUND_VERSION = 9
@@ -71,7 +72,7 @@ async def offset_commit(request: Any, session: Session, broker: Broker) -> Any:
 
 
 def _expiry(retention_ms: int, broker: Broker) -> int:
-    return NO_EXPIRY if retention_ms < 0 else broker.world.clock.wall_ms() + retention_ms
+    return NO_EXPIRY if retention_ms < 0 else min(broker.world.clock.wall_ms() + retention_ms, LONG_MAX)
 
 
 def _find(topic: Any, broker: Broker) -> TopicImage | None:

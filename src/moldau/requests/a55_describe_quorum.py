@@ -31,17 +31,18 @@ async def describe_quorum(request: Message, session: Session, broker: Broker) ->
             "topics": [],
             "nodes": [],
         }
+    # Each once, or a small request could ask for a huge answer.
+    named: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        named.setdefault(topic.topic_name, {}).update(
+            (each.partition_index, None) for each in topic.partitions
+        )
     return {
         "error_code": int(ErrorCode.none),
         "error_message": None,
         "topics": [
-            {
-                "topic_name": topic.topic_name,
-                "partitions": [
-                    _partition(topic.topic_name, each.partition_index, found) for each in topic.partitions
-                ],
-            }
-            for topic in request.topics
+            {"topic_name": name, "partitions": [_partition(name, index, found) for index in indexes]}
+            for name, indexes in named.items()
         ],
         "nodes": [
             {"node_id": voter.node_id, "listeners": endpoint_trees(voter.endpoints)}

@@ -14,16 +14,15 @@ from moldau.wire.api_keys import ApiKey
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0))
 async def describe_producers(request: Any, session: Session, broker: Broker) -> Any:
+    # Each once, or a small request could ask for a huge answer.
+    named: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        named.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return {
         "throttle_time": 0,
         "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    _producers(broker, topic.name, index) for index in dict.fromkeys(topic.partition_indexes)
-                ],
-            }
-            for topic in request.topics
+            {"name": name, "partitions": [_producers(broker, name, index) for index in indexes]}
+            for name, indexes in named.items()
         ],
     }
 

@@ -16,7 +16,7 @@ from moldau.requests.errors import ErrorCode
 from moldau.requests.operations import NOT_ASKED, TOPIC_OPERATIONS
 from moldau.requests.registry import handles
 from moldau.requests.session import Session
-from moldau.requests.topology import describe_partition, reachable_ids
+from moldau.requests.topology import cut_off, describe_partition, reachable_ids
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -34,6 +34,7 @@ async def describe_topic_partitions(request: Message, session: Session, broker: 
     next_cursor = None
     left = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
     reachable = reachable_ids(image, session.connection.listener)
+    not_leading = cut_off(broker)
     for name in names:
         if left == 0:
             next_cursor = {"topic_name": name, "partition_index": 0}
@@ -45,7 +46,7 @@ async def describe_topic_partitions(request: Message, session: Session, broker: 
         at_cursor = request.cursor is not None and request.cursor.topic_name == name
         first = request.cursor.partition_index if at_cursor else 0
         partitions = topic.partitions[first : first + left]
-        topics.append(_topic(topic, partitions, reachable))
+        topics.append(_topic(topic, partitions, reachable, not_leading))
         if first + left < len(topic.partitions):
             next_cursor = {"topic_name": name, "partition_index": first + left}
             break
@@ -84,7 +85,10 @@ def _missing(name: str, code: ErrorCode, operations: int) -> dict[str, Any]:
 
 
 def _topic(
-    topic: TopicImage, partitions: tuple[PartitionImage, ...], reachable: frozenset[int]
+    topic: TopicImage,
+    partitions: tuple[PartitionImage, ...],
+    reachable: frozenset[int],
+    not_leading: int | None,
 ) -> dict[str, Any]:
     return {
         "error_code": int(ErrorCode.none),
@@ -93,7 +97,7 @@ def _topic(
         "is_internal": is_internal(topic.name),
         "partitions": [
             {
-                **describe_partition(each, reachable),
+                **describe_partition(each, reachable, not_leading=not_leading),
                 "eligible_leader_replicas": list(each.eligible),
                 "last_known_elr": list(each.last_known_eligible),
             }

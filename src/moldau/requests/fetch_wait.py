@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from moldau.errors import MoldauError, NotLeaderError, UnknownTopicIdError, UnsupportedCompressionError
+from moldau.logs.store import FileSlice, Slices
 from moldau.partitions.partition import Fetched, Partition
 from moldau.partitions.state import ReplicaFetch
 from moldau.partitions.waiting import Listeners
@@ -63,11 +64,14 @@ class Fetch:
         self._told = told
         self._bytes_max = bytes_max
         self._room = bytes_max
+        self._bytes_min = 0
         self._committed_only = committed_only
         self._followers_serve = bool(broker.settings.broker.replica_selector_class)
         """Whether consumers read from followers, who then should know at once how far they may."""
         self._telling: dict[PartitionKey, None] = {}
         """What has something to tell at once besides records."""
+        self._left_behind: dict[PartitionKey, None] = {}
+        """What has more to read than is in the answer."""
         self._partitions: dict[PartitionKey, Partition] = {}
         self._first_seen: dict[PartitionKey, int] = {}
         """High watermarks when a fetch without a session came: what it knew before, nobody remembers."""
@@ -79,23 +83,25 @@ class Fetch:
     ) -> None:
         """Reads these; if that gives too little, waits for news of any partition and reads what has some. `closed`
         tells when the caller has gone."""
+        # An answer never holds more than bytes_max: nobody need wait for that.
+        self._bytes_min = min(bytes_min, max(self._bytes_max, 1))
         news = _News()
         self._watch.attach(news.tell)
         try:
             await self._read(keys, is_asked=True)
-            if wait_ms > 0 and self._wanted and not self._is_enough(bytes_min):
-                await self._wait(news, bytes_min, wait_ms, closed)
+            if wait_ms > 0 and self._wanted and not self._is_enough():
+                await self._wait(news, wait_ms, closed)
         finally:
             self._watch.detach(news.tell)
             self._look_again_at_what_is_left()
         if self._asker.is_replica:
             self._count_sent()
 
-    async def _wait(self, news: "_News", bytes_min: int, wait_ms: int, closed: Listeners) -> None:
+    async def _wait(self, news: "_News", wait_ms: int, closed: Listeners) -> None:
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000, news.stop)
         endings = [(listeners, listeners.add(news.stop)) for listeners in (self._broker.long_polls, closed)]
         try:
-            while not self._is_enough(bytes_min) and await news.come():
+            while not self._is_enough() and await news.come():
                 await self._read(news.take(), is_asked=False)
         finally:
             timer.cancel()
@@ -115,10 +121,25 @@ class Fetch:
             self._watch.news[key] = None
 
     def _has_more(self, key: PartitionKey) -> bool:
-        partition = self._partitions[key]
+        return self.looked_at[key].offset < self._end(self._partitions[key])
+
+    def _end(self, partition: Partition) -> int:
+        """Where the part of the log ends that the asker may read."""
         if self._asker.is_replica:
-            return self.looked_at[key].offset < partition.log.end_offset
-        return self.looked_at[key].offset < partition.visible_end(committed_only=self._committed_only)
+            return partition.log.end_offset
+        return partition.visible_end(committed_only=self._committed_only)
+
+    async def _leaves_behind(self, key: PartitionKey, records: Slices) -> bool:
+        """Whether a limit, or the end of a segment, kept back records that could be read. Of interest only where the
+        answer has some already, and too few: then there is no point in waiting for others."""
+        if not 0 < self._bytes_max - self._room + records.size < self._bytes_min:
+            return False
+        if not records.size:
+            return self._has_more(key)
+        partition = self._partitions[key]
+        end = self._end(partition)
+        last_batch = await partition.log.read(end - 1, 0, end)
+        return last_batch.size > 0 and not _ends_with(records, last_batch)
 
     def _follow(self, key: PartitionKey, partition: Partition) -> None:
         """Followers read all of a log, consumers what is committed."""
@@ -129,8 +150,8 @@ class Fetch:
         else:
             self._watch.follow(key, partition, loud=[partition.growth], quiet=[partition.progress])
 
-    def _is_enough(self, bytes_min: int) -> bool:
-        return bool(self._telling) or self._bytes_max - self._room >= bytes_min
+    def _is_enough(self) -> bool:
+        return bool(self._telling or self._left_behind) or self._bytes_max - self._room >= self._bytes_min
 
     def _is_news(self, key: PartitionKey, result: Result) -> bool:
         """What is told at once though there are no records."""
@@ -166,8 +187,11 @@ class Fetch:
                     wanted = wanted._replace(topic=topic)
             self.looked_at[key] = wanted
             result: Result
+            self._left_behind.pop(key, None)
             try:
                 result = await self._read_one(key, wanted, is_asked)
+                if await self._leaves_behind(key, result.records):
+                    self._left_behind[key] = None
             except MoldauError as error:
                 result = error
             else:
@@ -272,6 +296,14 @@ class Fetch:
         if not partition.is_leader or partition.failure is not None:
             return False
         return self._asker.replica_id not in partition.leader().in_sync
+
+
+def _ends_with(records: Slices, last_batch: Slices) -> bool:
+    """Whether the last batch of a log is in what was read of it. Both refer to where the log has them."""
+    part, last = records.parts[-1], last_batch.parts[-1]
+    if isinstance(part, FileSlice) and isinstance(last, FileSlice):
+        return part.file is last.file and part.position + part.size >= last.position + last.size
+    return part is last
 
 
 class _News:

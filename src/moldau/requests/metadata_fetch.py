@@ -27,6 +27,8 @@ BYTES_MAX = 8 * 1024 * 1024
 ANY_HIGH_WATERMARK = 2**63 - 1
 """Of a replica that cannot say which one it knows: it is not told of a new one before its time."""
 
+_WHOLE_ERROR_VERSION = 7
+"""The first whose answers can say that all of a request is wrong."""
 _TOPIC_ID_VERSION = 13
 
 
@@ -44,7 +46,7 @@ async def fetch_metadata(request: Message, session: Session, broker: Broker) -> 
         check_cluster(broker, request.get("cluster_id"))
         asked = _only_partition(request)
     except MoldauError as error:
-        return _answer(error_code(error), [])
+        return _refused(request, session.api_version, error_code(error))
     try:
         replica_id = _replica_id(request, session, broker)
         wanted = _wanted(request, asked, replica_id)
@@ -98,6 +100,21 @@ def _wanted(request: Message, asked: Message, replica_id: int) -> QuorumFetch:
         bytes_max=bytes_max,
         heard_ms=request.get("heard_ms", -1),
     )
+
+
+def _refused(request: Message, version: int, code: int) -> dict[str, Any]:
+    if version >= _WHOLE_ERROR_VERSION:
+        return _answer(code, [])
+    responses = [
+        {
+            "topic": topic.topic,
+            "partitions": [
+                _partition(code, None) | {"partition_index": each.partition} for each in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    return _answer(0, []) | {"responses": responses}
 
 
 def _answer(code: int, partitions: list[dict[str, Any]]) -> dict[str, Any]:

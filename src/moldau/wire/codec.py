@@ -44,7 +44,10 @@ it saves, and above it the memory counts for more."""
 @cache
 def decoder(api_key: int, version: int, kind: Kind) -> Callable[[memoryview], Message]:
     """The function that reads a whole message body; raises DecodeError."""
-    return entity_decoder(message_type(api_key, version, kind))
+    # Answers come from nodes that were asked for them: of all topics of a cluster there may be very many.
+    return entity_decoder(
+        message_type(api_key, version, kind), elements_max=ELEMENTS_MAX if kind == "request" else None
+    )
 
 
 @cache
@@ -53,8 +56,11 @@ def encoder(api_key: int, version: int, kind: Kind) -> Callable[[bytearray, Any]
     return entity_encoder(message_type(api_key, version, kind))
 
 
-def entity_decoder(entity: type) -> Callable[[memoryview], Message]:
-    """As `decoder`, for a struct that is no request or response: a dataclass in the manner of kio's."""
+def entity_decoder(
+    entity: type, *, elements_max: int | None = ELEMENTS_MAX
+) -> Callable[[memoryview], Message]:
+    """As `decoder`, for a struct that is no request or response: a dataclass in the manner of kio's. Without
+    elements_max there may be as many elements as there are bytes, of which each takes one at least."""
     read: Read | None = None
     copied_bytes_max = 0 if _carries_records(entity) else COPIED_BYTES_MAX
 
@@ -64,7 +70,7 @@ def entity_decoder(entity: type) -> Callable[[memoryview], Message]:
             read = compile_reader(entity)
         copy = data.tobytes() if len(data) <= copied_bytes_max else data
         try:
-            message: Message = read(data, copy, 0, ELEMENTS_MAX)[0]
+            message: Message = read(data, copy, 0, len(data) if elements_max is None else elements_max)[0]
         except (struct.error, IndexError) as error:
             raise DecodeError(str(error)) from None
         return message

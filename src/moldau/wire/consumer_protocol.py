@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moldau.wire.codec import Cursor, DecodeError
+from moldau.wire.reading import text
 
 PROTOCOL_TYPE = "consumer"
 
@@ -128,14 +129,14 @@ def _count(cursor: Cursor, element_size_min: int) -> int:
 
 def _nullable_text(cursor: Cursor) -> str | None:
     length: int = _INT16.unpack(cursor.take(2))[0]
-    return None if length == -1 else str(cursor.take(length), "utf-8", "replace")
+    return None if length == -1 else text(cursor.take(length))
 
 
 def _text(cursor: Cursor) -> str:
-    text = _nullable_text(cursor)
-    if text is None:
+    found = _nullable_text(cursor)
+    if found is None:
         raise DecodeError("null where a topic's name must be")
-    return text
+    return found
 
 
 def _bytes(cursor: Cursor) -> bytes | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from moldau.wire.codec import DecodeError, read_tags, uses_flexible_headers
+from moldau.wire.reading import text
 
 _HEADER = struct.Struct(">hhih")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
@@ -32,8 +33,7 @@ def read_header(frame: memoryview) -> RequestHeader:
     end = start + length
     if end > len(frame):
         raise DecodeError("a client id that is longer than the request")
-    client_id = str(frame[start:end], "utf-8", "replace")
-    return RequestHeader(api_key, version, correlation_id, client_id, end)
+    return RequestHeader(api_key, version, correlation_id, text(frame[start:end]), end)
 
 
 def skip_tags(frame: memoryview, position: int) -> int:
@@ -45,9 +45,9 @@ def skip_tags(frame: memoryview, position: int) -> int:
 
 def request_header(api_key: int, version: int, correlation_id: int, client_id: str) -> bytearray:
     """What goes before the body of a request, for the body to be appended; the frame's size is not in it."""
-    text = client_id.encode()
-    header = bytearray(_HEADER.pack(api_key, version, correlation_id, len(text)))
-    header += text
+    name = client_id.encode()
+    header = bytearray(_HEADER.pack(api_key, version, correlation_id, len(name)))
+    header += name
     if uses_flexible_headers(api_key, version):
         header.append(0)
     return header

@@ -8,7 +8,18 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from moldau.wire.reading import Message, Read, id_of, read_tags, text_varint, too_many, too_short, varint
+from moldau.wire.reading import (
+    SURE_TEXT_BYTES,
+    Message,
+    Read,
+    id_of,
+    read_tags,
+    text,
+    text_varint,
+    too_many,
+    too_short,
+    varint,
+)
 from moldau.wire.schema import Field, fields_of, is_flexible
 from moldau.wire.source import FIXED, Source, compiled, size_of, struct_name
 
@@ -17,6 +28,7 @@ _NAMES = {
     "Struct": struct.Struct,
     "id_of": id_of,
     "read_tags": read_tags,
+    "text": text,
     "text_varint": text_varint,
     "too_many": too_many,
     "too_short": too_short,
@@ -214,8 +226,11 @@ def _write_primitive(
         return
     if kafka_type == "string":
         _write_size(source, run, "size", "h", "text_varint", flexible)
-        # As Kafka does: a name that is no text is an unknown name, not a broken request.
-        value = 'str(data[position:stop], "utf-8", "replace")'
+        # The same as `text` does, and without a call where it can be.
+        value = (
+            f'str(data[position:stop], "utf-8", "replace") if stop - position <= {SURE_TEXT_BYTES} '
+            "else text(data[position:stop])"
+        )
     elif kafka_type in ("bytes", "records"):
         _write_size(source, run, "size", "i", "varint", flexible)
         value = "frame[position:stop]"

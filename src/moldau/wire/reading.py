@@ -2,7 +2,7 @@
 functions that written readers (`readers.py`) call.
 
 Whatever comes from outside is checked before anything is allocated for it: lengths and counts against the
-bytes left, the number of elements of a whole message, the number of tagged fields.
+bytes left, the number of elements of a whole request, the number of tagged fields.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 ELEMENTS_MAX = 100_000
-"""Array elements in one message, nested ones counted too: what a frame may make us allocate stays bounded."""
+"""Array elements in one request, nested ones counted too: what a frame may make us allocate stays bounded."""
 TAGS_MAX = 64
 TEXT_BYTES_MAX = 32_767
 """What a length of 16 bits can say; Kafka takes no more in flexible versions, whose lengths could say more."""
+SURE_TEXT_BYTES = TEXT_BYTES_MAX // 3
+"""So few fit into a text whatever they are: a byte that is no text is read as a character of three."""
 NO_ID = bytes(16)
 
 
@@ -111,6 +113,15 @@ def text_varint(data: Bytes, position: int) -> tuple[int, int]:
     if size - 1 > TEXT_BYTES_MAX:
         raise DecodeError(f"a text of {size - 1} bytes")
     return size, position
+
+
+def text(raw: Bytes) -> str:
+    """As Kafka does: a name that is no text is an unknown name, not a broken request; unless it becomes longer by that
+    than texts can be, for then nobody could be told of it."""
+    found = str(raw, "utf-8", "replace")
+    if len(raw) > SURE_TEXT_BYTES and (size := len(found.encode())) > TEXT_BYTES_MAX:
+        raise DecodeError(f"a text of {size} bytes")
+    return found
 
 
 def read_tags(
