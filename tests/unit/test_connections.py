@@ -752,6 +752,47 @@ def test_who_asks_for_much_behind_a_request_that_waits_holds_up_others_for_a_sho
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_who_has_taken_all_answers_waits_for_the_next_as_long_as_that_takes() -> None:
+    async def main() -> None:
+        async def answer(frame: memoryview) -> Sequence[Any]:
+            if bytes(frame) == b"wait":
+                await asyncio.Event().wait()
+            return [bytes(UNSENT_BYTES_MAX)]
+
+        client = Client(Budget(1000), answer)
+        client.sends(framed(b"wait") + framed(b"much") + framed(b"more"))
+        assert not client.is_read
+        assert not client.is_sent_home(after_s=601)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_client_that_stalls_is_sent_home_however_often_it_was_not_read_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any] | None:
+        return None
+
+    async def main() -> None:
+        now = 100.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        budget = Budget(1000)
+        client = Client(budget, answer)
+        client.sends(struct.pack(">i", LARGE_FROM) + bytes(10))
+        for _ in range(4):
+            assert not client.is_sent_home(after_s=0)
+            now += STALLED_AFTER_S / 4 + 1
+            budget.take(1000)
+            client.connection.may_read_on()
+            assert not client.is_read
+            now += STALLED_AFTER_S / 2
+            budget.give_back(1000)
+            assert client.is_read
+        assert client.is_sent_home(after_s=0)
+
+    asyncio.run(main())
+
+
 def test_a_slow_reader_is_seen_to_take_stored_bytes(tmp_path: Path) -> None:
     size = 30_000_000
     file = OsDisk().open(str(tmp_path / "segment"))

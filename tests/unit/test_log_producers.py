@@ -1,6 +1,7 @@
 """Producer state: which batches are new, which are repetitions and which are out of order."""
 
 import struct
+import weakref
 
 import crc32c
 import pytest
@@ -86,6 +87,16 @@ def test_what_comes_behind_a_batch_that_was_refused_is_refused_for_the_same_reas
     assert states.check(produced(4, 2)) is None
     with pytest.raises(OutOfOrderSequenceError):
         states.check(produced(6, 2))
+
+
+def test_an_error_that_a_batch_was_refused_with_is_not_kept() -> None:
+    """It would keep all that was under way when it was raised."""
+    states = ProducerStates()
+    why = StorageError("no room")
+    kept = weakref.ref(why)
+    states.refused(produced(0, 5), why)
+    del why
+    assert kept() is None
 
 
 def test_the_first_batch_of_a_new_epoch_may_be_refused_too() -> None:

@@ -1,14 +1,9 @@
 """Memory for large frames that is used again: fresh memory has to be mapped and zeroed page by page, which can cost
 more than receiving the frame does."""
 
-import sys
-
 SMALLEST = 128 * 1024
 LARGEST = 4 * 1024 * 1024
 KEPT_BYTES_MAX = 32 * 1024 * 1024
-
-_UNUSED = 2
-"""References that CPython counts to an object which only a local name and the asking itself refer to."""
 
 
 class BufferPool:
@@ -33,15 +28,19 @@ class BufferPool:
 
     def give_back(self, buffer: bytearray) -> None:
         size = len(buffer)
-        if (
-            SMALLEST <= size <= LARGEST
-            and size == _size_class(size)
-            and self._kept_bytes + size <= KEPT_BYTES_MAX
-            # A view that somebody still holds keeps the buffer from being used for anything else.
-            and sys.getrefcount(buffer) <= _UNUSED + 1
-        ):
+        fits = SMALLEST <= size <= LARGEST and size == _size_class(size)
+        if fits and self._kept_bytes + size <= KEPT_BYTES_MAX and not _is_viewed(buffer):
             self._free.setdefault(size, []).append(buffer)
             self._kept_bytes += size
+
+
+def _is_viewed(buffer: bytearray) -> bool:
+    """Whether somebody still holds a view of it: then its size cannot be changed."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return True
+    return False
 
 
 def _size_class(size: int) -> int:

@@ -87,6 +87,8 @@ class Connection(asyncio.BufferedProtocol):
         """What the frames of this connection take up of the budget."""
         self._sent_bytes = 0
         """What had left when it was last asked whether the client is still there."""
+        self._paused_at: float = 0.0
+        """Loop time since when it is not read, if it is not."""
         self._refusal: str | None = None
         """Why nothing more is taken from this client: it is closed when the answers under way have left."""
         self._is_ending = False
@@ -278,11 +280,13 @@ class Connection(asyncio.BufferedProtocol):
             and not self._transport.is_closing()
         ):
             self._is_paused = should_pause
+            now = asyncio.get_running_loop().time()
             if should_pause:
+                self._paused_at = now
                 self._transport.pause_reading()
             else:
                 # While it was not read a client could not show that it is there.
-                self._note_activity()
+                self.active_at = min(now, self.active_at + now - self._paused_at)
                 self._transport.resume_reading()
 
     def _give_back(self, size: int) -> None:
@@ -320,11 +324,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._sender.sent_bytes != self._sent_bytes:
             self._sent_bytes = self._sender.sent_bytes
             self.active_at = now
-        if not self._sender.is_empty or self._unsent_bytes >= UNSENT_BYTES_MAX:
-            # Nothing of it is begun before its answers have left, and who needs the room that it takes up waits too.
-            if self._held_bytes and self._budget.is_spent:
-                idle_s = min(idle_s, STALLED_AFTER_S)
-            return self.active_at + idle_s < now
+        # Nothing of it is begun before its answers have left, and who needs the room that it takes up waits too.
+        holds_up_others = self._held_bytes > 0 and self._budget.is_spent
+        is_full = bool(self._waiting) and self._unsent_bytes >= UNSENT_BYTES_MAX
+        if not self._sender.is_empty or (is_full and holds_up_others):
+            return self.active_at + (min(idle_s, STALLED_AFTER_S) if holds_up_others else idle_s) < now
         if self._waiting:
             return False
         if self._slots and not self._is_ending:

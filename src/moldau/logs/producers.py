@@ -67,7 +67,9 @@ class _Awaited:
 
     epoch: int
     sequence: int
-    why: MoldauError
+    kind: type[MoldauError]
+    """Of the error, which is not kept itself: it would keep the request that it was raised for."""
+    why: str
     put_off: int = 0
     """How many batches behind it had to wait."""
 
@@ -209,7 +211,7 @@ class ProducerStates:
         if awaited.put_off > PATIENCE:
             del self._awaited[batch.producer_id]
             return
-        raise type(awaited.why)(
+        raise awaited.kind(
             f"sequence {expected} of producer {batch.producer_id} was refused and comes first: {awaited.why}"
         )
 
@@ -228,7 +230,7 @@ class ProducerStates:
         if known is None or (known.epoch, known.sequence) != (epoch, sequence):
             if known is None and len(self._awaited) >= AWAITED_MAX:
                 del self._awaited[next(iter(self._awaited))]
-            self._awaited[producer_id] = _Awaited(epoch, sequence, why)
+            self._awaited[producer_id] = _Awaited(epoch, sequence, type(why), str(why))
 
     def update(self, batch: Produced) -> None:
         """Takes note of a batch that was appended, or is read again from the log."""

@@ -404,7 +404,7 @@ class Replica:
             await self.log.append(batches)
         except StorageError as error:
             if self.log.failure is None:
-                self._set_refusal(error)
+                self._set_refusal(told_again(error))
             else:
                 self.fail(error)
             raise

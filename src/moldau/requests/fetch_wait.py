@@ -134,10 +134,12 @@ class Fetch:
         answer has some already, and too few: then there is no point in waiting for others."""
         if not 0 < self._bytes_max - self._room + records.size < self._bytes_min:
             return False
-        if not records.size:
-            return self._has_more(key)
         partition = self._partitions[key]
         end = self._end(partition)
+        if not records.size:
+            # Up to its end there may be nothing left, where compaction has taken the last records.
+            next_batch = await partition.log.read(self.looked_at[key].offset, 0, end)
+            return self._has_more(key) and next_batch.size > 0
         last_batch = await partition.log.read(end - 1, 0, end)
         return last_batch.size > 0 and not _ends_with(records, last_batch)
 

@@ -2,31 +2,52 @@
 loop has room for so much of it, and what is due besides comes between."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 SHARE_S = 0.02
-"""A turn in which this work has gone on for so long takes on no more of it."""
+"""A turn in which this work has taken so long takes on no more of it."""
 
 T = TypeVar("T")
 
 
 class Turns:
     def __init__(self) -> None:
-        self._order = asyncio.Lock()
-        self._began_s: float | None = None
-        """When the first of this work was begun in this turn."""
+        self._due: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._spent_s: float | None = None
+        """How long the work of this turn has taken; None where there was none."""
 
     async def run(self, work: Callable[[], T]) -> T:
         """What `work` gives: at once where this turn has room for it, and otherwise in the order the calls came."""
-        loop = asyncio.get_running_loop()
-        async with self._order:
-            if self._began_s is not None and loop.time() - self._began_s >= SHARE_S:
-                await asyncio.sleep(0)
-            if self._began_s is None:
-                self._began_s = loop.time()
-                loop.call_soon(self._end)
-            return work()
+        if not self._due and not self._is_over:
+            return self._do(work)
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._due.append((work, done))
+        return await done
 
-    def _end(self) -> None:
-        self._began_s = None
+    @property
+    def _is_over(self) -> bool:
+        return self._spent_s is not None and self._spent_s >= SHARE_S
+
+    def _do(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        if self._spent_s is None:
+            self._spent_s = 0.0
+            loop.call_soon(self._next_turn)
+        began_s = loop.time()
+        try:
+            return work()
+        finally:
+            self._spent_s += loop.time() - began_s
+
+    def _next_turn(self) -> None:
+        self._spent_s = None
+        while self._due and not self._is_over:
+            work, done = self._due.popleft()
+            if done.cancelled():
+                continue
+            try:
+                done.set_result(self._do(work))
+            except Exception as error:
+                done.set_exception(error)
