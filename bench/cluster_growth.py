@@ -17,13 +17,13 @@ from bench.cluster_plan import ClusterPlan
 from bench.load import LoadFailed
 from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, count, decimals
-from moldau.client.versions import VERSIONS
+from moldau.client.net.versions import VERSIONS
 from moldau.controller.requests import Heartbeat
 from moldau.controller.wire import heartbeat_tree
 from moldau.metadata.records import decode as decode_record
 from moldau.metadata.snapshot import image_from
-from moldau.quorum.messages import SnapshotId
-from moldau.quorum.snapshot_format import decode as decode_snapshot
+from moldau.raft.messages import SnapshotId
+from moldau.raft.snapshot_format import decode as decode_snapshot
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import encoder
 from moldau.wire.frames import request_header

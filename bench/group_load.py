@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from moldau.client.connection import Connection
 from moldau.client.errors import ErrorCode, KafkaError, check
+from moldau.client.net.connection import Connection
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 

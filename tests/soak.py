@@ -177,7 +177,7 @@ ALL = [
         "power-cuts",
         "Power cuts at every step of a scripted life of a log, with appends, rolls, truncation, deletion and "
         "compaction: nothing that was promised is lost.",
-        ("-m", "pytest", "tests/unit/test_log_faults.py", "-k", "power_cuts"),
+        ("-m", "pytest", "tests/unit/logs/files/test_faults.py", "-k", "power_cuts"),
     ),
     Proof(
         "group-stories",

@@ -1,4 +1,4 @@
-"""What can go wrong, in the words of the domain. `requests/errors.py` maps each to its Kafka error code."""
+"""What can go wrong, in the words of the domain. `server/errors.py` maps each to its Kafka error code."""
 
 
 class MoldauError(Exception):

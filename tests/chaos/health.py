@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[a
 
 from chaos.machines import Machine, Machines
 from chaos.operating import Operator
-from moldau.testing.simulation.history import Partition
+from moldau.testing.simulation.checkers.history import Partition
 
 WELL_TIMEOUT_S = 60
 BACK_TIMEOUT_S = 10

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from moldau.testing.simulation.history import History, Partition, Poll, Send
+from moldau.testing.simulation.checkers.history import History, Partition, Poll, Send
 
 
 class Journal:

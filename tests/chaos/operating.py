@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from chaos.machines import Machine, Machines
-from moldau.client.admin import Admin, QuorumInfo
-from moldau.client.cluster import Cluster
+from moldau.client.admin.admin import Admin, QuorumInfo
 from moldau.client.errors import KafkaError
+from moldau.client.net.cluster import Cluster
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from chaos.journal import Journal
-from moldau.testing.simulation.history import Partition
+from moldau.testing.simulation.checkers.history import Partition
 
 GROUP = "chaos"
 POLL_S = 0.1

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moldau.testing.simulation.history import Partition
+from moldau.testing.simulation.checkers.history import Partition
 from support.replica_files import batches
 
 CHECKPOINT = "replication-offset-checkpoint"

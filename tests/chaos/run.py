@@ -20,7 +20,7 @@ from chaos.replicas import differences
 from chaos.table import Tally, table
 from chaos.traffic import Traffic
 from moldau.client.errors import KafkaError
-from moldau.testing.simulation.checker import check
+from moldau.testing.simulation.checkers.records import check
 from support.log_reader import all_records
 
 TOPIC = "chaos"

@@ -17,8 +17,8 @@ from chaos.health import Health
 from chaos.machines import Machine, Machines
 from chaos.namespaces import CannotIsolate
 from chaos.operating import Operator
-from moldau.testing.simulation.checker import check
-from moldau.testing.simulation.history import History
+from moldau.testing.simulation.checkers.history import History
+from moldau.testing.simulation.checkers.records import check
 from support.log_reader import all_records
 from support.real_clients import CLIENTS, RealClient
 from support.replica_files import batches

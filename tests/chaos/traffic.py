@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from chaos.journal import Journal
 from chaos.reading import read, read_in_group
-from moldau.testing.simulation.history import Partition, Send
+from moldau.testing.simulation.checkers.history import Partition, Send
 
 # Faults are what this is about; clients need not write of each.
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from moldau.cli import asking
+from moldau.cli import cluster_access as asking
 from moldau.cli.commands import GROUPED, app
 from moldau.testing import Broker
 

@@ -6,7 +6,7 @@ import pytest
 
 from clients.test_moldau_client import read, records_in, run, with_topic
 from moldau.client import Cluster, ErrorCode, Fetcher, KafkaError, Producer, TopicPartition
-from moldau.client.log_offsets import EARLIEST, LATEST, list_offsets
+from moldau.client.consumer.log_offsets import EARLIEST, LATEST, list_offsets
 from moldau.records.batch import Batch
 from moldau.records.build import Section, build_batch
 from moldau.records.compression import NUMBERS

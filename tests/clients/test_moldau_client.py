@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from kafka import KafkaProducer as KafkaPythonProducer
 
 from moldau.client import Admin, Cluster, ErrorCode, Fetcher, KafkaError, Producer, TopicPartition
-from moldau.client.admin import (
+from moldau.client.admin.admin import (
     EARLIEST,
     LATEST,
     MAX_TIMESTAMP,
@@ -24,10 +24,10 @@ from moldau.client.admin import (
     Operation,
     ResourceType,
 )
-from moldau.client.fetched import Fetched
-from moldau.client.positions import OffsetAndMetadata
+from moldau.client.consumer.fetched import Fetched
+from moldau.client.consumer.positions import OffsetAndMetadata
+from moldau.client.net.versions import VERSIONS, Versions
 from moldau.client.record import ConsumerRecord, records_of
-from moldau.client.versions import VERSIONS, Versions
 from support.topics import unique
 
 DEADLINE_S = 30
@@ -657,7 +657,7 @@ def test_the_lowest_versions_do_the_same_as_the_highest(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowest = {api: Versions(each.low, each.low) for api, each in VERSIONS.items()}
-    monkeypatch.setattr("moldau.client.versions.VERSIONS", lowest)
+    monkeypatch.setattr("moldau.client.net.versions.VERSIONS", lowest)
 
     async def test() -> None:
         async with with_topic(bootstrap, 2) as (cluster, topic), Admin(cluster) as admin:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moldau.testing.simulation.checker import check
-from moldau.testing.simulation.history import History
+from moldau.testing.simulation.checkers.history import History
+from moldau.testing.simulation.checkers.records import check
 from support.log_reader import all_records
 from support.served_cluster import ServedCluster
 from support.steady_writer import SteadyWriter, shown

@@ -7,7 +7,7 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from moldau.testing.simulation.client import Client
+from moldau.testing.simulation.workloads.client import Client
 from support.real_clients import CLIENTS, RealClient
 from support.replica_files import batches
 from support.served import Served

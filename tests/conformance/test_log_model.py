@@ -17,11 +17,11 @@ from moldau.errors import StorageError
 from moldau.logs.files.store import FilesStore
 from moldau.logs.memory import MemoryStore
 from moldau.logs.store import Log, LogStore
+from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch
 from moldau.records.record import iterate
 from moldau.settings.topic import TopicSettings
-from moldau.testing.simulation.disk import DiskSettings, SimulatedDisk
-from moldau.world.clock import SystemClock
+from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import NAME, TOPIC_ID, batch_at, batches_of
 
 SETTINGS = TopicSettings(

@@ -11,10 +11,10 @@ from moldau.errors import OffsetOutOfRangeError, OutOfOrderSequenceError
 from moldau.logs.files.store import FilesStore
 from moldau.logs.memory import MemoryStore
 from moldau.logs.store import NOTHING, Log, LogName, LogStore, TimeAndOffset
+from moldau.platform.clock import SystemClock
+from moldau.platform.os_disk import OsDisk
 from moldau.records.batch import Batch, split
 from moldau.settings.topic import TopicSettings
-from moldau.world.clock import SystemClock
-from moldau.world.os_disk import OsDisk
 from support.logs import (
     FOREVER,
     NAME,

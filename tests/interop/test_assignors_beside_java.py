@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from apache_kafka import ApacheKafka, available
 
-from moldau.client.assignors import Assignments, Member, Remembered, assignor_named
+from moldau.client.group.assignors import Assignments, Member, Remembered, assignor_named
 from moldau.wire.consumer_protocol import Subscription, decode_assignment, encode_subscription
 
 SOURCE = Path(__file__).parent / "java_assignors" / "Assignors.java"

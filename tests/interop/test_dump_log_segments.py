@@ -15,9 +15,9 @@ from moldau.metadata.image import BrokerImage, ClusterImage, Endpoint, Partition
 from moldau.metadata.image import ConfigResource as ConfigOf
 from moldau.metadata.records import TopicRecord, encode
 from moldau.metadata.snapshot import to_records
-from moldau.quorum import snapshot_format
-from moldau.quorum.messages import SnapshotId, Voter, VoterEndpoint
-from moldau.quorum.snapshot_format import SnapshotContents
+from moldau.raft import snapshot_format
+from moldau.raft.messages import SnapshotId, Voter, VoterEndpoint
+from moldau.raft.snapshot_format import SnapshotContents
 from support.served import Served
 from support.topics import QUIET, Topics
 

@@ -12,8 +12,8 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from clients.test_moldau_bulk import *  # noqa: F403 - its tests run here as well, on the cluster below
 from moldau.client import Admin, Cluster, Consumer, Fetcher, Producer, TopicPartition
-from moldau.client.fetched import READ_COMMITTED
-from moldau.client.log_offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
+from moldau.client.consumer.fetched import READ_COMMITTED
+from moldau.client.consumer.log_offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
 from moldau.client.record import records_of
 from support.topics import unique
 

@@ -10,7 +10,7 @@ import pytest
 from apache_kafka import ApacheKafka, available, free_port
 
 from moldau.client import Admin, AuthenticationError, Cluster, Consumer, KafkaError, Producer
-from moldau.client.security import Security, security_of
+from moldau.client.security.config import Security, security_of
 from support.certificates import KEY_PASSWORD, Certificates, make_certificates
 from support.topics import unique
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from moldau.testing.simulation.checker import check
-from moldau.testing.simulation.history import History, Poll, Refusal, TopicChange
+from moldau.testing.simulation.checkers.history import History, Poll, Refusal, TopicChange
+from moldau.testing.simulation.checkers.records import check
 
 P = ("topic", 0)
 ALL = -1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from moldau.testing.simulation.checker_cluster import check_cluster
-from moldau.testing.simulation.history import Partition, Poll, Refusal, TopicChange
-from moldau.testing.simulation.history_cluster import ClusterHistory
+from moldau.testing.simulation.checkers.cluster import check_cluster
+from moldau.testing.simulation.checkers.history import Partition, Poll, Refusal, TopicChange
+from moldau.testing.simulation.checkers.history_cluster import ClusterHistory
 
 ORDERS: Partition = ("orders", 0)
 A, B, C = b"a", b"b", b"c"

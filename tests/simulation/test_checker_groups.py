@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from moldau.testing.simulation.checker_groups import check_groups
-from moldau.testing.simulation.history_groups import (
+from moldau.testing.simulation.checkers.groups import check_groups
+from moldau.testing.simulation.checkers.history_groups import (
     NO_GENERATION,
     NOTHING_COMMITTED,
     Beat,

@@ -5,19 +5,19 @@ import random
 
 import pytest
 
-from moldau.client.admin import Admin
-from moldau.client.cluster import Cluster
+from moldau.client.admin.admin import Admin
+from moldau.client.consumer.fetcher import Fetcher
 from moldau.client.errors import KafkaError
-from moldau.client.fetcher import Fetcher
-from moldau.client.producer import Producer
+from moldau.client.net.cluster import Cluster
+from moldau.client.producer.producer import Producer
 from moldau.client.record import TopicPartition, records_of
 from moldau.node.node import Node
 from moldau.records.batch import Batch
 from moldau.records.build import Section, build_batch
 from moldau.records.record import Record
 from moldau.settings.broker import BrokerSettings
-from moldau.testing.simulation.network import NetworkSettings
-from moldau.testing.simulation.simulation import Simulation
+from moldau.testing.simulation.platform.network import NetworkSettings
+from moldau.testing.simulation.platform.simulation import Simulation
 
 TOPIC = "orders"
 PARTITIONS = 2

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from moldau.testing.simulation.__main__ import main
-from moldau.testing.simulation.ablations_cluster import ABLATIONS
-from moldau.testing.simulation.outcome import Outcome
-from moldau.testing.simulation.scenario_cluster import FAULTS_MIN, OPERATIONS_MIN, Cluster
+from moldau.testing.simulation.ablations.cluster import ABLATIONS
+from moldau.testing.simulation.scenarios.cluster import FAULTS_MIN, OPERATIONS_MIN, Cluster
+from moldau.testing.simulation.scenarios.outcome import Outcome
 
 SEEDS = range(6)
 """`make simulate SEEDS=2000` plays the full number."""
@@ -47,7 +47,7 @@ def test_a_seed_of_a_cluster_replays_to_the_same_trace() -> None:
 
 def test_a_seed_of_a_cluster_replays_in_another_process_with_another_hash_seed() -> None:
     program = (
-        "from moldau.testing.simulation.scenario_cluster import Cluster; print(Cluster(3).run().trace_hash)"
+        "from moldau.testing.simulation.scenarios.cluster import Cluster; print(Cluster(3).run().trace_hash)"
     )
     hashes = {
         subprocess.run(

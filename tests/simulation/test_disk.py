@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moldau.testing.simulation.disk import DiskSettings, SimulatedDisk
-from moldau.testing.simulation.loop import SimulatedLoop
-from moldau.world.disk import Disk, File
+from moldau.platform.disk import Disk, File
+from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
+from moldau.testing.simulation.platform.loop import SimulatedLoop
 
 SEEDS = range(300)
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from moldau.testing.simulation.__main__ import main
-from moldau.testing.simulation.outcome import Outcome
-from moldau.testing.simulation.scenario_groups import Groups
+from moldau.testing.simulation.scenarios.groups import Groups
+from moldau.testing.simulation.scenarios.outcome import Outcome
 
 SEEDS = range(8)
 """`make simulate SEEDS=500` plays the full number."""
@@ -31,7 +31,7 @@ def test_groups_keep_what_they_committed_and_settle(seed: int) -> None:
 
 def test_a_seed_replays_to_the_same_trace_in_another_process_with_another_hash_seed() -> None:
     program = (
-        "from moldau.testing.simulation.scenario_groups import Groups\n"
+        "from moldau.testing.simulation.scenarios.groups import Groups\n"
         f"print(Groups({QUICK_SEED}).run().trace_hash)"
     )
     hashes = {

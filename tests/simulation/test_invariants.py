@@ -10,7 +10,7 @@ import pytest
 
 from moldau.logs.store import LogName
 from moldau.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from moldau.testing.simulation.invariants import Invariants
+from moldau.testing.simulation.checkers.invariants import Invariants
 
 TOPIC_ID = UUID(int=7)
 

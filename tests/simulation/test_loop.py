@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from moldau.testing.simulation.escapes import SimulationEscape
-from moldau.testing.simulation.loop import DeadlockError, LivelockError, SimulatedLoop
-from moldau.testing.simulation.simulation import HostCrashed, ProgramError, Simulation, Unfinished
+from moldau.testing.simulation.platform.escapes import SimulationEscape
+from moldau.testing.simulation.platform.loop import DeadlockError, LivelockError, SimulatedLoop
+from moldau.testing.simulation.platform.simulation import HostCrashed, ProgramError, Simulation, Unfinished
 
 
 def run(main: Callable[[], Awaitable[Any]], **options: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moldau.testing.simulation.simulation import Host, Simulation
+from moldau.testing.simulation.platform.simulation import Host, Simulation
 
 
 def simulate(seed: int, main: Callable[[Simulation, Host, Host], Awaitable[Any]]) -> str:

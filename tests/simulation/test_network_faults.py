@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moldau.testing.simulation.network import NetworkSettings
-from moldau.testing.simulation.simulation import Host, Simulation
+from moldau.testing.simulation.platform.network import NetworkSettings
+from moldau.testing.simulation.platform.simulation import Host, Simulation
 
 
 def simulate(

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from moldau.testing.simulation.__main__ import main
-from moldau.testing.simulation.outcome import Outcome
-from moldau.testing.simulation.scenario_one_node import OneNode
+from moldau.testing.simulation.scenarios.one_node import OneNode
+from moldau.testing.simulation.scenarios.outcome import Outcome
 
 SEEDS = range(10)
 """`make simulate SEEDS=500` plays the full number."""
@@ -34,7 +34,7 @@ def test_a_seed_replays_to_the_same_trace() -> None:
 
 def test_a_seed_replays_in_another_process_with_another_hash_seed() -> None:
     program = (
-        "from moldau.testing.simulation.scenario_one_node import OneNode; print(OneNode(3).run().trace_hash)"
+        "from moldau.testing.simulation.scenarios.one_node import OneNode; print(OneNode(3).run().trace_hash)"
     )
     hashes = {
         subprocess.run(

@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 
-from moldau.testing.simulation.register import Interval, Value, contradictions
+from moldau.testing.simulation.checkers.register import Interval, Value, contradictions
 
 HISTORIES = 3000
 OPERATIONS_MAX = 6

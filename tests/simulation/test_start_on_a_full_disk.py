@@ -7,8 +7,8 @@ import pytest
 from moldau.errors import MoldauError
 from moldau.node.node import Node
 from moldau.settings.broker import BrokerSettings
-from moldau.testing.simulation.disk import DiskSettings
-from moldau.testing.simulation.simulation import Simulation
+from moldau.testing.simulation.platform.disk import DiskSettings
+from moldau.testing.simulation.platform.simulation import Simulation
 
 ROOM_MAX_BYTES = 1_000
 STEP_BYTES = 50

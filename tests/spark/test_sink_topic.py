@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from moldau.client.partitioner import partition_of_key
+from moldau.client.producer.partitioner import partition_of_key
 from moldau.spark.errors import told
 from moldau.testing import Broker
 from support.log_reader import all_records

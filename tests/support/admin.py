@@ -21,8 +21,9 @@ from moldau.controller.requests import (
 )
 from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import MoldauError
+from moldau.handlers import REGISTRY
 from moldau.logs.store import LogName
 from moldau.metadata.image import (
     BrokerImage,
@@ -33,8 +34,7 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.metadata.records import Record
-from moldau.requests import REGISTRY
-from moldau.requests.session import ClientConnection, Session
+from moldau.server.session import ClientConnection, Session
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey

@@ -10,20 +10,20 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
+from moldau.broker_lifecycle.driver import Membership
 from moldau.controller.driver import Controller
 from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
 from moldau.errors import NotControllerError, PeerUnreachableError
-from moldau.membership.driver import Membership
 from moldau.metadata.image import ClusterDelta, ClusterImage, Endpoint
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, decode
 from moldau.peers.probing import Probe
-from moldau.quorum.batches import CommittedBatch
-from moldau.quorum.messages import LogEnd
+from moldau.raft.batches import CommittedBatch
+from moldau.raft.messages import LogEnd
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from moldau.testing.simulation.clock import SimulatedClock
-from moldau.testing.simulation.loop import SimulatedLoop
+from moldau.testing.simulation.platform.clock import SimulatedClock
+from moldau.testing.simulation.platform.loop import SimulatedLoop
 
 CLUSTER = "test-cluster"
 NETWORK_S = 0.001

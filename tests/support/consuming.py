@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions, NewTopic
 
-from moldau.client.consumer import Consumer
-from moldau.client.consumer_errors import CommitFailedError, NoOffsetForPartitionError
+from moldau.client.consumer.consumer import Consumer
+from moldau.client.consumer.errors import CommitFailedError, NoOffsetForPartitionError
+from moldau.client.consumer.positions import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
-from moldau.client.positions import OffsetAndMetadata
 from moldau.client.record import ConsumerRecord, TopicPartition, records_of
 from support.topics import QUIET, Topics, unique
 

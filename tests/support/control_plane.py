@@ -14,9 +14,9 @@ from moldau.logs.memory import MemoryLog
 from moldau.logs.store import Slices
 from moldau.metadata.image import ClusterDelta, ClusterImage, Endpoint
 from moldau.metadata.loader import MetadataLoader
-from moldau.quorum.driver import METADATA_LOG, METADATA_TOPIC_ID, Quorum
-from moldau.quorum.elections import ElectionMemory, Elections
-from moldau.quorum.messages import (
+from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID, Quorum
+from moldau.raft.elections import ElectionMemory, Elections
+from moldau.raft.messages import (
     BeginEpochRequest,
     EndEpochRequest,
     EpochReply,

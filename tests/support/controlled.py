@@ -20,7 +20,7 @@ from moldau.controller.requests import (
 )
 from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_topics
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.metadata.image import EMPTY_IMAGE, TOPIC_RESOURCE, PartitionImage
 from moldau.metadata.records import (
     BrokerRegistrationChangeRecord,
@@ -30,7 +30,7 @@ from moldau.metadata.records import (
     decode,
     encode,
 )
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 

@@ -21,7 +21,7 @@ from moldau.controller.requests import (
 )
 from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import MoldauError
 from moldau.metadata.image import EMPTY_IMAGE, TOPIC_RESOURCE, ConfigResource, Endpoint
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record

@@ -23,7 +23,7 @@ from moldau.groups.requests import (
     SyncReply,
     Ticket,
 )
-from moldau.requests.errors import KAFKA_CODES
+from moldau.server.errors import KAFKA_CODES
 from support.wire import Wire
 
 METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 3, 8, 10

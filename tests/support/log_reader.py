@@ -2,8 +2,8 @@
 
 import asyncio
 
-from moldau.client.cluster import Cluster
-from moldau.client.consumer import Consumer
+from moldau.client.consumer.consumer import Consumer
+from moldau.client.net.cluster import Cluster
 from moldau.client.record import ConsumerRecord, TopicPartition
 
 

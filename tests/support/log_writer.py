@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from moldau.client.admin import Admin
-from moldau.client.producer import Producer
+from moldau.client.admin.admin import Admin
+from moldau.client.producer.producer import Producer
 from moldau.client.record import TopicPartition
 
 _numbers = itertools.count(1)

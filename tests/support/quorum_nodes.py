@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from moldau.errors import MoldauError, PeerUnreachableError
-from moldau.quorum.batches import CommittedBatch
-from moldau.quorum.driver import Quorum, QuorumSettings
-from moldau.quorum.elections import ElectionMemory
-from moldau.quorum.messages import (
+from moldau.raft.batches import CommittedBatch
+from moldau.raft.driver import Quorum, QuorumSettings
+from moldau.raft.elections import ElectionMemory
+from moldau.raft.messages import (
     BeginEpochRequest,
     EndEpochRequest,
     EpochReply,
@@ -24,8 +24,8 @@ from moldau.quorum.messages import (
     VoteReply,
     VoteRequest,
 )
-from moldau.quorum.snapshots import SnapshotMemory
-from moldau.testing.simulation.loop import SimulatedLoop
+from moldau.raft.snapshots import SnapshotMemory
+from moldau.testing.simulation.platform.loop import SimulatedLoop
 from support.control_plane import TestLog
 
 T = TypeVar("T")

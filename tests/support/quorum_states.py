@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from moldau.quorum.events import (
+from moldau.raft.events import (
     Answer,
     Answered,
     Appended,
@@ -13,8 +13,8 @@ from moldau.quorum.events import (
     Started,
     Tick,
 )
-from moldau.quorum.log_view import LogView, Span
-from moldau.quorum.messages import (
+from moldau.raft.log_view import LogView, Span
+from moldau.raft.messages import (
     BeginEpochRequest,
     LogEnd,
     QuorumFetch,
@@ -24,9 +24,9 @@ from moldau.quorum.messages import (
     VoteReply,
     VoteRequest,
 )
-from moldau.quorum.ports import QuorumSettings
-from moldau.quorum.state import QuorumState
-from moldau.quorum.voters import VoterHistory
+from moldau.raft.ports import QuorumSettings
+from moldau.raft.state import QuorumState
+from moldau.raft.voters import VoterHistory
 
 SETTINGS = QuorumSettings(fetch_timeout_ms=1500, election_timeout_ms=500, request_timeout_ms=1000)
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from moldau.errors import MoldauError
 from moldau.logs.epochs import EpochHistory
-from moldau.quorum.events import (
+from moldau.raft.events import (
     Answer,
     Answered,
     Appended,
@@ -44,8 +44,8 @@ from moldau.quorum.events import (
     Truncated,
     Unanswered,
 )
-from moldau.quorum.log_view import LogView, Span
-from moldau.quorum.messages import (
+from moldau.raft.log_view import LogView, Span
+from moldau.raft.messages import (
     NO_EPOCH,
     QuorumFetch,
     QuorumFetched,
@@ -55,9 +55,9 @@ from moldau.quorum.messages import (
     SnapshotId,
     Voter,
 )
-from moldau.quorum.ports import QuorumSettings
-from moldau.quorum.state import QuorumState
-from moldau.quorum.voters import VoterHistory
+from moldau.raft.ports import QuorumSettings
+from moldau.raft.state import QuorumState
+from moldau.raft.voters import VoterHistory
 
 SETTINGS = QuorumSettings(fetch_timeout_ms=1_500, election_timeout_ms=500, request_timeout_ms=1_000)
 

@@ -10,7 +10,7 @@ from moldau.logs.store import LogName
 from moldau.metadata.image import BrokerImage, PartitionImage
 from moldau.partitions.partition import Appended, Diverged, Fetched, Partition
 from moldau.partitions.state import ReplicaFetch
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from moldau.records.batch import Batch
 from moldau.records.build import build_batch
 from moldau.records.record import Record, iterate

@@ -18,6 +18,7 @@ from moldau.errors import (
     MoldauError,
     PeerUnreachableError,
 )
+from moldau.handlers.a01_fetch import fetch
 from moldau.logs.memory import MemoryStore
 from moldau.logs.store import Slices
 from moldau.metadata.image import (
@@ -33,15 +34,14 @@ from moldau.metadata.image import (
 from moldau.partitions.partition import Partition
 from moldau.partitions.table import PartitionTable
 from moldau.partitions.waiting import Listeners
+from moldau.platform.clock import SystemClock
 from moldau.replication.driver import Replication
-from moldau.requests.a01_fetch import fetch
-from moldau.requests.fetch_sessions import FetchSessions
-from moldau.requests.session import ClientConnection, Session
+from moldau.server.fetch_sessions import FetchSessions
+from moldau.server.session import ClientConnection, Session
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
-from moldau.world.clock import SystemClock
 
 Tree = dict[str, Any]
 Serve = Callable[[Message], Awaitable[Tree]]

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
-from moldau.client.versions import VERSIONS, Versions
+from moldau.client.net.versions import VERSIONS, Versions
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder, uses_flexible_headers
 from moldau.wire.frames import read_header, skip_tags

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from moldau.client.cluster import Cluster
-from moldau.client.consumer import Consumer
+from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import ConnectionLostError, ErrorCode
-from moldau.client.metadata import PartitionInfo, TopicInfo
+from moldau.client.net.cluster import Cluster
+from moldau.client.net.metadata import PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition
 from moldau.records.build import build_batch
 from moldau.records.record import Record
-from moldau.testing.simulation.loop import SimulatedLoop
+from moldau.testing.simulation.platform.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 from moldau.wire.consumer_protocol import Assignment, encode_assignment

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from moldau.testing.simulation.history import History, Partition, Send
+from moldau.testing.simulation.checkers.history import History, Partition, Send
 
 RESUME_TIMEOUT_S = 60
 SEND_EVERY_S = 0.002

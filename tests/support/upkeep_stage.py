@@ -1,9 +1,9 @@
 """What stories of a controller's upkeep have in common: times, a topic, and what to look at."""
 
+from moldau.broker_lifecycle.state import Phase
 from moldau.controller.requests import (
     NewTopic,
 )
-from moldau.membership.state import Phase
 from moldau.metadata.image import PartitionImage
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record
 from support.brokers_and_controllers import Stage

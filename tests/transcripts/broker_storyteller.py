@@ -5,9 +5,9 @@ The numbers in front are milliseconds since the command was given."""
 import asyncio
 from uuid import UUID
 
+from moldau.broker_lifecycle.state import Phase
 from moldau.controller.requests import NewTopic
 from moldau.errors import MoldauError
-from moldau.membership.state import Phase
 from moldau.metadata.records import (
     UNCHANGED,
     BrokerRegistrationChangeRecord,

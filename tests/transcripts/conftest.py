@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moldau.testing.simulation.loop import SimulatedLoop
+from moldau.testing.simulation.platform.loop import SimulatedLoop
 from transcripts.broker_storyteller import BrokerStoryteller
 from transcripts.controller_storyteller import ControllerStoryteller
 from transcripts.group_storyteller import GroupStoryteller

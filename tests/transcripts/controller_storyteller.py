@@ -22,7 +22,7 @@ from moldau.metadata.records import (
     RegisterBrokerRecord,
     TopicRecord,
 )
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from support.controlled import ControlledCluster
 
 _AFTER = {

@@ -3,9 +3,9 @@
 Answers go to the last request that waits for them; `poll` and `after` give the member time.
 """
 
-from moldau.client.assignors import assignor_named
 from moldau.client.errors import ErrorCode
-from moldau.client.member_events import (
+from moldau.client.group.assignors import assignor_named
+from moldau.client.group.events import (
     Assign,
     Closed,
     CommitNow,
@@ -35,8 +35,8 @@ from moldau.client.member_events import (
     Unsubscribed,
     Warn,
 )
-from moldau.client.member_terms import JoinedMember, MemberSettings
-from moldau.client.membership import Membership
+from moldau.client.group.state import Membership
+from moldau.client.group.terms import JoinedMember, MemberSettings
 from moldau.wire.consumer_protocol import (
     Assignment,
     Partition,

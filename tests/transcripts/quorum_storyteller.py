@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 
 from moldau.errors import MoldauError
-from moldau.quorum.events import (
+from moldau.raft.events import (
     Answered,
     AppendRecords,
     Committed,
@@ -20,7 +20,7 @@ from moldau.quorum.events import (
     Truncate,
     VotersAre,
 )
-from moldau.quorum.messages import (
+from moldau.raft.messages import (
     NO_LEADER,
     NO_VOTE,
     BeginEpochRequest,
@@ -32,7 +32,7 @@ from moldau.quorum.messages import (
     VoteReply,
     VoteRequest,
 )
-from moldau.quorum.state import QuorumState
+from moldau.raft.state import QuorumState
 from support.quorum_world import Faults, World, voter
 
 

@@ -6,7 +6,7 @@ import asyncio
 from moldau.controller.requests import InSyncResult
 from moldau.errors import MoldauError
 from moldau.partitions.partition import Diverged, Fetched
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from support.replicas import TOPIC_ID, Replicas
 
 LAG_MS = 10_000

@@ -9,9 +9,9 @@ from moldau.controller.requests import ConfigChange, ConfigOperation, MorePartit
 from moldau.errors import MoldauError
 from moldau.metadata.image import TOPIC_RESOURCE, ClusterDelta, ClusterImage, ConfigResource
 from moldau.metadata.records import Record, decode
-from moldau.quorum.batches import committed_batch
-from moldau.quorum.elections import ElectionMemory
-from moldau.quorum.events import Election
+from moldau.raft.batches import committed_batch
+from moldau.raft.elections import ElectionMemory
+from moldau.raft.events import Election
 from moldau.records.batch import Batch
 from support.control_plane import NODE, ControlPlane, TestLog
 

@@ -13,51 +13,51 @@ from moldau.cli.version import print_version, version
 
 GROUPED = {
     "topic": {
-        "list": "moldau.cli.topic_list:topic_list",
-        "create": "moldau.cli.topic_create:topic_create",
-        "describe": "moldau.cli.topic_describe:topic_describe",
-        "alter": "moldau.cli.topic_alter:topic_alter",
-        "delete": "moldau.cli.topic_delete:topic_delete",
+        "list": "moldau.cli.topic.list:topic_list",
+        "create": "moldau.cli.topic.create:topic_create",
+        "describe": "moldau.cli.topic.describe:topic_describe",
+        "alter": "moldau.cli.topic.alter:topic_alter",
+        "delete": "moldau.cli.topic.delete:topic_delete",
     },
     "group": {
-        "list": "moldau.cli.group_list:group_list",
-        "describe": "moldau.cli.group_describe:group_describe",
-        "reset": "moldau.cli.group_reset:group_reset",
-        "delete": "moldau.cli.group_delete:group_delete",
+        "list": "moldau.cli.group.list:group_list",
+        "describe": "moldau.cli.group.describe:group_describe",
+        "reset": "moldau.cli.group.reset:group_reset",
+        "delete": "moldau.cli.group.delete:group_delete",
     },
     "cluster": {
-        "status": "moldau.cli.cluster_status:cluster_status",
-        "new-id": "moldau.cli.cluster_new_id:cluster_new_id",
-        "drain": "moldau.cli.cluster_drain:cluster_drain",
-        "elect-leaders": "moldau.cli.cluster_elect_leaders:cluster_elect_leaders",
-        "add-voter": "moldau.cli.cluster_add_voter:cluster_add_voter",
-        "remove-voter": "moldau.cli.cluster_remove_voter:cluster_remove_voter",
-        "unregister": "moldau.cli.cluster_unregister:cluster_unregister",
+        "status": "moldau.cli.cluster.status:cluster_status",
+        "new-id": "moldau.cli.cluster.new_id:cluster_new_id",
+        "drain": "moldau.cli.cluster.drain:cluster_drain",
+        "elect-leaders": "moldau.cli.cluster.elect_leaders:cluster_elect_leaders",
+        "add-voter": "moldau.cli.cluster.add_voter:cluster_add_voter",
+        "remove-voter": "moldau.cli.cluster.remove_voter:cluster_remove_voter",
+        "unregister": "moldau.cli.cluster.unregister:cluster_unregister",
     },
     "spark": {
-        "shell": "moldau.cli.spark_shell:spark_shell",
-        "submit": "moldau.cli.spark_submit:spark_submit",
-        "master": "moldau.cli.spark_master:spark_master",
-        "worker": "moldau.cli.spark_worker:spark_worker",
+        "shell": "moldau.cli.spark.shell:spark_shell",
+        "submit": "moldau.cli.spark.submit:spark_submit",
+        "master": "moldau.cli.spark.master:spark_master",
+        "worker": "moldau.cli.spark.worker:spark_worker",
     },
     "pipeline": {
-        "new": "moldau.cli.pipeline_new:pipeline_new",
-        "check": "moldau.cli.pipeline_check:pipeline_check",
-        "run": "moldau.cli.pipeline_run:pipeline_run",
-        "list": "moldau.cli.pipeline_list:pipeline_list",
-        "status": "moldau.cli.pipeline_status:pipeline_status",
-        "stop": "moldau.cli.pipeline_stop:pipeline_stop",
-        "replay": "moldau.cli.pipeline_replay:pipeline_replay",
-        "redrive": "moldau.cli.pipeline_redrive:pipeline_redrive",
+        "new": "moldau.cli.pipeline.new:pipeline_new",
+        "check": "moldau.cli.pipeline.check:pipeline_check",
+        "run": "moldau.cli.pipeline.run:pipeline_run",
+        "list": "moldau.cli.pipeline.list:pipeline_list",
+        "status": "moldau.cli.pipeline.status:pipeline_status",
+        "stop": "moldau.cli.pipeline.stop:pipeline_stop",
+        "replay": "moldau.cli.pipeline.replay:pipeline_replay",
+        "redrive": "moldau.cli.pipeline.redrive:pipeline_redrive",
     },
     "log": {
-        "dump": "moldau.cli.log_dump:log_dump",
-        "verify": "moldau.cli.log_verify:log_verify",
+        "dump": "moldau.cli.log.dump:log_dump",
+        "verify": "moldau.cli.log.verify:log_verify",
     },
 }
 
 
-ENDS_AT_FIRST = {"moldau.cli.spark_submit:spark_submit"}
+ENDS_AT_FIRST = {"moldau.cli.spark.submit:spark_submit"}
 """Commands whose options end where their first argument is: what follows belongs to the program that they run."""
 
 
@@ -111,7 +111,7 @@ def serve(context: typer.Context) -> None:
 @app.command("up", context_settings=WHOLE_LINE)
 def up(context: typer.Context) -> None:
     """Run a cluster of several nodes on this machine."""
-    _load("up", "moldau.cli.up:up").main(context.args, "moldau up")
+    _load("up", "moldau.cli.up.command:up").main(context.args, "moldau up")
 
 
 @app.command("produce", context_settings=WHOLE_LINE)
@@ -129,7 +129,7 @@ def consume(context: typer.Context) -> None:
 @app.command("demo", context_settings=WHOLE_LINE)
 def demo(context: typer.Context) -> None:
     """See it all at work: a node, orders that come in, and a pipeline on Spark."""
-    _load("demo", "moldau.cli.demo:demo").main(context.args, "moldau demo")
+    _load("demo", "moldau.cli.demo.command:demo").main(context.args, "moldau demo")
 
 
 def _add_group(name: str, doc: str) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from moldau.cli.asking import CommandError, reached, run_or_fail, say
-from moldau.cli.given import LOCAL, Bootstrap, Topics, name
-from moldau.cli.stopping import stopping
+from moldau.cli.arguments import LOCAL, Bootstrap, Topics, name
+from moldau.cli.cluster_access import CommandError, reached, run_or_fail, say
+from moldau.cli.signals import stopping
 from moldau.cli.streams import Output
-from moldau.client.consumer import Consumer
+from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import ConsumerRecord, TopicPartition
 

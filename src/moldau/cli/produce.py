@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from moldau.cli.asking import reached, run_or_fail, say, told_if_slow
-from moldau.cli.given import LOCAL, Bootstrap, Topic
-from moldau.cli.stopping import stopping
+from moldau.cli.arguments import LOCAL, Bootstrap, Topic
+from moldau.cli.cluster_access import reached, run_or_fail, say, told_if_slow
+from moldau.cli.signals import stopping
 from moldau.cli.streams import lines
-from moldau.client.cluster import Cluster
-from moldau.client.producer import Producer, RecordMetadata
+from moldau.client.net.cluster import Cluster
+from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.records.compression import NUMBERS
 
 CODECS = [each for each in NUMBERS if each != "uncompressed"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from moldau.node.node import Node
-    from moldau.world import World
+    from moldau.platform import World
 
 FAILED = 1
 MISUSED = 2
@@ -57,7 +57,7 @@ def run(settings: BrokerSettings) -> None:
 
     from moldau.cli.data_lock import data_lock
     from moldau.observe.logging import configure
-    from moldau.world.system import system_world
+    from moldau.platform.system import system_world
 
     world = system_world()
     configure(level=settings.log_level, style=settings.log_format, clock=world.clock.wall_ms)

@@ -9,14 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moldau.client.admin import Admin
-    from moldau.client.cluster import Cluster
-    from moldau.client.consumer import Consumer
-    from moldau.client.consumer_errors import (
+    from moldau.client.admin.admin import Admin
+    from moldau.client.consumer.consumer import Consumer
+    from moldau.client.consumer.errors import (
         CommitFailedError,
         NoOffsetForPartitionError,
         RebalanceInProgressError,
     )
+    from moldau.client.consumer.fetcher import Fetcher
+    from moldau.client.consumer.positions import OffsetAndMetadata
     from moldau.client.errors import (
         AuthenticationError,
         ClientClosedError,
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
         KafkaError,
         RequestTimedOutError,
     )
-    from moldau.client.fetcher import Fetcher
-    from moldau.client.positions import OffsetAndMetadata
-    from moldau.client.producer import Producer, RecordMetadata
+    from moldau.client.net.cluster import Cluster
+    from moldau.client.producer.producer import Producer, RecordMetadata
     from moldau.client.record import ConsumerRecord, TopicPartition
-    from moldau.client.security import Security
+    from moldau.client.security.config import Security
 
 __all__ = [
     "Admin",

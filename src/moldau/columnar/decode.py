@@ -10,10 +10,10 @@ from moldau.columnar.columns import arrow_schema
 from moldau.columnar.decode_plain import naming
 from moldau.columnar.native import is_native
 from moldau.errors import CorruptRecordError
+from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
 from moldau.records.compression import NONE
 from moldau.records.record import section as decompressed
-from moldau.world.disk import Buffer
 
 ARROW_BYTES_MAX = 2**31 - 1
 """What an Arrow column with offsets of 32 bits can hold."""

@@ -12,9 +12,9 @@ from moldau.columnar import decode_kernels as kernels
 from moldau.columnar import decode_plain
 from moldau.columnar.columns import HEADER_TYPE, arrow_schema
 from moldau.errors import CorruptRecordError
+from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
 from moldau.records.record import RECORD_BYTES_MIN
-from moldau.world.disk import Buffer
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]

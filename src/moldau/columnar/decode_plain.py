@@ -14,9 +14,9 @@ from moldau.columnar.columns import (
     arrow_schema,
 )
 from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
+from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
 from moldau.records.record import Span, read_headers, spans
-from moldau.world.disk import Buffer
 
 _LONG_MAX = 2**63 - 1
 

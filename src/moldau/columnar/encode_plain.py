@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from moldau.columnar.arrays import Spans
 from moldau.columnar.rows import Rows
+from moldau.platform.disk import Buffer
 from moldau.records.batch import NO_TIMESTAMP
 from moldau.records.record import encode_record
-from moldau.world.disk import Buffer
 
 EncodedRows = tuple[int, Buffer, int, int, int]
 """Partition, records, how many there are, base timestamp, max timestamp."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moldau.client.partitioner import partition_of_key
+from moldau.client.producer.partitioner import partition_of_key
 from moldau.columnar.arrays import Spans, spans_of
 from moldau.columnar.native import is_native
 

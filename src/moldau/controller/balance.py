@@ -5,7 +5,7 @@ from collections import Counter
 from moldau.controller.elections import preferred_election
 from moldau.controller.partition_change import active_brokers, settings_as_decided
 from moldau.controller.state import ControllerState
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.metadata.records import Record
 from moldau.settings.effective import EffectiveSettings
 

@@ -12,7 +12,7 @@ from moldau.controller.liveness import Sessions
 from moldau.controller.partition_change import Kept
 from moldau.controller.requests import Heartbeat, HeartbeatReply, Registration
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, bounded
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,

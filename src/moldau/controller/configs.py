@@ -7,7 +7,7 @@ from moldau.controller.elections import settle_eligible
 from moldau.controller.names import validate_topic_name
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
 from moldau.controller.state import ControllerState, bounded
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
 from moldau.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterImage, ConfigResource
 from moldau.metadata.records import ConfigRecord, Record

@@ -45,15 +45,15 @@ from moldau.controller.requests import (
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
 from moldau.controller.upkeep import AskLogEnd, ProbeBroker, Upkeep, has_leaderless
-from moldau.decisions import Decision
-from moldau.decisions.runtime import DecisionRuntime
+from moldau.coordinator import Decision
+from moldau.coordinator.runtime import DecisionRuntime
 from moldau.errors import NotControllerError, RequestTimedOutError, StorageError
 from moldau.metadata.image import NO_LEADER, ClusterDelta, ClusterImage, ConfigResource
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, encode
 from moldau.observe.logging import get_logger
+from moldau.platform.clock import Clock
 from moldau.settings.effective import EffectiveSettings
-from moldau.world.clock import Clock
 
 log = get_logger("controller")
 

@@ -16,7 +16,7 @@ from moldau.controller.partition_change import (
 )
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, bounded
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
@@ -26,7 +26,7 @@ from moldau.errors import (
 )
 from moldau.metadata.image import NO_LEADER, PartitionImage
 from moldau.metadata.records import PartitionChangeRecord, Record
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from moldau.settings.effective import EffectiveSettings
 
 LogEnds = Mapping[PartitionName, Mapping[int, LogEnd]]

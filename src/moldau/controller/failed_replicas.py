@@ -10,7 +10,7 @@ from moldau.controller.elections import become_available
 from moldau.controller.partition_change import PartitionChange, active_brokers, settings_as_decided
 from moldau.controller.requests import Heartbeat
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.metadata.records import Record
 from moldau.settings.effective import EffectiveSettings
 

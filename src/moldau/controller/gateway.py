@@ -28,11 +28,11 @@ from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError,
 from moldau.metadata.image import ConfigResource
 from moldau.metadata.loader import MetadataLoader
 from moldau.peers.peers import Peers
-from moldau.quorum.driver import Quorum
+from moldau.platform.clock import Clock
+from moldau.raft.driver import Quorum
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, uses_flexible_headers
 from moldau.wire.frames import request_header, skip_tags
-from moldau.world.clock import Clock
 
 T = TypeVar("T")
 

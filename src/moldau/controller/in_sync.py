@@ -7,7 +7,7 @@ from moldau.controller.brokers import check_broker_epoch
 from moldau.controller.partition_change import PartitionChange, active_brokers, settings_as_decided
 from moldau.controller.requests import InSyncChange, InSyncResult
 from moldau.controller.state import ControllerState
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,

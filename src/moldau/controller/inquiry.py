@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from moldau.controller.elections import LogEnds
 from moldau.controller.index import PartitionName
 from moldau.controller.state import ControllerState
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 
 
 class Inquiry:

@@ -14,7 +14,7 @@ from uuid import UUID
 from moldau.controller.state import ControllerState
 from moldau.metadata.image import NO_LEADER, PartitionImage
 from moldau.metadata.records import NO_CHANGE, RECOVERED, RECOVERING, UNCHANGED, PartitionChangeRecord
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from moldau.settings.effective import EffectiveSettings
 
 Replicas = tuple[int, ...]

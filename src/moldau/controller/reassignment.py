@@ -12,7 +12,7 @@ from moldau.controller.partition_change import PartitionChange, active_brokers, 
 from moldau.controller.placement import check_manual
 from moldau.controller.requests import OngoingReassignment, PartitionResult, Reassignment
 from moldau.controller.state import ControllerState, bounded
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import (
     InvalidReplicaAssignmentError,
     InvalidReplicationFactorError,

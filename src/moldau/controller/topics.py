@@ -10,7 +10,7 @@ from moldau.controller.partition_change import settings_as_decided
 from moldau.controller.placement import Load, Replicas, check_manual, in_sync_at_first, place
 from moldau.controller.requests import MorePartitions, NewTopic, TopicCreated, TopicRef, TopicResult
 from moldau.controller.state import ControllerState, bounded
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import (
     InvalidConfigError,
     InvalidPartitionsError,

@@ -25,16 +25,16 @@ from moldau.controller.inquiry import Inquiry
 from moldau.controller.liveness import Sessions, rest_of_session
 from moldau.controller.requests import Heartbeat
 from moldau.controller.state import ControllerState
-from moldau.decisions import Decision
-from moldau.decisions.runtime import DecisionRuntime
+from moldau.coordinator import Decision
+from moldau.coordinator.runtime import DecisionRuntime
 from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError, RequestTimedOutError
 from moldau.metadata.image import NO_LEADER, ClusterImage
 from moldau.metadata.records import Record
 from moldau.observe.logging import get_logger
 from moldau.peers.probing import Probe
-from moldau.quorum.messages import LogEnd
+from moldau.platform.clock import Clock
+from moldau.raft.messages import LogEnd
 from moldau.settings.effective import EffectiveSettings
-from moldau.world.clock import Clock
 
 log = get_logger("controller")
 

@@ -43,9 +43,9 @@ from moldau.metadata.loader import MetadataLoader
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.partitions.table import PartitionTable
+from moldau.platform.clock import Clock
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from moldau.world.clock import Clock
 
 log = get_logger(__name__)
 

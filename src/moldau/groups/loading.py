@@ -9,10 +9,10 @@ from moldau.groups.formats import decode, encode
 from moldau.groups.records import GroupRecord
 from moldau.groups.state import GroupsState
 from moldau.partitions.partition import Partition
+from moldau.platform.clock import Clock
 from moldau.records.batch import Batch, split, whole_batches
 from moldau.records.build import build_batch
 from moldau.records.record import Record, iterate
-from moldau.world.clock import Clock
 
 RECORDS_PER_TURN = 200
 """Records that are applied before other work of the node gets its turn."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import MoldauError
 from moldau.groups.records import CommittedOffset, GroupRecord
 

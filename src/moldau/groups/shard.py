@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from moldau.decisions.runtime import DecisionRuntime
+from moldau.coordinator.runtime import DecisionRuntime
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -32,7 +32,7 @@ from moldau.metadata.image import TopicImage
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.partitions.waiting import Listeners
-from moldau.world.clock import Clock
+from moldau.platform.clock import Clock
 
 log = get_logger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TypeVar
 
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import (
     GroupIdNotFoundError,
     GroupSubscribedToTopicError,

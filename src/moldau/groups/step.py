@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from moldau.decisions import Decision
+from moldau.coordinator import Decision
 from moldau.errors import MoldauError
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import Answer, GroupDecision, Now, Reply, Ticket

@@ -14,10 +14,10 @@ from uuid import UUID
 from moldau.errors import StorageError
 from moldau.logs.epochs import EpochHistory
 from moldau.logs.producers import ProducerStates
+from moldau.platform.disk import File
+from moldau.platform.group_commit import again
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
-from moldau.world.disk import File
-from moldau.world.group_commit import again
 
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""

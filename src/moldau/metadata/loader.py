@@ -11,8 +11,8 @@ from moldau.metadata.apply import Change, LeaderChange, apply
 from moldau.metadata.image import ClusterDelta, ClusterImage
 from moldau.metadata.records import decode
 from moldau.metadata.snapshot import delta_between, image_from
-from moldau.quorum.batches import CommittedBatch
-from moldau.quorum.messages import SnapshotId
+from moldau.raft.batches import CommittedBatch
+from moldau.raft.messages import SnapshotId
 
 Publisher = Callable[[ClusterDelta, ClusterImage], Awaitable[None] | None]
 Foreseer = Callable[[ClusterDelta, ClusterImage], None]

@@ -13,8 +13,8 @@ from moldau.metadata.records import encode
 from moldau.metadata.snapshot import to_records
 from moldau.metadata.snapshot_policy import SnapshotPolicy
 from moldau.observe.logging import get_logger
-from moldau.quorum.messages import SnapshotId
-from moldau.world.clock import Clock
+from moldau.platform.clock import Clock
+from moldau.raft.messages import SnapshotId
 
 log = get_logger("metadata.snapshots")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from moldau.errors import StorageError
-from moldau.world.disk import Disk
+from moldau.platform.disk import Disk
 
 FILE_NAME = "meta.properties"
 

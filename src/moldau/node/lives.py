@@ -6,7 +6,7 @@ from uuid import UUID
 
 from moldau.errors import StorageError
 from moldau.observe.logging import get_logger
-from moldau.world.disk import Disk
+from moldau.platform.disk import Disk
 
 FILE_NAME = "incarnations"
 LIVES_MAX = 100

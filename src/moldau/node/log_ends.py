@@ -3,7 +3,7 @@
 from moldau.errors import ReplicaNotAvailableError
 from moldau.partitions.table import PartitionTable
 from moldau.peers.peers import Peers
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from moldau.wire.api_keys import ApiKey
 
 LANE = "controller"

@@ -9,20 +9,21 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from moldau.connections.admission import Admission
-from moldau.connections.budget import Budget
-from moldau.connections.connection import Answer, Connection
-from moldau.connections.large_frames import LargeFrames
-from moldau.connections.listener import Listener
+from moldau.broker_lifecycle.driver import Membership
 from moldau.controller.driver import Controller
 from moldau.controller.gateway import ControllerGateway
 from moldau.controller.ids import new_id
 from moldau.groups.coordinator import GroupCoordinator
+from moldau.handlers import REGISTRY
 from moldau.logs.store import LogStore
-from moldau.membership.driver import Membership
 from moldau.metadata.image import Endpoint
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.snapshotter import Snapshotter
+from moldau.network.admission import Admission
+from moldau.network.budget import Budget
+from moldau.network.connection import Answer, Connection
+from moldau.network.large_frames import LargeFrames
+from moldau.network.listener import Listener
 from moldau.node import identity
 from moldau.node.identity import Identity
 from moldau.node.lives import Lives
@@ -34,23 +35,22 @@ from moldau.partitions.table import PartitionTable
 from moldau.partitions.waiting import Listeners
 from moldau.peers.addresses import PeerAddresses
 from moldau.peers.peers import Connect, Peers
-from moldau.quorum.driver import METADATA_LOG, Quorum, QuorumSettings, open_metadata_log
-from moldau.quorum.elections import ElectionFile, ElectionMemory
-from moldau.quorum.messages import NO_LEADER
-from moldau.quorum.snapshots import SnapshotFiles, SnapshotMemory
-from moldau.quorum.wire import WireQuorumPeers
+from moldau.platform import World
+from moldau.raft.driver import METADATA_LOG, Quorum, QuorumSettings, open_metadata_log
+from moldau.raft.elections import ElectionFile, ElectionMemory
+from moldau.raft.messages import NO_LEADER
+from moldau.raft.snapshots import SnapshotFiles, SnapshotMemory
+from moldau.raft.wire import WireQuorumPeers
 from moldau.replication.driver import Replication
-from moldau.requests import REGISTRY
-from moldau.requests.broker import Broker
-from moldau.requests.dispatch import Dispatcher
-from moldau.requests.fetch_sessions import FetchSessions
-from moldau.requests.session import ClientConnection
+from moldau.server.broker import Broker
+from moldau.server.dispatch import Dispatcher
+from moldau.server.fetch_sessions import FetchSessions
+from moldau.server.session import ClientConnection
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.settings.listeners import Listener as Address
 from moldau.settings.listeners import advertise
 from moldau.transactions.producer_ids import ProducerIds
-from moldau.world import World
 
 log = get_logger(__name__)
 

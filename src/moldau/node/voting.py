@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moldau.errors import InvalidConfigError
 from moldau.node.identity import Identity
-from moldau.quorum.messages import Voter, VoterEndpoint
+from moldau.raft.messages import Voter, VoterEndpoint
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.listeners import Listener, parse_listeners
 

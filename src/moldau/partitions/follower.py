@@ -8,9 +8,9 @@ from moldau.logs.epochs import NO_EPOCH, EpochHistory
 from moldau.logs.store import LogName
 from moldau.metadata.image import NO_LEADER, PartitionImage
 from moldau.partitions.state import check_epoch
-from moldau.quorum.messages import LogEnd
+from moldau.platform.disk import Buffer
+from moldau.raft.messages import LogEnd
 from moldau.records.batch import Batch, split, whole_batches
-from moldau.world.disk import Buffer
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from moldau.errors import MoldauError, StorageError
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.partitions.table import PartitionTable
+from moldau.platform.clock import Clock
 from moldau.settings.effective import EffectiveSettings
-from moldau.world.clock import Clock
 
 log = get_logger(__name__)
 

@@ -18,7 +18,7 @@ from moldau.logs.store import NOTHING, Slices, TimeAndOffset, told_again
 from moldau.partitions.follower import FollowerState
 from moldau.partitions.replica import Replica
 from moldau.partitions.state import NO_EPOCH, LeaderState, ReplicaFetch
-from moldau.quorum.messages import LogEnd
+from moldau.raft.messages import LogEnd
 from moldau.records.batch import NO_TIMESTAMP, Batch
 
 

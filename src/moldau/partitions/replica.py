@@ -21,11 +21,11 @@ from moldau.partitions.follower import FollowerState, checked_batches, truncatio
 from moldau.partitions.state import NO_EPOCH, LeaderState
 from moldau.partitions.syncing import Syncing
 from moldau.partitions.waiting import Listeners, OffsetWaiters
-from moldau.quorum.messages import LogEnd
+from moldau.platform.clock import Clock
+from moldau.platform.disk import Buffer
+from moldau.raft.messages import LogEnd
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
-from moldau.world.clock import Clock
-from moldau.world.disk import Buffer
 
 log = get_logger(__name__)
 

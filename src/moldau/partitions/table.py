@@ -20,8 +20,8 @@ from moldau.metadata.image import (
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica import Lease
+from moldau.platform.clock import Clock
 from moldau.settings.effective import EffectiveSettings
-from moldau.world.clock import Clock
 
 log = get_logger(__name__)
 

@@ -10,14 +10,14 @@ import errno
 from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from moldau.client.connection import Connection
 from moldau.client.errors import ConnectionLostError, KafkaError, UnsupportedVersionError
+from moldau.client.net.connection import Connection
 from moldau.errors import PeerUnreachableError
 from moldau.observe.logging import get_logger
 from moldau.peers.probing import Probe, probe_address
+from moldau.platform.clock import Clock
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
-from moldau.world.clock import Clock
 
 __all__ = ["Peers", "Probe"]
 

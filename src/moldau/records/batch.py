@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import crc32c
 
 from moldau.errors import CorruptRecordError, UnsupportedMagicError
-from moldau.world.disk import Buffer
+from moldau.platform.disk import Buffer
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import crc32c
 
+from moldau.platform.disk import Buffer
 from moldau.records.batch import (
     COMPRESSION_MASK,
     CONTROL_MASK,
@@ -22,7 +23,6 @@ from moldau.records.batch import (
 from moldau.records.compression import DECOMPRESSED_BYTES_MAX, NONE, compress
 from moldau.records.record import Record, encode_record
 from moldau.records.record import section as records_section
-from moldau.world.disk import Buffer
 
 NO_LEADER_EPOCH = -1
 NO_PRODUCER_EPOCH = -1

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import cramjam
 
 from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
-from moldau.world.disk import Buffer
+from moldau.platform.disk import Buffer
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 

@@ -11,6 +11,7 @@ from moldau.errors import (
     RecordTooLargeError,
     UnsupportedCompressionError,
 )
+from moldau.platform.disk import Buffer
 from moldau.records.batch import (
     COMPRESSION_MASK,
     CONTROL_MASK,
@@ -35,7 +36,6 @@ from moldau.records.compression import (
 from moldau.records.record import RECORD_BYTES_MIN, section, spans
 from moldau.settings.registry import LONG_MAX
 from moldau.settings.topic import TopicSettings
-from moldau.world.disk import Buffer
 
 ZSTD_PRODUCE_VERSION = 7
 """The first version of Produce that may carry zstd: its clients know how to read it back."""

@@ -1,7 +1,7 @@
 """Zig-zag variable-length integers, as records use them. Decoders in hot loops inline the one-byte case."""
 
 from moldau.errors import CorruptRecordError
-from moldau.world.disk import Buffer
+from moldau.platform.disk import Buffer
 
 _LONG_BYTES_MAX = 10
 _ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))

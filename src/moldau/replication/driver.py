@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from moldau.peers.peers import Peers
+from moldau.platform.clock import Clock
 from moldau.replication.fetcher import Fetcher, Fetching, FollowedPartition
 from moldau.replication.in_sync import Gateway, InSyncSets, LedPartition
 from moldau.replication.session import PartitionKey
 from moldau.replication.throttle import Throttle
 from moldau.settings.effective import EffectiveSettings
-from moldau.world.clock import Clock
 
 
 class ReplicatedPartition(FollowedPartition, LedPartition, Protocol):

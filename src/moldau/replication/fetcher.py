@@ -24,14 +24,14 @@ from moldau.errors import (
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
 from moldau.peers.peers import Peers
-from moldau.quorum.messages import LogEnd
+from moldau.platform.clock import Clock
+from moldau.raft.messages import LogEnd
 from moldau.replication.requests import fetch_request
 from moldau.replication.session import FetchSession, PartitionKey, Position
 from moldau.replication.state import FollowedPartitions, Rest, Verdict, begins_anew, jittered, judge
 from moldau.replication.throttle import Throttle
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
-from moldau.world.clock import Clock
 
 log = get_logger(__name__)
 

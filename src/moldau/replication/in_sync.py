@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Protocol
 from uuid import UUID
 
-from moldau.client.waits import wait_ms
+from moldau.client.net.waits import wait_ms
 from moldau.controller.requests import InSyncChange, InSyncResult
 from moldau.errors import (
     FencedLeaderEpochError,
@@ -29,10 +29,10 @@ from moldau.errors import (
 )
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
+from moldau.platform.clock import Clock
 from moldau.replication.session import PartitionKey
 from moldau.replication.state import jittered
 from moldau.settings.effective import EffectiveSettings
-from moldau.world.clock import Clock
 
 log = get_logger(__name__)
 

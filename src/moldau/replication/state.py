@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from moldau.client.errors import ErrorCode
-from moldau.client.waits import wait_ms
+from moldau.client.net.waits import wait_ms
 from moldau.replication.session import PartitionKey
 
 FIRST_REST_MS = 10

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from moldau.client.cluster import Cluster
+from moldau.client.net.cluster import Cluster
 from moldau.spark.errors import OptionError
 
 T = TypeVar("T")

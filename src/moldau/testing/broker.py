@@ -16,8 +16,8 @@ from types import TracebackType
 
 from moldau.controller.requests import NewTopic
 from moldau.node.node import Node
+from moldau.platform.system import system_world
 from moldau.settings.sources import build
-from moldau.world.system import system_world
 
 DEFAULTS = {
     "listen": "127.0.0.1:0",

@@ -24,11 +24,11 @@ from types import TracebackType
 from moldau.controller.requests import NewTopic
 from moldau.node.identity import new_identity
 from moldau.node.node import Node
+from moldau.platform.system import system_world
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.sources import build
 from moldau.testing.links import Links
 from moldau.testing.node_thread import NodeThread
-from moldau.world.system import system_world
 
 HOST = "127.0.0.1"
 STARTED_WITHIN_S = 60.0

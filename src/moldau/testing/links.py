@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from moldau.client.connection import Connection
 from moldau.client.errors import RequestTimedOutError
+from moldau.client.net.connection import Connection
 
 LOOK_EVERY_S = 0.02
 """How often who wants to connect over a cut link tries again."""

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from moldau.node.node import Node
+from moldau.platform.system import system_world
 from moldau.settings.broker import BrokerSettings
 from moldau.testing.broker import new_loop
-from moldau.world.system import system_world
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.names import EPOCHS, LOG, SNAPSHOT, offset_name
 from moldau.logs.files.segment import read_file
 from moldau.logs.store import LogName
-from moldau.world.disk import Disk
+from moldau.platform.disk import Disk
 
 NOTE = "begin-anew"
 

@@ -7,8 +7,8 @@ from moldau.errors import CorruptRecordError
 from moldau.logs.files.segment import read_file
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
-from moldau.world.clock import Clock
-from moldau.world.disk import Disk
+from moldau.platform.clock import Clock
+from moldau.platform.disk import Disk
 
 _VERSION = "0"
 _AGE_MS_MAX = 30_000

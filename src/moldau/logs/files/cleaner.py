@@ -14,9 +14,9 @@ from moldau.logs.files.names import CLEANED, LOG
 from moldau.logs.files.scan import scan_batches
 from moldau.logs.files.segment import Segment
 from moldau.logs.producers import ProducerStates
+from moldau.platform.disk import Buffer, Disk
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
-from moldau.world.disk import Buffer, Disk
 
 _STEP_BYTES = 256 * 1024
 """How much is read before others get their turn, and written at once."""

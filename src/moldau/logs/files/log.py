@@ -19,8 +19,8 @@ from moldau.logs.files.segmented import SegmentedLog
 from moldau.logs.producers import ProducerStates
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
+from moldau.platform.disk import Disk
 from moldau.settings.topic import TopicSettings
-from moldau.world.disk import Disk
 
 log = get_logger(__name__)
 

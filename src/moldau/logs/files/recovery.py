@@ -31,7 +31,7 @@ from moldau.logs.files.scan import BatchHeader, scan_batches, scan_headers
 from moldau.logs.files.segment import Segment, read_file
 from moldau.logs.producers import ProducerStates
 from moldau.observe.logging import get_logger
-from moldau.world.disk import Disk
+from moldau.platform.disk import Disk
 
 _BATCHES_PER_STEP = 64
 """How many batches are checked before others get their turn."""

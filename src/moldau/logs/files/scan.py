@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from moldau.errors import CorruptRecordError
+from moldau.platform.disk import File
 from moldau.records.batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
-from moldau.world.disk import File
 
 _CHUNK_SIZE = 4096
 """Read at once when walking over headers: small batches come many in a chunk, large ones are skipped over."""

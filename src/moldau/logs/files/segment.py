@@ -13,8 +13,8 @@ from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
 from moldau.logs.files.names import INDEX, LOG, TIME_INDEX, offset_name
 from moldau.logs.files.scan import BatchHeader, scan_headers
 from moldau.observe.logging import get_logger
+from moldau.platform.disk import Disk, File
 from moldau.records.batch import HEADER_SIZE, NO_TIMESTAMP, Batch
-from moldau.world.disk import Disk, File
 
 _RECENT_MAX = 4096
 """Batches of the active segment whose places are remembered, so that reads at the tail find them at once."""

@@ -18,9 +18,9 @@ from moldau.logs.files.segment import Segment
 from moldau.logs.store import NOTHING, PASSING, FileSlice, Log, LogName, Slices, TimeAndOffset
 from moldau.logs.times import first_record_since, newest_record
 from moldau.observe.logging import get_logger
+from moldau.platform.disk import Buffer, Disk
 from moldau.records.batch import LOG_OVERHEAD, Batch
 from moldau.settings.topic import TopicSettings
-from moldau.world.disk import Buffer, Disk
 
 _INDEX_ENTRY_SIZE = 12
 """Of the larger of the two indexes."""

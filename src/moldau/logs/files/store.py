@@ -32,9 +32,9 @@ from moldau.logs.files.recovery import damage, recover
 from moldau.logs.files.segment import read_file
 from moldau.logs.store import LogName, LogStore
 from moldau.observe.logging import get_logger
+from moldau.platform.clock import Clock
+from moldau.platform.disk import Disk
 from moldau.settings.topic import TopicSettings
-from moldau.world.clock import Clock
-from moldau.world.disk import Disk
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 SIDE_BY_SIDE_MAX = 64

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from moldau.client.admin import Admin
-from moldau.client.admin_cluster import ConfigResource, ResourceType
-from moldau.client.cluster import Cluster
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.cluster import ConfigResource, ResourceType
 from moldau.client.errors import KafkaError
+from moldau.client.net.cluster import Cluster
 from moldau.pipelines.definition import OnBad, Pipeline, PipelineError, SinkKind, Source
 from moldau.pipelines.planning.connecting import cluster_settings
 from moldau.pipelines.planning.findings import Finding, error, warning

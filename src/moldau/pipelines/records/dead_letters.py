@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moldau.client.cluster import Cluster
-from moldau.client.consumer import Consumer
+from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import KafkaError
-from moldau.client.producer import Producer, RecordMetadata
+from moldau.client.net.cluster import Cluster
+from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.pipelines.definition import Pipeline, PipelineError
 from moldau.pipelines.planning.connecting import cluster_settings

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from moldau.client.log_offsets import LATEST, list_offsets
+from moldau.client.consumer.log_offsets import LATEST, list_offsets
 from moldau.client.record import TopicPartition
 from moldau.pipelines.definition import Pipeline
 from moldau.pipelines.planning.connecting import cluster_settings

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from moldau.client.producer import Producer
+from moldau.client.producer.producer import Producer
 
 PRICES = {"espresso": 2.4, "cappuccino": 3.6, "filter": 3.1, "tea": 2.9, "cake": 4.5, "croissant": 2.2}
 CITIES = ("Prague", "Brno", "Plzen", "Olomouc", "Tabor", "Vyssi Brod")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from moldau.client.admin import Admin
-from moldau.client.admin_cluster import ConfigResource, ResourceType
-from moldau.client.cluster import Cluster
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.cluster import ConfigResource, ResourceType
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.metadata import NO_LEADER
-from moldau.client.producer import Producer
+from moldau.client.net.cluster import Cluster
+from moldau.client.net.metadata import NO_LEADER
+from moldau.client.producer.producer import Producer
 from moldau.records.build import Section
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.portal import Portal, settings_key

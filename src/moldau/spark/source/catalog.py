@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moldau.client.cluster import Cluster
+from moldau.client.consumer.log_offsets import EARLIEST, LATEST, list_offsets
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.log_offsets import EARLIEST, LATEST, list_offsets
-from moldau.client.metadata import TopicInfo
+from moldau.client.net.cluster import Cluster
+from moldau.client.net.metadata import TopicInfo
 from moldau.client.record import TopicPartition
 from moldau.settings.values import nearest
 from moldau.spark.errors import OptionError, SparkSourceError

@@ -11,10 +11,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from moldau.client.cluster import Cluster
+from moldau.client.consumer.fetcher import Fetched, Fetcher, LogCutError
+from moldau.client.consumer.log_offsets import EARLIEST, LATEST, list_offsets
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.fetcher import Fetched, Fetcher, LogCutError
-from moldau.client.log_offsets import EARLIEST, LATEST, list_offsets
+from moldau.client.net.cluster import Cluster
 from moldau.columnar.decode import to_arrow_parts
 from moldau.errors import MoldauError
 from moldau.observe.logging import get_logger

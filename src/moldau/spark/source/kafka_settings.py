@@ -6,13 +6,13 @@ all the same.
 
 from collections.abc import Mapping
 
-from moldau.client.security import PROPERTIES
+from moldau.client.security.config import PROPERTIES
 from moldau.settings.values import nearest
 from moldau.spark.errors import OptionError
 
 PREFIX = "kafka."
 SECURITY = ("security.", "ssl.", "sasl.", "enable.ssl.", "enable.sasl.")
-"""Settings that begin so are `moldau.client.security`'s to know."""
+"""Settings that begin so are `moldau.client.security.config`'s to know."""
 
 COMMON = """
     bootstrap.servers client.dns.lookup client.id config.providers connections.max.idle.ms enable.metrics.push

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moldau.client.log_offsets import EARLIEST, LATEST
+from moldau.client.consumer.log_offsets import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 

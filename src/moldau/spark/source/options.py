@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from moldau.client.log_offsets import EARLIEST, LATEST
+from moldau.client.consumer.log_offsets import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.settings.values import nearest
 from moldau.spark.errors import OptionError
@@ -197,7 +197,7 @@ def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
             settings[argument] = text if low is None else parse_number(PREFIX + name, text, int(low))
     secured = {name: value for name, value in kafka.items() if name.startswith(SECURITY)}
     if secured:
-        from moldau.client.security import security_of
+        from moldau.client.security.config import security_of
 
         try:
             settings["security"] = security_of(secured)

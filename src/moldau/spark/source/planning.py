@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from moldau.client.log_offsets import EARLIEST
+from moldau.client.consumer.log_offsets import EARLIEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 from moldau.spark.source.catalog import Catalog

@@ -6,10 +6,10 @@ The checkpoint alone says where a query goes on, so nothing is lost when this fa
 import asyncio
 from collections.abc import Mapping
 
-from moldau.client.cluster import Cluster
+from moldau.client.consumer.positions import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.group_offsets import GroupOffsets
-from moldau.client.positions import OffsetAndMetadata
+from moldau.client.group.offsets import GroupOffsets
+from moldau.client.net.cluster import Cluster
 from moldau.client.record import TopicPartition
 from moldau.observe.logging import get_logger
 from moldau.spark.source.offsets import Offsets

@@ -1,5 +1,5 @@
 """Deterministic simulation: whole nodes on a virtual loop, network and disk; one seed gives one run, exactly."""
 
-from moldau.testing.simulation.simulation import Host, HostCrashed, Simulation
+from moldau.testing.simulation.platform.simulation import Host, HostCrashed, Simulation
 
 __all__ = ["Host", "HostCrashed", "Simulation"]

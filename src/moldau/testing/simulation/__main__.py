@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from moldau.testing.simulation.outcome import Outcome
-from moldau.testing.simulation.playing import played
-from moldau.testing.simulation.scenario import Scenario
-from moldau.testing.simulation.scenario_cluster import Cluster
-from moldau.testing.simulation.scenario_groups import Groups
-from moldau.testing.simulation.scenario_one_node import OneNode
+from moldau.testing.simulation.scenarios.cluster import Cluster
+from moldau.testing.simulation.scenarios.groups import Groups
+from moldau.testing.simulation.scenarios.one_node import OneNode
+from moldau.testing.simulation.scenarios.outcome import Outcome
+from moldau.testing.simulation.scenarios.runner import played
+from moldau.testing.simulation.scenarios.scenario import Scenario
 
 SCENARIOS: Mapping[str, type[Scenario]] = {each.NAME: each for each in (OneNode, Groups, Cluster)}
 ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]

@@ -1,0 +1,1 @@
+"""`moldau cluster`: the nodes and the metadata quorum of a cluster."""

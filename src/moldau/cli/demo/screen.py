@@ -1,0 +1,151 @@
+"""What the demo shows: each step as it is done, then the revenue as it comes out, and what to try meanwhile."""
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from moldau.cli.cluster_access import TextTable
+from moldau.cli.demo.traffic import Results, Traffic
+from moldau.cli.live_display import Drawing
+from moldau.cli.pipeline.display import states_table
+from moldau.pipelines.running.progress import Progress, QueryState
+
+MINUTES = 3
+"""So many are side by side."""
+LINE_EVERY_S = 2.0
+
+
+def revenue_table(results: Results) -> Table:
+    """A row per product, a column for each of the last minutes."""
+    minutes = sorted(results)[-MINUTES:]
+    made = TextTable(box=None, pad_edge=False, header_style="bold")
+    made.add_column("revenue", min_width=14)
+    for minute in minutes:
+        made.add_column(f"{minute:%H:%M}", justify="right", min_width=10)
+    for product in sorted({product for minute in minutes for product in results[minute]}):
+        sums = [results[minute].get(product) for minute in minutes]
+        made.add_row(product, *("" if each is None else f"{each.revenue:,.2f}" for each in sums))
+    totals = [sum(each.revenue for each in results[minute].values()) for minute in minutes]
+    made.add_row(Text("all", style="bold"), *(Text(f"{total:,.2f}", style="bold") for total in totals))
+    return made
+
+
+def revenue_line(results: Results) -> str:
+    """The last minute, where there is no terminal to draw on."""
+    minute = max(results)
+    products = ", ".join(f"{product} {each.revenue:.2f}" for product, each in sorted(results[minute].items()))
+    return f"revenue at {minute:%H:%M}: {products}"
+
+
+class Screen:
+    """Watches a run. Steps stay where they were printed; what changes is below them."""
+
+    def __init__(self, tips: Sequence[str], console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._is_live = self._console.is_terminal
+        self._tips = tips
+        self._traffic: Traffic | None = None
+        self._states: Sequence[QueryState] = ()
+        self._step: tuple[str, float] | None = None
+        self._has_results = False
+        self._next_line_s = 0.0
+        self._shown_results: Results = {}
+        self._spinner = Spinner("dots")
+        self._is_over = False
+        self._drawing = Drawing(self._console, self._changing)
+
+    @property
+    def has_results(self) -> bool:
+        return self._has_results
+
+    def follow(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def done(self, what: str) -> None:
+        """Something is there now, to stay."""
+        self._finish_step()
+        self._print(Text.assemble(("  ✓ ", "green"), what))
+
+    def step(self, what: str) -> None:
+        self._finish_step()
+        self._step = (what, time.monotonic())
+        if not self._is_live:
+            self._print(Text(f"  · {what} ..."))
+
+    def _finish_step(self) -> None:
+        if self._step is None:
+            return
+        (what, began), self._step = self._step, None
+        if self._is_live:
+            took = f"   {time.monotonic() - began:.1f} s"
+            self._print(Text.assemble(("  ✓ ", "green"), what, (took, "dim")))
+
+    def batch(self, progress: Progress) -> None:
+        pass
+
+    def rows(self, batch: object) -> None:
+        pass
+
+    def states(self, states: Sequence[QueryState]) -> None:
+        self._states = list(states)
+        results = {} if self._traffic is None else self._traffic.results
+        if not results:
+            return
+        if not self._has_results:
+            self._has_results = True
+            self._finish_step()
+            self._show_tips()
+        if not self._is_live and results != self._shown_results and time.monotonic() >= self._next_line_s:
+            self._shown_results = results
+            self._next_line_s = time.monotonic() + LINE_EVERY_S
+            self._print(Text(f"  {revenue_line(results)}"))
+
+    def _show_tips(self) -> None:
+        self._print(Text())
+        for tip in self._tips:
+            command, _, what = tip.partition("  #")
+            self._print(Text.assemble("  ", command, (f"  #{what}" if what else "", "dim")))
+        self._print(Text())
+
+    def _print(self, line: Text) -> None:
+        if self._is_live:
+            self._drawing.stay(line)
+        else:
+            self._console.print(line)
+
+    def _changing(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        traffic = self._traffic
+        if traffic is not None and traffic.results:
+            parts += [revenue_table(traffic.results), Text()]
+        if traffic is not None and self._has_results:
+            late = max((each.late for each in self._states), default=0)
+            facts = f"{traffic.sent:,} orders sent, {late:,} came too late, {traffic.dead:,} dead letters"
+            ending = "" if self._is_over else " Ctrl-C ends the demo."
+            parts += [states_table(self._states), Text(), Text(f"{facts}.{ending}", style="dim")]
+        if self._step is not None:
+            what, began = self._step
+            self._spinner.update(text=Text(f"{what} ... {time.monotonic() - began:.0f} s"))
+            parts.append(self._spinner)
+        return Group(*parts)
+
+    def __enter__(self) -> Self:
+        if self._is_live:
+            self._drawing.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish_step()
+        self._is_over = True
+        if self._is_live:
+            self._drawing.__exit__(kind, error, trace)
+        sys.stdout.flush()

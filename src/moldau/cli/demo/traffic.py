@@ -1,0 +1,113 @@
+"""What goes on around the pipeline of the demo: orders come in, and somebody reads the revenue as it comes out."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from moldau.client.admin.admin import Admin, NewTopic
+from moldau.client.consumer.consumer import Consumer
+from moldau.client.net.cluster import Cluster
+from moldau.client.producer.producer import Producer
+from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.pipelines.shipped.generating import orders, send_at_rate
+
+ORDERS, REVENUE, DEAD = "orders", "revenue", "orders.dead"
+TOPICS = (NewTopic(ORDERS, 2), NewTopic(REVENUE, 1), NewTopic(DEAD, 1))
+POLL_MS = 200
+
+
+class Sum(NamedTuple):
+    orders: int
+    revenue: float
+
+
+Results = Mapping[datetime, Mapping[str, Sum]]
+"""By minute and product."""
+
+
+class Traffic:
+    """In a thread of its own, from `with` to its end."""
+
+    def __init__(self, bootstrap: str, rate: float, seed: int) -> None:
+        self._bootstrap = bootstrap
+        self._rate = rate
+        self._seed = seed
+        self._loop = asyncio.new_event_loop()
+        self._work: asyncio.Task[None] | None = None
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="moldau demo", daemon=True)
+        self.sent = 0
+        self.dead = 0
+        self.results: Results = {}
+        """A new mapping with every change, so that others can read it at any time."""
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._began.wait()
+        if self.failure is not None:
+            raise self.failure
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        work = self._work
+        if work is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(work.cancel)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._all())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._began.set()
+
+    async def _all(self) -> None:
+        self._work = asyncio.current_task()
+        async with Cluster(self._bootstrap, client_id="demo") as cluster:
+            for created in (await Admin(cluster).create_topics(TOPICS)).values():
+                if isinstance(created, Exception):
+                    raise created
+            async with (
+                Producer(cluster) as producer,
+                Consumer(cluster=cluster, auto_offset_reset="earliest") as reader,
+            ):
+                reader.assign([TopicPartition(REVENUE, 0), TopicPartition(DEAD, 0)])
+                made = orders(self._seed, start_ms=time.time_ns() // 1_000_000, rate=self._rate)
+                sending = send_at_rate(producer, ORDERS, made, self._rate, self._count)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(sending)
+                    tasks.create_task(self._read(reader))
+
+    def _count(self, sent: int) -> None:
+        self.sent = sent
+        self._began.set()
+
+    async def _read(self, reader: Consumer) -> None:
+        while True:
+            records = await reader.poll(timeout_ms=POLL_MS)
+            self.dead += sum(record.topic == DEAD for record in records)
+            self.results = with_records(self.results, (each for each in records if each.topic == REVENUE))
+
+
+def with_records(results: Results, records: Iterable[ConsumerRecord]) -> Results:
+    """The last record of a minute and product is its sum."""
+    changed = {minute: dict(products) for minute, products in results.items()}
+    for record in records:
+        row = json.loads(record.value or b"")
+        minute = datetime.fromisoformat(row["minute"]).astimezone(UTC)
+        changed.setdefault(minute, {})[row["product"]] = Sum(row["orders"], row["revenue"])
+    return changed

@@ -1,0 +1,1 @@
+"""`moldau group`: consumer groups."""

@@ -1,0 +1,1 @@
+"""`moldau log`: offline tools for segment files."""

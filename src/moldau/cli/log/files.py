@@ -1,0 +1,146 @@
+"""The files of a log as offline tools see them: found by name, read with plain files, trusted in nothing."""
+
+import enum
+import mmap
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from moldau.errors import CorruptRecordError
+from moldau.logs.files.names import EPOCHS, INDEX, LOG, SNAPSHOT, TIME_INDEX
+from moldau.raft.messages import SnapshotId
+from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
+
+OFFSET_ENTRY = struct.Struct(">ii")
+TIME_ENTRY = struct.Struct(">qi")
+METADATA_LOG_PREFIX = "__cluster_metadata-"
+
+_BATCHES = re.compile(r"[0-9]{20}\.log(\.[a-z]+)?")
+_SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint(\.[a-z]+)?")
+_OFFSET = re.compile(r"[0-9]{20}")
+_LEFTOVERS = (".deleted", ".cleaned", ".swap", ".tmp", ".part", ".damaged")
+
+
+class Kind(enum.Enum):
+    BATCHES = "record batches"
+    METADATA_SNAPSHOT = "snapshot of the metadata"
+    OFFSET_INDEX = "offset index"
+    TIME_INDEX = "time index"
+    PRODUCERS = "producer snapshot"
+    EPOCHS = "leader epochs"
+
+
+class LogFile(NamedTuple):
+    path: Path
+    kind: Kind
+
+    @property
+    def base_offset(self) -> int:
+        """The offset in the file's name; 0 where it has none."""
+        match = _OFFSET.match(self.path.name)
+        return int(match[0]) if match else 0
+
+    @property
+    def is_snapshot(self) -> bool:
+        """A snapshot of the metadata log: its offset is where it ends, and its own records count from 0."""
+        return self.kind is Kind.METADATA_SNAPSHOT
+
+    @property
+    def snapshot_id(self) -> SnapshotId:
+        """What a snapshot's name says that it stands for."""
+        match = _SNAPSHOT.fullmatch(self.path.name)
+        assert match is not None, "only a snapshot has an id"
+        return SnapshotId(int(match[1]), int(match[2]))
+
+    @property
+    def is_metadata(self) -> bool:
+        return self.path.resolve().parent.name.startswith(METADATA_LOG_PREFIX)
+
+    @property
+    def log(self) -> Path:
+        """The segment that an index belongs to."""
+        return self.path.with_suffix(LOG)
+
+
+def kind_of(path: Path) -> Kind | None:
+    if path.name == EPOCHS:
+        return Kind.EPOCHS
+    if _BATCHES.fullmatch(path.name):
+        return Kind.BATCHES
+    if _SNAPSHOT.fullmatch(path.name):
+        return Kind.METADATA_SNAPSHOT
+    if _OFFSET.match(path.name):
+        kinds = {INDEX: Kind.OFFSET_INDEX, TIME_INDEX: Kind.TIME_INDEX, SNAPSHOT: Kind.PRODUCERS}
+        return kinds.get(path.suffix)
+    return None
+
+
+def find(paths: Iterable[Path]) -> list[LogFile]:
+    """The files named, and those in the directories named, sorted so that a log's files stand together.
+
+    In directories, files that are left over from a deletion or an unfinished compaction are passed over.
+    """
+    found: dict[Path, LogFile] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(child for child in path.rglob("*") if child.suffix not in _LEFTOVERS)
+            files = [LogFile(child, kind) for child in inside if (kind := kind_of(child)) and child.is_file()]
+            if not files:
+                raise typer.BadParameter(
+                    f"there is no log in {path}. Give a data directory, a partition's directory (orders-0), "
+                    "or files in one."
+                )
+        else:
+            kind = kind_of(path)
+            if not path.is_file():
+                raise typer.BadParameter(f"there is no {path}. Look for the data directory in --data-dir.")
+            if kind is None:
+                raise typer.BadParameter(
+                    f"{path} is no file of a log. Those are 00000000000000000000.log, .index, .timeindex and "
+                    f".snapshot, 00000000000000000000-0000000000.checkpoint and {EPOCHS}."
+                )
+            files = [LogFile(path, kind)]
+        for file in files:
+            found.setdefault(file.path, file)
+    return list(found.values())
+
+
+def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:
+    """(position, batch) to the file's end, checksums unseen; CorruptRecordError where no batch begins."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        if not end:
+            return
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    position = 0
+    while position < end:
+        if end - position < HEADER_SIZE:
+            raise CorruptRecordError(
+                f"the last {end - position} bytes, from position {position}, are no whole batch"
+            )
+        magic = view[position + MAGIC_POSITION]
+        size = int.from_bytes(view[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
+        if size < HEADER_SIZE or magic != 2:
+            raise CorruptRecordError(f"there is no record batch at position {position}")
+        if position + size > end:
+            raise CorruptRecordError(
+                f"the batch at position {position} says it has {size} bytes, "
+                f"and the file ends after {end - position}"
+            )
+        yield position, Batch(view[position : position + size])
+        position += size
+
+
+def read_entries(path: Path, layout: struct.Struct) -> list[tuple[int, int]]:
+    """An index's entries, without the zeros that Kafka reserves behind them; raises CorruptRecordError."""
+    data = path.read_bytes()
+    if len(data) % layout.size:
+        raise CorruptRecordError(f"{len(data)} bytes are no whole number of {layout.size}-byte entries")
+    entries: list[tuple[int, int]] = list(layout.iter_unpack(data))
+    while len(entries) > 1 and entries[-1] == (0, 0):
+        entries.pop()
+    return entries

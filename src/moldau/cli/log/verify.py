@@ -1,0 +1,284 @@
+"""`moldau log verify`: whether the files of a log are whole and agree with each other. Reads only."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from moldau.cli.log.files import OFFSET_ENTRY, TIME_ENTRY, Kind, LogFile, find, read_batches, read_entries
+from moldau.errors import CorruptRecordError, MoldauError
+from moldau.logs.epochs import NO_EPOCH, EpochHistory
+from moldau.logs.producers import ProducerStates
+from moldau.metadata import records as metadata_records
+from moldau.raft import snapshot_format
+from moldau.records import control
+from moldau.records.batch import Batch
+from moldau.records.record import iterate
+
+PROBLEMS_SHOWN_MAX = 20
+"""Of each file; the rest is counted."""
+
+ADVICE = {
+    Kind.BATCHES: (
+        "A torn end of a partition's newest segment is cut off at the next start. Anything else in a segment "
+        "is lost data: stop the node, keep a copy of the directory, restore it from a replica or a backup."
+    ),
+    Kind.METADATA_SNAPSHOT: (
+        "At the next start the node sets a damaged snapshot aside and begins with the one before it, if the metadata "
+        "log reaches back to that. Keep a copy of the directory."
+    ),
+    Kind.OFFSET_INDEX: "Stop the node and delete the index: the next start builds it again.",
+    Kind.TIME_INDEX: "Stop the node and delete the time index: the next start builds it again.",
+    Kind.PRODUCERS: "Stop the node and delete the snapshot: the next start reads producers from the log.",
+    Kind.EPOCHS: "Stop the node and delete the checkpoint: the next start reads epochs from the log.",
+}
+
+
+class Segment:
+    """What the checks of indexes need to know of a segment's batches."""
+
+    def __init__(self) -> None:
+        self.positions = array("q")
+        self.base_offsets = array("q")
+        self.last_offsets = array("q")
+        self.max_timestamps = array("q")
+        """The largest so far, up to and with each batch."""
+
+    def add(self, position: int, batch: Batch) -> None:
+        so_far = self.max_timestamps[-1] if self.max_timestamps else batch.max_timestamp
+        self.positions.append(position)
+        self.base_offsets.append(batch.base_offset)
+        self.last_offsets.append(batch.last_offset)
+        self.max_timestamps.append(max(so_far, batch.max_timestamp))
+
+
+class Tail:
+    """Where the batches seen so far end."""
+
+    def __init__(self) -> None:
+        self.last_offset = -1
+        self.epoch = NO_EPOCH
+
+
+class Directory:
+    """One log's files, checked one after the other; what one file says is held against the others."""
+
+    def __init__(self, files: list[LogFile], with_records: bool, progress: Progress, task: TaskID) -> None:
+        self.files = files
+        self.with_records = with_records
+        self.batches = 0
+        self._progress = progress
+        self._task = task
+        self._segments: dict[Path, Segment] = {}
+        self._epochs: EpochHistory | None = None
+        self._tail = Tail()
+
+    def problems(self) -> Iterator[tuple[LogFile, str]]:
+        """Segments come after the epochs they are compared with and before the indexes that point at them."""
+        order = (
+            Kind.EPOCHS,
+            Kind.BATCHES,
+            Kind.METADATA_SNAPSHOT,
+            Kind.OFFSET_INDEX,
+            Kind.TIME_INDEX,
+            Kind.PRODUCERS,
+        )
+        for file in sorted(self.files, key=lambda file: (order.index(file.kind), file.path)):
+            try:
+                for problem in self._check(file):
+                    yield file, problem
+            except MoldauError as error:
+                yield file, str(error)
+            except OSError as error:
+                yield file, f"it cannot be read: {error.strerror}"
+            self._progress.update(self._task, advance=file.path.stat().st_size)
+
+    def _check(self, file: LogFile) -> Iterator[str]:
+        if file.kind is Kind.BATCHES:
+            return self._check_batches(file)
+        if file.kind is Kind.METADATA_SNAPSHOT:
+            return self._check_snapshot(file)
+        if file.kind is Kind.OFFSET_INDEX:
+            return self._check_offset_index(file)
+        if file.kind is Kind.TIME_INDEX:
+            return self._check_time_index(file)
+        if file.kind is Kind.PRODUCERS:
+            return self._check_producers(file)
+        return self._check_epochs(file)
+
+    def _check_epochs(self, file: LogFile) -> Iterator[str]:
+        self._epochs = EpochHistory.from_text(file.path.read_text("utf-8", "replace"))
+        yield from ()
+
+    def _check_batches(self, file: LogFile) -> Iterator[str]:
+        segment = self._segments[file.path] = Segment()
+        tail = Tail() if file.is_snapshot else self._tail
+        for position, batch in read_batches(file.path):
+            self.batches += 1
+            segment.add(position, batch)
+            if not batch.checksum_is_right():
+                yield f"the checksum of offset {batch.base_offset} is wrong (batch at position {position})"
+                continue
+            for problem in self._check_batch(file, batch, tail):
+                yield f"{problem} (batch at position {position})"
+            tail.last_offset = max(tail.last_offset, batch.last_offset)
+            tail.epoch = max(tail.epoch, batch.leader_epoch)
+
+    def _check_snapshot(self, file: LogFile) -> Iterator[str]:
+        is_damaged = False
+        for problem in self._check_batches(file):
+            is_damaged = True
+            yield problem
+        if not is_damaged:
+            # Its batches are right; header, footer and whether they belong together are not known yet.
+            snapshot_format.decode(file.snapshot_id, file.path.read_bytes())
+
+    def _check_batch(self, file: LogFile, batch: Batch, tail: Tail) -> Iterator[str]:
+        if batch.last_offset_delta < 0 or not 0 <= batch.count <= batch.last_offset_delta + 1:
+            yield f"{batch.count} records do not fit offsets {batch.base_offset}..{batch.last_offset}"
+        if batch.base_offset <= tail.last_offset:
+            yield f"offset {batch.base_offset} comes after offset {tail.last_offset}"
+        if not file.is_snapshot:
+            if batch.base_offset < file.base_offset:
+                yield f"offset {batch.base_offset} is below the segment's first, {file.base_offset}"
+            if batch.leader_epoch < tail.epoch:
+                yield f"leader epoch {batch.leader_epoch} comes after epoch {tail.epoch}"
+            if self._epochs is not None and self._epochs.epoch_at(batch.base_offset) != batch.leader_epoch:
+                yield (
+                    f"offset {batch.base_offset} has leader epoch {batch.leader_epoch}, "
+                    f"and the checkpoint says {self._epochs.epoch_at(batch.base_offset)}"
+                )
+        if self.with_records:
+            yield from _check_records(file, batch)
+
+    def _segment_of(self, file: LogFile) -> Segment | None:
+        """The segment beside an index, read now when only the index was asked for; None where none is."""
+        if file.log not in self._segments:
+            if not file.log.is_file():
+                return None
+            segment = self._segments[file.log] = Segment()
+            try:
+                for position, batch in read_batches(file.log):
+                    segment.add(position, batch)
+            except CorruptRecordError:
+                # Said when the segment itself is verified; the index may point at what stands before.
+                pass
+        return self._segments[file.log]
+
+    def _check_offset_index(self, file: LogFile) -> Iterator[str]:
+        segment = self._segment_of(file)
+        if segment is None:
+            yield f"there is no {file.log.name} beside it"
+        last_offset = last_position = -1
+        for relative, position in read_entries(file.path, OFFSET_ENTRY):
+            offset = file.base_offset + relative
+            if relative < 0 or offset <= last_offset or position <= last_position:
+                yield f"the entry for offset {offset} at position {position} does not ascend"
+            last_offset, last_position = offset, position
+            if segment is None:
+                continue
+            index = bisect_left(segment.positions, position)
+            if index == len(segment.positions) or segment.positions[index] != position:
+                yield f"no batch begins at position {position}, where it has offset {offset}"
+            elif not segment.base_offsets[index] <= offset <= segment.last_offsets[index]:
+                yield (
+                    f"offset {offset} is not in the batch at position {position}, which has "
+                    f"{segment.base_offsets[index]}..{segment.last_offsets[index]}"
+                )
+
+    def _check_time_index(self, file: LogFile) -> Iterator[str]:
+        segment = self._segment_of(file)
+        if segment is None:
+            yield f"there is no {file.log.name} beside it"
+        last_timestamp = last_offset = -1
+        for timestamp, relative in read_entries(file.path, TIME_ENTRY):
+            offset = file.base_offset + relative
+            if relative < 0 or timestamp <= last_timestamp or offset < last_offset:
+                yield f"the entry for time {timestamp} and offset {offset} does not ascend"
+            last_timestamp, last_offset = timestamp, offset
+            if segment is None:
+                continue
+            index = bisect_left(segment.last_offsets, offset)
+            if index == len(segment.last_offsets):
+                yield f"offset {offset} for time {timestamp} is not in the segment"
+            elif segment.max_timestamps[index] != timestamp:
+                largest = segment.max_timestamps[index]
+                yield f"the largest time up to offset {offset} is {largest}, not {timestamp}"
+
+    def _check_producers(self, file: LogFile) -> Iterator[str]:
+        producers = ProducerStates()
+        producers.restore(file.path.read_bytes())
+        for state in producers:
+            if state.last_offset >= file.base_offset:
+                yield (
+                    f"producer {state.producer_id} wrote offset {state.last_offset}, which is not before "
+                    f"the snapshot's {file.base_offset}"
+                )
+
+
+def log_verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Segments, indexes, snapshots, a partition's directory or a whole data directory."
+        ),
+    ],
+    records: Annotated[
+        bool, typer.Option("--records", help="Decompress and decode every record too. Takes longer.")
+    ] = False,
+) -> None:
+    """Check checksums, offsets, leader epochs, indexes and snapshots; one line for each problem.
+
+    Leaves with 1 where there is a problem. Stop the node first: the newest segment of a running one may end
+    in the middle of a write.
+    """
+    files = find(paths)
+    size = sum(file.path.stat().st_size for file in files)
+    damaged: list[Kind] = []
+    batches = 0
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("verifying", total=size)
+        for group in _by_directory(files):
+            directory = Directory(group, records, progress, task)
+            for file, problems in groupby(directory.problems(), key=lambda found: found[0]):
+                damaged.append(file.kind)
+                for number, (_, problem) in enumerate(problems, 1):
+                    if number <= PROBLEMS_SHOWN_MAX:
+                        typer.echo(f"{file.path}: {problem}")
+                if number > PROBLEMS_SHOWN_MAX:
+                    typer.echo(f"{file.path}: and {number - PROBLEMS_SHOWN_MAX} more")
+            batches += directory.batches
+    what = f"{len(files)} files, {batches} batches, {size} bytes"
+    if not damaged:
+        typer.echo(f"{what}: all right")
+        return
+    typer.echo(f"{what}: {len(damaged)} files have problems", err=True)
+    for kind in Kind:
+        if kind in damaged:
+            typer.echo(f"{kind.value}: {ADVICE[kind]}", err=True)
+    raise typer.Exit(1)
+
+
+def _by_directory(files: list[LogFile]) -> list[list[LogFile]]:
+    groups: dict[Path, list[LogFile]] = {}
+    for file in files:
+        groups.setdefault(file.path.parent, []).append(file)
+    return list(groups.values())
+
+
+def _check_records(file: LogFile, batch: Batch) -> Iterator[str]:
+    try:
+        for record in iterate(batch):
+            if batch.is_control:
+                control.decode(record)
+            elif file.is_metadata and record.value is not None:
+                metadata_records.decode(record.value)
+    except MoldauError as error:
+        yield str(error)

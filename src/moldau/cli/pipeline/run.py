@@ -1,0 +1,90 @@
+"""`moldau pipeline run`: a pipeline on Spark, until it is done or told to stop."""
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moldau.cli.cluster_access import CommandError, complain, output, say
+from moldau.cli.pipeline.arguments import (
+    AvailableNow,
+    Bootstrap,
+    File,
+    Json,
+    Quiet,
+    State,
+    loaded,
+    state_directory,
+)
+from moldau.cli.pipeline.display import display
+from moldau.cli.spark.arguments import MasterUrl, Settings, parsed_settings, told_plainly
+from moldau.pipelines.definition import Pipeline
+from moldau.pipelines.failures import PLAIN
+from moldau.pipelines.running.run import Outcome, RunOptions, run
+from moldau.pipelines.running.stopping import listening
+
+
+def pipeline_run(
+    file: File,
+    available_now: AvailableNow = False,
+    master: MasterUrl = None,
+    bootstrap: Bootstrap = None,
+    state: State = None,
+    conf: Settings = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    generation: Annotated[
+        int | None,
+        typer.Option(
+            "--generation",
+            min=1,
+            metavar="NUMBER",
+            help="Go back to the checkpoints of before a replay; `moldau pipeline status` shows which there are.",
+        ),
+    ] = None,
+) -> None:
+    """Run a pipeline until Ctrl-C, or with --available-now until it has caught up.
+
+    It goes on where its last run ended. Ctrl-C and `moldau pipeline stop` finish the batch that is under way first.
+    Exit codes: 0 done or stopped, 1 failed, 130 after Ctrl-C.
+
+    moldau pipeline run revenue.yaml
+
+    moldau pipeline run revenue.yaml --master spark://host:7077 --conf spark.executor.memory=2g
+    """
+    options = RunOptions(
+        master=master, available_now=available_now, conf=parsed_settings(conf), generation=generation
+    )
+    with told_plainly():
+        pipeline = loaded(file, bootstrap)
+        run_and_tell(pipeline, state, options, as_json=as_json, quiet=quiet)
+
+
+def run_and_tell(
+    pipeline: Pipeline, state: Path | None, options: RunOptions, *, as_json: bool, quiet: bool
+) -> None:
+    """Runs it with what a terminal shows, and leaves with the exit code."""
+    directory = state_directory(pipeline, state)
+    with listening() as wish:
+        with display(f"pipeline {pipeline.name}", as_json=as_json, quiet=quiet) as shown:
+            outcome = run(pipeline, directory, options, wish, shown)
+        if outcome.error is not None:
+            complain(CommandError(outcome.error))
+            if not isinstance(outcome.failure, PLAIN):
+                say(f"All that is known about it: {directory.error_log}")
+            raise typer.Exit(1)
+        if wish.number == signal.SIGHUP:
+            # Nobody is there to be told.
+            raise typer.Exit(0)
+        if not (as_json or quiet):
+            output.print(summary(pipeline, outcome), markup=False)
+        if wish.number == signal.SIGINT:
+            raise typer.Exit(130)
+
+
+def summary(pipeline: Pipeline, outcome: Outcome) -> str:
+    rows = max((each.rows for each in outcome.states), default=0)
+    if outcome.name == "stopped":
+        return f"{pipeline.name} is stopped; the next run goes on from here."
+    return f"{pipeline.name} has caught up: {rows:,} rows read."

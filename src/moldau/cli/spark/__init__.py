@@ -1,0 +1,1 @@
+"""`moldau spark`: Spark with Moldau's data source."""

@@ -1,0 +1,56 @@
+"""`moldau topic describe`: the partitions of a topic and how it is set."""
+
+from typing import Annotated
+
+import typer
+
+from moldau.cli.arguments import LOCAL, Bootstrap, Topic
+from moldau.cli.cluster_access import ask, output, partitions_of, show, table
+from moldau.client.admin.admin import EARLIEST, LATEST, Admin, ConfigEntry
+from moldau.client.consumer.log_offsets import OffsetAndTimestamp
+from moldau.client.net.metadata import TopicInfo
+from moldau.client.record import TopicPartition
+
+Offsets = dict[TopicPartition, OffsetAndTimestamp]
+
+
+def topic_describe(
+    name: Topic,
+    bootstrap: Bootstrap = LOCAL,
+    all_settings: Annotated[
+        bool, typer.Option("--all-settings", help="Also the settings that are as by default.")
+    ] = False,
+) -> None:
+    """Show the partitions of a topic, who has them, what is in them, and the settings it was given.
+
+    The end offset is that of the next record to come.
+    """
+
+    async def question(admin: Admin) -> tuple[TopicInfo, Offsets, Offsets, dict[str, ConfigEntry]]:
+        topic = await admin.describe_topic(name)
+        partitions = await partitions_of(admin, [name])
+        first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
+        end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
+        return topic, first, end, await admin.topic_configs(name)
+
+    topic, first, end, configs = ask(question, bootstrap)
+    numbers = ("partition", "leader", "first offset", "end offset")
+    rows = table(*numbers[:2], "replicas", "in sync", *numbers[2:], numbers=numbers)
+    for each in topic.partitions:
+        partition = TopicPartition(name, each.index)
+        rows.add_row(
+            str(each.index),
+            str(each.leader) if each.leader >= 0 else "none",
+            ",".join(map(str, each.replicas)),
+            ",".join(map(str, each.in_sync)),
+            str(first[partition].offset) if partition in first else "-",
+            str(end[partition].offset) if partition in end else "-",
+        )
+    show(rows)
+    shown = [entry for entry in configs.values() if all_settings or not entry.is_default]
+    if shown:
+        output.print()
+        settings = table("setting", "value")
+        for entry in shown:
+            settings.add_row(entry.name, entry.value or "")
+        show(settings)

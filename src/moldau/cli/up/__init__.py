@@ -1,0 +1,1 @@
+"""`moldau up`: a cluster of several nodes on this machine."""

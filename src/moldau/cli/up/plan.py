@@ -1,0 +1,214 @@
+"""The nodes that `moldau up` runs: where each has its port and data, and how it is set. What a directory held before
+decides; whatever does not fit is refused before anything is started."""
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moldau.cli.cluster_access import CommandError
+from moldau.cli.data_lock import data_lock
+from moldau.errors import InvalidConfigError, StorageError
+from moldau.node.identity import FILE_NAME as IDENTITY_FILE
+from moldau.node.identity import new_identity
+from moldau.platform.system import system_world
+from moldau.settings.broker import BrokerSettings, value_of
+from moldau.settings.sources import build
+
+HOST = "127.0.0.1"
+CLUSTER_FILE = "cluster.json"
+SETTINGS_FILE = "node.toml"
+PID_FILE = "pid"
+LOG_FILE = "log.txt"
+DEFAULT_PORT = 9092
+VOTERS_MAX = 5
+REPLICAS_MAX = 3
+OURS = ("node.id", "listen", "data.dir", "store", "cluster.id", "controller.quorum.voters")
+"""What makes the nodes one cluster, and is not for `--set`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    node_id: int
+    port: int
+    directory: Path
+    settings: BrokerSettings
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.directory / SETTINGS_FILE
+
+    @property
+    def pid_file(self) -> Path:
+        return self.directory / PID_FILE
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / LOG_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    cluster_id: str
+    nodes: tuple[NodePlan, ...]
+    is_new: bool
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(node.address for node in self.nodes)
+
+
+def make_plan(
+    directory: Path, nodes: int, port: int | None, given: Mapping[str, str], *, write_caching: bool
+) -> ClusterPlan:
+    """Raises CommandError for what does not fit the directory or this machine."""
+    kept = _read(directory)
+    if kept is None:
+        _check_unused(directory, nodes)
+    elif kept["nodes"] != nodes:
+        raise CommandError(
+            f"{directory} holds a cluster of {kept['nodes']} nodes, not of {nodes}: start it with "
+            f"--nodes {kept['nodes']}, or choose another --data-dir."
+        )
+    elif port not in (None, kept["port"]):
+        raise CommandError(
+            f"The cluster in {directory} has its first node on port {kept['port']}, and its nodes know each other "
+            f"by that: start it with --port {kept['port']}, or choose another --data-dir."
+        )
+    first_port = kept["port"] if kept is not None else port or DEFAULT_PORT
+    if first_port + nodes - 1 > 65_535:
+        raise CommandError(
+            f"{nodes} nodes from port {first_port} on need ports beyond 65535: choose a lower --port."
+        )
+    cluster_id = (
+        kept["cluster_id"] if kept is not None else new_identity(system_world().random, "", 0).cluster_id
+    )
+    shared = _shared_settings(nodes, first_port, cluster_id, write_caching=write_caching)
+    plans = []
+    for node_id in range(1, nodes + 1):
+        node_port, place = first_port + node_id - 1, directory / f"node-{node_id}"
+        own = {"node.id": str(node_id), "listen": f"{HOST}:{node_port}", "data.dir": str(place.absolute())}
+        plans.append(NodePlan(node_id, node_port, place, _settings({**shared, **given, **own}, given)))
+    return ClusterPlan(cluster_id, tuple(plans), is_new=kept is None)
+
+
+def voters_of(nodes: int) -> int:
+    """How many of the nodes vote: an odd number, for of an even one no more may fail than of one less."""
+    return min(nodes - 1 + nodes % 2, VOTERS_MAX)
+
+
+def _shared_settings(nodes: int, first_port: int, cluster_id: str, *, write_caching: bool) -> dict[str, str]:
+    replicas = min(nodes, REPLICAS_MAX)
+    voters = [f"{number + 1}@{HOST}:{first_port + number}" for number in range(voters_of(nodes))]
+    return {
+        "cluster.id": cluster_id,
+        "controller.quorum.voters": ",".join(voters),
+        "default.replication.factor": str(replicas),
+        "offsets.topic.replication.factor": str(replicas),
+        "min.insync.replicas": "2" if nodes >= REPLICAS_MAX else "1",
+        "write.caching": "true" if write_caching else "false",
+    }
+
+
+def _settings(values: Mapping[str, str], given: Mapping[str, str]) -> BrokerSettings:
+    for name in OURS:
+        if name in given:
+            raise CommandError(f"--set {name}: `moldau up` chooses that itself, for each node.")
+    try:
+        return build(flags=values)
+    except InvalidConfigError as error:
+        raise CommandError(str(error).replace("flag --", "setting --")) from None
+
+
+def check_machine(plan: ClusterPlan) -> list[str]:
+    """Raises CommandError where a node runs already or its port is taken. Gives what is strange but no hindrance."""
+    notes = []
+    for node in plan.nodes:
+        if node.directory.is_dir():
+            try:
+                with data_lock(str(node.directory)):
+                    pass
+            except StorageError as error:
+                raise CommandError(f"Node {node.node_id} runs already: {error}.") from None
+        if node.pid_file.exists():
+            notes.append(f"node {node.node_id} was not stopped the last time; what it kept is looked through")
+        _check_port(node)
+    return notes
+
+
+def _check_port(node: NodePlan) -> None:
+    with socket.socket() as taken:
+        # As servers do: what is left of closed connections does not keep a port.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind((HOST, node.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise CommandError(
+                    f"Port {node.port}, for node {node.node_id}, is in use: stop who uses it, or choose others with "
+                    f"--port."
+                ) from None
+            raise CommandError(f"Port {node.port} cannot be used: {error.strerror}.") from None
+
+
+def write_plan(directory: Path, plan: ClusterPlan) -> None:
+    """The cluster's file first: a start that is cut short is gone on with by the next one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if plan.is_new:
+        kept = {"cluster_id": plan.cluster_id, "nodes": len(plan.nodes), "port": plan.nodes[0].port}
+        _replace(directory / CLUSTER_FILE, json.dumps(kept, indent=2) + "\n")
+    for node in plan.nodes:
+        node.directory.mkdir(exist_ok=True)
+        _replace(node.settings_file, as_toml(node.settings))
+
+
+def as_toml(settings: BrokerSettings) -> str:
+    """All that was set, as `moldau serve --config` reads it."""
+    lines = ["# Written by `moldau up` at each start."]
+    lines += [f'"{name}" = {_toml(value_of(settings, name))}' for name in sorted(settings.given)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    path = directory / CLUSTER_FILE
+    try:
+        kept = json.loads(path.read_text())
+        if not (isinstance(kept["cluster_id"], str) and kept["nodes"] > 0 and 0 < kept["port"] < 65_536):
+            raise ValueError
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise CommandError(f"{path} cannot be read: restore it, or choose another --data-dir.") from None
+    return dict(kept)
+
+
+def _check_unused(directory: Path, nodes: int) -> None:
+    if (directory / IDENTITY_FILE).exists():
+        raise CommandError(f"{directory} holds the data of a single node: choose another --data-dir.")
+    for number in range(1, nodes + 1):
+        if (directory / f"node-{number}").exists():
+            raise CommandError(
+                f"{directory}/node-{number} is there, but {CLUSTER_FILE} is missing: restore it, or choose another "
+                f"--data-dir."
+            )
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(path.name + ".new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,96 @@
+"""The processes of `moldau up`: one for each node, started together, watched, and stopped together."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from moldau.cli.up.plan import NodePlan
+
+READY = b"Moldau is ready on "
+
+
+class NodeProcess:
+    def __init__(self, plan: NodePlan) -> None:
+        self.plan = plan
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        # The nodes are the same whatever settings there are for others.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
+        with self.plan.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "moldau.cli.up.node",
+                "--config",
+                str(self.plan.settings_file),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                # Ctrl-C is for the command, which stops the nodes itself.
+                start_new_session=True,
+            )
+        self.plan.pid_file.write_text(f"{self.pid}\n")
+
+    async def ready(self) -> bool:
+        """Whether it serves; False where it ended before it could."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            if line.startswith(READY):
+                return True
+        return False
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended. One that was never started has ended well."""
+        if self._process is None:
+            return 0
+        code = await self._process.wait()
+        self.plan.pid_file.unlink(missing_ok=True)
+        return code
+
+    def stop(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self.is_running:
+            self._process.send_signal(number)
+
+    def last_words(self) -> str:
+        """Why it ended, as far as it said so."""
+        said = self.plan.log_file.read_bytes()[self._log_start :]
+        lines = said.decode(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("moldau: ") if lines else "it did not say why"
+
+
+def how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was killed (signal {-code})"
+
+
+async def kill_all(processes: Sequence[NodeProcess]) -> None:
+    for process in processes:
+        process.kill()
+    await asyncio.gather(*(process.ended() for process in processes))

@@ -1,0 +1,21 @@
+"""Topic by topic, a contiguous range of partitions for each member: equal indexes of topics with equally many
+partitions meet on the same member, which is what joins need."""
+
+from collections.abc import Mapping, Sequence
+
+from moldau.client.group.assignors.assignor import Assignments, Assignor, Member, nothing_for, subscribers
+
+
+class RangeAssignor(Assignor):
+    name = "range"
+
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[Member]) -> Assignments:
+        assigned = nothing_for(members)
+        for topic, wanting in subscribers(members, partition_counts).items():
+            share, extra = divmod(partition_counts[topic], len(wanting))
+            start = 0
+            for place, member in enumerate(wanting):
+                end = start + share + (place < extra)
+                assigned[member.member_id] += [(topic, index) for index in range(start, end)]
+                start = end
+        return assigned

@@ -1,0 +1,43 @@
+"""What falls to the member that leads its group: look into everybody's subscription and share out the partitions."""
+
+from collections.abc import Mapping, Sequence
+
+from moldau.client.group.assignors import Assignor, Member
+from moldau.client.group.notes import NO_NOTE, Note, encode_note
+from moldau.client.group.terms import JoinedMember
+from moldau.wire.codec import DecodeError
+from moldau.wire.consumer_protocol import Assignment, Subscription, decode_subscription, encode_assignment
+
+
+def read_members(joined: Sequence[JoinedMember]) -> list[Member]:
+    """Raises DecodeError naming the member whose subscription cannot be read."""
+    return [Member(each.member_id, _subscription_of(each), each.instance_id) for each in joined]
+
+
+def topics_of(members: Sequence[Member]) -> tuple[str, ...]:
+    return tuple(sorted({topic for each in members for topic in each.subscription.topics}))
+
+
+def share_out(
+    assignor: Assignor, partition_counts: Mapping[str, int], members: Sequence[Member], leader_id: str
+) -> tuple[tuple[str, bytes], ...]:
+    """Each member's id with its assignment, as the sync carries it."""
+    assignments = assignor.assign(partition_counts, members)
+    notes = {each.member_id: NO_NOTE for each in members}
+    for member in members:
+        if member.instance_id is not None:
+            kept = set(assignments[member.member_id])
+            hands_over = assignor.is_cooperative and not set(member.subscription.owned_partitions) <= kept
+            is_leader = member.member_id == leader_id
+            notes[member.member_id] = Note(hands_over, dict(partition_counts) if is_leader else None)
+    return tuple(
+        (member_id, encode_assignment(Assignment(tuple(partitions), encode_note(notes[member_id]))))
+        for member_id, partitions in sorted(assignments.items())
+    )
+
+
+def _subscription_of(joined: JoinedMember) -> Subscription:
+    try:
+        return decode_subscription(joined.metadata)
+    except DecodeError as error:
+        raise DecodeError(f"the subscription of {joined.member_id} cannot be read: {error}") from None

@@ -1,0 +1,131 @@
+"""A group's committed offsets, written and read at its coordinator. Knows nothing of membership: the caller says in
+whose name it commits."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from moldau.client.consumer.positions import OffsetAndMetadata
+from moldau.client.errors import COORDINATOR_GONE, ErrorCode, KafkaError, check
+from moldau.client.group.terms import NO_GENERATION, Generation
+from moldau.client.net.cluster import Cluster
+from moldau.client.record import TopicPartition, by_topic
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+_GONE = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
+"""Retriable for those who wait for a topic to come. What was read of one is committed before it goes or never."""
+
+T = TypeVar("T")
+
+Outcomes = dict[TopicPartition, KafkaError | None]
+"""What became of each partition: nothing, where all went well."""
+
+
+class GroupOffsets:
+    def __init__(self, cluster: Cluster, group_id: str, instance_id: str | None = None) -> None:
+        self._cluster = cluster
+        self._group_id = group_id
+        self._instance_id = instance_id
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        generation: Generation,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Committed at the coordinator when this returns; raises KafkaError with the coordinator's code, be it for one
+        partition only: the others are committed all the same. What can be repeated is, until the time is over."""
+        outcomes = await self.commit_each(offsets, generation, timeout_ms=timeout_ms)
+        for error in outcomes.values():
+            if error is not None:
+                raise error
+
+    async def commit_each(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        generation: Generation = NO_GENERATION,
+        *,
+        timeout_ms: int | None = None,
+    ) -> Outcomes:
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for partition, each in offsets.items():
+            topics.setdefault(partition.topic, []).append(
+                {
+                    "partition_index": partition.partition,
+                    "committed_offset": each.offset,
+                    "committed_leader_epoch": each.leader_epoch,
+                    "committed_metadata": each.metadata,
+                }
+            )
+        tree = {
+            "group_id": self._group_id,
+            "generation_id_or_member_epoch": generation.generation_id,
+            "member_id": generation.member_id,
+            "group_instance_id": self._instance_id if generation.is_member else None,
+            "topics": [{"name": name, "partitions": each} for name, each in topics.items()],
+        }
+        return await self._until_answered(ApiKey.OFFSET_COMMIT, tree, outcomes_in, timeout_ms)
+
+    async def committed(
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        require_stable: bool = True,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Those of the partitions, or of all, for which there is something. Offsets of a transaction that is not over
+        are waited for, unless what was before it is enough."""
+        named = None if partitions is None else by_topic(list(partitions))
+        topics = (
+            None
+            if named is None
+            else [{"name": name, "partition_indexes": indexes} for name, indexes in named.items()]
+        )
+        tree = {"groups": [{"group_id": self._group_id, "topics": topics}], "require_stable": require_stable}
+        return await self._until_answered(ApiKey.OFFSET_FETCH, tree, _committed_in, timeout_ms)
+
+    async def _until_answered(
+        self, api: ApiKey, tree: Mapping[str, Any], read: Callable[[Message], T], timeout_ms: int | None
+    ) -> T:
+        """What `read` makes of an answer; one that it raises something retriable for is asked for again."""
+        retry = self._cluster.retry(timeout_ms)
+        while True:
+            try:
+                coordinator = await self._cluster.coordinator_of(self._group_id, timeout_ms=retry.left_ms)
+                limit_ms = min(retry.left_ms, self._cluster.request_timeout_ms)
+                return read(await self._cluster.call(coordinator, api, tree, timeout_ms=limit_ms))
+            except KafkaError as error:
+                if error.code in COORDINATOR_GONE:
+                    self._cluster.forget_coordinator(self._group_id)
+                await retry.after(error)
+
+
+def outcomes_in(answer: Message) -> Outcomes:
+    """As an answer to a commit or a deletion tells them; raises what another attempt may help."""
+    outcomes: Outcomes = {}
+    for topic in answer.topics:
+        for each in topic.partitions:
+            partition = TopicPartition(topic.name, each.partition_index)
+            outcomes[partition] = None
+            if each.error_code != ErrorCode.none:
+                error = KafkaError(each.error_code, f"the committed offset of {partition} was not changed")
+                if error.is_retriable and error.code not in _GONE:
+                    raise error
+                outcomes[partition] = error
+    return outcomes
+
+
+def _committed_in(answer: Message) -> dict[TopicPartition, OffsetAndMetadata]:
+    (group,) = answer.groups
+    check(group.error_code, f"the offsets of the group {group.group_id!r} were not read")
+    found = {}
+    for topic in group.topics:
+        for each in topic.partitions:
+            partition = TopicPartition(topic.name, each.partition_index)
+            check(each.error_code, f"the committed offset of {partition} was not read")
+            if each.committed_offset >= 0:
+                found[partition] = OffsetAndMetadata(
+                    each.committed_offset, each.metadata or "", each.committed_leader_epoch
+                )
+    return found

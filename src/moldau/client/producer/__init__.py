@@ -1,0 +1,1 @@
+"""The producer: partitioning, batching and sending."""

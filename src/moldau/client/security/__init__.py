@@ -1,0 +1,1 @@
+"""TLS and SASL for client connections."""

@@ -1,8 +1,0 @@
-"""One way to decide and be durable: a decision is records plus a reply, and the reply waits for the records.
-
-`decision.py` is the value that pure state machines return; `runtime.py` appends, applies and lets replies go.
-"""
-
-from moldau.decisions.decision import Decision
-
-__all__ = ["Decision"]

@@ -1,0 +1,50 @@
+"""OffsetForLeaderEpoch: where a leader epoch ended, so that whoever followed an old leader knows where to
+cut.
+
+Versions 2-4 mean the same; 3 brought the replica id, 4 the flexible encoding. The controller asks, before it elects a
+leader out of replicas that are not in sync, as replica -2 for epoch 2^31-1: any replica answers with its newest epoch
+and the end of its log.
+"""
+
+from typing import Any
+
+from moldau.errors import MoldauError
+from moldau.server.broker import Broker
+from moldau.server.errors import error_code
+from moldau.server.lookup import find_partition
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
+
+ANYBODY = -2
+NEWEST_EPOCH = 2**31 - 1
+
+
+@handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4))
+async def offset_for_leader_epoch(request: Any, session: Session, broker: Broker) -> Any:
+    of_any_replica = request.get("replica_id", ANYBODY) == ANYBODY
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {
+                "topic": topic.topic,
+                "partitions": [
+                    _end_of_epoch(broker, topic.topic, each, of_any_replica) for each in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ],
+    }
+
+
+def _end_of_epoch(broker: Broker, topic: str, asked: Any, of_any_replica: bool) -> dict[str, Any]:
+    code, epoch, end_offset = 0, -1, -1
+    try:
+        partition = find_partition(broker, topic, asked.partition)
+        if of_any_replica and asked.leader_epoch == NEWEST_EPOCH:
+            epoch, end_offset = partition.log_end()
+        else:
+            epoch, end_offset = partition.end_of_epoch(asked.leader_epoch, asked.current_leader_epoch)
+    except MoldauError as error:
+        code = error_code(error)
+    return {"error_code": code, "partition": asked.partition, "leader_epoch": epoch, "end_offset": end_offset}

@@ -1,0 +1,170 @@
+"""DescribeConfigs: the settings of topics and brokers, with where each value comes from.
+
+- A topic is named; a broker is this one by its id, or "" for what is set for all brokers together.
+- Keys filter what is told; none, or null, ask for all. Synonyms (v1 on) and documentation (v3 on) come
+  when asked for.
+- A type that nobody knows refuses the whole request, as it would in Kafka; any other trouble only its own
+  resource.
+- Groups and client metrics subscriptions are told as they were set: nothing here gives them defaults.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from moldau.controller.names import validate_topic_name
+from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
+from moldau.metadata.image import (
+    BROKER_LOGGER_RESOURCE,
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    ConfigResource,
+)
+from moldau.server.broker import Broker
+from moldau.server.errors import error_code, error_message
+from moldau.server.loggers import describe_loggers
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.settings.effective import ConfigEntry
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+CLIENT_METRICS_SOURCE = 7
+GROUP_SOURCE = 8
+UNKNOWN_CONFIG_TYPE = 0
+
+DESCRIBED = (
+    TOPIC_RESOURCE,
+    BROKER_RESOURCE,
+    BROKER_LOGGER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+)
+
+Entry = dict[str, Any]
+Alike = dict[frozenset[tuple[str, str]], list[Entry]]
+"""What was told of topics, by what they set themselves. Most set nothing, and many may be asked for."""
+
+
+@handles(ApiKey.DESCRIBE_CONFIGS, versions=(1, 4))
+async def describe_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    # A resource named twice is told once: its description is a thousand times as long as its name.
+    resources: dict[ConfigResource, Message] = {}
+    for each in request.resources:
+        resources.setdefault(ConfigResource(each.resource_type, each.resource_name), each)
+    strange = [each for each in resources if each.type not in DESCRIBED]
+    if strange:
+        error = InvalidRequestError(
+            f"Unexpected resource type {strange[0].type} for resource {strange[0].name}"
+        )
+        results = [_result(resource, [], error) for resource in resources]
+    else:
+        alike: Alike = {}
+        results = [
+            _describe(resource, asked, request, broker, alike) for resource, asked in resources.items()
+        ]
+    return {"throttle_time": 0, "results": results}
+
+
+def _describe(
+    resource: ConfigResource, asked: Message, request: Message, broker: Broker, alike: Alike
+) -> dict[str, Any]:
+    try:
+        entries = _entries(resource, broker, alike)
+    except MoldauError as error:
+        return _result(resource, [], error)
+    keys = frozenset(asked.configuration_keys or ())
+    chosen = [entry for entry in entries if not keys or entry["name"] in keys]
+    for entry in chosen:
+        if not request.include_synonyms:
+            entry["synonyms"] = []
+        if not request.get("include_documentation", False):
+            entry["documentation"] = None
+    return _result(resource, chosen, None)
+
+
+def _result(resource: ConfigResource, entries: list[Entry], error: MoldauError | None) -> dict[str, Any]:
+    return {
+        "error_code": error_code(error),
+        "error_message": error_message(error),
+        "resource_type": resource.type,
+        "resource_name": resource.name,
+        "configs": entries,
+    }
+
+
+def _entries(resource: ConfigResource, broker: Broker, alike: Alike) -> list[Entry]:
+    name, settings = resource.name, broker.settings
+    if resource.type == TOPIC_RESOURCE:
+        _check_topic(name, broker)
+        overrides = broker.metadata.image.config(resource)
+        own = frozenset(overrides.items())
+        if own not in alike:
+            alike[own] = _told(settings.describe_topic(name, overrides))
+        return alike[own]
+    if resource.type == BROKER_RESOURCE:
+        if name == "":
+            return _told(settings.describe_broker_defaults())
+        _check_broker_id(name, f"{broker.broker_id} or empty string,", broker)
+        return _told(settings.describe_broker())
+    if resource.type == BROKER_LOGGER_RESOURCE:
+        if name == "":
+            raise InvalidRequestError("Broker id must not be empty")
+        _check_broker_id(name, str(broker.broker_id), broker)
+        return describe_loggers()
+    return _as_set(resource, broker)
+
+
+def _check_topic(name: str, broker: Broker) -> None:
+    validate_topic_name(name)
+    if name not in broker.metadata.image.topics:
+        raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
+
+
+def _check_broker_id(name: str, expected: str, broker: Broker) -> None:
+    if name == str(broker.broker_id):
+        return
+    if not (name.isascii() and name.removeprefix("-").isdigit()):
+        raise InvalidRequestError(f"Broker id must be an integer, but it is: {name}")
+    raise InvalidRequestError(f"Unexpected broker id, expected {expected} but received {name}")
+
+
+def _told(entries: Iterable[ConfigEntry]) -> list[Entry]:
+    return [
+        {
+            "name": entry.name,
+            "value": entry.value,
+            "read_only": entry.read_only,
+            "config_source": int(entry.source),
+            "is_sensitive": entry.is_sensitive,
+            "synonyms": [
+                {"name": synonym.name, "value": synonym.value, "source": int(synonym.source)}
+                for synonym in entry.synonyms
+            ],
+            "config_type": int(entry.type),
+            "documentation": entry.documentation,
+        }
+        for entry in entries
+    ]
+
+
+def _as_set(resource: ConfigResource, broker: Broker) -> list[Entry]:
+    is_group = resource.type == GROUP_RESOURCE
+    if resource.name == "":
+        what = "Group" if is_group else "Client metrics subscription"
+        raise InvalidRequestError(f"{what} name must not be empty")
+    source = GROUP_SOURCE if is_group else CLIENT_METRICS_SOURCE
+    return [
+        {
+            "name": name,
+            "value": value,
+            "read_only": False,
+            "config_source": source,
+            "is_sensitive": False,
+            "synonyms": [{"name": name, "value": value, "source": source}],
+            "config_type": UNKNOWN_CONFIG_TYPE,
+            "documentation": None,
+        }
+        for name, value in sorted(broker.metadata.image.config(resource).items())
+    ]

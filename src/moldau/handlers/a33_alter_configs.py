@@ -1,0 +1,29 @@
+"""AlterConfigs: replaces everything that was set for a resource by what the request says; the rest goes back
+to defaults.
+
+The older of two ways, kept for older clients: IncrementalAlterConfigs changes single settings. Loggers
+cannot be changed this way. All versions (0 to 2) say the same.
+"""
+
+from typing import Any
+
+from moldau.controller.requests import ConfigOperation
+from moldau.metadata.image import ConfigResource
+from moldau.server.broker import Broker
+from moldau.server.config_changes import Alteration, alter
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+
+@handles(ApiKey.ALTER_CONFIGS, versions=(0, 2))
+async def alter_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    alterations = [
+        Alteration(
+            ConfigResource(each.resource_type, each.resource_name),
+            [(config.name, ConfigOperation.SET, config.value) for config in each.configs],
+        )
+        for each in request.resources
+    ]
+    return await alter(alterations, session, broker, incremental=False, validate_only=request.validate_only)

@@ -1,0 +1,23 @@
+"""DeleteGroups: forgets groups that have no members, with all their offsets. All versions (0-2) mean the same."""
+
+from typing import Any
+
+from moldau.errors import MoldauError
+from moldau.server.broker import Broker
+from moldau.server.errors import error_code
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
+
+
+@handles(ApiKey.DELETE_GROUPS, versions=(0, 2))
+async def delete_groups(request: Any, session: Session, broker: Broker) -> Any:
+    results = []
+    for group_id in dict.fromkeys(request.groups_names):
+        code = 0
+        try:
+            await broker.groups.delete_group(group_id)
+        except MoldauError as error:
+            code = error_code(error)
+        results.append({"group_id": group_id, "error_code": code})
+    return {"throttle_time": 0, "results": results}

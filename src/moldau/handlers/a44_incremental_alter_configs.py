@@ -1,0 +1,28 @@
+"""IncrementalAlterConfigs: changes single settings of a resource (set, delete, append, subtract) and leaves
+the rest.
+
+Broker loggers take part too: setting one changes the level of what this broker writes to its own log,
+until it restarts. Both versions (0 and 1) say the same.
+"""
+
+from typing import Any
+
+from moldau.metadata.image import ConfigResource
+from moldau.server.broker import Broker
+from moldau.server.config_changes import Alteration, alter
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+
+@handles(ApiKey.INCREMENTAL_ALTER_CONFIGS, versions=(0, 1))
+async def incremental_alter_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    alterations = [
+        Alteration(
+            ConfigResource(each.resource_type, each.resource_name),
+            [(config.name, config.config_operation, config.value) for config in each.configs],
+        )
+        for each in request.resources
+    ]
+    return await alter(alterations, session, broker, incremental=True, validate_only=request.validate_only)

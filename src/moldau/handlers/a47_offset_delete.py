@@ -1,0 +1,46 @@
+"""OffsetDelete: forgets committed offsets of topics that no member of the group is subscribed to."""
+
+from typing import Any
+
+from moldau.errors import MoldauError, UnknownTopicOrPartitionError
+from moldau.groups.requests import TopicPartition
+from moldau.server.broker import Broker
+from moldau.server.errors import error_code
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
+
+
+@handles(ApiKey.OFFSET_DELETE, versions=(0, 0))
+async def offset_delete(request: Any, session: Session, broker: Broker) -> Any:
+    image = broker.metadata.image
+    wanted: list[TopicPartition] = [
+        (topic.name, each.partition_index)
+        for topic in request.topics
+        for each in topic.partitions
+        if image.partition(topic.name, each.partition_index) is not None
+    ]
+    try:
+        reply = await broker.groups.delete_offsets(request.group_id, wanted)
+    except MoldauError as error:
+        return {"error_code": error_code(error), "throttle_time": 0, "topics": []}
+    unknown = UnknownTopicOrPartitionError("there is no such partition")
+    return {
+        "error_code": 0,
+        "throttle_time": 0,
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": each.partition_index,
+                        "error_code": error_code(
+                            reply.errors.get((topic.name, each.partition_index), unknown)
+                        ),
+                    }
+                    for each in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ],
+    }

@@ -1,0 +1,43 @@
+"""EndQuorumEpoch: the leader of the metadata quorum resigns, and says who should stand next. Between nodes only.
+
+Only v1 is served, the first that names successors with their disks. An older epoch than this node's gets
+FENCED_LEADER_EPOCH, with the leader of today; a leader that is no voter, as long as this node hears another one,
+INCONSISTENT_VOTER_SET.
+"""
+
+from typing import Any
+
+from moldau.errors import InvalidRequestError, MoldauError
+from moldau.raft.messages import EndEpochRequest, EpochReply, ReplicaKey
+from moldau.server.broker import Broker
+from moldau.server.errors import ErrorCode, error_code
+from moldau.server.raft_requests import answer, check_cluster, check_sender, only_partition, refusal
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+
+@handles(ApiKey.END_QUORUM_EPOCH, versions=(1, 1), between_nodes=True)
+async def end_quorum_epoch(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    try:
+        check_cluster(broker, request.cluster_id)
+        said = only_partition(request.topics)
+    except MoldauError as error:
+        return refusal(error_code(error))
+    try:
+        if said.leader_id < 0 or said.leader_epoch < 0:
+            raise InvalidRequestError(f"node {said.leader_id} cannot have led in epoch {said.leader_epoch}")
+        check_sender(said.leader_id, session, broker)
+        successors = tuple(
+            ReplicaKey(each.candidate_id, each.candidate_directory_id) for each in said.preferred_candidates
+        )
+        reply = await broker.quorum.end_epoch(
+            EndEpochRequest(leader_id=said.leader_id, epoch=said.leader_epoch, successors=successors)
+        )
+        is_fenced = said.leader_epoch < reply.epoch
+        code = int(ErrorCode.fenced_leader_epoch if is_fenced else ErrorCode.none)
+    except MoldauError as error:
+        code = error_code(error)
+        reply = EpochReply(broker.quorum.epoch, broker.quorum.leader_id)
+    return answer(code, {"leader_id": reply.leader_id, "leader_epoch": reply.epoch}, broker)

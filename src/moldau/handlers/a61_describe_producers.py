@@ -1,0 +1,58 @@
+"""DescribeProducers: the producers that partitions remember, for finding hanging transactions and lost
+sequences."""
+
+from typing import Any
+
+from moldau.errors import MoldauError
+from moldau.server.broker import Broker
+from moldau.server.errors import error_code, error_message
+from moldau.server.lookup import find_partition
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
+
+
+@handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0))
+async def describe_producers(request: Any, session: Session, broker: Broker) -> Any:
+    # Each once, or a small request could ask for a huge answer.
+    named: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        named.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {"name": name, "partitions": [_producers(broker, name, index) for index in indexes]}
+            for name, indexes in named.items()
+        ],
+    }
+
+
+def _producers(broker: Broker, topic: str, index: int) -> dict[str, Any]:
+    try:
+        partition = find_partition(broker, topic, index)
+        partition.leader()
+    except MoldauError as error:
+        return {
+            "partition_index": index,
+            "error_code": error_code(error),
+            "error_message": error_message(error),
+            "active_producers": [],
+        }
+    return {
+        "partition_index": index,
+        "error_code": 0,
+        "error_message": None,
+        "active_producers": [
+            {
+                "producer_id": producer.producer_id,
+                "producer_epoch": producer.epoch,
+                "last_sequence": producer.last_sequence,
+                "last_timestamp": producer.last_timestamp_ms,
+                "coordinator_epoch": producer.coordinator_epoch,
+                "current_txn_start_offset": -1
+                if producer.transaction_first_offset is None
+                else producer.transaction_first_offset,
+            }
+            for producer in partition.log.producers
+        ],
+    }

@@ -1,0 +1,107 @@
+"""DescribeTopicPartitions: topics and their partitions in pages, in the order of topic names.
+
+An answer holds at most `response_partition_limit` partitions (and never more than 2000); where there are
+more, it ends with the cursor that the next request begins at. No names ask for all topics; then a topic
+that is gone by the next page is left out without a word. A cursor that cannot be refuses every topic
+asked for.
+"""
+
+from typing import Any
+
+from moldau.controller.names import is_internal, validate_topic_name
+from moldau.errors import InvalidTopicError
+from moldau.metadata.image import ClusterImage, PartitionImage, TopicImage
+from moldau.server.authorized_operations import NOT_ASKED, TOPIC_OPERATIONS
+from moldau.server.broker import Broker
+from moldau.server.errors import ErrorCode
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.server.topology import cut_off, describe_partition, reachable_ids
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+PARTITIONS_MAX = 2000
+
+
+@handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0))
+async def describe_topic_partitions(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    image = broker.metadata.image
+    names = _names_from_cursor(request, image)
+    if names is None:
+        refused = [_missing(topic.name, ErrorCode.invalid_request, NOT_ASKED) for topic in request.topics]
+        return {"throttle_time": 0, "topics": refused, "next_cursor": None}
+    topics: list[dict[str, Any]] = []
+    next_cursor = None
+    left = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
+    reachable = reachable_ids(image, session.connection.listener)
+    not_leading = cut_off(broker)
+    for name in names:
+        if left == 0:
+            next_cursor = {"topic_name": name, "partition_index": 0}
+            break
+        topic = image.topics.get(name)
+        if topic is None:
+            topics.append(_missing(name, _why_missing(name), TOPIC_OPERATIONS))
+            continue
+        at_cursor = request.cursor is not None and request.cursor.topic_name == name
+        first = request.cursor.partition_index if at_cursor else 0
+        partitions = topic.partitions[first : first + left]
+        topics.append(_topic(topic, partitions, reachable, not_leading))
+        if first + left < len(topic.partitions):
+            next_cursor = {"topic_name": name, "partition_index": first + left}
+            break
+        left -= len(partitions)
+    return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
+
+
+def _names_from_cursor(request: Message, image: ClusterImage) -> list[str] | None:
+    """What is left to tell, or None where the cursor cannot be."""
+    asked = {topic.name for topic in request.topics}
+    cursor = request.cursor
+    if cursor is None:
+        return sorted(asked or image.topics)
+    if cursor.partition_index < 0 or (asked and cursor.topic_name not in asked):
+        return None
+    return sorted(name for name in asked or image.topics if name >= cursor.topic_name)
+
+
+def _why_missing(name: str) -> ErrorCode:
+    try:
+        validate_topic_name(name)
+    except InvalidTopicError:
+        return ErrorCode.invalid_topic_exception
+    return ErrorCode.unknown_topic_or_partition
+
+
+def _missing(name: str, code: ErrorCode, operations: int) -> dict[str, Any]:
+    return {
+        "error_code": int(code),
+        "name": name,
+        "topic_id": None,
+        "is_internal": is_internal(name),
+        "partitions": [],
+        "topic_authorized_operations": operations,
+    }
+
+
+def _topic(
+    topic: TopicImage,
+    partitions: tuple[PartitionImage, ...],
+    reachable: frozenset[int],
+    not_leading: int | None,
+) -> dict[str, Any]:
+    return {
+        "error_code": int(ErrorCode.none),
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": is_internal(topic.name),
+        "partitions": [
+            {
+                **describe_partition(each, reachable, not_leading=not_leading),
+                "eligible_leader_replicas": list(each.eligible),
+                "last_known_elr": list(each.last_known_eligible),
+            }
+            for each in partitions
+        ],
+        "topic_authorized_operations": TOPIC_OPERATIONS,
+    }

@@ -1,0 +1,46 @@
+"""UpdateRaftVoter: a voter tells the leader of the metadata quorum where it is from now on. Between nodes only.
+
+Answered when that is committed. Whoever knows another epoch than the leader's is told who leads.
+"""
+
+from typing import Any
+
+from moldau.errors import MoldauError, NotControllerError
+from moldau.server.broker import Broker
+from moldau.server.errors import ErrorCode, error_code
+from moldau.server.raft_requests import about_leadership, check_cluster
+from moldau.server.registry import handles
+from moldau.server.session import Session
+from moldau.server.voter_changes import named_voter
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+
+@handles(ApiKey.UPDATE_RAFT_VOTER, versions=(0, 0), between_nodes=True)
+async def update_raft_voter(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+    quorum = broker.quorum
+    try:
+        check_cluster(broker, request.cluster_id)
+        voter = named_voter(request, broker)
+        code = about_leadership(request.current_leader_epoch, quorum.epoch, is_leader=quorum.is_leader)
+        if code == ErrorCode.none:
+            await quorum.update_voter(voter)
+        return _answer(int(code), broker)
+    except NotControllerError:
+        return _answer(int(ErrorCode.not_leader_or_follower), broker)
+    except MoldauError as error:
+        return _answer(error_code(error), broker)
+
+
+def _answer(code: int, broker: Broker) -> dict[str, Any]:
+    host, port = broker.quorum.leader_endpoint() or ("", -1)
+    return {
+        "throttle_time": 0,
+        "error_code": code,
+        "current_leader": {
+            "leader_id": broker.quorum.leader_id,
+            "leader_epoch": broker.quorum.epoch,
+            "host": host,
+            "port": port,
+        },
+    }

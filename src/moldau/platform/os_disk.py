@@ -1,0 +1,335 @@
+"""The operating system's disk. Appends and reads go to the page cache from the event loop; syncs, which wait
+for the device, run in a few threads that live here and nowhere else.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+
+from moldau.platform.disk import Buffer
+from moldau.platform.group_commit import Done, GroupCommit, Outcome
+
+SYNC_THREADS_MAX = 16
+"""Syncs that may wait for the device side by side; about as many as a device takes in parallel."""
+
+WRITE_PARTS_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
+
+TEMPORARY_SUFFIX = ".tmp"
+"""`replace` writes beside the file under this suffix; a crash may leave such a name behind."""
+
+_Work = Callable[[], None]
+_Job = tuple[asyncio.AbstractEventLoop, _Work, Done]
+
+# A plain fsync on macOS stops at the drive's own cache.
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+def _sync_data(descriptor: int) -> None:
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    else:
+        os.fdatasync(descriptor)
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
+        _sync_data(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: str, data: bytes) -> None:
+    temporary = path + TEMPORARY_SUFFIX
+    try:
+        _write(temporary, data)
+        os.rename(temporary, path)
+    except OSError:
+        # What fills the disk must not stay on it.
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(os.path.dirname(path) or ".")
+
+
+def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
+    while (job := jobs.get()) is not None:
+        loop, work, done = job
+        outcome: Outcome = None
+        try:
+            work()
+        except OSError as error:
+            outcome = error
+        except Exception as error:
+            # Somebody waits for this, and others for this thread.
+            outcome = OSError(errno.EIO, repr(error))
+        try:
+            loop.call_soon_threadsafe(done, outcome)
+        except RuntimeError:
+            # The loop was closed meanwhile, so nobody is waiting any more.
+            pass
+        # Work holds its file open: let go of it before waiting for the next job.
+        del job, loop, work, done, outcome
+
+
+class SyncThreads:
+    """Runs work in a thread and calls back on the loop. Starts threads only as far as work waits for one.
+
+    A queue of our own, because a wake-up through it takes about half as long as through an Executor, whose
+    futures cross the threads twice.
+    """
+
+    def __init__(self, threads_max: int = SYNC_THREADS_MAX) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads = 0
+        self._threads_max = threads_max
+        self._running = 0
+
+    def submit(self, work: _Work, done: Done) -> None:
+        """Called on the loop, and so is `done`, later, with the OSError that `work` raised or None. Where the system
+        gives no further thread those that live do the work; without any it fails."""
+
+        def finish(outcome: Outcome) -> None:
+            self._running -= 1
+            done(outcome)
+
+        loop = asyncio.get_running_loop()
+        self._running += 1
+        if self._running > self._threads and self._threads < self._threads_max:
+            try:
+                self._start_thread()
+            except RuntimeError as error:
+                if not self._threads:
+                    loop.call_soon(finish, OSError(errno.EAGAIN, str(error)))
+                    return
+        self._jobs.put((loop, work, finish))
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=_work_off, args=(self._jobs,), name="moldau-sync", daemon=True).start()
+        self._threads += 1
+
+    def __del__(self) -> None:
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+
+class OsFile(GroupCommit):
+    """A file of the operating system. Its descriptor closes when the last holder of this object is gone."""
+
+    def __init__(self, path: str, threads: SyncThreads) -> None:
+        self._descriptor = -1
+        super().__init__()
+        self.path = path
+        self._threads = threads
+        # What an earlier, killed process wrote may be in the page cache only, so even a file that
+        # was just opened counts as changed.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._size = os.fstat(self._descriptor).st_size
+        self._closed = False
+        self._failure: OSError | None = None
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def descriptor(self) -> int | None:
+        return self._descriptor
+
+    def append(self, parts: Sequence[Buffer]) -> int:
+        self._check_open()
+        position = self._size
+        expected = 0
+        for part in parts:
+            expected += len(part)
+        self._changed = True
+        if len(parts) <= WRITE_PARTS_MAX:
+            written = os.writev(self._descriptor, parts)
+            self._size += written
+            if written == expected:
+                return position
+        else:
+            written = 0
+        self._append_rest(parts, written)
+        return position
+
+    def _append_rest(self, parts: Sequence[Buffer], written: int) -> None:
+        """Goes on behind the first `written` bytes, in as many calls as the system wants."""
+        remaining: deque[memoryview] = deque(memoryview(part).cast("B") for part in parts if len(part))
+        while True:
+            while remaining and written >= len(remaining[0]):
+                written -= len(remaining.popleft())
+            if not remaining:
+                return
+            remaining[0] = remaining[0][written:]
+            group = [remaining[index] for index in range(min(len(remaining), WRITE_PARTS_MAX))]
+            written = os.writev(self._descriptor, group)
+            self._size += written
+
+    def read(self, position: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, position)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        found = len(data)
+        # One call may return less than was asked for (a signal, or more than 2 GiB); only nothing is the end.
+        while found < size and (data := os.pread(self._descriptor, size - found, position + found)):
+            pieces.append(data)
+            found += len(data)
+        return b"".join(pieces)
+
+    def truncate(self, size: int) -> None:
+        self._check_open()
+        self._changed = True
+        os.ftruncate(self._descriptor, size)
+        self._size = size
+
+    async def sync(self) -> None:
+        self._check_open()
+        self._check_trusted()
+        await self._join()
+
+    def drop_cache(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _start(self, done: Done) -> None:
+        self._threads.submit(self._sync_now, done)
+
+    def _sync_now(self) -> None:
+        self._check_trusted()
+        try:
+            _sync_data(self._descriptor)
+        except OSError as error:
+            # The kernel may have dropped the dirty pages and would report success the next time.
+            self._failure = error
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "the file is closed", self.path)
+
+    def _check_trusted(self) -> None:
+        if self._failure is not None:
+            raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure.strerror}", self.path)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def __repr__(self) -> str:
+        return f"OsFile({self.path!r}, {self._size} bytes)"
+
+
+class _Directory(GroupCommit):
+    def __init__(self, path: str, threads: SyncThreads) -> None:
+        super().__init__()
+        self._path = path
+        self._threads = threads
+
+    def _start(self, done: Done) -> None:
+        self._threads.submit(lambda: _sync_directory(self._path), done)
+
+    async def sync(self) -> None:
+        # Names change without this object hearing of it, so no caller may be content with a running sync.
+        self._changed = True
+        await self._join()
+
+
+class OsDisk:
+    def __init__(self, sync_threads_max: int = SYNC_THREADS_MAX) -> None:
+        self._threads = SyncThreads(sync_threads_max)
+        self._directories: dict[str, _Directory] = {}
+        self._replacements: dict[str, deque[tuple[bytes, asyncio.Future[None]]]] = {}
+
+    def open(self, path: str) -> OsFile:
+        return OsFile(path, self._threads)
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def list(self, directory: str) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    def space(self, path: str) -> tuple[int, int]:
+        volume = os.statvfs(path)
+        return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
+
+    async def sync_directory(self, path: str) -> None:
+        directory = self._directories.get(path)
+        if directory is None:
+            directory = self._directories[path] = _Directory(path, self._threads)
+        try:
+            await directory.sync()
+        finally:
+            if directory.is_idle:
+                self._directories.pop(path, None)
+
+    async def replace(self, path: str, data: bytes) -> None:
+        """Replacements of one path happen in the order of the calls, also when a caller is cancelled."""
+        waiter = asyncio.get_running_loop().create_future()
+        queue = self._replacements.setdefault(path, deque())
+        queue.append((data, waiter))
+        if len(queue) == 1:
+            self._replace_next(path)
+        await waiter
+
+    def _replace_next(self, path: str) -> None:
+        queue = self._replacements[path]
+        data, waiter = queue[0]
+
+        def done(outcome: Outcome) -> None:
+            queue.popleft()
+            if queue:
+                self._replace_next(path)
+            else:
+                del self._replacements[path]
+            if not waiter.done():
+                if outcome is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(outcome)
+
+        self._threads.submit(lambda: _replace(path, data), done)

@@ -1,0 +1,120 @@
+"""The batches of the metadata log: what the quorum writes of its own, takes from its leader, and hands on once it
+is committed, in order, each once. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from moldau.errors import CorruptRecordError
+from moldau.raft.events import AppendVoters, BeginEpoch
+from moldau.raft.log_view import Span
+from moldau.raft.messages import LogEnd
+from moldau.raft.snapshot_format import KRAFT_VERSION, voters_control, voters_of
+from moldau.records import control
+from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record, iterate
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    base_offset: int
+    last_offset: int
+    epoch: int
+    """Of the leader that appended it."""
+    values: tuple[bytes, ...] = ()
+    """The records as their writer encoded them; empty for a control batch."""
+    leader_id: int | None = None
+    """In the control batch by which a leader begins its epoch: that leader."""
+
+
+def committed_batch(batch: Batch) -> CommittedBatch:
+    """Reads a batch of the metadata log; CorruptRecordError if its checksum is wrong."""
+    checked(batch)
+    values: list[bytes] = []
+    leader_id = None
+    for record in iterate(batch):
+        if batch.is_control:
+            change = control.decode(record)
+            if isinstance(change, control.LeaderChange):
+                leader_id = change.leader_id
+        elif record.value is not None:
+            values.append(record.value)
+    return CommittedBatch(batch.base_offset, batch.last_offset, batch.leader_epoch, tuple(values), leader_id)
+
+
+def span_of(batch: Batch) -> Span:
+    """Of a batch whose checksum is right; records of the metadata itself are not looked at."""
+    voters = None
+    if batch.is_control:
+        for record in iterate(batch):
+            change = control.decode(record)
+            if isinstance(change, control.Voters):
+                voters = voters_of(change)
+    return Span(batch.base_offset, batch.next_offset, batch.leader_epoch, voters)
+
+
+def values_batch(values: Sequence[bytes], *, base_offset: int, epoch: int, timestamp: int) -> Batch:
+    records = [Record(timestamp=timestamp, value=value) for value in values]
+    return Batch(build_batch(records, base_offset=base_offset, leader_epoch=epoch))
+
+
+def first_batch(begin: BeginEpoch, *, base_offset: int, timestamp: int) -> Batch:
+    """The one that a leader begins its epoch with."""
+    # Ids of nodes only: with ids of directories it would be version 1, which Kafka's tools do not read.
+    voters = tuple(control.Voter(voter.node_id) for voter in begin.voters)
+    granting = tuple(voter for voter in voters if voter.id in begin.granting)
+    change = control.LeaderChange(begin.leader_id, voters, granting)
+    changes: list[control.Control] = [change]
+    if begin.names_voters:
+        changes += [control.KRaftVersion(KRAFT_VERSION), voters_control(begin.voters)]
+    return _control_batch(changes, base_offset, begin.epoch, timestamp)
+
+
+def voters_batch(append: AppendVoters, *, base_offset: int, epoch: int, timestamp: int) -> Batch:
+    return _control_batch([voters_control(append.voters)], base_offset, epoch, timestamp)
+
+
+def whole_batches(data: bytes) -> Iterator[Batch]:
+    """The batches in what a read gave; the last may be cut off, and is left for the next read."""
+    view = memoryview(data)
+    position = 0
+    while position + HEADER_SIZE <= len(view):
+        size = int.from_bytes(view[position + 8 : position + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
+        if size < HEADER_SIZE:
+            raise CorruptRecordError(f"a batch says it has {size} bytes")
+        if position + size > len(view):
+            return
+        yield Batch(view[position : position + size])
+        position += size
+
+
+def from_leader(data: bytes, last: LogEnd, epoch: int) -> list[Batch]:
+    """What a leader of this epoch sent to follow `last`. Raises CorruptRecordError where that cannot be."""
+    batches = list(whole_batches(data))
+    if not batches:
+        raise CorruptRecordError(f"no whole batch is in {len(data)} bytes from the leader")
+    last_epoch, offset = last
+    for batch in batches:
+        checked(batch)
+        if batch.base_offset != offset or batch.last_offset_delta < 0:
+            raise CorruptRecordError(f"the leader sent {batch!r} to follow offset {offset}")
+        if not last_epoch <= batch.leader_epoch <= epoch:
+            raise CorruptRecordError(
+                f"the leader of epoch {epoch} sent {batch!r} of epoch {batch.leader_epoch} after one of {last_epoch}"
+            )
+        last_epoch, offset = batch.leader_epoch, batch.next_offset
+    return batches
+
+
+def checked(batch: Batch) -> Batch:
+    if not batch.checksum_is_right():
+        raise CorruptRecordError(f"the checksum of {batch!r} in the metadata log is wrong")
+    return batch
+
+
+def _control_batch(changes: Sequence[control.Control], base_offset: int, epoch: int, timestamp: int) -> Batch:
+    records = [
+        Record(timestamp=timestamp, key=control.encode_key(change), value=control.encode_value(change))
+        for change in changes
+    ]
+    return Batch(build_batch(records, base_offset=base_offset, leader_epoch=epoch, control=True))

@@ -1,0 +1,1 @@
+"""Safeguards that can be switched off to show that the checkers notice."""

@@ -1,0 +1,64 @@
+"""The safeguards of groups, each with a switch that takes it out of the code under test. A simulation that does not
+notice would be a hole in the simulation."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from moldau.coordinator import runtime
+from moldau.groups import loading
+from moldau.groups.classic import ClassicGroup
+from moldau.groups.formats import decode
+from moldau.groups.records import GroupRecord
+from moldau.groups.requests import MemberClaim, Now
+from moldau.groups.state import GroupsState
+from moldau.testing.simulation.ablations.patch import replaced
+
+
+def without_generation_check() -> AbstractContextManager[None]:
+    """A member of the group is taken at its word, whatever generation it speaks of."""
+
+    def check_generation(group: ClassicGroup, generation: int) -> None:
+        pass
+
+    return replaced(ClassicGroup, "_check_generation", check_generation)
+
+
+def without_member_fencing() -> AbstractContextManager[None]:
+    """A commit is judged by its generation alone, and not by who sends it."""
+
+    def check_commit(group: ClassicGroup, now: Now, claim: MemberClaim) -> None:
+        if not (claim.generation < 0 and group.is_empty):
+            group._check_generation(claim.generation)
+
+    return replaced(ClassicGroup, "check_commit", check_commit)
+
+
+def with_replies_before_durable() -> AbstractContextManager[None]:
+    """What a coordinator has decided is told as soon as it is written, and not when it is safe."""
+    park = runtime.DecisionRuntime._park
+
+    def release_at_once(decisions: runtime.DecisionRuntime[Any, Any], parked: runtime._Parked) -> None:
+        if isinstance(decisions._state, GroupsState):
+            runtime._release(parked)
+        else:
+            park(decisions, parked)
+
+    return replaced(runtime.DecisionRuntime, "_park", release_at_once)
+
+
+def without_tombstones() -> AbstractContextManager[None]:
+    """When groups are loaded, deletions in the log are passed over."""
+
+    def decode_if_not_deleted(key: bytes, value: bytes | None) -> GroupRecord | None:
+        return None if value is None else decode(key, value)
+
+    return replaced(loading, "decode", decode_if_not_deleted)
+
+
+ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "generation-check": without_generation_check,
+    "member-fencing": without_member_fencing,
+    "reply-before-durable": with_replies_before_durable,
+    "tombstones": without_tombstones,
+}

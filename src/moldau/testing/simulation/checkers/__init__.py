@@ -1,0 +1,1 @@
+"""Histories of what clients saw, and the checkers that find violations in them."""

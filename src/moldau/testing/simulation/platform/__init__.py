@@ -1,0 +1,1 @@
+"""The simulated platform: event loop, clock, disk and network, all driven by one seed."""

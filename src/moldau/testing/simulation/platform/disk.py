@@ -1,0 +1,414 @@
+"""A disk that behaves as badly as disks may: what was written and what is safe are two images of it.
+
+A power cut shows the safe image plus a random part of the rest: appends cut off anywhere, sectors of zeros or
+garbage among them, truncations undone, and any of the names that no `sync_directory` made safe missing.
+"""
+
+import asyncio
+import errno
+import fnmatch
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moldau.platform.disk import Buffer
+from moldau.platform.group_commit import Done, GroupCommit
+from moldau.platform.os_disk import TEMPORARY_SUFFIX
+from moldau.testing.simulation.platform.trace import Trace
+from moldau.testing.simulation.platform.volume import Directory, Inode, Snapshot, Volume, split_path
+
+CAPACITY_BYTES = 1 << 40
+
+
+class CrashedDiskError(OSError):
+    """The machine went down; this object belongs to the life before."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """An error that calls will meet: the first `after` matching ones pass, the next `times` fail."""
+
+    operation: str
+    path: str
+    error: int
+    after: int
+    times: int | None
+
+    def strikes(self, operation: str, path: str) -> bool:
+        if operation != self.operation or not fnmatch.fnmatchcase(path, self.path):
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        if self.times is None:
+            return True
+        self.times -= 1
+        return self.times >= 0
+
+
+@dataclass(slots=True)
+class DiskSettings:
+    sync_ms_min: float = 0.05
+    sync_ms_max: float = 3.0
+    slow_sync_chance: float = 0.02
+    slow_sync_ms_max: float = 400.0
+    capacity_bytes: int = CAPACITY_BYTES
+    syncs_lie: str = ""
+    """Syncs of paths that match this glob return, but make nothing safe: as if the node had forgotten them."""
+
+
+class SimulatedDisk:
+    """One boot's view of a volume. `crash` and `kill` end it and return the view of the next boot."""
+
+    def __init__(
+        self,
+        randomness: random.Random,
+        trace: Trace | None = None,
+        settings: DiskSettings | None = None,
+        *,
+        volume: Volume | None = None,
+        name: str = "disk",
+    ) -> None:
+        self.random = randomness
+        self.settings = settings or DiskSettings()
+        self.faults: list[Fault] = []
+        self.volume = volume or Volume()
+        self._trace = trace
+        self._name = name
+        self._dead = False
+        self._directory_syncs: dict[Directory, _DirectorySync] = {}
+        self._replacements: dict[str, deque[tuple[bytes, asyncio.Future[None]]]] = {}
+
+    # Faults and crashes
+
+    def inject(
+        self,
+        operation: str,
+        path: str = "*",
+        *,
+        error: int = errno.EIO,
+        after: int = 0,
+        times: int | None = 1,
+    ) -> Fault:
+        """Makes calls fail: `operation` is open, append, read, truncate, sync or sync_directory.
+
+        `path` is a glob; times=None is for ever, or until the fault is taken out of `faults`. A failing
+        append may have written a part.
+        """
+        fault = Fault(operation, path, error, after, times)
+        self.faults.append(fault)
+        return fault
+
+    def flip_bit(self, path: str) -> tuple[str, int] | None:
+        """Turns over one bit of safe data in a file that matches the glob; returns where."""
+        files = [
+            (name, inode)
+            for name, inode in self.volume.files()
+            if fnmatch.fnmatchcase(name, path) and inode.safe_size
+        ]
+        if not files:
+            return None
+        name, inode = self.random.choice(files)
+        position = self.random.randrange(inode.safe_size)
+        inode.flip(position, 1 << self.random.randrange(8))
+        self.note("flip", name, position)
+        return name, position
+
+    def crash(self) -> "SimulatedDisk":
+        """Cuts the power; returns the disk as the next boot finds it."""
+        self._die()
+        self.volume.crash(self.random)
+        self.note("crash")
+        return self._successor()
+
+    def kill(self) -> "SimulatedDisk":
+        """Ends the process only: the page cache, and with it all that was written, stays."""
+        self._die()
+        return self._successor()
+
+    def _die(self) -> None:
+        self.check_alive()
+        self._dead = True
+
+    def _successor(self) -> "SimulatedDisk":
+        return SimulatedDisk(self.random, self._trace, self.settings, volume=self.volume, name=self._name)
+
+    # For files
+
+    def note(self, kind: str, *fields: str | int | bytes) -> None:
+        if self._trace is not None:
+            loop = asyncio._get_running_loop()
+            time_ns = int(loop.time() * 1e9) if loop is not None else 0
+            self._trace.add(time_ns, kind, self._name, *fields)
+
+    def check_alive(self) -> None:
+        if self._dead:
+            raise CrashedDiskError(errno.EIO, "the machine that this belongs to has crashed")
+
+    def check_fault(self, operation: str, path: str) -> None:
+        for fault in self.faults:
+            if fault.strikes(operation, path):
+                self.note("fault", operation, path, fault.error)
+                raise OSError(fault.error, f"injected into {operation}", path)
+
+    def lies_about(self, path: str) -> bool:
+        return bool(self.settings.syncs_lie) and fnmatch.fnmatchcase(path, self.settings.syncs_lie)
+
+    def sync_seconds(self) -> float:
+        settings = self.settings
+        milliseconds = self.random.uniform(settings.sync_ms_min, settings.sync_ms_max)
+        if self.random.random() < settings.slow_sync_chance:
+            milliseconds += self.random.uniform(0, settings.slow_sync_ms_max)
+        return milliseconds / 1000
+
+    def usable_bytes(self) -> int:
+        capacity = self.settings.capacity_bytes
+        # Counting takes time, and this much nobody fills.
+        return capacity if capacity == CAPACITY_BYTES else max(0, capacity - self.volume.used_bytes())
+
+    # moldau.platform.disk.Disk
+
+    def open(self, path: str) -> "SimulatedFile":
+        self.check_alive()
+        self.check_fault("open", path)
+        directory, name = self._parent(path)
+        found = directory.names.get(name)
+        if isinstance(found, Directory):
+            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+        if found is None:
+            self.note("create", path)
+            found = Inode()
+            self.volume.link(directory, name, found)
+        return SimulatedFile(self, found, path)
+
+    def exists(self, path: str) -> bool:
+        self.check_alive()
+        return self.volume.find(path) is not None
+
+    def list(self, directory: str) -> Sequence[str]:
+        self.check_alive()
+        found = self.volume.find(directory)
+        if found is None:
+            return []
+        if not isinstance(found, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, "is not a directory", directory)
+        return sorted(found.names)
+
+    def is_directory(self, path: str) -> bool:
+        self.check_alive()
+        return isinstance(self.volume.find(path), Directory)
+
+    def make_directory(self, path: str) -> None:
+        self.check_alive()
+        directory = self.volume.root
+        for name in split_path(path):
+            found = directory.names.get(name)
+            if found is None:
+                self.note("mkdir", path)
+                found = Directory()
+                self.volume.link(directory, name, found)
+            if not isinstance(found, Directory):
+                raise FileExistsError(errno.EEXIST, "is a file", path)
+            directory = found
+
+    def rename(self, old: str, new: str) -> None:
+        self.check_alive()
+        source, old_name = self._parent(old)
+        target, new_name = self._parent(new)
+        moved = source.names.get(old_name)
+        if moved is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", old)
+        replaced = target.names.get(new_name)
+        if isinstance(moved, Directory) and isinstance(replaced, Inode):
+            raise NotADirectoryError(errno.ENOTDIR, "is a file", new)
+        if isinstance(replaced, Directory) and replaced is not moved:
+            if isinstance(moved, Inode):
+                raise IsADirectoryError(errno.EISDIR, "is a directory", new)
+            if replaced.names:
+                raise OSError(errno.ENOTEMPTY, "the directory is not empty", new)
+        self.note("rename", old, new)
+        self.volume.rename(source, old_name, target, new_name)
+
+    def remove(self, path: str) -> None:
+        self.check_alive()
+        parts = split_path(path)
+        directory = self.volume.find("/".join(parts[:-1]))
+        if isinstance(directory, Directory) and parts[-1] in directory.names:
+            self.note("remove", path)
+            self.volume.remove(directory, parts[-1])
+
+    def space(self, path: str) -> tuple[int, int]:
+        self.check_alive()
+        return self.settings.capacity_bytes, self.usable_bytes()
+
+    async def sync_directory(self, path: str) -> None:
+        self.check_alive()
+        directory = self.volume.find(path)
+        if not isinstance(directory, Directory):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        sync = self._directory_syncs.get(directory)
+        if sync is None:
+            sync = self._directory_syncs[directory] = _DirectorySync(self, directory, path)
+        await sync.sync()
+
+    async def replace(self, path: str, data: bytes) -> None:
+        self.check_alive()
+        waiter = asyncio.get_running_loop().create_future()
+        queue = self._replacements.setdefault(path, deque())
+        queue.append((data, waiter))
+        if len(queue) == 1:
+            asyncio.get_running_loop().create_task(self._replace_all(path), name=f"replace {path}")
+        await waiter
+
+    async def _replace_all(self, path: str) -> None:
+        """A task of its own, because a replacement goes on when its caller is cancelled."""
+        queue = self._replacements[path]
+        while queue:
+            data, waiter = queue[0]
+            error = None
+            try:
+                await self._replace_one(path, data)
+            except OSError as caught:
+                error = caught
+            queue.popleft()
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+        del self._replacements[path]
+
+    async def _replace_one(self, path: str, data: bytes) -> None:
+        temporary = self.open(path + TEMPORARY_SUFFIX)
+        temporary.truncate(0)
+        temporary.append([data])
+        await temporary.sync()
+        self.rename(path + TEMPORARY_SUFFIX, path)
+        await self.sync_directory("/".join(split_path(path)[:-1]))
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        parts = split_path(path)
+        directory = self.volume.find("/".join(parts[:-1]))
+        if not parts or not isinstance(directory, Directory):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return directory, parts[-1]
+
+
+class SimulatedFile(GroupCommit):
+    def __init__(self, disk: SimulatedDisk, inode: Inode, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._closed = False
+        self._failure: OSError | None = None
+
+    @property
+    def size(self) -> int:
+        self._disk.check_alive()
+        return self._inode.size
+
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
+    def append(self, parts: Sequence[Buffer]) -> int:
+        self._check_open()
+        data = b"".join(parts)
+        position = self._inode.size
+        self._changed = True
+        try:
+            self._disk.check_fault("append", self.path)
+        except OSError:
+            self._append_part(data, len(data))
+            raise
+        usable = self._disk.usable_bytes()
+        if len(data) > usable:
+            self._append_part(data, usable)
+            raise OSError(errno.ENOSPC, "no space left", self.path)
+        self._disk.note("append", self.path, position, data)
+        self._inode.append(data)
+        return position
+
+    def _append_part(self, data: bytes, size_max: int) -> None:
+        part = data[: self._disk.random.randint(0, size_max)]
+        self._disk.note("append", self.path, self._inode.size, part)
+        self._inode.append(part)
+
+    def read(self, position: int, size: int) -> bytes:
+        self._disk.check_alive()
+        self._disk.check_fault("read", self.path)
+        return self._inode.read(position, size)
+
+    def truncate(self, size: int) -> None:
+        self._check_open()
+        self._disk.check_fault("truncate", self.path)
+        self._changed = True
+        self._disk.note("truncate", self.path, size)
+        self._inode.truncate(size)
+
+    async def sync(self) -> None:
+        self._check_open()
+        if self._failure is not None:
+            raise OSError(self._failure.errno, "an earlier sync failed", self.path)
+        await self._join()
+
+    def drop_cache(self) -> None:
+        self._disk.check_alive()
+        self._inode.drop_cache(self._disk.random)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _start(self, done: Done) -> None:
+        snapshot = self._inode.snapshot()
+        asyncio.get_running_loop().call_later(self._disk.sync_seconds(), self._finish, snapshot, done)
+
+    def _finish(self, snapshot: Snapshot, done: Done) -> None:
+        try:
+            if self._failure is not None:
+                raise OSError(self._failure.errno, "an earlier sync failed", self.path)
+            self._disk.check_fault("sync", self.path)
+        except OSError as error:
+            self._failure = error
+            self._inode.spoil(snapshot)
+            done(error)
+            return
+        self._disk.note("sync", self.path)
+        if not self._disk.lies_about(self.path):
+            self._inode.make_safe(snapshot, self._disk.random)
+        done(None)
+
+    def _check_open(self) -> None:
+        self._disk.check_alive()
+        if self._closed:
+            raise OSError(errno.EBADF, "the file is closed", self.path)
+
+
+class _DirectorySync(GroupCommit):
+    def __init__(self, disk: SimulatedDisk, directory: Directory, path: str) -> None:
+        super().__init__()
+        self._disk = disk
+        self._directory = directory
+        self._path = path
+
+    async def sync(self) -> None:
+        self._changed = True
+        await self._join()
+
+    def _start(self, done: Done) -> None:
+        changes = self._disk.volume.changes_of(self._directory)
+        asyncio.get_running_loop().call_later(self._disk.sync_seconds(), self._finish, changes, done)
+
+    def _finish(self, changes: list[object], done: Done) -> None:
+        try:
+            self._disk.check_fault("sync_directory", self._path)
+        except OSError as error:
+            done(error)
+            return
+        self._disk.note("sync_directory", self._path)
+        if not self._disk.lies_about(self._path):
+            self._disk.volume.make_safe(changes)
+        done(None)

@@ -1,0 +1,465 @@
+"""An event loop on virtual time: the same program with the same seed takes the same steps, in no real time.
+
+Callbacks run in the order they were scheduled, as asyncio promises. A callback takes one virtual microsecond;
+when nothing is ready, time jumps to the next timer. A host that is paused keeps what it has to do for later. Each
+host's code sees time go by at the rate of its own clock. Whatever would leave the loop for the real world (threads,
+sockets, signals) raises SimulationEscape.
+"""
+
+import asyncio
+import contextvars
+import functools
+import heapq
+import inspect
+import math
+import random
+import sys
+import traceback
+from asyncio import events
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, TypeVarTuple
+
+from moldau.testing.simulation.platform.escapes import EscapesForbidden, SimulationEscape
+from moldau.testing.simulation.platform.owner import OUTSIDE, Life, current_life
+from moldau.testing.simulation.platform.trace import Trace
+
+if TYPE_CHECKING:
+    from moldau.testing.simulation.platform.network import Network
+
+Ts = TypeVarTuple("Ts")
+
+NANOSECONDS = 1_000_000_000
+CALLBACK_NS = 1_000
+"""Virtual time that one callback takes, so that a busy loop cannot stop the clock."""
+
+CLOSE_ATTEMPTS_MAX = 100
+
+
+class DeadlockError(RuntimeError):
+    """Nothing is ready, no timer is set, and the main task is not done."""
+
+
+class LivelockError(RuntimeError):
+    """The run took more callbacks than it was given."""
+
+
+class SimulatedHandle(asyncio.Handle):
+    __slots__ = ("life",)
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        # An empty context is false, and not the same as none.
+        context = contextvars.copy_context() if context is None else context
+        self.life = context.get(current_life, OUTSIDE)
+        super().__init__(callback, args, loop, context)
+
+
+class SimulatedTimer(asyncio.TimerHandle):
+    __slots__ = ("life",)
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        context = contextvars.copy_context() if context is None else context
+        self.life = context.get(current_life, OUTSIDE)
+        super().__init__(when, callback, args, loop, context)
+
+
+class SimulatedFuture(asyncio.Future[Any]):
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.life = current_life.get()
+
+
+class SimulatedTask(asyncio.Task[Any]):
+    life: Life
+
+
+_AnyHandle = SimulatedHandle | SimulatedTimer
+
+
+class _OwnedTask:
+    """What it takes to end a task without its consent."""
+
+    __slots__ = ("context", "coroutine", "life", "task")
+
+    def __init__(
+        self, task: asyncio.Task[Any], coroutine: Any, context: contextvars.Context, life: Life
+    ) -> None:
+        self.task = task
+        self.coroutine = coroutine
+        self.context = context
+        self.life = life
+
+
+class SimulatedLoop(EscapesForbidden):
+    def __init__(
+        self,
+        trace: Trace | None = None,
+        randomness: random.Random | None = None,
+        *,
+        timer_lateness_ms_max: float = 0.0,
+        callbacks_max: int = 50_000_000,
+    ) -> None:
+        """With randomness, timers come late by up to the lateness, as they do on a busy machine."""
+        self.trace = trace or Trace()
+        self.network: Network | None = None
+        self.errors: list[str] = []
+        """What reached the exception handler: every entry is a bug in the program under test."""
+        self._random = randomness
+        self._timer_lateness_ns = int(timer_lateness_ms_max * 1e6) if randomness else 0
+        self._callbacks_max = callbacks_max
+        self._callbacks = 0
+        self._now_ns = 0
+        self._ready: deque[_AnyHandle] = deque()
+        self._timers: list[tuple[int, int, SimulatedTimer]] = []
+        self._timers_made = 0
+        self._held: dict[Life, list[_AnyHandle]] = {}
+        """What lives that are paused would do, in the order it came up."""
+        self.on_turn: Callable[[], None] | None = None
+        """Called between two rounds of callbacks, for those who watch; it must change nothing."""
+        self._tasks: dict[int, _OwnedTask] = {}
+        self._tasks_made = 0
+        self._running = False
+        self._stopping = False
+        self._closed = False
+        self._debug = False
+        self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
+
+    # Time
+
+    def time(self) -> float:
+        """As the host sees it whose code asks."""
+        return self._now_ns / NANOSECONDS * current_life.get().clock_rate
+
+    @property
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    # Scheduling
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> SimulatedHandle:
+        self._check_closed()
+        handle = SimulatedHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> SimulatedHandle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> SimulatedTimer:
+        timer = SimulatedTimer(0.0, callback, args, self, context)
+        rate = timer.life.clock_rate
+        timer._when = self._now_ns / NANOSECONDS * rate + delay  # type: ignore[attr-defined]
+        return self._set_timer(timer, self._now_ns + math.ceil(delay / rate * NANOSECONDS))
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> SimulatedTimer:
+        timer = SimulatedTimer(when, callback, args, self, context)
+        return self._set_timer(timer, math.ceil(when / timer.life.clock_rate * NANOSECONDS))
+
+    def _set_timer(self, timer: SimulatedTimer, when_ns: int) -> SimulatedTimer:
+        self._check_closed()
+        timer._scheduled = True  # type: ignore[attr-defined]
+        when_ns = max(when_ns, self._now_ns)
+        if self._timer_lateness_ns:
+            assert self._random is not None
+            when_ns += self._random.randrange(self._timer_lateness_ns)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when_ns, self._timers_made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """asyncio calls this; cancelled timers are dropped when they come up."""
+
+    # Futures and tasks
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimulatedFuture(loop=self)
+
+    def create_task(
+        self,
+        coro: Any,
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[Any]:
+        self._check_closed()
+        context = contextvars.copy_context() if context is None else context
+        life = context.get(current_life, OUTSIDE)
+        self._tasks_made += 1
+        number = self._tasks_made
+        # asyncio numbers tasks across all loops of a process, which would differ from run to run.
+        label = str(name) if name is not None else f"{getattr(coro, '__qualname__', 'task')}#{number}"
+        task: SimulatedTask = SimulatedTask(coro, loop=self, name=label, context=context, **options)
+        task.life = life
+        if not life.alive:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coro.close()
+            return task
+        self._tasks[number] = _OwnedTask(task, coro, context, life)
+        task.add_done_callback(functools.partial(self._forget_task, number), context=contextvars.Context())
+        return task
+
+    def _forget_task(self, number: int, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(number, None)
+
+    def destroy(self, life: Life) -> None:
+        """Ends all that a life has scheduled. Its finally blocks run, but in a world that is gone."""
+        doomed = [(number, owned) for number, owned in self._tasks.items() if owned.life is life]
+        for number, owned in doomed:
+            del self._tasks[number]
+            owned.task._log_destroy_pending = False  # type: ignore[attr-defined]
+        for _, owned in doomed:
+            owned.context.run(_close_quietly, owned.coroutine)
+        doomed.clear()
+        self._held.pop(life, None)
+        # What is ready is left to the round that is running, which passes over the dead.
+        self._timers = [timer for timer in self._timers if timer[2].life is not life]
+        heapq.heapify(self._timers)
+
+    def pause(self, life: Life) -> None:
+        """Stops a life between two callbacks, as SIGSTOP does."""
+        life.is_paused = True
+        self._held.setdefault(life, [])
+
+    def resume(self, life: Life) -> None:
+        """All that came up meanwhile is done at once, in order."""
+        life.is_paused = False
+        self._ready.extend(self._held.pop(life, ()))
+
+    def get_task_factory(self) -> None:
+        return None
+
+    # Running
+
+    def run_forever(self) -> None:
+        self._run(lambda: False, None)
+
+    def run_until_complete(self, future: Any) -> Any:
+        self._check_closed()
+        is_new = not asyncio.isfuture(future)
+        main = asyncio.ensure_future(future, loop=self)
+        try:
+            self._run(main.done, main)
+        except BaseException:
+            if is_new and not main.done():
+                # The error at hand says why; a second one about the unfinished task would only hide it.
+                main._log_destroy_pending = False
+            raise
+        if not main.done():
+            raise RuntimeError("the loop was stopped before the future was done")
+        return main.result()
+
+    def _run(self, is_done: Callable[[], bool], main: "asyncio.Future[Any] | None") -> None:
+        self._check_closed()
+        if self._running or events._get_running_loop() is not None:
+            raise RuntimeError("this or another event loop is running already")
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._finish_generator)
+        events._set_running_loop(self)
+        self._running = True
+        try:
+            while not self._stopping and not is_done():
+                self._collect_timers()
+                if not self._ready:
+                    if main is None:
+                        return
+                    raise DeadlockError(f"nothing can happen any more; waiting are:\n{self.waiting()}")
+                # What these callbacks schedule comes after the timers that are due by then.
+                for _ in range(len(self._ready)):
+                    handle = self._ready.popleft()
+                    if handle.cancelled() or not handle.life.alive:
+                        continue
+                    if handle.life.is_paused:
+                        self._held[handle.life].append(handle)
+                        continue
+                    self._step(handle)
+                if self.on_turn is not None:
+                    self.on_turn()
+        finally:
+            self._running = False
+            self._stopping = False
+            events._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _step(self, handle: _AnyHandle) -> None:
+        self._callbacks += 1
+        if self._callbacks > self._callbacks_max:
+            raise LivelockError(
+                f"{self._callbacks_max} callbacks were not enough; waiting are:\n{self.waiting()}"
+            )
+        self.trace.add_step(self._now_ns, handle.life.host, _label(handle))
+        handle._run()
+        self._now_ns += CALLBACK_NS
+
+    def _collect_timers(self) -> None:
+        """Makes the timers that are due ready; where nothing is, moves time to the next timer first."""
+        timers = self._timers
+        while timers and (timers[0][2].cancelled() or not timers[0][2].life.alive):
+            heapq.heappop(timers)
+        if not timers:
+            return
+        if not self._ready:
+            self._now_ns = max(self._now_ns, timers[0][0])
+        while timers and timers[0][0] <= self._now_ns:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            self._ready.append(timer)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if self._running:
+            raise RuntimeError("cannot close a running loop")
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()
+        self._held.clear()
+        self._tasks.clear()
+
+    def _check_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+
+    def waiting(self) -> str:
+        """Each task that is not done and the line it waits at."""
+        lines = []
+        for owned in self._tasks.values():
+            if owned.life.alive and not owned.task.done():
+                lines.append(f"  {owned.life.host}: {owned.task.get_name()} at {_where(owned.coroutine)}")
+        return "\n".join(lines) or "  (no task)"
+
+    # Errors and generators
+
+    def get_exception_handler(self) -> Any:
+        return self._exception_handler
+
+    def set_exception_handler(self, handler: Any) -> None:
+        self._exception_handler = handler
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = str(context.get("message", "unhandled exception"))
+        if error is not None:
+            text += "\n" + "".join(traceback.format_exception(error))
+        self.errors.append(text)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        future = context.get("future") or context.get("task")
+        if isinstance(future, SimulatedFuture | SimulatedTask) and not future.life.alive:
+            # The dead will never ask for the result.
+            return
+        if self._exception_handler is None:
+            self.default_exception_handler(context)
+        else:
+            self._exception_handler(self, context)
+
+    def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if not self._closed:
+            self.create_task(generator.aclose())
+
+    async def shutdown_asyncgens(self) -> None:
+        """Generators are finished as they are dropped, so nothing is left to do."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """There never is an executor."""
+
+    def get_debug(self) -> bool:
+        return self._debug
+
+    def set_debug(self, enabled: bool) -> None:
+        self._debug = enabled
+
+    # Network
+
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
+        return await self._get_network().create_server(protocol_factory, host, port, **options)
+
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
+        return await self._get_network().create_connection(protocol_factory, host, port, **options)
+
+    def _get_network(self) -> "Network":
+        if self.network is None:
+            raise SimulationEscape("this loop has no network")
+        return self.network
+
+
+def _close_quietly(coroutine: Any) -> None:
+    """Closes a coroutine from the inside out. It may resist: one that awaits in its finally block is closed again
+    there."""
+    for _ in range(CLOSE_ATTEMPTS_MAX):
+        awaited = getattr(coroutine, "cr_await", None)
+        if inspect.iscoroutine(awaited):
+            _close_quietly(awaited)
+        try:
+            coroutine.close()
+        except RuntimeError as error:
+            if "ignored GeneratorExit" in str(error):
+                continue
+        except BaseException:
+            # The host is dead: what its cleanup runs into is nobody's concern.
+            pass
+        return
+    raise RuntimeError(f"{coroutine.__qualname__} cannot be closed")
+
+
+def _label(handle: asyncio.Handle) -> str:
+    callback: Any = handle._callback  # type: ignore[attr-defined]
+    while isinstance(callback, functools.partial):
+        callback = callback.func
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return owner.get_name()
+    name = getattr(callback, "__qualname__", None)
+    return name if name is not None else type(callback).__qualname__
+
+
+def _where(coroutine: Any) -> str:
+    """The innermost line of our own that a suspended coroutine stands at."""
+    place = "?"
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None:
+            file = "/".join(frame.f_code.co_filename.split("/")[-2:])
+            place = f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return place

@@ -1,0 +1,426 @@
+"""The network between simulated hosts: who listens where, which paths are cut, how long a packet takes.
+
+Every host has a name and an address; code runs on the host its context says. The bytes themselves travel in
+`transport.py`.
+"""
+
+import asyncio
+import contextvars
+import errno
+import random
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from moldau.testing.simulation.platform.escapes import SimulationEscape
+from moldau.testing.simulation.platform.loop import SimulatedLoop
+from moldau.testing.simulation.platform.owner import OUTSIDE, Life, current_life
+from moldau.testing.simulation.platform.transport import Endpoint, connect_pair
+
+ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+
+EPHEMERAL_PORT_MIN = 32768
+SYN_RETRY_MS = 1000
+CONNECT_TIMEOUT_MS = 60_000
+
+
+@dataclass(slots=True)
+class NetworkSettings:
+    delay_ms_min: float = 0.05
+    delay_ms_max: float = 2.0
+    hiccup_chance: float = 0.01
+    """How often a packet stands in a queue for long."""
+    hiccup_ms_max: float = 200.0
+    loss_chance: float = 0.0
+    """How often a packet is lost and comes only when it is sent again; in a stream it holds up those behind it."""
+    retransmission_ms_min: float = 200.0
+    """How long it takes to miss a lost packet; twice as long each time it is lost again."""
+    duplication_chance: float = 0.0
+    """How often a packet comes twice. A stream's receiver drops the second one."""
+    window_bytes_min: int = 4 * 1024
+    window_bytes_max: int = 256 * 1024
+    """Bytes that a connection holds between the two programs before a writer must wait."""
+    cut_up_chance: float = 0.3
+    """How often a read gets only a part of what has arrived."""
+
+
+class Network:
+    def __init__(
+        self, loop: SimulatedLoop, randomness: random.Random, settings: NetworkSettings | None = None
+    ) -> None:
+        self.loop = loop
+        self.random = randomness
+        self.settings = settings or NetworkSettings()
+        self._addresses: dict[str, str] = {}
+        self._listeners: dict[tuple[str, int], Server] = {}
+        self._next_port: dict[str, int] = {}
+        self._cuts: set[tuple[str, str]] = set()
+        self._extra_delay_ms: dict[tuple[str, str], float] = {}
+        self._endpoints: dict[int, Endpoint] = {}
+        self._endpoints_made = 0
+        self._held: list[tuple[str, str, Callable[[], None]]] = []
+        self._down: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        """Packets lost, and duplicates dropped."""
+        self.add_host(OUTSIDE.host)
+        loop.network = self
+
+    # Hosts and paths
+
+    def add_host(self, name: str) -> str:
+        """Gives the host an address, which it keeps over restarts."""
+        if name not in self._addresses:
+            number = len(self._addresses) + 1
+            self._addresses[name] = f"10.0.{number // 250}.{number % 250}"
+        return self._addresses[name]
+
+    def address_of(self, host: str) -> str:
+        return self._addresses[host]
+
+    def partition(self, one: Collection[str], other: Collection[str], *, one_way: bool = False) -> None:
+        """Cuts every path between the two sides; one_way: only from the first to the second.
+
+        What is under way or sent meanwhile is not lost: it comes through after `heal`, as TCP sends it again.
+        """
+        for a in sorted(one):
+            for b in sorted(other):
+                if a == b:
+                    continue
+                self._cuts.add((a, b))
+                if not one_way:
+                    self._cuts.add((b, a))
+        self.loop.trace.add(self.loop.now_ns, "cut", *sorted(one), "|", *sorted(other), int(one_way))
+
+    def delay(self, one: Collection[str], other: Collection[str], milliseconds: float) -> None:
+        """Adds to every packet between the two sides, both ways."""
+        for a in sorted(one):
+            for b in sorted(other):
+                self._extra_delay_ms[a, b] = self._extra_delay_ms[b, a] = milliseconds
+
+    def mend(self, one: Collection[str], other: Collection[str]) -> None:
+        """Ends all cuts and delays between the two sides, both ways."""
+        for a in sorted(one):
+            for b in sorted(other):
+                for path in ((a, b), (b, a)):
+                    self._cuts.discard(path)
+                    self._extra_delay_ms.pop(path, None)
+        self.loop.trace.add(self.loop.now_ns, "mend", *sorted(one), "|", *sorted(other))
+        self._release_held()
+
+    def heal(self) -> None:
+        """Ends all cuts and delays."""
+        self._cuts.clear()
+        self._extra_delay_ms.clear()
+        self.loop.trace.add(self.loop.now_ns, "heal")
+        self._release_held()
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, []
+        for source, target, packet in held:
+            self.send(source, target, packet)
+
+    def reset(self, one: Collection[str], other: Collection[str]) -> None:
+        """Breaks every connection between the two sides at once; both ends learn of it."""
+        for endpoint in list(self._endpoints.values()):
+            if endpoint.host in one and endpoint.peer_host in other:
+                endpoint.reset()
+                endpoint.peer.reset()
+
+    def crash(self, host: str, *, silent: bool = False, is_machine_up: bool = False) -> None:
+        """The host's listeners and connections are gone. Others see a reset, or, when silent, nothing at all
+        until the host is back and answers their packets with one. A machine that is up without its program refuses
+        connections; one that is down does not answer.
+        """
+        if not is_machine_up:
+            self._down.add(host)
+        for key in [key for key in self._listeners if key[0] == host]:
+            del self._listeners[key]
+        for endpoint in list(self._endpoints.values()):
+            if endpoint.host == host:
+                endpoint.vanish(tell_peer=not silent)
+
+    def restart(self, host: str) -> None:
+        self._down.discard(host)
+        for endpoint in list(self._endpoints.values()):
+            if endpoint.peer_host == host and endpoint.peer_is_gone:
+                self.send(host, endpoint.host, endpoint.reset)
+
+    def is_down(self, host: str) -> bool:
+        return host in self._down
+
+    def is_cut(self, source: str, target: str) -> bool:
+        return (source, target) in self._cuts
+
+    def send(self, source: str, target: str, packet: Callable[[], None]) -> None:
+        """Runs `packet` at the target after the time it takes to get there. What is sent later may come sooner."""
+        settings, draw = self.settings, self.random.random
+        if source == target:
+            delay_ms = 0.005 + 0.045 * draw()
+        else:
+            delay_ms = settings.delay_ms_min + (settings.delay_ms_max - settings.delay_ms_min) * draw()
+            if self._extra_delay_ms:
+                delay_ms += self._extra_delay_ms.get((source, target), 0.0)
+            if draw() < settings.hiccup_chance:
+                delay_ms += settings.hiccup_ms_max * draw()
+            if settings.loss_chance:
+                delay_ms += self._retransmissions_ms()
+        self.loop.call_later(
+            delay_ms / 1000, self._arrive, source, target, packet, context=contextvars.Context()
+        )
+
+    def _retransmissions_ms(self) -> float:
+        total_ms, timeout_ms = 0.0, self.settings.retransmission_ms_min
+        while self.random.random() < self.settings.loss_chance:
+            self.counts["packets lost"] += 1
+            total_ms += timeout_ms
+            timeout_ms *= 2
+        return total_ms
+
+    def send_in_stream(self, source: str, target: str, packet: Callable[[], None]) -> None:
+        """As `send`, and perhaps twice: for packets that have a number by which the second is known."""
+        self.send(source, target, packet)
+        if self.settings.duplication_chance and self.random.random() < self.settings.duplication_chance:
+            self.send(source, target, packet)
+
+    def note_duplicate(self) -> None:
+        self.counts["duplicates dropped"] += 1
+
+    def _arrive(self, source: str, target: str, packet: Callable[[], None]) -> None:
+        if self.is_cut(source, target):
+            self._held.append((source, target, packet))
+        else:
+            packet()
+
+    # Listening
+
+    async def create_server(
+        self,
+        protocol_factory: ProtocolFactory,
+        host: str | list[str] | None,
+        port: int | None,
+        *,
+        sock: object = None,
+        ssl: object = None,
+        start_serving: bool = True,
+        **options: Any,
+    ) -> "Server":
+        if sock is not None or ssl:
+            raise SimulationEscape("simulated servers take neither a socket nor TLS")
+        here = self._life_here()
+        names = [host] if isinstance(host, str) or host is None else host
+        for name in names:
+            if self._resolve(name or here.host) != here.host and name not in ("", "0.0.0.0", "::"):
+                raise OSError(errno.EADDRNOTAVAIL, f"{name} is not an address of {here.host}")
+        port = port or self._take_port(here.host)
+        if (here.host, port) in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"port {port} of {here.host} is taken")
+        server = Server(self, here, protocol_factory, port, contextvars.copy_context())
+        if start_serving:
+            await server.start_serving()
+        return server
+
+    def listen(self, server: "Server") -> None:
+        self._listeners[server.life.host, server.port] = server
+
+    def stop_listening(self, server: "Server") -> None:
+        key = server.life.host, server.port
+        if self._listeners.get(key) is server:
+            del self._listeners[key]
+
+    # Connecting
+
+    async def create_connection(
+        self,
+        protocol_factory: ProtocolFactory,
+        host: str | None,
+        port: int | None,
+        *,
+        sock: object = None,
+        ssl: object = None,
+        **options: Any,
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        if sock is not None or ssl:
+            raise SimulationEscape("simulated connections take neither a socket nor TLS")
+        if host is None or port is None:
+            raise ValueError("a connection needs a host and a port")
+        here = self._life_here()
+        target = self._resolve(host)
+        server = await self._shake_hands(here, target, port)
+        context = contextvars.copy_context()
+        local = (self.address_of(here.host), self._take_port(here.host))
+        remote = (self.address_of(target), port)
+        protocol = protocol_factory()
+        client_end, server_end = connect_pair(
+            self, (here, context, local), (server.life, server.fork(), remote)
+        )
+        self.loop.trace.add(self.loop.now_ns, "connect", here.host, target, port)
+        self.loop.call_soon(server.accept, server_end, context=server_end.context)
+        opened = self.loop.create_future()
+        client_end.open(protocol, opened)
+        await opened
+        return client_end, protocol
+
+    async def _shake_hands(self, here: Life, target: str, port: int) -> "Server":
+        """One round trip to the listener; a cut path swallows it, and it is tried again."""
+        # As long as this runs it is in the same life, by the same clock.
+        deadline = self.loop.time() + CONNECT_TIMEOUT_MS / 1000
+        while self.loop.time() < deadline:
+            answer = self._knock(here.host, target, port)
+            retry = self.loop.call_later(SYN_RETRY_MS / 1000, _fail, answer)
+            try:
+                server = await answer
+            except TimeoutError:
+                continue
+            finally:
+                retry.cancel()
+            if server is None or not server.is_serving():
+                raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on {target}:{port}")
+            return server
+        raise TimeoutError(errno.ETIMEDOUT, f"{target}:{port} does not answer")
+
+    def _knock(self, here: str, target: str, port: int) -> "asyncio.Future[Server | None]":
+        answer: asyncio.Future[Server | None] = self.loop.create_future()
+
+        def at_target() -> None:
+            if target not in self._down:
+                server = self._listeners.get((target, port))
+                self.send(target, here, lambda: None if answer.done() else answer.set_result(server))
+
+        self.send(here, target, at_target)
+        return answer
+
+    # Bookkeeping
+
+    def register(self, endpoint: Endpoint) -> int:
+        self._endpoints_made += 1
+        self._endpoints[self._endpoints_made] = endpoint
+        return self._endpoints_made
+
+    def forget(self, number: int) -> None:
+        self._endpoints.pop(number, None)
+
+    def _life_here(self) -> Life:
+        life = current_life.get()
+        if not life.alive:
+            raise OSError(errno.ENETDOWN, f"{life.host} has crashed")
+        return life
+
+    def _resolve(self, host: str) -> str:
+        if host in ("localhost", "127.0.0.1", "::1", "", "0.0.0.0", "::"):
+            return current_life.get().host
+        if host in self._addresses:
+            return host
+        for name, address in self._addresses.items():
+            if address == host:
+                return name
+        raise OSError(errno.EHOSTUNREACH, f"there is no host {host}")
+
+    def _take_port(self, host: str) -> int:
+        port = self._next_port.get(host, EPHEMERAL_PORT_MIN)
+        while (host, port) in self._listeners:
+            port += 1
+        self._next_port[host] = port + 1
+        return port
+
+
+def _fail(answer: "asyncio.Future[Server | None]") -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
+
+
+class ListeningSocket:
+    """Enough of a socket to ask a server for its port."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._address
+
+
+class Server(asyncio.AbstractServer):
+    def __init__(
+        self,
+        network: Network,
+        life: Life,
+        protocol_factory: ProtocolFactory,
+        port: int,
+        context: contextvars.Context,
+    ) -> None:
+        self.life = life
+        self.port = port
+        self._network = network
+        self._protocol_factory = protocol_factory
+        self._context = context
+        self._serving = False
+        self._closed = False
+        self._connections: dict[int, Endpoint] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def sockets(self) -> tuple[ListeningSocket, ...]:
+        if self._closed:
+            return ()
+        return (ListeningSocket((self._network.address_of(self.life.host), self.port)),)
+
+    def fork(self) -> contextvars.Context:
+        """The context of one accepted connection: what it sets, others do not see."""
+        return self._context.copy()
+
+    def accept(self, endpoint: Endpoint) -> None:
+        self._connections[endpoint.number] = endpoint
+        endpoint.on_lost = self._lost
+        endpoint.open(self._protocol_factory(), None)
+
+    def _lost(self, endpoint: Endpoint) -> None:
+        self._connections.pop(endpoint.number, None)
+        self._wake_if_over()
+
+    def _wake_if_over(self) -> None:
+        if self._closed and not self._connections:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
+
+    def get_loop(self) -> SimulatedLoop:
+        return self._network.loop
+
+    def is_serving(self) -> bool:
+        return self._serving and self.life.alive
+
+    async def start_serving(self) -> None:
+        if not self._serving and not self._closed:
+            self._network.listen(self)
+            self._serving = True
+
+    async def serve_forever(self) -> None:
+        await self.start_serving()
+        try:
+            await self._network.loop.create_future()
+        finally:
+            self.close()
+            await self.wait_closed()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._serving = False
+            self._network.stop_listening(self)
+            self._wake_if_over()
+
+    def close_clients(self) -> None:
+        for endpoint in list(self._connections.values()):
+            endpoint.close()
+
+    def abort_clients(self) -> None:
+        for endpoint in list(self._connections.values()):
+            endpoint.abort()
+
+    async def wait_closed(self) -> None:
+        """Returns when the server is closed and its last connection is gone, as Python 3.12 and later do."""
+        if not (self._closed and not self._connections):
+            waiter = self._network.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter

@@ -1,0 +1,331 @@
+"""One end of a simulated TCP connection, as an asyncio transport.
+
+Packets may come late, twice and in any order; the receiver puts them in order and drops what it has already. Bytes
+arrive in other pieces than they were written in; a writer that is faster than its reader is told to pause; a close
+lets what was written arrive first, a reset loses it.
+"""
+
+import asyncio
+import contextvars
+import errno
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from moldau.testing.simulation.platform.owner import Life
+
+if TYPE_CHECKING:
+    from moldau.testing.simulation.platform.network import Network
+
+Address = tuple[str, int]
+
+READ_BYTES_MAX = 256 * 1024
+SEGMENT_BYTES_MAX = 64 * 1024
+WRITE_BUFFER_BYTES_HIGH = 64 * 1024
+
+FIN = b""
+"""The end of the stream, as it travels in place of data."""
+
+
+class Endpoint(asyncio.Transport):
+    def __init__(
+        self, network: "Network", life: Life, context: contextvars.Context, local: Address, remote: Address
+    ) -> None:
+        super().__init__()
+        self.context = context
+        """What the protocol's callbacks run in; it carries the life they belong to."""
+        self.host = life.host
+        self.peer: Endpoint
+        self.vanished = False
+        self.on_lost: Callable[[Endpoint], None] | None = None
+        self.number = network.register(self)
+        self._network = network
+        self._loop = network.loop
+        self._local = local
+        self._remote = remote
+        self._protocol: asyncio.BaseProtocol
+        self._window = network.random.randint(
+            network.settings.window_bytes_min, network.settings.window_bytes_max
+        )
+        self._unsent = bytearray()
+        self._in_flight = 0
+        self._packets_sent = 0
+        self._packets_read = 0
+        """How many the other side has put in order."""
+        self._arrived: dict[int, bytes] = {}
+        """What the other side has that came before those in front of it."""
+        self._eof_wanted = False
+        self._fin_sent = False
+        self._writing_paused = False
+        self._high = WRITE_BUFFER_BYTES_HIGH
+        self._low = WRITE_BUFFER_BYTES_HIGH // 4
+        self._received = bytearray()
+        self._fin_received = False
+        self._eof_told = False
+        self._reading_paused = False
+        self._read_scheduled = False
+        self._closing = False
+        self._lost = False
+
+    @property
+    def peer_host(self) -> str:
+        return self.peer.host
+
+    @property
+    def peer_is_gone(self) -> bool:
+        return self.peer.vanished
+
+    def open(self, protocol: asyncio.BaseProtocol, opened: "asyncio.Future[None] | None") -> None:
+        """Tells the protocol, and then whoever waits for the connection."""
+        self.set_protocol(protocol)
+        self._reading_paused = True
+
+        def begin() -> None:
+            if not self._lost:
+                self._protocol.connection_made(self)
+                self._reading_paused = False
+                self._schedule_read()
+            if opened is not None and not opened.done():
+                opened.set_result(None)
+
+        self._loop.call_soon(begin, context=self.context)
+
+    # asyncio.BaseTransport
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": self._remote, "sockname": self._local, "socket": None}.get(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        return self._closing or self._lost
+
+    def close(self) -> None:
+        if self._closing or self._lost:
+            return
+        self._closing = True
+        self._eof_wanted = True
+        self._pump()
+
+    # asyncio.ReadTransport
+
+    def is_reading(self) -> bool:
+        return not self.is_closing() and not self._reading_paused
+
+    def pause_reading(self) -> None:
+        self._reading_paused = True
+
+    def resume_reading(self) -> None:
+        self._reading_paused = False
+        self._schedule_read()
+
+    # asyncio.WriteTransport
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._eof_wanted and not self._closing:
+            raise RuntimeError("cannot write after write_eof")
+        if self.is_closing() or not data:
+            return
+        self._unsent += data
+        self._pump()
+        if len(self._unsent) > self._high and not self._writing_paused:
+            self._writing_paused = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def write_eof(self) -> None:
+        if not self._eof_wanted and not self._lost:
+            self._eof_wanted = True
+            self._pump()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        if not self._lost:
+            self._send_reset()
+            self._lose(None)
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._unsent)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if high is None:
+            high = WRITE_BUFFER_BYTES_HIGH if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high}) must be at least low ({low}) and low at least 0")
+        self._high, self._low = high, low
+
+    # Sending
+
+    def _pump(self) -> None:
+        """Sends what the window has room for, then the end of the stream if that is all."""
+        while self._unsent and self._in_flight < self._window and not self._lost:
+            size = min(len(self._unsent), self._window - self._in_flight, SEGMENT_BYTES_MAX)
+            if self._network.random.random() < self._network.settings.cut_up_chance:
+                size = self._network.random.randint(1, size)
+            self._in_flight += size
+            self._send(bytes(self._unsent[:size]))
+            del self._unsent[:size]
+        if self._eof_wanted and not self._unsent and not self._fin_sent and not self._lost:
+            self._fin_sent = True
+            self._send(FIN)
+        if self._closing and not self._unsent and not self._lost:
+            if self._received:
+                # What the other side sent and nobody read any more makes this a reset, as the kernel does it.
+                self._send_reset()
+            self._lose(None)
+
+    def _send(self, data: bytes) -> None:
+        number = self._packets_sent
+        self._packets_sent += 1
+        self._network.send_in_stream(self.host, self.peer.host, lambda: self._packet_arrives(number, data))
+
+    def _packet_arrives(self, number: int, data: bytes) -> None:
+        if number < self._packets_read or number in self._arrived:
+            self._network.note_duplicate()
+            return
+        self._arrived[number] = data
+        while self._packets_read in self._arrived:
+            self.peer._receive(self._arrived.pop(self._packets_read))
+            self._packets_read += 1
+
+    def _send_reset(self) -> None:
+        self._network.send(self.host, self.peer.host, self.peer.reset)
+
+    def _acknowledged(self, size: int) -> None:
+        self._in_flight -= size
+        if not self._lost:
+            self._loop.call_soon(self._continue_writing, context=self.context)
+
+    def _continue_writing(self) -> None:
+        self._pump()
+        if self._writing_paused and len(self._unsent) <= self._low and not self._lost:
+            self._writing_paused = False
+            self._protocol.resume_writing()
+
+    # Receiving
+
+    def _receive(self, data: bytes) -> None:
+        if self.vanished and self._network.is_down(self.host):
+            return
+        if self._lost:
+            if data:
+                self._send_reset()
+            return
+        if data:
+            self._received += data
+        else:
+            self._fin_received = True
+        self._schedule_read()
+
+    def _schedule_read(self) -> None:
+        if self._reading_paused or self._read_scheduled or self.is_closing():
+            return
+        if self._received or (self._fin_received and not self._eof_told):
+            self._read_scheduled = True
+            self._loop.call_soon(self._read, context=self.context)
+
+    def _read(self) -> None:
+        self._read_scheduled = False
+        if self._reading_paused or self.is_closing():
+            return
+        try:
+            if self._received:
+                self._deliver()
+            else:
+                self._eof_told = True
+                self._loop.trace.add(self._loop.now_ns, "eof", self.peer.host, self.host)
+                assert isinstance(self._protocol, asyncio.Protocol | asyncio.BufferedProtocol)
+                if not self._protocol.eof_received():
+                    self.close()
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {
+                    "message": "a protocol raised while it was given data",
+                    "exception": error,
+                    "transport": self,
+                }
+            )
+            self._send_reset()
+            self._lose(error)
+        self._schedule_read()
+
+    def _deliver(self) -> None:
+        size = min(len(self._received), READ_BYTES_MAX)
+        if self._network.random.random() < self._network.settings.cut_up_chance:
+            size = self._network.random.randint(1, size)
+        if isinstance(self._protocol, asyncio.BufferedProtocol):
+            target = memoryview(self._protocol.get_buffer(size)).cast("B")
+            if not len(target):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+            size = min(size, len(target))
+            data = bytes(self._received[:size])
+            target[:size] = data
+            target.release()
+        else:
+            data = bytes(self._received[:size])
+        del self._received[:size]
+        self._loop.trace.add(self._loop.now_ns, "deliver", self.peer.host, self.host, data)
+        self._network.send(self.host, self.peer.host, lambda: self.peer._acknowledged(size))
+        if isinstance(self._protocol, asyncio.BufferedProtocol):
+            self._protocol.buffer_updated(size)
+        else:
+            assert isinstance(self._protocol, asyncio.Protocol)
+            self._protocol.data_received(data)
+
+    # The end
+
+    def reset(self) -> None:
+        """The other side broke the connection: nothing more comes or goes."""
+        if not self._lost:
+            self._loop.trace.add(self._loop.now_ns, "reset", self.peer.host, self.host)
+            self._lose(ConnectionResetError(errno.ECONNRESET, "the connection was reset by the other side"))
+
+    def vanish(self, *, tell_peer: bool) -> None:
+        """This side's host has crashed; its protocol is past hearing of it."""
+        if not self._lost:
+            self.vanished = True
+            self._lost = True
+            self._network.forget(self.number)
+            if tell_peer:
+                self._send_reset()
+
+    def _lose(self, error: Exception | None) -> None:
+        self._lost = True
+        self._unsent.clear()
+        self._received.clear()
+        self._loop.call_soon(self._connection_lost, error, context=self.context)
+
+    def _connection_lost(self, error: Exception | None) -> None:
+        self._network.forget(self.number)
+        try:
+            self._protocol.connection_lost(error)
+        finally:
+            if self.on_lost is not None:
+                self.on_lost(self)
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.host} to {self._remote[0]}:{self._remote[1]})"
+
+
+def connect_pair(
+    network: "Network",
+    client: tuple[Life, contextvars.Context, Address],
+    server: tuple[Life, contextvars.Context, Address],
+) -> tuple[Endpoint, Endpoint]:
+    """The two ends of a new connection."""
+    client_end = Endpoint(network, client[0], client[1], client[2], server[2])
+    server_end = Endpoint(network, server[0], server[1], server[2], client[2])
+    client_end.peer, server_end.peer = server_end, client_end
+    return client_end, server_end

@@ -1,0 +1,1 @@
+"""Scenarios: nodes, faults and workloads of one simulated run."""

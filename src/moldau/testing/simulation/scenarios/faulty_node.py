@@ -1,0 +1,264 @@
+"""One node under fire: boots it, crashes it at any point, gives it a bad disk and a bad network, and heals it.
+
+Scenarios are the stories that are told with it; it knows nothing of what clients do.
+"""
+
+import asyncio
+import errno
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from moldau.client.errors import KafkaError
+from moldau.errors import MoldauError
+from moldau.node.node import Node
+from moldau.settings.broker import BrokerSettings
+from moldau.testing.simulation.checkers.history import Partition
+from moldau.testing.simulation.platform.disk import DiskSettings
+from moldau.testing.simulation.platform.network import NetworkSettings
+from moldau.testing.simulation.platform.simulation import Host, HostCrashed, Simulation
+from moldau.testing.simulation.scenarios.outcome import Broken, Outcome, told
+from moldau.testing.simulation.workloads.client import LATEST, Client
+
+T = TypeVar("T")
+
+PORT = 9092
+DATA_DIR = "/var/moldau"
+HEAL_TIMEOUT_MS = 60_000
+LOOK_AGAIN_MS = 100
+BAD_DISK_START_S = 30
+"""How long a node may try to start on a bad disk: on a full one it waits until there is room."""
+
+PROFILES: Mapping[str, Sequence[str]] = {
+    "power cuts": ("crash", "crash", "crash", "kill", "restart"),
+    "kills": ("kill", "kill", "restart", "crash", "clock"),
+    "network": ("cut", "reset", "crash", "delay", "clock"),
+    "bad disk": ("sync error", "append error", "read error", "directory error", "crash", "kill"),
+    "full disk": ("full", "full", "crash", "kill"),
+    "everything": ("crash", "kill", "restart", "clock", "cut", "reset", "sync error", "append error", "full"),
+}
+
+
+class NodeUnderFire:
+    def __init__(
+        self,
+        scenario: str,
+        seed: int,
+        *,
+        sync_ms_max: Sequence[float],
+        syncs_lie: str = "",
+        keep_trace: bool = False,
+    ) -> None:
+        """`sync_ms_max`: how long syncs may take, one of them is drawn. `syncs_lie`: syncs of the files that match
+        this glob make nothing safe."""
+        self.random = draw = random.Random(f"{seed}/plan")
+        self.simulation = Simulation(
+            seed,
+            network=NetworkSettings(
+                hiccup_chance=draw.choice((0, 0.01, 0.05)), cut_up_chance=draw.random() / 2
+            ),
+            keep_trace=keep_trace,
+        )
+        self.outcome = Outcome(scenario, seed, draw.choice(sorted(PROFILES)))
+        self._disk = DiskSettings(
+            sync_ms_max=draw.choice(sync_ms_max),
+            slow_sync_chance=draw.choice((0, 0.02)),
+            syncs_lie=syncs_lie,
+        )
+        self.server = self.simulation.add_host("server", disk=self._disk)
+        self.clients = [self.simulation.add_host("clients")]
+        """The hosts at the other end of the network. The first is never taken down: observers ask from there."""
+        self.settings = BrokerSettings(listen=(f"{self.server.address}:{PORT}",), data_dir=DATA_DIR)
+        self.partitions: Sequence[Partition] = ()
+        """Those whose files some disk faults aim at."""
+        self._node: Node | None = None
+        self._disk_is_bad = False
+
+    def add_client(self, name: str) -> Host:
+        host = self.simulation.add_host(name)
+        self.clients.append(host)
+        return host
+
+    def wall_ms(self) -> int:
+        return self.server.clock.wall_ms()
+
+    # Faults
+
+    async def endure(self, rest_s_max: float = 2) -> None:
+        """Some faults of the seed's profile, one after the other; the node is up at the end."""
+        for _ in range(self.random.randint(2, 6)):
+            await asyncio.sleep(self.random.uniform(0.05, rest_s_max))
+            await self._act(self.random.choice(PROFILES[self.outcome.profile]))
+
+    async def _act(self, action: str) -> None:
+        self.outcome.counts["faults"] += 1
+        network, draw = self.simulation.network, self.random
+        match action:
+            case "crash" | "kill":
+                await self._take_down(action)
+                await self._boot_under_fire()
+            case "restart":
+                await self.restart()
+            case "clock":
+                self.server.clock.jump(draw.choice((-3_600_000, -1000, 1000, 3_600_000)))
+            case "cut":
+                network.partition({"server"}, self._cut_off(), one_way=draw.random() < 0.3)
+                await asyncio.sleep(draw.uniform(0.01, 15))
+                network.heal()
+            case "delay":
+                network.delay({"server"}, self._cut_off(), draw.uniform(1, 200))
+                await asyncio.sleep(draw.uniform(0.1, 3))
+                network.heal()
+            case "reset":
+                network.reset({"server"}, self._cut_off())
+            case "full":
+                used = self.server.disk.volume.used_bytes()
+                self._disk.capacity_bytes = used + draw.randint(0, 20_000)
+                await self._suffer()
+            case _:
+                operation = {"directory error": "sync_directory"}.get(action, action.split()[0])
+                path = draw.choice(("*", "*.log", f"*{draw.choice(self.partitions)[0]}*"))
+                times = draw.choice((1, 3, None))
+                self.server.disk.inject(
+                    operation, path, error=errno.EIO, after=draw.randint(0, 10), times=times
+                )
+                await self._suffer()
+
+    def _cut_off(self) -> Sequence[str]:
+        """The clients that a network fault is for: all of them, or some."""
+        names = [host.name for host in self.clients]
+        if len(names) == 1 or self.random.random() < 0.5:
+            return names
+        return self.random.sample(names, self.random.randint(1, len(names) - 1))
+
+    async def _suffer(self) -> None:
+        """Lets a bad disk do its work, then replaces it and starts the node again, as an operator does."""
+        self._disk_is_bad = True
+        await asyncio.sleep(self.random.uniform(0.1, 3))
+        if self.random.random() < 0.3:
+            await self._take_down(self.random.choice(("crash", "kill")))
+            starting = asyncio.create_task(self._boot_under_fire())
+            await asyncio.wait([starting], timeout=BAD_DISK_START_S)
+            self._mend_disk()
+            await starting
+        self._mend_disk()
+        await self._take_down(self.random.choice(("crash", "kill")))
+        self._disk_is_bad = False
+        await self.boot()
+
+    def _mend_disk(self) -> None:
+        self.server.disk.faults.clear()
+        self._disk.capacity_bytes = DiskSettings().capacity_bytes
+
+    async def _take_down(self, how: str) -> None:
+        self.outcome.counts["crashes"] += 1
+        self._check_node()
+        self._node = None
+        if how == "crash":
+            self.server.crash()
+        else:
+            self.server.kill()
+        await asyncio.sleep(self.random.choice((0.001, 0.2, 2)))
+        self.server.restart()
+
+    async def _boot_under_fire(self) -> None:
+        """Starts the node, which may be cut short by the next crash at any point of its recovery."""
+        while self.random.random() < 0.3:
+            booting = asyncio.create_task(self.boot())
+            await asyncio.sleep(self.random.expovariate(1 / 0.02))
+            was_done = booting.done()
+            await self._take_down(self.random.choice(("crash", "kill")))
+            try:
+                await booting
+            except HostCrashed:
+                assert not was_done
+        await self.boot()
+
+    def heal(self) -> None:
+        self.simulation.network.heal()
+        self._mend_disk()
+
+    # The node
+
+    async def boot(self) -> None:
+        node = Node(self.server.world, self.settings)
+        try:
+            await self.server.run(node.start(), name="boot")
+        except HostCrashed:
+            raise
+        except Exception as error:
+            if not self._disk_is_bad or not isinstance(error, MoldauError | OSError):
+                raise Broken(f"the node does not start: {told(error)}") from error
+            return
+        self._node = node
+
+    async def restart(self) -> None:
+        """A clean stop and a start in a new process."""
+        await self.stop()
+        self.server.kill()
+        self.server.restart()
+        await self.boot()
+
+    async def stop(self) -> None:
+        self._check_node()
+        node, self._node = self._node, None
+        assert node is not None
+        try:
+            await self.server.run(node.stop(), name="stop")
+        except Exception as error:
+            raise Broken(f"the node does not stop: {told(error)}") from error
+
+    def _check_node(self) -> None:
+        node = self._node
+        if node is None:
+            return
+        if node.bugs:
+            raise Broken(f"{node.bugs} requests ended in an unplanned exception")
+        if node.failure is not None and not self._disk_is_bad:
+            raise Broken(f"the node gave up: {node.failure!r}")
+
+    # Questions from outside
+
+    async def wait_until(self, is_so: Callable[[], Awaitable[bool]]) -> bool:
+        """Whether it comes true in the time that a healed node and its clients get to settle."""
+        deadline = self.simulation.loop.time() + HEAL_TIMEOUT_MS / 1000
+        while not await is_so():
+            if self.simulation.loop.time() > deadline:
+                return False
+            await asyncio.sleep(LOOK_AGAIN_MS / 1000)
+        return True
+
+    async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """Asks a node that must be well."""
+
+        async def ask() -> T:
+            client = await self.connect("observer")
+            try:
+                return await question(client)
+            finally:
+                client.close()
+
+        try:
+            return await self.clients[0].run(ask())
+        except KafkaError as error:
+            raise Broken(f"a healthy node did not answer: {error!r}") from error
+
+    async def end_of(self, partition: Partition) -> int:
+        return await self.ask(lambda client: client.list_offset(partition, LATEST))
+
+    async def read_everything(
+        self, partitions: Iterable[Partition]
+    ) -> dict[Partition, Sequence[tuple[int, bytes]]]:
+        """Offsets and values; a partition that cannot be read is a violation, and left out."""
+        logs: dict[Partition, Sequence[tuple[int, bytes]]] = {}
+        for partition in partitions:
+            try:
+                end = await self.end_of(partition)
+                logs[partition] = await self.ask(partial(Client.read_all, partition=partition, until=end))
+            except Broken as error:
+                self.outcome.violated(f"{partition[0]}-{partition[1]} cannot be read: {error}")
+        return logs
+
+    async def connect(self, client_id: str) -> Client:
+        return await Client.connect(self.server.name, PORT, client_id)

@@ -1,0 +1,127 @@
+"""Clients produce and consume, create and delete topics, while their node is under fire.
+
+First a phase with faults, in which nothing acknowledged may be lost; then all is healed, and everybody must
+get on with their work; then what is there is compared with what was acknowledged, over a clean restart.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+from moldau.settings.topic import TopicSettings
+from moldau.testing.simulation.checkers.history import History, TopicChange
+from moldau.testing.simulation.checkers.records import check
+from moldau.testing.simulation.scenarios.scenario import NodeScenario
+from moldau.testing.simulation.workloads.client import Client
+from moldau.testing.simulation.workloads.records import (
+    Admin,
+    Connect,
+    Consumer,
+    IdempotentProducer,
+    PlainProducer,
+    Worker,
+)
+
+PROGRESS_WANTED = 3
+
+
+class OneNode(NodeScenario):
+    NAME = "one-node"
+    LYING_SYNCS = {
+        "fsync": "*/topic-*.log",
+        "directory-sync": "*/topic-?-?",
+        "metadata-fsync": "*/__cluster_metadata-0/*.log",
+    }
+
+    def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:
+        super().__init__(seed, ablation, keep_trace=keep_trace)
+        self.history = History()
+        draw = self._random = self.node.random
+        self.node.settings = replace(
+            self.node.settings,
+            topic_defaults=TopicSettings(
+                segment_bytes=draw.choice((10_000, 50_000, 1_000_000)),
+                index_interval_bytes=draw.choice((100, 4096)),
+            ),
+        )
+        self._topics = {f"topic-{number}": draw.randint(1, 3) for number in range(draw.randint(1, 3))}
+        self._partitions = [(topic, index) for topic, count in self._topics.items() for index in range(count)]
+        self.node.partitions = self._partitions
+        self._workers: list[Worker] = []
+
+    async def play(self) -> None:
+        node = self.node
+        await node.boot()
+        await self._create_topics()
+        self._workers = self._make_workers()
+        running = [node.clients[0].spawn(worker.run(), name=worker.name) for worker in self._workers]
+        await node.endure()
+        node.heal()
+        await self._see_progress()
+        for worker in self._workers:
+            worker.stop()
+        await asyncio.gather(*running)
+        if not node.outcome.violations:
+            await self._catch_up()
+        before = await node.read_everything(self._partitions)
+        await node.restart()
+        self.history.logs = await node.read_everything(self._partitions)
+        for partition, log in before.items():
+            # Requests that were under way when the last client left may have come in since.
+            if list(self.history.logs.get(partition, ()))[: len(log)] != log:
+                node.outcome.violated(f"a clean restart changed {partition[0]}-{partition[1]}")
+        self.history.topics = list(await node.ask(Client.topics))
+        await node.stop()
+
+    def violations(self) -> Iterable[object]:
+        return check(self.history)
+
+    def count(self) -> None:
+        counts = self.node.outcome.counts
+        counts["records acknowledged"] = sum(
+            len(send.values) for send in self.history.sends if send.is_acknowledged and send.acks == -1
+        )
+        counts["records read"] = sum(len(poll.records) for poll in self.history.polls)
+
+    async def _create_topics(self) -> None:
+        for topic, partitions in self._topics.items():
+            await self.node.ask(partial(Client.create_topic, name=topic, partitions=partitions))
+            self.history.topic_changes.append(TopicChange(topic, is_creation=True, is_acknowledged=True))
+
+    def _make_workers(self) -> list[Worker]:
+        draw = self._random
+
+        def parts(name: str) -> tuple[str, Connect, random.Random, History]:
+            return name, self.node.connect, self.node.simulation.random_for(name), self.history
+
+        workers: list[Worker] = [Admin(*parts("admin"))]
+        for number in range(draw.randint(1, 4)):
+            workers.append(IdempotentProducer(*parts(f"idempotent-{number}"), draw.choice(self._partitions)))
+        for number, acks in enumerate(draw.sample((-1, -1, 1, 0), draw.randint(1, 3))):
+            workers.append(PlainProducer(*parts(f"plain-{number}-acks-{acks}"), self._partitions, acks))
+        for number in range(draw.randint(1, 3)):
+            workers.append(Consumer(*parts(f"consumer-{number}"), draw.choice(self._partitions)))
+        return workers
+
+    async def _see_progress(self) -> None:
+        wanted = {worker.name: worker.made + PROGRESS_WANTED for worker in self._workers}
+        stuck: list[str] = []
+
+        async def is_over() -> bool:
+            stuck[:] = [worker.name for worker in self._workers if worker.made < wanted[worker.name]]
+            return not stuck or bool(self.history.refusals)
+
+        await self.node.wait_until(is_over)
+        if stuck:
+            self.node.outcome.violated(f"no progress after healing: {', '.join(stuck)}")
+
+    async def _catch_up(self) -> None:
+        """Consumers read on from where they are to the end, which shows whether they would miss anything."""
+        for worker in self._workers:
+            if isinstance(worker, Consumer):
+                worker.hurries = True
+                end = await self.node.end_of(worker.partition)
+                while (worker.position or 0) < end:
+                    await self.node.clients[0].run(worker.work_once())

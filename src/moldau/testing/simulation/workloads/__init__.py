@@ -1,0 +1,1 @@
+"""Clients that generate load in a scenario."""

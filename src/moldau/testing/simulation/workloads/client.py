@@ -1,0 +1,196 @@
+"""A small Kafka client for workloads inside a simulation: one connection, requests pipelined, nothing hidden.
+
+It does not retry: what to do about a lost connection or an error code is the workload's to decide.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moldau.client.errors import check
+from moldau.client.net.connection import Connection
+from moldau.errors import MoldauError
+from moldau.records.batch import LOG_OVERHEAD, Batch
+from moldau.records.record import Record, iterate
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+EARLIEST = -2
+LATEST = -1
+REQUEST_TIMEOUT_MS = 10_000
+READ_BYTES = 200_000
+
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a fetch of one partition brought."""
+
+    high_watermark: int
+    log_start_offset: int
+    records: Sequence[Record]
+
+
+class Client:
+    """Use `connect` to make one. Whatever goes wrong, with the connection or at the broker, raises KafkaError."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def connect(cls, host: str, port: int, client_id: str) -> "Client":
+        return cls(await Connection.open(host, port, client_id=client_id, timeout_ms=REQUEST_TIMEOUT_MS))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def create_topic(
+        self, name: str, partitions: int, configs: Mapping[str, str] | None = None
+    ) -> None:
+        topic = {
+            "name": name,
+            "num_partitions": partitions,
+            "replication_factor": 1,
+            "assignments": [],
+            "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
+        }
+        answer = await self._call(ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": REQUEST_TIMEOUT_MS})
+        check(answer.topics[0].error_code)
+
+    async def delete_topic(self, name: str) -> None:
+        topics = [{"name": name, "topic_id": None}]
+        answer = await self._call(ApiKey.DELETE_TOPICS, {"topics": topics, "timeout": REQUEST_TIMEOUT_MS})
+        check(answer.responses[0].error_code)
+
+    async def topics(self) -> dict[str, int]:
+        """The names of all topics, with how many partitions they have."""
+        answer = await self._call(
+            ApiKey.METADATA,
+            {
+                "topics": None,
+                "allow_auto_topic_creation": False,
+                "include_topic_authorized_operations": False,
+            },
+        )
+        return {topic.name: len(topic.partitions) for topic in answer.topics}
+
+    async def init_producer(self) -> tuple[int, int]:
+        """A new producer id and its epoch."""
+        answer = await self._call(
+            ApiKey.INIT_PRODUCER_ID, {"transactional_id": None, "transaction_timeout": 60_000}
+        )
+        check(answer.error_code)
+        return answer.producer_id, answer.producer_epoch
+
+    async def produce(self, batches: Mapping[Partition, bytes], acks: int) -> Mapping[Partition, Message]:
+        """Sends one request with a batch per partition; the answers by partition, none with acks=0."""
+        tree = _produce_tree(batches, acks)
+        if acks == 0:
+            self._connection.send_unanswered(ApiKey.PRODUCE, tree)
+            return {}
+        return self.read_produce(await self._call(ApiKey.PRODUCE, tree))
+
+    def send_produce(self, batches: Mapping[Partition, bytes], acks: int) -> "asyncio.Future[Message]":
+        """As `produce`, without waiting; what comes goes to `read_produce`."""
+        tree = _produce_tree(batches, acks)
+        return self._connection.send(ApiKey.PRODUCE, tree, timeout_ms=REQUEST_TIMEOUT_MS)
+
+    @staticmethod
+    def read_produce(answer: Message) -> Mapping[Partition, Message]:
+        return {
+            (topic.name, each.index): each for topic in answer.responses for each in topic.partition_responses
+        }
+
+    async def fetch(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_wait_ms: int = 500,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
+    ) -> Fetched:
+        tree = {
+            "max_wait": max_wait_ms,
+            "min_bytes": min_bytes,
+            "max_bytes": max_bytes,
+            "topics": [
+                {
+                    "topic": partition[0],
+                    "partitions": [
+                        {"partition": partition[1], "fetch_offset": offset, "partition_max_bytes": max_bytes}
+                    ],
+                }
+            ],
+            "forgotten_topics_data": [],
+        }
+        answer = await self._call(ApiKey.FETCH, tree)
+        check(answer.error_code)
+        found = answer.responses[0].partitions[0]
+        check(found.error_code)
+        records = [record for record in _read_records(found.records) if record.offset >= offset]
+        return Fetched(found.high_watermark, found.log_start_offset, records)
+
+    async def read_all(self, partition: Partition, *, until: int) -> list[tuple[int, bytes]]:
+        """Every offset and value from the beginning up to an offset."""
+        position = await self.list_offset(partition, EARLIEST)
+        found: list[tuple[int, bytes]] = []
+        while position < until:
+            fetched = await self.fetch(partition, position, max_bytes=READ_BYTES)
+            found.extend((record.offset, record.value or b"") for record in fetched.records)
+            if not fetched.records:
+                raise AssertionError(f"nothing at {position} of {partition}, where {until} is the end")
+            position = found[-1][0] + 1
+        return found
+
+    async def list_offset(self, partition: Partition, timestamp: int) -> int:
+        tree = {
+            "replica_id": -1,
+            "isolation_level": 0,
+            "timeout": REQUEST_TIMEOUT_MS,
+            "topics": [
+                {
+                    "name": partition[0],
+                    "partitions": [{"partition_index": partition[1], "timestamp": timestamp}],
+                }
+            ],
+        }
+        answer = await self._call(ApiKey.LIST_OFFSETS, tree)
+        found = answer.topics[0].partitions[0]
+        check(found.error_code)
+        return int(found.offset)
+
+    async def _call(self, api: ApiKey, tree: Mapping[str, Any]) -> Message:
+        return await self._connection.call(api, tree, timeout_ms=REQUEST_TIMEOUT_MS)
+
+
+def _produce_tree(batches: Mapping[Partition, bytes], acks: int) -> Mapping[str, Any]:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (topic, partition), records in batches.items():
+        topics.setdefault(topic, []).append({"index": partition, "records": records})
+    return {
+        "acks": acks,
+        "timeout": REQUEST_TIMEOUT_MS,
+        "topic_data": [{"name": name, "partition_data": each} for name, each in topics.items()],
+    }
+
+
+def _read_records(data: memoryview | None) -> list[Record]:
+    """The records of all whole batches; a last one that the byte limit has cut off is left out."""
+    records: list[Record] = []
+    position, end = 0, 0 if data is None else len(data)
+    while data is not None and end - position > LOG_OVERHEAD:
+        size = int.from_bytes(data[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
+        if position + size > end:
+            break
+        try:
+            batch = Batch(data[position : position + size])
+            records.extend(iterate(batch))
+        except MoldauError as error:
+            raise AssertionError(f"the broker sent a batch that cannot be read: {error}") from error
+        if not batch.checksum_is_right():
+            raise AssertionError(f"the broker sent {batch!r} with a wrong checksum")
+        position += size
+    return records

@@ -1,0 +1,355 @@
+"""What happens around groups in a scenario: consumers that share topics, programs that keep offsets without a group,
+ghosts that speak for members who are gone, and somebody who looks at all of it and deletes what can be deleted.
+
+All of them talk through witnessed clusters, which write the history.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moldau.client.consumer.consumer import Consumer
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.producer.producer import ACKS_ALL, Producer, RecordMetadata
+from moldau.testing.simulation.checkers.fences import Fences
+from moldau.testing.simulation.checkers.history import History, Partition, Send
+from moldau.testing.simulation.checkers.history_groups import NO_GENERATION, Claim, Delivery, GroupHistory
+from moldau.testing.simulation.workloads.group_calls import (
+    commit,
+    delete_group,
+    delete_offsets,
+    describe,
+    grow_topic,
+    heartbeat,
+    join,
+    list_groups,
+    look,
+)
+from moldau.testing.simulation.workloads.recorder import WitnessedCluster
+from moldau.testing.simulation.workloads.records import TIMESTAMP_MS
+
+Open = Callable[[str], WitnessedCluster]
+"""Makes a cluster for a client id, on the host that it is called from."""
+
+OFFSET_MAX = 1_000_000
+PARTITIONS_MAX = 6
+DELIVERY_TIMEOUT_MS = 20_000
+CLAIMS_REMEMBERED = 40
+"""How many of the newest assignments a ghost looks through for somebody to speak for."""
+
+
+class GroupWorker:
+    """A program that opens a cluster anew when something goes wrong. `made` counts what it got done."""
+
+    IS_BUSY: ClassVar[bool] = True
+    """It always has something to do: while it makes nothing, something is wrong."""
+
+    def __init__(self, name: str, open_cluster: Open, randomness: random.Random) -> None:
+        self.name = name
+        self.made = 0
+        self._open = open_cluster
+        self._random = randomness
+        self._stopping = False
+
+    def stop(self) -> None:
+        """It ends after what it is doing now."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        while not self._stopping:
+            cluster = self._open(self.name)
+            try:
+                await cluster.start()
+                await self._begin(cluster)
+                while not self._stopping:
+                    await self._work(cluster)
+            except KafkaError:
+                await asyncio.sleep(self._random.uniform(0.001, 0.3))
+            finally:
+                await cluster.close()
+
+    async def _begin(self, cluster: WitnessedCluster) -> None:
+        """Comes first after every loss of the connection: what a crash has taken shows before it is covered up."""
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        raise NotImplementedError
+
+    async def _pause(self, seconds_max: float) -> None:
+        await asyncio.sleep(self._random.uniform(0, seconds_max))
+
+
+class GroupProducer(GroupWorker):
+    """Our own producer: one record after the other into any partition."""
+
+    def __init__(
+        self,
+        name: str,
+        open_cluster: Open,
+        randomness: random.Random,
+        partitions: Sequence[Partition],
+        history: History,
+        acks: int = ACKS_ALL,
+    ) -> None:
+        """It is idempotent with acks=all only."""
+        super().__init__(name, open_cluster, randomness)
+        self._partitions = partitions
+        self._history = history
+        self._acks = acks
+        self._lives = 0
+        self._sent = 0
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        self._lives += 1
+        # Another producer id: what the one before has under way may come in between.
+        name = f"{self.name}-{self._lives}"
+        linger_ms = self._random.choice((0, 5, 50))
+        async with Producer(
+            cluster,
+            acks=self._acks,
+            idempotent=self._acks == ACKS_ALL,
+            linger_ms=linger_ms,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+        ) as producer:
+            while not self._stopping:
+                for _ in range(self._random.choice((1, 1, 3, 10))):
+                    await self._send(producer, name)
+                await self._pause(0.6)
+
+    async def _send(self, producer: Producer, name: str) -> None:
+        self._sent += 1
+        topic, index = partition = self._random.choice(self._partitions)
+        value = f"{self.name}/{self._sent}".encode()
+        send = self._history.send(
+            name, partition, [value], acks=self._acks, is_idempotent=self._acks == ACKS_ALL
+        )
+        delivered = await producer.send(topic, value, partition=index, timestamp_ms=TIMESTAMP_MS)
+        delivered.add_done_callback(lambda done: self._delivered(send, done))
+
+    def _delivered(self, send: Send, done: "asyncio.Future[RecordMetadata]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            offset = done.result().offset
+            self._history.acknowledge(send, offset if offset >= 0 else None)
+            self.made += 1
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """What kind of consumer a member of a group is."""
+
+    group: str
+    topics: Sequence[str]
+    assignors: Sequence[str]
+    instance: str | None
+    session_timeout_ms: int
+    poll_interval_max_ms: int
+    commits_by_itself: bool
+    pause: Callable[[], float]
+    """How many seconds pass until the next poll; now and then it may be too many."""
+
+
+class Member(GroupWorker):
+    """One of our own consumers in a group: what it is handed counts as read."""
+
+    def __init__(
+        self,
+        name: str,
+        open_cluster: Open,
+        randomness: random.Random,
+        plan: MemberPlan,
+        history: GroupHistory,
+    ) -> None:
+        super().__init__(name, open_cluster, randomness)
+        self._plan = plan
+        self._history = history
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        plan, draw = self._plan, self._random
+        async with Consumer(
+            cluster=cluster,
+            group_id=plan.group,
+            group_instance_id=plan.instance,
+            assignors=plan.assignors,
+            auto_offset_reset="earliest",
+            enable_auto_commit=plan.commits_by_itself,
+            auto_commit_interval_ms=draw.choice((100, 500, 2000)),
+            session_timeout_ms=plan.session_timeout_ms,
+            # Heartbeats bring the news of a rebalance, in which everybody has to join within the poll interval.
+            heartbeat_interval_ms=min(plan.session_timeout_ms // 3, plan.poll_interval_max_ms // 4),
+            max_poll_interval_ms=plan.poll_interval_max_ms,
+            max_poll_records=draw.choice((3, 20, 500)),
+        ) as consumer:
+            consumer.subscribe(plan.topics)
+            while not self._stopping:
+                await self._poll(consumer)
+
+    async def _poll(self, consumer: Consumer) -> None:
+        plan, draw = self._plan, self._random
+        records = await consumer.poll(timeout_ms=draw.choice((0, 100, 500)))
+        for record in records:
+            partition = record.topic, record.partition
+            self._history.deliveries.append(
+                Delivery(self._history.now(), plan.group, partition, record.offset)
+            )
+            self.made += 1
+        if not plan.commits_by_itself and draw.random() < 0.5:
+            try:
+                await consumer.commit()
+            except KafkaError:
+                # It is read again by whoever has the partition now, and the next poll says what to do.
+                pass
+        await asyncio.sleep(plan.pause())
+
+
+class Clerk(GroupWorker):
+    """Keeps offsets under a group id without being in a group, as programs do that place their reads themselves.
+    Others keep the same ones."""
+
+    def __init__(
+        self,
+        name: str,
+        open_cluster: Open,
+        randomness: random.Random,
+        group: str,
+        partitions: Sequence[Partition],
+    ) -> None:
+        super().__init__(name, open_cluster, randomness)
+        self._group = group
+        self._partitions = partitions
+
+    async def _begin(self, cluster: WitnessedCluster) -> None:
+        await look(cluster, self._group, self._partitions)
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        draw = self._random
+        some = draw.sample(self._partitions, draw.randint(1, len(self._partitions)))
+        match draw.choices(("commit", "look", "delete offsets", "delete group"), (10, 6, 2, 1))[0]:
+            case "commit":
+                nobody = Claim(self._group, NO_GENERATION, "", None)
+                offsets = {partition: draw.randrange(OFFSET_MAX) for partition in some}
+                if await commit(cluster, nobody, offsets) == ErrorCode.none:
+                    self.made += 1
+            case "look":
+                await look(cluster, self._group, some)
+            case "delete offsets":
+                await delete_offsets(cluster, self._group, some)
+            case _:
+                await delete_group(cluster, self._group)
+        await self._pause(0.2)
+
+
+class Ghost(GroupWorker):
+    """Commits and sends heartbeats for members whose generation is over, or who have been replaced: as a program
+    does that was asleep for too long, or a packet that was late."""
+
+    IS_BUSY = False
+
+    def __init__(
+        self, name: str, open_cluster: Open, randomness: random.Random, history: GroupHistory
+    ) -> None:
+        super().__init__(name, open_cluster, randomness)
+        self._history = history
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        await self._pause(0.2)
+        fences = Fences(self._history)
+        left_behind = [
+            sync
+            for sync in self._history.syncs[-CLAIMS_REMEMBERED:]
+            if fences.newer_generation(sync.claim) is not None or fences.successor(sync.claim) is not None
+        ]
+        if not left_behind:
+            return
+        sync = self._random.choice(left_behind)
+        if sync.partitions and self._random.random() < 0.7:
+            await commit(cluster, sync.claim, dict.fromkeys(sync.partitions, 0))
+        else:
+            await heartbeat(cluster, sync.claim)
+        self.made += 1
+
+
+class Passerby(GroupWorker):
+    """Joins a group, perhaps comes to lead it, and is never heard of again."""
+
+    IS_BUSY = False
+
+    def __init__(
+        self,
+        name: str,
+        open_cluster: Open,
+        randomness: random.Random,
+        assignors: Mapping[str, Sequence[str]],
+        topics: Sequence[str],
+    ) -> None:
+        super().__init__(name, open_cluster, randomness)
+        self._assignors = assignors
+        self._topics = topics
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        await self._pause(5)
+        group = self._random.choice(list(self._assignors))
+        timeout_ms = self._random.choice((1000, 3000))
+        await join(cluster, group, self._topics, self._assignors[group], timeout_ms)
+        self.made += 1
+
+
+class Grower(GroupWorker):
+    """Adds partitions to topics that groups are reading."""
+
+    IS_BUSY = False
+
+    def __init__(
+        self, name: str, open_cluster: Open, randomness: random.Random, partitions: list[Partition]
+    ) -> None:
+        """`partitions` are those there are, and grow too."""
+        super().__init__(name, open_cluster, randomness)
+        self._partitions = partitions
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        await self._pause(10)
+        topic, _ = self._random.choice(self._partitions)
+        count = sum(each[0] == topic for each in self._partitions)
+        if count < PARTITIONS_MAX and await grow_topic(cluster, topic, count + 1) == ErrorCode.none:
+            self._partitions.append((topic, count))
+            self.made += 1
+
+
+class Keeper(GroupWorker):
+    """Lists and describes groups, looks at their offsets, and tries to delete them while others use them: those that
+    are empty for a moment then begin anew."""
+
+    def __init__(
+        self,
+        name: str,
+        open_cluster: Open,
+        randomness: random.Random,
+        groups: Sequence[str],
+        partitions: Sequence[Partition],
+    ) -> None:
+        super().__init__(name, open_cluster, randomness)
+        self._groups = groups
+        self._partitions = partitions
+
+    async def _begin(self, cluster: WitnessedCluster) -> None:
+        for group in self._groups:
+            await look(cluster, group, self._partitions)
+
+    async def _work(self, cluster: WitnessedCluster) -> None:
+        draw = self._random
+        group = draw.choice(self._groups)
+        match draw.choices(("look", "describe", "list", "delete offsets", "delete group"), (10, 3, 2, 1, 1))[
+            0
+        ]:
+            case "look":
+                await look(cluster, group, self._partitions)
+            case "describe":
+                await describe(cluster, group)
+            case "list":
+                await list_groups(cluster)
+            case "delete offsets":
+                await delete_offsets(cluster, group, [draw.choice(self._partitions)])
+            case _:
+                await delete_group(cluster, group)
+        self.made += 1
+        await self._pause(0.5)

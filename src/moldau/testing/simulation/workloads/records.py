@@ -1,0 +1,258 @@
+"""What clients do in a scenario: produce with and without idempotence, consume, create and delete topics.
+
+Everything they learn goes into the history. They go on through crashes and errors until told to stop.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from moldau.client.errors import KafkaError
+from moldau.records import compression
+from moldau.records.batch import NO_SEQUENCE
+from moldau.records.build import build_batch
+from moldau.records.record import Record
+from moldau.testing.simulation.checkers.history import History, Partition, Poll, Refusal, Send, TopicChange
+from moldau.testing.simulation.workloads.client import EARLIEST, READ_BYTES, Client, Fetched
+from moldau.wire.codec import Message
+from moldau.wire.kio import ErrorCode
+
+Connect = Callable[[str], Awaitable[Client]]
+"""Opens a connection under a client id."""
+
+IN_FLIGHT_MAX = 5
+TIMESTAMP_MS = 1_767_139_200_000
+"""A day before simulated clocks begin, so that no jump of theirs makes records come from the future."""
+NO_PRODUCER = -1, -1
+VALUE_BYTES_MAX = 3000
+COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compression.LZ4, compression.ZSTD)
+
+
+class Worker:
+    """A client that reconnects. `made` counts what it got done, so that progress can be waited for."""
+
+    def __init__(self, name: str, connect: Connect, randomness: random.Random, history: History) -> None:
+        self.name = name
+        self.made = 0
+        self._open = connect
+        self._random = randomness
+        self._history = history
+        self._client: Client | None = None
+        self._stopping = False
+
+    def stop(self) -> None:
+        """It ends after what it is doing now."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        while not self._stopping:
+            try:
+                await self._work(await self._connection())
+            except KafkaError:
+                self._disconnect()
+                await asyncio.sleep(self._random.uniform(0.001, 0.3))
+        self._disconnect()
+
+    async def work_once(self) -> None:
+        """One step, after `run` has ended; raises what goes wrong."""
+        await self._work(await self._connection())
+
+    async def _work(self, client: Client) -> None:
+        raise NotImplementedError
+
+    async def _connection(self) -> Client:
+        if self._client is None:
+            self._client = await self._open(self.name)
+        return self._client
+
+    def _disconnect(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    async def _pause(self) -> None:
+        if self._random.random() < 0.5:
+            await asyncio.sleep(self._random.expovariate(1 / 0.02))
+
+    def _values(self, number: int) -> list[bytes]:
+        """Values that are never made twice, each a function of its name: a changed byte shows."""
+        count = self._random.choice((1, 1, 2, 5, 20))
+        return [
+            f"{self.name}/{number}/{index}/".encode()
+            + b"x" * self._random.randrange(self._random.choice((10, 100, VALUE_BYTES_MAX)))
+            for index in range(count)
+        ]
+
+    def _batch(
+        self, values: Sequence[bytes], producer: tuple[int, int] = NO_PRODUCER, sequence: int = NO_SEQUENCE
+    ) -> bytes:
+        return build_batch(
+            [Record(timestamp=TIMESTAMP_MS + index, value=value) for index, value in enumerate(values)],
+            compression=self._random.choice(COMPRESSIONS),
+            producer_id=producer[0],
+            producer_epoch=producer[1],
+            base_sequence=sequence,
+        )
+
+
+class PlainProducer(Worker):
+    """One request at a time, for several partitions at once, with any acks, never sent again."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        randomness: random.Random,
+        history: History,
+        partitions: Sequence[Partition],
+        acks: int,
+    ) -> None:
+        super().__init__(name, connect, randomness, history)
+        self._partitions = partitions
+        self._acks = acks
+        self._sent = 0
+
+    async def _work(self, client: Client) -> None:
+        count = self._random.randint(1, min(3, len(self._partitions)))
+        sends: dict[Partition, Send] = {}
+        batches: dict[Partition, bytes] = {}
+        for partition in self._random.sample(self._partitions, count):
+            self._sent += 1
+            values = self._values(self._sent)
+            sends[partition] = self._history.send(self.name, partition, values, acks=self._acks)
+            batches[partition] = self._batch(values)
+        answers = await client.produce(batches, self._acks)
+        for partition, answer in answers.items():
+            if answer.error_code == ErrorCode.none:
+                self._history.acknowledge(sends[partition], answer.base_offset)
+                self.made += 1
+        if self._acks == 0:
+            self.made += 1
+            # Nothing slows it down but itself, and a disk that can take only so much serves the others too.
+            await asyncio.sleep(self._random.uniform(0.02, 0.2))
+        await self._pause()
+
+
+class IdempotentProducer(Worker):
+    """Up to five batches in flight to one partition; whatever is not acknowledged is sent again, in order."""
+
+    def __init__(
+        self, name: str, connect: Connect, randomness: random.Random, history: History, partition: Partition
+    ) -> None:
+        super().__init__(name, connect, randomness, history)
+        self._partition = partition
+        self._producer: tuple[int, int] | None = None
+        self._sequence = 0
+        self._sent = 0
+        self._window: deque[tuple[Send, bytes]] = deque()
+
+    async def _work(self, client: Client) -> None:
+        if self._producer is None:
+            self._producer = await client.init_producer()
+            self._history.producer_ids.append(self._producer[0])
+        answers: deque[asyncio.Future[Message]] = deque()
+        for _, batch in self._window:
+            answers.append(self._send(client, batch))
+        while not self._stopping:
+            while len(self._window) < IN_FLIGHT_MAX and (not self._window or self._random.random() < 0.7):
+                self._make_batch()
+                answers.append(self._send(client, self._window[-1][1]))
+            answer = Client.read_produce(await answers.popleft())[self._partition]
+            self._take(ErrorCode(answer.error_code), answer.base_offset)
+            await self._pause()
+
+    def _send(self, client: Client, batch: bytes) -> "asyncio.Future[Message]":
+        return client.send_produce({self._partition: batch}, -1)
+
+    def _make_batch(self) -> None:
+        assert self._producer is not None
+        self._sent += 1
+        values = self._values(self._sent)
+        batch = self._batch(values, self._producer, self._sequence)
+        self._sequence += len(values)
+        send = self._history.send(self.name, self._partition, values, acks=-1, is_idempotent=True)
+        self._window.append((send, batch))
+
+    def _take(self, code: ErrorCode, offset: int) -> None:
+        """The answer to the oldest batch in the window. Raises where it must be sent again."""
+        if code in (ErrorCode.none, ErrorCode.duplicate_sequence_number):
+            send, _ = self._window.popleft()
+            self._history.acknowledge(send, offset if code == ErrorCode.none and offset >= 0 else None)
+            self.made += 1
+            return
+        if code in (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id):
+            # All before this batch was acknowledged: the broker has forgotten what it promised to keep.
+            self._history.refusals.append(Refusal(self.name, self._partition, f"refused: {code.name}"))
+            self._stopping = True
+        raise KafkaError(code)
+
+
+class Consumer(Worker):
+    """Reads one partition from its beginning, without a group."""
+
+    def __init__(
+        self, name: str, connect: Connect, randomness: random.Random, history: History, partition: Partition
+    ) -> None:
+        super().__init__(name, connect, randomness, history)
+        self.partition = partition
+        self.position: int | None = None
+        self.hurries = False
+        """Asks for much at a time; otherwise for any amount, down to a batch."""
+
+    async def _work(self, client: Client) -> None:
+        if self.position is None:
+            self.position = await client.list_offset(self.partition, EARLIEST)
+        try:
+            fetched = await client.fetch(
+                self.partition,
+                self.position,
+                max_wait_ms=self._random.choice((0, 10, 500)),
+                min_bytes=self._random.choice((0, 1, 10_000)),
+                max_bytes=READ_BYTES if self.hurries else self._random.choice((1, 1000, 100_000, 10_000_000)),
+            )
+        except KafkaError as error:
+            if error.code == ErrorCode.offset_out_of_range:
+                self._history.refusals.append(
+                    Refusal(self.name, self.partition, f"refused: {error.code.name}")
+                )
+                self._stopping = True
+            raise
+        self._note(fetched)
+        await self._pause()
+
+    def _note(self, fetched: Fetched) -> None:
+        assert self.position is not None
+        records = [(record.offset, record.value or b"") for record in fetched.records]
+        self._history.polls.append(
+            Poll(self.name, self.partition, self.position, fetched.high_watermark, records)
+        )
+        if records:
+            self.position = records[-1][0] + 1
+            self.made += 1
+
+
+class Admin(Worker):
+    """Creates topics and deletes some of them again."""
+
+    def __init__(self, name: str, connect: Connect, randomness: random.Random, history: History) -> None:
+        super().__init__(name, connect, randomness, history)
+        self._created = 0
+        self._topics: list[str] = []
+
+    async def _work(self, client: Client) -> None:
+        if self._topics and self._random.random() < 0.5:
+            topic = self._topics.pop(self._random.randrange(len(self._topics)))
+            change = TopicChange(topic, is_creation=False)
+            self._history.topic_changes.append(change)
+            await client.delete_topic(topic)
+        else:
+            self._created += 1
+            topic = f"side-{self._created}"
+            change = TopicChange(topic, is_creation=True)
+            self._history.topic_changes.append(change)
+            await client.create_topic(topic, self._random.randint(1, 3))
+            self._topics.append(topic)
+        change.is_acknowledged = True
+        self.made += 1
+        await asyncio.sleep(self._random.uniform(0, 1))

@@ -1,0 +1,69 @@
+"""A broker whose controller cannot write: it waits, says why, and goes on by itself."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+import pytest
+
+from moldau.broker_lifecycle.driver import Membership
+from moldau.controller.requests import Heartbeat, HeartbeatReply, Registration
+from moldau.errors import MoldauError, NotControllerError, StorageError
+from moldau.observe.logging import FACTS
+from moldau.platform.system import system_world
+from moldau.settings.broker import BrokerSettings
+
+
+class FailingGateway:
+    """Takes the registration, refuses as many heartbeats as there are errors, and takes those behind."""
+
+    def __init__(self, failures: Sequence[MoldauError]) -> None:
+        self._failures = list(failures)
+
+    async def register_broker(self, broker: Registration) -> int:
+        return 7
+
+    async def heartbeat(self, heartbeat: Heartbeat, timeout_ms: int | None = None) -> HeartbeatReply:
+        if self._failures:
+            raise self._failures.pop(0)
+        return HeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
+
+
+async def until_active(failures: Sequence[MoldauError]) -> None:
+    membership = Membership(
+        1,
+        UUID(int=1),
+        FailingGateway(failures),
+        BrokerSettings(broker_heartbeat_interval_ms=1),
+        system_world().clock,
+        cluster_id="test",
+        endpoints=(),
+    )
+    await membership.start()
+    await membership.wait_active()
+    await membership.close()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The reasons that they give."""
+    return [getattr(each, FACTS)["why"] for each in caplog.records if each.levelname == "WARNING"]
+
+
+def test_a_controller_whose_disk_is_full_is_waited_for_and_the_reason_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("DEBUG", logger="moldau"):
+        asyncio.run(until_active([StorageError("no space left")] * 3))
+    assert warnings(caplog) == ["no space left"]
+
+
+def test_another_reason_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="moldau"):
+        asyncio.run(until_active([StorageError("a"), StorageError("b"), StorageError("b")]))
+    assert warnings(caplog) == ["a", "b"]
+
+
+def test_a_controller_that_moves_is_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="moldau"):
+        asyncio.run(until_active([NotControllerError("it is elsewhere")] * 3))
+    assert warnings(caplog) == []

@@ -1,0 +1,154 @@
+"""What `moldau cluster drain` asks of a cluster, look by look, until nothing is left or nothing moves any more."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from moldau.cli.cluster.drain import LOOKS_IN_VAIN, move_all
+from moldau.cli.cluster_access import CommandError
+from moldau.client.admin.admin import Admin, ClusterDescription, OngoingReassignment
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.metadata import BrokerInfo, PartitionInfo, TopicInfo
+from moldau.client.record import TopicPartition
+from support.scripted_cluster import ScriptedCluster, run
+
+LEAVING = 1
+Replicas = tuple[int, ...]
+Refuse = Callable[[int, int], KafkaError | None]
+"""By a partition and the number of the look."""
+REFUSED = KafkaError(ErrorCode.invalid_replica_assignment, "No replica is known to have all records.")
+
+
+class ScriptedAdmin(Admin):
+    """A cluster of five. What it is asked to move of the topic `t`, and does not refuse, has moved at the next look;
+    of `stuck`, whom nobody leads, nothing ever does, nor where one that is `down` from the second look on is to have
+    it. Whoever is asked for topics has heard of all that was before
+    the last `lag` looks, and of what has begun since."""
+
+    def __init__(
+        self,
+        partitions: Sequence[Replicas],
+        refuse: Refuse,
+        stuck: Sequence[int] = (),
+        lag: int = 0,
+        down: Sequence[int] = (),
+    ) -> None:
+        super().__init__(ScriptedCluster())
+        self.partitions = list(partitions)
+        self.looks = 0
+        self._refuse = refuse
+        self._stuck = stuck
+        self._lag = lag
+        self._down = down
+        self._ended: dict[int, int] = {}
+        """By partition, the look at which its move ended."""
+        self._ongoing: dict[TopicPartition, OngoingReassignment] = {}
+
+    async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
+        self.looks += 1
+        assert self.looks <= 2 * LOOKS_IN_VAIN, "it does not end"
+        down = self._down if self.looks > 1 else ()
+        brokers = tuple(BrokerInfo(each, "nowhere", 1, None) for each in (1, 2, 3, 4, 5) if each not in down)
+        return ClusterDescription("scripted", 1, brokers)
+
+    async def list_reassignments(
+        self, partitions: object = None
+    ) -> dict[TopicPartition, OngoingReassignment]:
+        return self._ongoing
+
+    async def list_topics(self, *, internal: bool = False) -> list[TopicInfo]:
+        found = [
+            PartitionInfo(index, -1 if index in self._stuck else 1, 0, self._shown(index), ())
+            for index in range(len(self.partitions))
+        ]
+        return [TopicInfo("t", None, tuple(found))]
+
+    def _shown(self, index: int) -> Replicas:
+        replicas = self.partitions[index]
+        is_unheard = index in self._ended and self.looks <= self._ended[index] + self._lag
+        return (*replicas, LEAVING) if is_unheard else replicas
+
+    async def alter_reassignments(
+        self, wanted: Mapping[TopicPartition, Sequence[int] | None]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        results = {each: self._refuse(each.partition, self.looks) for each in wanted}
+        for each, target in wanted.items():
+            if results[each] is None and target is not None:
+                self._move(each, tuple(target))
+        return results
+
+    def _move(self, partition: TopicPartition, target: Replicas) -> None:
+        before = self.partitions[partition.partition]
+        adding = tuple(each for each in target if each not in before)
+        if partition.partition in self._stuck or not set(adding).isdisjoint(self._down):
+            self._ongoing[partition] = OngoingReassignment((*target, LEAVING), adding, (LEAVING,))
+            target = (*target, LEAVING)
+        else:
+            self._ended[partition.partition] = self.looks
+        self.partitions[partition.partition] = target
+
+
+def drained(
+    partitions: Sequence[Replicas],
+    refuse: Refuse,
+    stuck: Sequence[int] = (),
+    lag: int = 0,
+    down: Sequence[int] = (),
+) -> ScriptedAdmin:
+    made: list[ScriptedAdmin] = []
+
+    async def story() -> None:
+        made.append(ScriptedAdmin(partitions, refuse, stuck, lag, down))
+        await move_all(made[0], LEAVING)
+
+    run(story)
+    return made[0]
+
+
+def test_all_replicas_move() -> None:
+    admin = drained([(1, 2), (2, 3), (3, 1)], lambda index, look: None)
+    assert not any(LEAVING in replicas for replicas in admin.partitions)
+    assert admin.looks == 2
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_move_that_has_ended_is_not_begun_again_by_what_a_node_that_lags_tells(lag: int) -> None:
+    admin = drained([(1, 2), (1, 2, 3)], lambda index, look: None, lag=lag)
+    assert [len(replicas) for replicas in admin.partitions] == [2, 3]
+    assert not any(LEAVING in replicas for replicas in admin.partitions)
+    assert admin.looks == 2 + lag
+
+
+def test_it_ends_where_the_rest_is_refused_and_tells_each_refusal_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(
+        CommandError, match=r"2 partitions cannot be moved off node 1.*elect-leaders --unclean"
+    ):
+        drained([(1, 2), (1, 2), (1, 3)], lambda index, look: None if index == 1 else REFUSED)
+    told = capsys.readouterr().err
+    assert told.count("t-0 stays for now: INVALID_REPLICA_ASSIGNMENT") == 1
+    assert told.count("stays for now") == 2
+
+
+def test_it_ends_where_nobody_leads_what_was_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
+        drained([(1, 2), (1, 3)], lambda index, look: None, stuck=[1])
+    assert capsys.readouterr().err.count("t-1 stays for now: nobody leads it") == 1
+
+
+def test_it_ends_where_the_node_that_is_to_have_a_replica_died(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
+        drained([(1, 2, 3, 4)], lambda index, look: None, down=[5])
+    assert capsys.readouterr().err.count("t-0 stays for now: node 5, which is to have it, is down") == 1
+
+
+def test_a_follower_that_is_down_holds_up_no_move() -> None:
+    admin = drained([(1, 2, 3)], lambda index, look: None, down=[3])
+    assert admin.looks == 2
+
+
+def test_what_was_refused_for_a_while_moves_when_it_can(capsys: pytest.CaptureFixture[str]) -> None:
+    admin = drained([(1, 2), (1, 3)], lambda index, look: REFUSED if look < LOOKS_IN_VAIN else None)
+    assert not any(LEAVING in replicas for replicas in admin.partitions)
+    assert capsys.readouterr().err.count("stays for now") == 2

@@ -1,0 +1,56 @@
+"""The node of the demo ends when the demo does, however that ends, and clears up after one that was killed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from moldau.pipelines.running.state_directory import StateDirectory
+
+DEMO = """
+import sys, time
+from pathlib import Path
+from moldau.cli.demo.node import node
+place = Path(sys.argv[1])
+with node(0, place, place if sys.argv[2] == "cleared" else None) as bootstrap:
+    print(bootstrap, flush=True)
+    time.sleep(60)
+"""
+WITHIN_S = 60.0
+
+
+@pytest.mark.parametrize("directory", ["cleared", "kept"])
+def test_a_demo_that_is_killed_leaves_no_node_behind(tmp_path: Path, directory: str) -> None:
+    place = tmp_path / "demo"
+    place.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", DEMO, str(place), directory], stdout=subprocess.PIPE
+    ) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith(b"127.0.0.1:")
+        (node,) = psutil.Process(demo.pid).children()
+        assert (place / "data").is_dir()
+        demo.kill()
+    node.wait(WITHIN_S)
+    assert place.exists() == (directory == "kept")
+
+
+def test_the_directory_is_cleared_up_only_when_java_has_let_go_of_it(tmp_path: Path) -> None:
+    place = tmp_path / "demo"
+    place.mkdir()
+    state = StateDirectory.of(place / "moldau-pipelines", "orders-revenue")
+    command = [sys.executable, "-c", DEMO, str(place), "cleared"]
+    with state.locked(), subprocess.Popen(command, stdout=subprocess.PIPE) as demo:
+        (state.path / "run.json").write_text("{}")
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith(b"127.0.0.1:")
+        (node,) = psutil.Process(demo.pid).children()
+        demo.kill()
+        demo.wait()
+        with pytest.raises(psutil.TimeoutExpired):
+            node.wait(1)
+        assert place.exists()
+    node.wait(WITHIN_S)
+    assert not place.exists()

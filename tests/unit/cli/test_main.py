@@ -1,0 +1,90 @@
+"""The commands, and that none of them imports what it does not need."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moldau import __version__
+from moldau.cli.commands import app
+from moldau.settings.page import settings_page
+
+HEAVY = ("asyncio", "uvloop", "kio", "cramjam", "moldau.node", "moldau.handlers")
+
+
+def imported_by(statement: str) -> set[str]:
+    code = (
+        f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\n"
+        "print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_help_names_the_commands_and_imports_nothing_heavy() -> None:
+    modules = imported_by("sys.argv = ['moldau', '--help']; from moldau.cli.main import main; main()")
+    assert "typer" in modules
+    assert not modules.intersection(HEAVY)
+    text = run("--help")
+    assert all(command in text for command in ("serve", "settings", "version", "log"))
+
+
+def test_serving_needs_no_typer() -> None:
+    modules = imported_by(
+        "sys.argv = ['moldau', 'serve', '--store', 'x']; from moldau.cli.main import main; main()"
+    )
+    assert "moldau.cli.serve" in modules
+    assert not modules.intersection({"typer", "rich", "pydantic", *HEAVY})
+
+
+def test_a_node_needs_no_command_line() -> None:
+    modules = imported_by("import moldau.node.node")
+    assert not modules.intersection({"typer", "rich", "pydantic", "moldau.cli"})
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_the_version_is_told(arguments: list[str]) -> None:
+    assert run(*arguments).startswith(f"moldau {__version__} (Python 3.")
+
+
+def test_settings_are_printed_or_written(tmp_path: Path) -> None:
+    assert run("settings") == settings_page()
+    run("settings", "--write", str(tmp_path / "settings.md"))
+    assert (tmp_path / "settings.md").read_text() == settings_page()
+
+
+def test_the_log_commands_are_there() -> None:
+    text = run("log", "--help")
+    assert "dump" in text
+    assert "verify" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["up", "--set"], "--set"),
+        (["topic", "create", "x", "-c"], "--config"),
+        (["topic", "alter", "x", "-c"], "--config"),
+    ],
+)
+def test_what_is_no_setting_is_blamed_on_the_option_it_was_given_with(
+    arguments: list[str], option: str
+) -> None:
+    result = CliRunner().invoke(app, [*arguments, "nonsense"])
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: 'nonsense' is not NAME=VALUE" in result.output
+
+
+def test_serve_is_reached_through_typer_too() -> None:
+    result = CliRunner().invoke(app, ["serve", "--store", "tape"])
+    assert result.exit_code == 2
+    assert "flag --store: store cannot be 'tape'" in result.output
+    assert "--advertised-listeners" in run("serve", "--help")

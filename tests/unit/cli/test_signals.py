@@ -1,0 +1,27 @@
+"""The first signal asks a command to end, the second makes it."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from moldau.cli.signals import SIGNALS, stopping
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_a_wish_and_a_second_one_does_not_wait(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    heard: list[int] = []
+
+    async def run() -> None:
+        with stopping() as asked:
+            os.kill(os.getpid(), number)
+            heard.append(await asked)
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert heard == [number]
+    assert [signal.getsignal(each) for each in SIGNALS] == before

@@ -1,0 +1,189 @@
+"""What `moldau up` makes of its arguments and of what a directory held before; and what it refuses to begin with."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from moldau.cli.cluster_access import CommandError
+from moldau.cli.data_lock import data_lock
+from moldau.cli.up.plan import ClusterPlan, as_toml, check_machine, make_plan, voters_of, write_plan
+from moldau.settings.broker import value_of
+from moldau.settings.sources import build
+
+
+def plan(
+    directory: Path,
+    nodes: int = 3,
+    port: int | None = None,
+    given: Mapping[str, str] | None = None,
+    *,
+    write_caching: bool = True,
+) -> ClusterPlan:
+    return make_plan(directory, nodes, port, given or {}, write_caching=write_caching)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "cluster"
+
+
+@pytest.fixture
+def port() -> int:
+    """The first of three that are free, below those that other tests are given by the system."""
+    for first in range(20_000 + os.getpid() % 10_000, 32_000, 3):
+        with ExitStack() as taken:
+            try:
+                for number in range(first, first + 3):
+                    taken.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            except OSError:
+                continue
+        return first
+    raise AssertionError("no three ports are free")
+
+
+def test_nodes_have_ports_and_directories_one_after_the_other(directory: Path) -> None:
+    made = plan(directory)
+    assert made.bootstrap == "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
+    assert [(each.node_id, each.directory.name, each.pid_file.name) for each in made.nodes] == [
+        (1, "node-1", "pid"),
+        (2, "node-2", "pid"),
+        (3, "node-3", "pid"),
+    ]
+    for node in made.nodes:
+        assert node.settings.node_id == node.node_id
+        assert node.settings.data_dir == str(node.directory.absolute())
+        assert node.settings.cluster_id == made.cluster_id != ""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "voters", "replicas", "in_sync"),
+    [(1, 1, 1, 1), (2, 1, 2, 1), (3, 3, 3, 2), (4, 3, 3, 2), (5, 5, 3, 2), (6, 5, 3, 2), (9, 5, 3, 2)],
+)
+def test_settings_are_those_of_a_cluster_of_its_size(
+    directory: Path, nodes: int, voters: int, replicas: int, in_sync: int
+) -> None:
+    assert voters_of(nodes) == voters
+    for node in plan(directory, nodes).nodes:
+        settings = node.settings
+        assert [voter.node_id for voter in settings.voters] == list(range(1, voters + 1))
+        assert settings.default_replication_factor == replicas
+        assert settings.offsets_topic_replication_factor == replicas
+        assert settings.topic_defaults.min_insync_replicas == in_sync
+
+
+def test_records_are_synced_first_only_if_asked(directory: Path) -> None:
+    assert plan(directory).nodes[0].settings.topic_defaults.write_caching
+    assert not plan(directory, write_caching=False).nodes[0].settings.topic_defaults.write_caching
+
+
+def test_settings_that_are_given_win(directory: Path) -> None:
+    made = plan(directory, given={"num.partitions": "7", "min.insync.replicas": "1"})
+    assert {each.settings.num_partitions for each in made.nodes} == {7}
+    assert {each.settings.topic_defaults.min_insync_replicas for each in made.nodes} == {1}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"node.id": "4"}, "chooses that itself"),
+        ({"listen": "0.0.0.0:1"}, "chooses that itself"),
+        ({"num.partition": "4"}, "num.partitions"),
+        ({"num.partitions": "none"}, "num.partitions"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_made(
+    directory: Path, given: dict[str, str], why: str
+) -> None:
+    with pytest.raises(CommandError, match=why):
+        plan(directory, given=given)
+    assert not directory.exists()
+
+
+def test_a_cluster_is_the_same_when_it_is_started_again(directory: Path) -> None:
+    first = plan(directory, port=12_000)
+    write_plan(directory, first)
+    again = plan(directory)
+    assert (again.cluster_id, again.bootstrap, again.is_new) == (first.cluster_id, first.bootstrap, False)
+
+
+def test_another_number_of_nodes_or_another_port_is_refused(directory: Path) -> None:
+    write_plan(directory, plan(directory, port=12_000))
+    with pytest.raises(CommandError, match=r"a cluster of 3 nodes, not of 5: start it with --nodes 3"):
+        plan(directory, 5)
+    with pytest.raises(CommandError, match=r"start it with --port 12000"):
+        plan(directory, port=9092)
+
+
+def test_directories_of_something_else_are_refused(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "meta.properties").touch()
+    with pytest.raises(CommandError, match="a single node"):
+        plan(directory)
+    (directory / "meta.properties").unlink()
+    (directory / "node-2").mkdir()
+    with pytest.raises(CommandError, match=r"node-2 is there, but cluster.json is missing"):
+        plan(directory)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", json.dumps({"cluster_id": "x", "nodes": 0, "port": 1})]
+)
+def test_a_torn_cluster_file_is_refused(directory: Path, text: str) -> None:
+    directory.mkdir()
+    (directory / "cluster.json").write_text(text)
+    with pytest.raises(CommandError, match=r"cluster.json cannot be read"):
+        plan(directory)
+
+
+def test_ports_beyond_the_last_are_refused(directory: Path) -> None:
+    with pytest.raises(CommandError, match="choose a lower --port"):
+        plan(directory, port=65_534)
+
+
+def test_a_port_in_use_is_found_before_anything_is_started(directory: Path, port: int) -> None:
+    made = plan(directory, port=port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + 1))
+        taken.listen()
+        with pytest.raises(CommandError, match=rf"Port {port + 1}, for node 2, is in use"):
+            check_machine(made)
+    assert not directory.exists()
+
+
+def test_a_node_that_runs_already_is_found_by_its_lock(directory: Path, port: int) -> None:
+    made = plan(directory, port=port)
+    write_plan(directory, made)
+    with (
+        data_lock(str(directory / "node-3")),
+        pytest.raises(CommandError, match=rf"Node 3 runs already: .*process {os.getpid()}"),
+    ):
+        check_machine(made)
+
+
+def test_a_stale_pid_file_is_told_and_no_hindrance(directory: Path, port: int) -> None:
+    made = plan(directory, port=port)
+    write_plan(directory, made)
+    assert check_machine(made) == []
+    # A process that is there, but is no node.
+    made.nodes[1].pid_file.write_text(f"{os.getpid()}\n")
+    (note,) = check_machine(made)
+    assert "node 2 was not stopped the last time" in note
+
+
+def test_a_nodes_settings_file_says_what_the_node_was_started_with(directory: Path, tmp_path: Path) -> None:
+    made = plan(
+        directory, given={"max.connections": "9", "max.connections.per.ip": "8", "broker.rack": 'a "b"'}
+    )
+    file = tmp_path / "node.toml"
+    for node in made.nodes:
+        file.write_text(as_toml(node.settings))
+        read = build(file=str(file))
+        assert read == node.settings
+        assert {name: value_of(read, name) for name in read.given} == {
+            name: value_of(node.settings, name) for name in node.settings.given
+        }

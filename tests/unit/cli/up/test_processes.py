@@ -1,0 +1,47 @@
+"""What is known of a node's process that `moldau up` has started and that has ended."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from moldau.cli.up.plan import NodePlan
+from moldau.cli.up.processes import NodeProcess
+from moldau.settings.sources import build
+
+SAID_BEFORE = "moldau: the port is in use\n"
+
+
+def ended(directory: Path, program: Path) -> NodeProcess:
+    node = NodePlan(1, 9092, directory, build())
+    node.log_file.write_text(SAID_BEFORE)
+
+    async def run() -> NodeProcess:
+        process = NodeProcess(node)
+        await process.start()
+        assert not await process.ready()
+        await process.ended()
+        return process
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "executable", str(program))
+        return asyncio.run(run())
+
+
+def program(directory: Path, line: str) -> Path:
+    made = directory / "program"
+    made.write_text(f"#!/bin/sh\n{line}\n")
+    made.chmod(0o755)
+    return made
+
+
+def test_its_last_words_are_those_of_this_run(tmp_path: Path) -> None:
+    process = ended(tmp_path, program(tmp_path, "echo first >&2; echo 'moldau: the disk is full' >&2"))
+    assert process.last_words() == "the disk is full"
+    assert process.plan.log_file.read_text().startswith(SAID_BEFORE), "what earlier runs said is kept"
+
+
+def test_one_that_ended_without_a_word_is_not_given_those_of_an_earlier_run(tmp_path: Path) -> None:
+    process = ended(tmp_path, program(tmp_path, "exit 1"))
+    assert process.last_words() == "it did not say why"

@@ -1,0 +1,149 @@
+"""What a consumer commits, in whose name, and when that comes to nothing. In virtual time."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from moldau.client.consumer.commits import Commits
+from moldau.client.consumer.errors import CommitFailedError
+from moldau.client.consumer.positions import OffsetAndMetadata, Positions, Reset
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.group.assignors import assignor_named
+from moldau.client.group.driver import GroupMember
+from moldau.client.group.offsets import GroupOffsets
+from moldau.client.group.terms import NO_GENERATION, Generation, MemberSettings
+from moldau.client.record import TopicPartition
+from moldau.wire.api_keys import ApiKey
+from support.scripted_cluster import HERE, ScriptedCluster, in_group, run
+
+THERE = TopicPartition("t", 1)
+
+
+def answer(codes: Mapping[int, ErrorCode]) -> Any:
+    partitions = [{"partition_index": index, "error_code": code.value} for index, code in codes.items()]
+    return {"topics": [{"name": "t", "partitions": partitions}]}
+
+
+@pytest.mark.parametrize("code", [ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id])
+def test_a_partition_that_is_gone_is_told_at_once(code: ErrorCode) -> None:
+    cluster = ScriptedCluster()
+    cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: answer({0: ErrorCode.none, 1: code})
+
+    async def scenario() -> None:
+        wanted = {HERE: OffsetAndMetadata(1), THERE: OffsetAndMetadata(2)}
+        with pytest.raises(KafkaError, match="t-1") as told:
+            await GroupOffsets(cluster, "g").commit(wanted, NO_GENERATION)
+        assert told.value.code is code
+        assert cluster.sent == [ApiKey.OFFSET_COMMIT]
+
+    run(scenario)
+
+
+def test_a_coordinator_that_is_not_ready_is_asked_again_though_a_partition_is_gone() -> None:
+    cluster = ScriptedCluster()
+    gone = ErrorCode.unknown_topic_or_partition
+    answers = iter([{0: ErrorCode.coordinator_load_in_progress, 1: gone}, {0: ErrorCode.none, 1: gone}])
+    cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: answer(next(answers))
+
+    async def scenario() -> None:
+        wanted = {HERE: OffsetAndMetadata(1), THERE: OffsetAndMetadata(2)}
+        outcomes = await GroupOffsets(cluster, "g").commit_each(wanted)
+        assert {each: error and error.code for each, error in outcomes.items()} == {HERE: None, THERE: gone}
+
+    run(scenario)
+
+
+def test_a_topic_that_is_gone_does_not_hold_up_a_rebalance() -> None:
+    cluster = ScriptedCluster()
+    cluster.log = [b"a"]
+
+    async def scenario() -> None:
+        async with in_group(cluster) as consumer:
+            consumer.subscribe(["t"])
+            await anext(consumer)
+            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: answer(
+                {0: ErrorCode.unknown_topic_or_partition}
+            )
+            consumer.subscribe(["t", "u"])
+            began = asyncio.get_running_loop().time()
+            while consumer.group_metadata().generation_id == 1:
+                await consumer.poll(100)
+            assert asyncio.get_running_loop().time() - began < 1
+
+    run(scenario)
+
+
+def test_a_poll_that_is_cancelled_leaves_the_commit_before_a_rebalance_under_way() -> None:
+    cluster = ScriptedCluster()
+    cluster.log = [b"a"]
+    commit = cluster.answers[ApiKey.OFFSET_COMMIT]
+    told: list[str] = []
+
+    async def slowly(tree: Mapping[str, Any]) -> Any:
+        await asyncio.sleep(1)
+        return commit(tree)
+
+    async def scenario() -> None:
+        async with in_group(cluster) as consumer:
+            consumer.subscribe(["t"], on_revoked=lambda _: told.append(f"revoked at {cluster.committed}"))
+            await anext(consumer)
+            cluster.answers[ApiKey.OFFSET_COMMIT] = slowly
+            cluster.answers[ApiKey.HEARTBEAT] = lambda _: {
+                "error_code": ErrorCode.rebalance_in_progress.value
+            }
+            await asyncio.sleep(4)
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await consumer.poll(1_000)
+                assert told == []
+            while not told:
+                await consumer.poll(100)
+            assert cluster.sent.count(ApiKey.OFFSET_COMMIT) == 1
+            assert told == ["revoked at {0: 1}"]
+
+    run(scenario)
+
+
+def test_offsets_of_one_generation_are_not_committed_in_the_name_of_the_next() -> None:
+    cluster = ScriptedCluster()
+    go_on = asyncio.Event()
+    sent: list[tuple[int, int]] = []
+
+    async def slowly(tree: Mapping[str, Any]) -> Any:
+        offset = tree["topics"][0]["partitions"][0]["committed_offset"]
+        sent.append((tree["generation_id_or_member_epoch"], offset))
+        await go_on.wait()
+        return answer({0: ErrorCode.none})
+
+    cluster.answers[ApiKey.OFFSET_COMMIT] = slowly
+
+    async def scenario() -> None:
+        member = GroupMember(cluster, MemberSettings("g", (assignor_named("range"),)), lambda: None)
+        positions = Positions(Reset.LATEST)
+        positions.subscribe(["t"])
+        positions.set_assigned([HERE])
+        commits = Commits(GroupOffsets(cluster, "g"), member, positions, interval_ms=0)
+        member.membership.generation = Generation(1, "m1", "range")
+        under_way = asyncio.create_task(commits.commit({HERE: OffsetAndMetadata(50)}))
+        await asyncio.sleep(1)
+        positions.seek(HERE, 100)
+        behind_it = asyncio.create_task(commits.commit(positions.consumed()))
+        commits.commit_when_due()
+        await asyncio.sleep(0.1)
+        commits.commit_when_due()
+        await asyncio.sleep(0.1)
+        # Thrown out and back again: others have had the partition meanwhile.
+        member.membership.generation = Generation(2, "m1", "range")
+        go_on.set()
+        await under_way
+        with pytest.raises(CommitFailedError, match="gone on"):
+            await behind_it
+        await asyncio.sleep(1)
+        assert sent == [(1, 50)]
+        await commits.close()
+        await member.close()
+
+    run(scenario)

@@ -1,0 +1,227 @@
+"""What a consumer reads and where it stands, and what was fetched for it and not handed out yet."""
+
+import re
+
+import pytest
+
+from moldau.client.consumer.errors import NoOffsetForPartitionError
+from moldau.client.consumer.fetch_buffer import PartitionError, Undelivered
+from moldau.client.consumer.fetched import Fetched
+from moldau.client.consumer.positions import Mode, OffsetAndMetadata, Positions, Reset
+from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
+from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record
+
+A, B, C = (TopicPartition("t", index) for index in range(3))
+
+
+def assigned(*partitions: TopicPartition, reset: Reset = Reset.EARLIEST) -> Positions:
+    positions = Positions(reset)
+    positions.assign_manually()
+    positions.set_assigned(partitions)
+    return positions
+
+
+def test_a_consumer_reads_one_kind_of_thing_at_a_time() -> None:
+    positions = Positions(Reset.LATEST)
+    positions.subscribe(["b", "a", "b"])
+    assert positions.topics == ("a", "b")
+    with pytest.raises(IllegalStateError, match="reads topics: unsubscribe"):
+        positions.assign_manually()
+    with pytest.raises(IllegalStateError, match="given a pattern"):
+        positions.subscribe_pattern(re.compile("x"))
+    positions.unsubscribe()
+    positions.assign_manually()
+    assert positions.mode is Mode.MANUAL
+
+
+def test_what_stays_assigned_keeps_its_position_and_its_pause() -> None:
+    positions = assigned(A, B)
+    positions.seek(A, 5)
+    positions.pause([A])
+    positions.set_assigned([C, A])
+    assert positions.assigned == [A, C]
+    assert positions.position(A) == 5
+    assert positions.paused == [A]
+    positions.set_assigned([C])
+    positions.set_assigned([A])
+    assert positions.position(A) is None
+    assert positions.paused == []
+
+
+def test_a_position_comes_from_what_was_committed_or_else_from_the_reset_policy() -> None:
+    positions = assigned(A, B)
+    asked = positions.to_look_up()
+    assert list(asked) == [A, B]
+    positions.committed(asked, {A: OffsetAndMetadata(7, "", 3)})
+    assert positions.position(A) == 7
+    resets = positions.to_reset()
+    assert {each: place.reset for each, place in resets.items()} == {B: Reset.EARLIEST}
+    positions.reset_to(resets, {B: OffsetAndMetadata(2, "", 1)})
+    assert positions.consumed() == {A: OffsetAndMetadata(7, "", 3), B: OffsetAndMetadata(2, "", 1)}
+    assert positions.to_look_up() == positions.to_reset() == {}
+
+
+def test_without_a_policy_nothing_is_guessed() -> None:
+    positions = assigned(A, B, C, reset=Reset.NONE)
+    with pytest.raises(NoOffsetForPartitionError, match="t-1, t-2") as told:
+        positions.committed(positions.to_look_up(), {A: OffsetAndMetadata(1)})
+    assert told.value.partitions == [B, C]
+    with pytest.raises(NoOffsetForPartitionError, match="has no offset 1"):
+        positions.out_of_range(A)
+
+
+def test_what_was_looked_up_for_a_position_of_before_is_dropped() -> None:
+    positions = assigned(A, B)
+    asked = positions.to_look_up()
+    positions.seek(A, 9)
+    positions.seek_by(B, Reset.LATEST)
+    positions.committed(asked, {A: OffsetAndMetadata(1), B: OffsetAndMetadata(1)})
+    assert positions.position(A) == 9
+    assert positions.position(B) is None
+    asked = positions.to_reset()
+    positions.take_away([B])
+    positions.reset_to(asked, {B: OffsetAndMetadata(4)})
+    assert not positions.has(B)
+
+
+def test_seeking_keeps_a_pause_and_checks_its_place() -> None:
+    positions = assigned(A)
+    positions.pause([A])
+    positions.seek(A, 1)
+    assert positions.is_paused(A)
+    with pytest.raises(ValueError, match="no offset -1"):
+        positions.seek(A, -1)
+    for act in (lambda: positions.seek(B, 1), lambda: positions.position(B), lambda: positions.pause([B])):
+        with pytest.raises(IllegalStateError, match="t-1 is not assigned"):
+            act()
+
+
+def batch(first: int, count: int, leader_epoch: int = 1) -> Batch:
+    records = [Record(0, 0, None, b"%d" % (first + number)) for number in range(count)]
+    return Batch(build_batch(records, base_offset=first, leader_epoch=leader_epoch))
+
+
+def fetched(
+    partition: TopicPartition,
+    *batches: Batch,
+    position: int | None = None,
+    next_offset: int | None = None,
+    error: KafkaError | None = None,
+    leader_epoch: int = -1,
+) -> Fetched:
+    start = batches[0].base_offset if position is None else position
+    end = batches[-1].next_offset if next_offset is None else next_offset
+    return Fetched(partition, start, end, batches, 100, 100, 0, error, leader_epoch=leader_epoch)
+
+
+class Reader:
+    def __init__(self, *news: Fetched) -> None:
+        self.undelivered = Undelivered()
+        self.undelivered.add(news)
+        self.at: dict[TopicPartition, int] = {}
+        self.paused: list[TopicPartition] = []
+
+    def advance(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
+        self.at[partition] = offset
+
+    def take(self, records_max: int) -> list[tuple[int, int]]:
+        taken = self.undelivered.take(records_max, self.paused.__contains__, self.advance)
+        return [(each.partition, each.offset) for each in taken]
+
+    def take_raw(self) -> list[Fetched]:
+        return self.undelivered.take_raw(self.paused.__contains__, self.advance)
+
+
+def test_records_are_handed_out_so_many_at_a_time() -> None:
+    reader = Reader(fetched(A, batch(0, 3), batch(3, 2)), fetched(B, batch(7, 2)))
+    assert reader.take(2) == [(0, 0), (0, 1)]
+    assert reader.at == {A: 2}
+    assert reader.take(4) == [(0, 2), (0, 3), (0, 4), (1, 7)]
+    assert reader.at == {A: 5, B: 8}
+    assert reader.take(10) == [(1, 8)]
+    assert reader.take(10) == []
+
+
+def test_a_position_passes_offsets_that_hold_no_records() -> None:
+    reader = Reader(fetched(A, position=4, next_offset=9))
+    assert reader.take(10) == []
+    assert reader.at == {A: 9}
+
+
+def test_records_before_the_position_are_skipped() -> None:
+    assert Reader(fetched(A, batch(0, 5), position=3)).take(10) == [(0, 3), (0, 4)]
+
+
+def test_what_is_paused_stays_and_what_is_dropped_goes() -> None:
+    reader = Reader(fetched(A, batch(0, 2)), fetched(B, batch(0, 1)))
+    reader.paused = [A]
+    assert reader.take(10) == [(1, 0)]
+    reader.paused = []
+    assert reader.take(1) == [(0, 0)]
+    reader.undelivered.drop([A])
+    assert reader.take(10) == []
+
+
+def test_an_error_comes_after_what_was_read_before_it_and_again_until_it_is_dropped() -> None:
+    error = KafkaError(ErrorCode.corrupt_message, "x")
+    reader = Reader(fetched(A, batch(0, 2), error=error), fetched(B, batch(0, 1)))
+    assert reader.take(10) == [(0, 0), (0, 1), (1, 0)]
+    for _ in range(2):
+        with pytest.raises(PartitionError, match="t-0") as told:
+            reader.take(10)
+        assert told.value.error is error
+    reader.undelivered.add([fetched(B, batch(1, 1))])
+    assert reader.take(10) == [(1, 1)]
+    reader.paused = [A]
+    assert reader.take(10) == []
+    reader.undelivered.drop([A])
+    reader.paused = []
+    assert reader.take(10) == []
+
+
+def test_a_broken_batch_ends_its_partition_where_it_is() -> None:
+    """What was fetched behind it must not be handed out as if nothing were missing."""
+    broken = bytearray(batch(2, 2).data)
+    broken[61] = 0xFF
+    reader = Reader(fetched(A, batch(0, 2), Batch(broken)), fetched(A, batch(4, 2)))
+    assert reader.take(10) == [(0, 0), (0, 1)]
+    assert reader.at == {A: 2}
+    with pytest.raises(PartitionError) as told:
+        reader.take(10)
+    assert told.value.error.code == ErrorCode.corrupt_message
+    assert reader.at == {A: 2}
+
+
+def test_raw_batches_come_whole_and_from_the_position_on() -> None:
+    reader = Reader(fetched(A, batch(0, 2), batch(2, 2)), fetched(B, batch(0, 1)))
+    assert reader.take(3) == [(0, 0), (0, 1), (0, 2)]
+    first, second = reader.take_raw()
+    assert (first.position, [each.base_offset for each in first.batches]) == (3, [2])
+    assert second.partition == B
+    assert reader.at == {A: 4, B: 1}
+    assert reader.take_raw() == []
+
+
+def test_records_know_where_they_come_from() -> None:
+    undelivered = Undelivered()
+    undelivered.add([fetched(A, batch(5, 1, leader_epoch=3))])
+    epochs: list[int] = []
+    [record] = undelivered.take(1, lambda _: False, lambda _, __, epoch: epochs.append(epoch))
+    assert record == ConsumerRecord("t", 0, 5, 0, False, None, b"5", (), 3)
+    assert epochs == [3]
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_a_position_knows_the_epoch_of_what_it_passed_though_that_was_not_handed_out(is_raw: bool) -> None:
+    undelivered = Undelivered()
+    undelivered.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
+    heard: list[tuple[int, ...]] = []
+    undelivered.take(1, lambda _: False, lambda _, *at: heard.append(at))
+    if is_raw:
+        undelivered.take_raw(lambda _: False, lambda _, *at: heard.append(at))
+    else:
+        undelivered.take(10, lambda _: False, lambda _, *at: heard.append(at))
+    assert heard == [(1, 3), (4, 5)]

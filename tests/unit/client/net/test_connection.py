@@ -1,0 +1,272 @@
+"""One connection: versions agreed on, answers in order, and an end that everybody hears of."""
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from moldau.client.errors import ConnectionLostError, RequestTimedOutError, UnsupportedVersionError
+from moldau.client.net.connection import Connection
+from moldau.client.net.versions import VERSIONS, Versions, check_offered, choose
+from moldau.testing import Broker
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.schema import message_type
+from support.scripted_broker import Answer, Asked, Hang, HangUp, ScriptedBroker, Tree, api_keys
+
+METADATA: Tree = {
+    "topics": None,
+    "allow_auto_topic_creation": False,
+    "include_cluster_authorized_operations": False,
+    "include_topic_authorized_operations": False,
+}
+TIMEOUT_MS = 10_000
+
+
+async def connect(broker: ScriptedBroker, **settings: Any) -> Connection:
+    return await Connection.open("127.0.0.1", broker.port, timeout_ms=TIMEOUT_MS, **settings)
+
+
+def with_broker(
+    test: Callable[[ScriptedBroker, Connection], Coroutine[Any, Any, None]], **settings: Any
+) -> None:
+    async def main() -> None:
+        async with ScriptedBroker(**settings) as broker:
+            connection = await connect(broker)
+            try:
+                await test(broker, connection)
+            finally:
+                connection.close()
+
+    asyncio.run(main())
+
+
+# Versions
+
+
+def test_every_version_the_client_speaks_has_a_schema() -> None:
+    for api, versions in VERSIONS.items():
+        for version in range(versions.low, versions.high + 1):
+            assert message_type(api, version, "request")
+            assert message_type(api, version, "response")
+
+
+def test_the_highest_version_of_both_is_chosen() -> None:
+    ours = VERSIONS[ApiKey.METADATA]
+    assert choose(ApiKey.METADATA, {ApiKey.METADATA: Versions(0, 99)}) == ours.high
+    assert choose(ApiKey.METADATA, {ApiKey.METADATA: Versions(0, ours.low)}) == ours.low
+    assert choose(ApiKey.METADATA, {ApiKey.METADATA: Versions(0, 99)}, version_max=11) == 11
+
+
+@pytest.mark.parametrize("theirs", [Versions(0, 2), Versions(90, 99)])
+def test_ranges_that_do_not_meet_are_a_clear_error(theirs: Versions) -> None:
+    with pytest.raises(UnsupportedVersionError, match=f"METADATA.*10-13.*{theirs}"):
+        choose(ApiKey.METADATA, {ApiKey.METADATA: theirs})
+    with pytest.raises(UnsupportedVersionError, match="does not have METADATA"):
+        choose(ApiKey.METADATA, {})
+
+
+def test_a_connection_speaks_with_a_real_broker() -> None:
+    async def main() -> None:
+        async with Broker(topics={"orders": 2}) as broker:
+            host, port = broker.bootstrap.split(":")
+            connection = await Connection.open(host, int(port))
+            answer = await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+            assert [topic.name for topic in answer.topics] == ["orders"]
+            assert answer.api_version == VERSIONS[ApiKey.METADATA].high
+            older = await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version_max=10)
+            assert older.api_version == 10
+            connection.close()
+
+    asyncio.run(main())
+
+
+def test_exactly_the_version_that_is_asked_for_is_used_or_none() -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=11)
+        assert broker.asked[-1].version == 11
+        sent = len(broker.asked)
+        with pytest.raises(UnsupportedVersionError, match="METADATA: version 99 is needed"):
+            connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=99)
+        assert len(broker.asked) == sent
+
+    with_broker(test)
+    with pytest.raises(UnsupportedVersionError, match="does not have METADATA"):
+        check_offered(ApiKey.METADATA, {}, 11)
+
+
+def test_nodes_may_use_versions_that_the_client_does_not() -> None:
+    assert VERSIONS[ApiKey.FETCH].high < 17
+    check_offered(ApiKey.FETCH, {ApiKey.FETCH: Versions(4, 17)}, 17)
+    with pytest.raises(UnsupportedVersionError, match="FETCH: version 18 is needed, and the broker has 4-17"):
+        check_offered(ApiKey.FETCH, {ApiKey.FETCH: Versions(4, 17)}, 18)
+
+
+@pytest.mark.parametrize("theirs", [Versions(0, 0), Versions(0, 2), Versions(0, 3)])
+def test_a_broker_with_older_api_versions_is_asked_again_in_its_own(theirs: Versions) -> None:
+    def api_versions(asked: Asked) -> Answer:
+        if asked.version > theirs.high:
+            refusal = api_keys({ApiKey.API_VERSIONS: theirs}) if theirs.high else []
+            return {"version": 0, "error_code": 35, "api_keys": refusal}
+        return {"error_code": 0, "throttle_time": 0, "api_keys": api_keys(VERSIONS)}
+
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        assert [each.version for each in broker.asked] == [4, theirs.high]
+        assert (
+            await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+        ).cluster_id == "scripted"
+
+    with_broker(test, scripts={ApiKey.API_VERSIONS: api_versions})
+
+
+def test_an_api_the_broker_lacks_is_refused_here_and_the_connection_goes_on() -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        with pytest.raises(UnsupportedVersionError, match="DELETE_GROUPS"):
+            await connection.call(ApiKey.DELETE_GROUPS, {"groups_names": []}, timeout_ms=TIMEOUT_MS)
+        await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+
+    with_broker(test, versions={ApiKey.METADATA: Versions(0, 12), ApiKey.API_VERSIONS: Versions(0, 4)})
+
+
+# Order
+
+
+def test_requests_go_out_without_waiting_and_answers_find_their_callers() -> None:
+    async def slow_first(asked: Asked) -> Answer:
+        if asked.request.coordinator_keys == ["0"]:
+            await asyncio.sleep(0.02)
+        key = asked.request.coordinator_keys[0]
+        found = {
+            "key": key,
+            "node_id": int(key),
+            "host": "",
+            "port": 1,
+            "error_code": 0,
+            "error_message": None,
+        }
+        return {"throttle_time": 0, "coordinators": [found]}
+
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        sent = [
+            connection.send(
+                ApiKey.FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [str(n)]}, timeout_ms=TIMEOUT_MS
+            )
+            for n in range(10)
+        ]
+        assert connection.in_flight == 10
+        assert [(await each).coordinators[0].node_id for each in sent] == list(range(10))
+        assert connection.in_flight == 0
+
+    with_broker(test, scripts={ApiKey.FIND_COORDINATOR: slow_first})
+
+
+def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        first = asyncio.create_task(connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS))
+        second = asyncio.create_task(connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).cluster_id == "scripted"
+        assert connection.is_open
+
+    with_broker(test)
+
+
+def test_an_answer_larger_than_the_buffer_arrives_whole() -> None:
+    topics = {f"a-topic-with-a-long-name-{number:05d}": 3 for number in range(1_000)}
+
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        sent = [connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS) for _ in range(3)]
+        for each in sent:
+            assert [topic.name for topic in (await each).topics] == list(topics)
+
+    with_broker(test, topics=topics)
+
+
+# Ends
+
+
+def test_everybody_who_waits_hears_that_the_broker_hung_up() -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        sent = [connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS) for _ in range(3)]
+        for each in sent:
+            with pytest.raises(ConnectionLostError, match="before METADATA was answered"):
+                await each
+        assert not connection.is_open
+        with pytest.raises(ConnectionLostError, match="has ended"):
+            await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+
+    with_broker(test, scripts={ApiKey.METADATA: lambda _: HangUp})
+
+
+def test_an_answer_that_does_not_come_in_time_ends_the_connection() -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        late = connection.send(ApiKey.METADATA, METADATA, timeout_ms=20)
+        behind = connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+        with pytest.raises(RequestTimedOutError, match="did not answer METADATA within 20 ms"):
+            await late
+        with pytest.raises(ConnectionLostError, match="did not answer METADATA"):
+            await behind
+        assert not connection.is_open
+
+    with_broker(test, scripts={ApiKey.METADATA: lambda _: Hang})
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (struct.pack(">i", 4711), "answer to request 4711, which was not due"),
+        (struct.pack(">ib", 2, 0) + b"\xff" * 3, "cannot be read"),
+        (struct.pack(">ib", 2, 0) + b"\x00" * 4 + b"\x7f" * 40, "cannot be read"),
+        (b"", "a frame of 0 bytes"),
+    ],
+)
+def test_nonsense_ends_the_connection(frame: bytes, reason: str) -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        with pytest.raises(ConnectionLostError, match=reason):
+            await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+        assert not connection.is_open
+
+    with_broker(test, scripts={ApiKey.METADATA: lambda _: frame})
+
+
+def test_a_frame_over_the_limit_is_not_even_received() -> None:
+    async def main() -> None:
+        async with ScriptedBroker(topics={f"topic-{n}": 1 for n in range(100)}) as broker:
+            connection = await connect(broker, frame_bytes_max=1_000)
+            with pytest.raises(ConnectionLostError, match="1000 is the limit"):
+                await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+
+    asyncio.run(main())
+
+
+def test_no_broker_is_a_lost_connection() -> None:
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            port = broker.port
+        with pytest.raises(ConnectionLostError, match=f"no connection to 127.0.0.1:{port}"):
+            await Connection.open("127.0.0.1", port)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("answer", [Hang, HangUp])
+def test_a_handshake_that_fails_leaves_nothing_open(answer: Answer) -> None:
+    async def main() -> None:
+        async with ScriptedBroker({ApiKey.API_VERSIONS: lambda _: answer}) as broker:
+            expected = RequestTimedOutError if answer is Hang else ConnectionLostError
+            with pytest.raises(expected):
+                await Connection.open("127.0.0.1", broker.port, timeout_ms=30)
+
+    asyncio.run(main())
+
+
+def test_closing_fails_what_waits() -> None:
+    async def test(broker: ScriptedBroker, connection: Connection) -> None:
+        sent = connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+        connection.close()
+        with pytest.raises(ConnectionLostError, match="this client has closed it"):
+            await sent
+
+    with_broker(test, scripts={ApiKey.METADATA: lambda _: Hang})

@@ -1,0 +1,222 @@
+"""What is read from the properties of Kafka's clients, and that nothing secret is ever shown."""
+
+import pickle
+from contextlib import suppress
+
+import pytest
+
+from moldau.client.security.config import PROPERTIES, Sasl, Security, Tls, security_of
+from moldau.client.security.jaas import login_of
+
+PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+SASL = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+TLS = {"security.protocol": "SSL"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "security"),
+    [
+        ({}, Security()),
+        ({"security.protocol": "PLAINTEXT"}, Security()),
+        (TLS, Security(tls=Tls())),
+        (
+            {**SASL, "sasl.username": "ada", "sasl.password": " with spaces "},
+            Security(sasl=Sasl("PLAIN", "ada", " with spaces ")),
+        ),
+        (
+            {**SASL, "sasl.jaas.config": f'{PLAIN_MODULE} required username="ada" password="pw";'},
+            Security(sasl=Sasl("PLAIN", "ada", "pw")),
+        ),
+        (
+            {
+                "security.protocol": "sasl_ssl",
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.jaas.config": f"kafkashaded.{SCRAM_MODULE} required\n  username='ada'\n  password='pw';",
+                "ssl.truststore.location": "/etc/ca.pem",
+                "ssl.truststore.type": "PEM",
+                "ssl.endpoint.identification.algorithm": "",
+            },
+            Security(
+                Tls(ca_location="/etc/ca.pem", checks_host_name=False), Sasl("SCRAM-SHA-512", "ada", "pw")
+            ),
+        ),
+        (
+            {
+                **TLS,
+                "ssl.ca.location": "/etc/ca.pem",
+                "ssl.certificate.location": "/etc/me.pem",
+                "ssl.key.location": "/etc/me.key",
+                "ssl.key.password": "pw",
+            },
+            Security(
+                Tls(
+                    ca_location="/etc/ca.pem",
+                    certificate_location="/etc/me.pem",
+                    key_location="/etc/me.key",
+                    key_password="pw",
+                )
+            ),
+        ),
+        (
+            {
+                **TLS,
+                "ssl.truststore.certificates": "CA",
+                "ssl.keystore.certificate.chain": "CHAIN",
+                "ssl.keystore.key": "KEY",
+                "ssl.enabled.protocols": "TLSv1.2, TLSv1.3",
+            },
+            Security(
+                Tls(ca_pem="CA", certificate_pem="CHAIN", key_pem="KEY", versions=("TLSv1.2", "TLSv1.3"))
+            ),
+        ),
+        (
+            {**TLS, "enable.ssl.certificate.verification": "false"},
+            Security(Tls(checks_host_name=False, checks_certificate=False)),
+        ),
+    ],
+)
+def test_the_properties_of_kafkas_clients_are_understood(
+    properties: dict[str, str], security: Security
+) -> None:
+    assert security_of(properties) == security
+    assert hash(security_of(properties)) == hash(security)
+    assert pickle.loads(pickle.dumps(security)) == security
+    assert security.protocol == properties.get("security.protocol", "PLAINTEXT").upper()
+
+
+@pytest.mark.parametrize(
+    ("properties", "complaint"),
+    [
+        ({"security.protocol": "TLS"}, "security.protocol is one of PLAINTEXT, SSL"),
+        ({"sasl.mechanism": "PLAIN"}, "sasl.mechanism needs security.protocol.*SASL_SSL"),
+        ({"ssl.trustore.location": "x"}, "did you mean ssl.truststore.location"),
+        ({"ssl.protocl": "x"}, "did you mean ssl.protocol"),
+        ({"sasl.jaas.confg": "x"}, "did you mean sasl.jaas.config"),
+        ({"security.qqqqqqqqqqqqqqqqqqqqqq": "x"}, "is not known; what is known: security.protocol, "),
+        ({"security.providers": "x"}, "security.providers cannot be set: Java classes would decide who"),
+        ({**TLS, "ssl.engine.factory.class": "x"}, "ssl.engine.factory.class cannot be set: .* is trusted"),
+        ({**TLS, "ssl.crl.location": "x"}, "ssl.crl.location cannot be set: certificates that were revoked"),
+        ({**TLS, "ssl.trustmanager.algorithm": "TrustAll"}, "ssl.trustmanager.algorithm is PKIX"),
+        ({"security.protocol": "SASL_SSL"}, "SASL needs sasl.mechanism"),
+        ({**SASL, "sasl.mechanism": "GSSAPI"}, "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 here, not 'GSSAPI'"),
+        (SASL, "SASL needs a user"),
+        (
+            {**SASL, "sasl.jaas.config": f'{SCRAM_MODULE} required username="a" password="b";'},
+            "PLAIN goes with the PlainLoginModule, not .*ScramLoginModule",
+        ),
+        ({**TLS, "ssl.truststore.type": "BKS"}, "ssl.truststore.type is one of JKS, PKCS12, PEM"),
+        ({**TLS, "ssl.keystore.key": "x"}, "a key without its certificate"),
+        ({**TLS, "ssl.certificate.pem": "x"}, "a certificate without its key"),
+        ({**TLS, "ssl.endpoint.identification.algorithm": "ldaps"}, "is https, or empty"),
+        ({**TLS, "ssl.enabled.protocols": "TLSv1"}, "has 'TLSv1': TLSv1.2 and TLSv1.3"),
+        ({**TLS, "ssl.enabled.protocols": "TLSv1.3,TLSv13"}, "has 'TLSv13': TLSv1.2 and TLSv1.3"),
+        ({**TLS, "enable.ssl.certificate.verification": "no"}, "true or false"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(properties: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        security_of(properties)
+
+
+@pytest.mark.parametrize(
+    ("unused", "security"),
+    [
+        ({"ssl.ca.location": "/etc/ca.pem"}, Security()),
+        ({"sasl.kerberos.service.name": "kafka"}, Security()),
+        ({**TLS, "ssl.protocol": "TLSv1.3"}, Security(tls=Tls())),
+        ({**TLS, "ssl.cipher.suites": "TLS_AES_256_GCM_SHA384"}, Security(tls=Tls())),
+        ({**TLS, "ssl.trustmanager.algorithm": "PKIX"}, Security(tls=Tls())),
+        ({**TLS, "ssl.enabled.protocols": "TLSv1.2,TLSv1.1,TLSv1"}, Security(Tls(versions=("TLSv1.2",)))),
+        (
+            {
+                **SASL,
+                "sasl.username": "ada",
+                "sasl.password": "pw",
+                "sasl.kerberos.service.name": "kafka",
+                "sasl.login.refresh.window.factor": "0.8",
+                "sasl.oauthbearer.scope.claim.name": "scope",
+            },
+            Security(sasl=Sasl("PLAIN", "ada", "pw")),
+        ),
+    ],
+)
+def test_what_java_clients_take_and_does_not_change_who_is_trusted_is_left_aside(
+    unused: dict[str, str], security: Security
+) -> None:
+    assert security_of(unused) == security
+
+
+def test_properties_of_tls_without_tls_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    security_of({"ssl.truststore.password": "SECRET"})
+    assert "ssl.truststore.password is not used: security.protocol is not set" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+def test_nothing_secret_is_shown() -> None:
+    security = security_of(
+        {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "ada",
+            "sasl.password": "SECRET",
+            "ssl.truststore.password": "SECRET",
+            "ssl.keystore.key": "SECRET",
+            "ssl.keystore.certificate.chain": "SECRET, for the key is there too",
+            "ssl.key.password": "SECRET",
+        }
+    )
+    assert "ada" in repr(security)
+    assert "SECRET" not in repr(security)
+    assert "SECRET" not in str(security)
+
+
+SECRETS = [
+    name for name in PROPERTIES if "password" in name or "jaas" in name or name.endswith((".key", "key.pem"))
+]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_no_error_shows_a_value_that_may_be_secret(name: str) -> None:
+    for protocol in ("", "SSL", "SASL_SSL"):
+        with suppress(ValueError):
+            security_of({**SASL, "sasl.username": "ada", "security.protocol": protocol, name: "SECRET"})
+            continue
+        with pytest.raises(ValueError, match=r"^(?!.*SECRET)"):
+            security_of({**SASL, "sasl.username": "ada", "security.protocol": protocol, name: "SECRET"})
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ('m.Login required username="a" password="b";', {"username": "a", "password": "b"}),
+        (
+            r'm.Login REQUIRED username="a\"b" password="c\\d\101;=";',
+            {"username": 'a"b', "password": "c\\dA;="},
+        ),
+        ("m.Login required // who\n user=ada /* and\n how */ password='x y' ;", {"user": "ada", "password": "x y"}),
+        ('m.Login required password="";', {"password": ""}),
+        ("m.Login required;", {}),
+    ],
+)  # fmt: skip
+def test_jaas_is_read_as_java_reads_it(text: str, options: dict[str, str]) -> None:
+    assert login_of(text) == ("m.Login", options)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "is `some.LoginModule required"),
+        ("m.Login SECRET;", "is `some.LoginModule required"),
+        ('m.Login required password="SECRET"', "ends with a semicolon"),
+        ('m.Login required password="SECRET";;', "one login module"),
+        ('m.Login required password="SECRET;', "not closed"),
+        ('m.Login required password "SECRET";', "name=value"),
+        ('m.Login required password="SECRET" username;', "name=value"),
+        ("m.Login required = = SECRET;", "lacks its name or its value"),
+    ],
+)
+def test_jaas_that_cannot_be_read_is_not_repeated_in_the_error(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as failure:
+        login_of(text)
+    assert "SECRET" not in str(failure.value)

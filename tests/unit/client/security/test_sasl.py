@@ -1,0 +1,97 @@
+"""SCRAM word by word, as the RFC has it, and brokers that are not who they should be."""
+
+import hashlib
+import hmac
+from base64 import b64decode, b64encode
+
+import pytest
+
+from moldau.client.errors import AuthenticationError
+from moldau.client.security.config import Sasl
+from moldau.client.security.sasl import conversation
+
+NONCE = b64decode("rOprNGfwEbeRWgbNEkqO")
+"""The RFC's client nonce happens to be base64."""
+SERVER_FIRST = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+PENCIL = Sasl("SCRAM-SHA-256", "user", "pencil")
+
+
+def test_plain_says_it_all_at_once() -> None:
+    speaking = conversation(Sasl("PLAIN", "ada", "pässword"), NONCE)
+    assert next(speaking) == "\0ada\0pässword".encode()
+    with pytest.raises(StopIteration):
+        speaking.send(b"")
+
+
+def test_scram_speaks_as_the_rfc_has_it() -> None:
+    speaking = conversation(PENCIL, NONCE)
+    assert next(speaking) == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+    assert speaking.send(SERVER_FIRST) == (
+        b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+        b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+    )
+    with pytest.raises(StopIteration):
+        speaking.send(SERVER_FINAL)
+
+
+def test_signs_in_a_user_name_that_scram_uses_itself_are_written_otherwise() -> None:
+    speaking = conversation(Sasl("SCRAM-SHA-256", "a=b,c", "x"), NONCE)
+    assert next(speaking) == b"n,,n=a=3Db=2Cc,r=rOprNGfwEbeRWgbNEkqO"
+
+
+def test_scram_with_512_proves_what_a_broker_checks() -> None:
+    salt, iterations = b"0123456789", 8192
+    speaking = conversation(Sasl("SCRAM-SHA-512", "ada", "pw"), NONCE)
+    bare = next(speaking).removeprefix(b"n,,").decode()
+    first = f"r={b64encode(NONCE).decode()}more,s={b64encode(salt).decode()},i={iterations}"
+    final = speaking.send(first.encode()).decode()
+    without_proof, _, proof = final.rpartition(",p=")
+    salted = hashlib.pbkdf2_hmac("sha512", b"pw", salt, iterations)
+    stored = hashlib.sha512(hmac.digest(salted, b"Client Key", "sha512")).digest()
+    words = f"{bare},{first},{without_proof}".encode()
+    signature = hmac.digest(stored, words, "sha512")
+    key = bytes(one ^ other for one, other in zip(b64decode(proof), signature, strict=True))
+    assert hashlib.sha512(key).digest() == stored
+    server = hmac.digest(hmac.digest(salted, b"Server Key", "sha512"), words, "sha512")
+    with pytest.raises(StopIteration):
+        speaking.send(b"v=" + b64encode(server))
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (b"r=somebodyelse,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", "nonce does not go on from ours"),
+        (b"r=rOprNGfwEbeRWgbNEkqO,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", "nonce does not go on from ours"),
+        (SERVER_FIRST.replace(b"4096", b"1"), "asks for 1 iterations"),
+        (SERVER_FIRST.replace(b"4096", b"99999999"), "asks for 99999999 iterations"),
+        (SERVER_FIRST.replace(b"4096", b"many"), "asks for many iterations"),
+        (SERVER_FIRST.replace(b"W22Z", b"!!!!"), "not one of SCRAM"),
+        (b"m=something," + SERVER_FIRST, "extension"),
+        (b"e=unknown-user", "says 'unknown-user'"),
+        (b"\xff\xfe", "not one of SCRAM"),
+        (b"", "not one of SCRAM"),
+    ],
+)
+def test_a_first_answer_that_is_not_right_ends_it(answer: bytes, complaint: str) -> None:
+    speaking = conversation(PENCIL, NONCE)
+    next(speaking)
+    with pytest.raises(AuthenticationError, match=complaint) as failure:
+        speaking.send(answer)
+    assert not failure.value.is_retriable
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (SERVER_FINAL.replace(b"6rri", b"7rri"), "does not know the password"),
+        (b"e=invalid-proof", "says 'invalid-proof'"),
+        (b"", "not one of SCRAM"),
+    ],
+)
+def test_a_broker_that_does_not_know_the_password_is_found_out(answer: bytes, complaint: str) -> None:
+    speaking = conversation(PENCIL, NONCE)
+    next(speaking)
+    speaking.send(SERVER_FIRST)
+    with pytest.raises(AuthenticationError, match=complaint):
+        speaking.send(answer)

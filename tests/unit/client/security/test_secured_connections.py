@@ -1,0 +1,396 @@
+"""TLS and SASL on the wire, against a broker in the test: who is let in, and what those hear who are not."""
+
+import asyncio
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.client import AuthenticationError, Cluster, ConnectionLostError, KafkaError, Producer
+from moldau.client.errors import ErrorCode
+from moldau.client.net.versions import VERSIONS
+from moldau.client.security.config import Sasl, Security, Tls
+from moldau.client.security.tls import tls_context
+from moldau.wire.api_keys import ApiKey
+from support.certificates import KEY_PASSWORD, Certificates, make_certificates
+from support.scripted_broker import Answer, Asked, HangUp, ScriptedBroker
+
+DEADLINE_S = 20
+ADA = Security(sasl=Sasl("PLAIN", "ada", "right"))
+Test = Callable[[ScriptedBroker], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def run(
+    test: Test, broker: ScriptedBroker, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S), broker:
+            await test(broker)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def plain_broker(password: str = "right", lifetime_ms: int = 0, **settings: Any) -> ScriptedBroker:
+    """Takes `ada` by PLAIN, on every connection anew, and hangs up on whoever asks for anything else before that."""
+    known: set[int] = set()
+
+    def handshake(asked: Asked) -> Answer:
+        code = 0 if asked.request.mechanism == "PLAIN" else int(ErrorCode.unsupported_sasl_mechanism)
+        return {"error_code": code, "mechanisms": ["PLAIN", "OTHER"]}
+
+    def authenticate(asked: Asked) -> Answer:
+        if asked.request.auth_bytes == f"\0ada\0{password}".encode():
+            known.add(asked.connection)
+            return {
+                "error_code": 0,
+                "error_message": None,
+                "auth_bytes": b"",
+                "session_lifetime": lifetime_ms,
+            }
+        code = int(ErrorCode.sasl_authentication_failed)
+        return {"error_code": code, "error_message": "wrong!", "auth_bytes": b"", "session_lifetime": 0}
+
+    def metadata(asked: Asked) -> Answer:
+        return broker._metadata(asked) if asked.connection in known else HangUp
+
+    broker = ScriptedBroker(
+        {
+            ApiKey.SASL_HANDSHAKE: handshake,
+            ApiKey.SASL_AUTHENTICATE: authenticate,
+            ApiKey.METADATA: metadata,
+        },
+        topics={"orders": 1},
+        **settings,
+    )
+    return broker
+
+
+async def start(broker: ScriptedBroker, security: Security | None, host: str = "127.0.0.1") -> None:
+    settings: dict[str, Any] = {"retry_backoff_ms": 1, "request_timeout_ms": 2_000, "security": security}
+    async with Cluster(f"{host}:{broker.port}", **settings):
+        pass
+
+
+async def failure(broker: ScriptedBroker, security: Security | None, **settings: Any) -> KafkaError:
+    with pytest.raises(KafkaError) as raised:
+        await start(broker, security, **settings)
+    return raised.value
+
+
+# SASL
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_every_connection_says_who_it_is_before_anything_else(version: int) -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        async with Cluster(broker.bootstrap, security=ADA) as cluster:
+            await cluster.connection(7, "another lane")
+        for connection in range(2):
+            asked = [each.api for each in broker.asked if each.connection == connection]
+            assert asked[:3] == [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE]
+
+    versions = {
+        **VERSIONS,
+        ApiKey.SASL_AUTHENTICATE: VERSIONS[ApiKey.SASL_AUTHENTICATE]._replace(high=version),
+    }
+    run(test, plain_broker(versions=versions))
+
+
+def test_a_wrong_password_is_told_at_once_and_not_tried_again() -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        wrong = Security(sasl=Sasl("PLAIN", "ada", "SECRET"))
+        error = await failure(broker, wrong)
+        assert isinstance(error, AuthenticationError)
+        assert "does not accept 'ada', by PLAIN: wrong!" in str(error)
+        assert "SECRET" not in str(error)
+        assert broker.count(ApiKey.SASL_AUTHENTICATE) == 1
+
+    run(test, plain_broker())
+
+
+def test_a_mechanism_that_is_not_there_is_told_with_those_that_are() -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        error = await failure(broker, Security(sasl=Sasl("SCRAM-SHA-256", "ada", "right")))
+        assert "does not take the mechanism SCRAM-SHA-256; it offers PLAIN, OTHER" in str(error)
+        assert not error.is_retriable
+
+    run(test, plain_broker())
+
+
+def test_a_port_without_sasl_is_told() -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        broker.scripts[ApiKey.SASL_HANDSHAKE] = lambda _: {"error_code": 34, "mechanisms": []}
+        assert "wants no SASL on this port: security.protocol is PLAINTEXT or SSL" in str(
+            await failure(broker, ADA)
+        )
+        del broker.versions[ApiKey.SASL_HANDSHAKE]
+        assert "has no SASL" in str(await failure(broker, ADA))
+
+    run(test, plain_broker())
+
+
+def test_who_says_nothing_where_sasl_is_wanted_hears_what_may_be_wrong() -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        assert "does it want SASL" in str(await failure(broker, None))
+
+    run(test, plain_broker())
+
+
+def _pretends(said: bytes) -> bytes:
+    return said.removeprefix(b"n,,n=ada,") + b"x,s=AAAA,i=4096" if said.startswith(b"n,,") else b"v=AAAA"
+
+
+def test_a_broker_that_does_not_prove_who_it_is_gets_nothing() -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        broker.scripts[ApiKey.SASL_HANDSHAKE] = lambda _: {"error_code": 0, "mechanisms": []}
+        broker.scripts[ApiKey.SASL_AUTHENTICATE] = lambda asked: {
+            "error_code": 0,
+            "error_message": None,
+            "auth_bytes": _pretends(bytes(asked.request.auth_bytes)),
+            "session_lifetime": 0,
+        }
+        error = await failure(broker, Security(sasl=Sasl("SCRAM-SHA-256", "ada", "right")))
+        assert "it is not who it should be" in str(error)
+        assert not error.is_retriable
+
+    run(test, plain_broker())
+
+
+def test_a_connection_is_made_anew_before_its_session_runs_out_and_no_request_is_lost() -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        async with Cluster(broker.bootstrap, security=ADA) as cluster:
+            first = await cluster.connection(7)
+            assert await cluster.connection(7) is first
+            release = asyncio.Event()
+
+            async def slowly(asked: Asked) -> Answer:
+                await release.wait()
+                return {"throttle_time": 0, "error_code": 0, "groups": []}
+
+            broker.scripts[ApiKey.LIST_GROUPS] = slowly
+            waiting = first.send(ApiKey.LIST_GROUPS, {"states_filter": []}, timeout_ms=10_000)
+            await asyncio.sleep(0.2)
+            second = await cluster.connection(7)
+            assert second is not first
+            assert first.is_open
+            release.set()
+            assert (await waiting).groups == []
+            assert not first.is_open
+            await cluster.refresh()
+            assert broker.count(ApiKey.SASL_AUTHENTICATE) >= 2
+
+    run(test, plain_broker(lifetime_ms=200))
+
+
+def test_a_producer_whose_password_is_not_good_any_more_fails_at_once() -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        async with Producer(broker.bootstrap, linger_ms=0, retry_backoff_ms=1, security=ADA) as producer:
+            await producer.partition_count("orders")
+            broker.scripts[ApiKey.SASL_AUTHENTICATE] = lambda _: {
+                "error_code": 58,
+                "error_message": "no more",
+                "auth_bytes": b"",
+                "session_lifetime": 0,
+            }
+            sent = await producer.send("orders", b"x")
+            with pytest.raises(KafkaError, match="no more"):
+                await sent
+
+    run(test, plain_broker())
+
+
+# TLS
+
+
+def broker_tls(
+    certificates: Certificates, *, wants_client: bool = False, elsewhere: bool = False
+) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(
+        certificates.elsewhere if elsewhere else certificates.broker, certificates.broker_key
+    )
+    if wants_client:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificates.authority)
+    return context
+
+
+def trusting(certificates: Certificates, **fields: Any) -> Security:
+    return Security(Tls(**{"ca_location": str(certificates.authority), **fields}))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_broker_with_a_certificate_of_ours_is_trusted(certificates: Certificates, host: str) -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        await start(broker, trusting(certificates), host)
+        pem = certificates.authority.read_text()
+        await start(broker, Security(Tls(ca_pem=pem)), host)
+        await start(broker, Security(Tls(ca_location=str(certificates.broker))), host)
+
+    run(test, ScriptedBroker(tls=broker_tls(certificates)))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_large_answers_come_whole_through_tls_beside_sasl(certificates: Certificates, loop: str) -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        security = Security(trusting(certificates).tls, ADA.sasl)
+        broker.topics = {f"topic-{number:05d}": 1 for number in range(2_000)}
+        async with Cluster(broker.bootstrap, security=security) as cluster:
+            for _ in range(3):
+                await cluster.refresh(all_topics=True)
+                assert list(cluster.topics) == list(broker.topics)
+
+    new_loop = None if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    run(test, plain_broker(tls=broker_tls(certificates)), new_loop)
+
+
+@pytest.mark.parametrize(
+    ("fields", "elsewhere", "complaint"),
+    [
+        ({"ca_location": "stranger"}, False, "certificate verify failed.*ssl.truststore.location"),
+        ({"ca_location": ""}, False, "certificate verify failed"),
+        ({}, True, "not valid for '127.0.0.1'"),
+    ],
+)
+def test_a_broker_that_cannot_be_trusted_is_told_at_once(
+    certificates: Certificates, fields: dict[str, Any], elsewhere: bool, complaint: str
+) -> None:
+    if fields.get("ca_location"):
+        fields = {"ca_location": str(certificates.stranger)}
+
+    async def test(broker: ScriptedBroker) -> None:
+        with pytest.raises(AuthenticationError, match=complaint):
+            await start(broker, trusting(certificates, **fields))
+        assert broker.asked == []
+
+    run(test, ScriptedBroker(tls=broker_tls(certificates, elsewhere=elsewhere)))
+
+
+def test_host_names_and_certificates_are_not_checked_where_that_is_said(certificates: Certificates) -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        await start(broker, trusting(certificates, checks_host_name=False))
+        await start(broker, Security(Tls(checks_host_name=False, checks_certificate=False)))
+
+    run(test, ScriptedBroker(tls=broker_tls(certificates, elsewhere=True)))
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_a_broker_that_wants_a_certificate_gets_one(certificates: Certificates, version: str) -> None:
+    files = {"certificate_location": str(certificates.client)}
+    ways: list[dict[str, Any]] = [
+        {**files, "key_location": str(certificates.client_key)},
+        {**files, "key_location": str(certificates.client_locked_key), "key_password": KEY_PASSWORD},
+        {"certificate_pem": certificates.client.read_text(), "key_pem": certificates.client_key.read_text()},
+    ]
+
+    async def test(broker: ScriptedBroker) -> None:
+        for way in ways:
+            await start(broker, trusting(certificates, versions=(version,), **way))
+        with pytest.raises(ConnectionLostError, match="does it want a certificate"):
+            await start(broker, trusting(certificates, versions=(version,)))
+
+    run(test, ScriptedBroker(tls=broker_tls(certificates, wants_client=True)))
+
+
+def test_a_key_beside_its_certificate_in_one_file_is_found(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    store = tmp_path / "keystore.pem"
+    store.write_text(certificates.client_key.read_text() + certificates.client.read_text())
+    tls_context(Tls(certificate_location=str(store)))
+
+
+def test_tls_to_a_port_without_it_and_the_other_way_round_are_told(certificates: Certificates) -> None:
+    async def test(broker: ScriptedBroker) -> None:
+        error = await failure(broker, None)
+        assert isinstance(error, ConnectionLostError)
+        assert "does it want TLS" in str(error)
+
+    async def says_something_else(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async def other_way_round(broker: ScriptedBroker) -> None:
+        async with await asyncio.start_server(says_something_else, "127.0.0.1", 0) as server:
+            broker.port = server.sockets[0].getsockname()[1]
+            error = await failure(broker, trusting(certificates))
+            assert isinstance(error, AuthenticationError)
+            assert "Does this port speak TLS" in str(error)
+
+    run(test, ScriptedBroker(tls=broker_tls(certificates)))
+    run(other_way_round, ScriptedBroker())
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"\xfe\xed\xfe\xed....", "is a JKS store.*keytool -list -rfc -keystore"),
+        (b"nothing", "neither PEM nor PKCS12"),
+        (
+            b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            "no certificates that can be used",
+        ),
+    ],
+)
+def test_a_truststore_that_is_of_no_use_is_told_with_the_way_out(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    (tmp_path / "store").write_bytes(content)
+    with pytest.raises(ValueError, match=complaint):
+        tls_context(Tls(ca_location=str(tmp_path / "store")))
+
+
+def test_files_that_are_not_there_are_told_before_anything_is_tried(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the truststore .*nowhere cannot be read: No such file"):
+        Cluster("127.0.0.1:1", security=Security(Tls(ca_location=str(tmp_path / "nowhere"))))
+    with pytest.raises(ValueError, match=r"the keystore .*nowhere cannot be read: No such file"):
+        tls_context(Tls(certificate_location=str(tmp_path / "nowhere")))
+
+
+def test_a_key_that_does_not_open_is_told_without_asking_at_the_terminal(certificates: Certificates) -> None:
+    for password in ("", "SECRET"):
+        tls = Tls(
+            certificate_location=str(certificates.client),
+            key_location=str(certificates.client_locked_key),
+            key_password=password,
+        )
+        with pytest.raises(ValueError, match=r"is ssl.key.password right\?\): (?!.*SECRET)"):
+            tls_context(tls)
+    with pytest.raises(ValueError, match="cannot be used together"):
+        tls_context(
+            Tls(certificate_location=str(certificates.client), key_location=str(certificates.broker_key))
+        )
+
+
+def test_names_around_the_certificates_of_a_truststore_do_no_harm(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    store = tmp_path / "ca.pem"
+    store.write_bytes("Alias: Älteste\n".encode("latin-1") + certificates.authority.read_bytes())
+    tls_context(Tls(ca_location=str(store)))
+
+
+def test_a_pkcs12_truststore_is_read_where_python_can(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store.p12"
+    source = ["-nokeys", "-in", str(certificates.authority), "-out", str(store)]
+    subprocess.run(["openssl", "pkcs12", "-export", *source, "-passout", "pass:right"], check=True)
+    tls = Tls(ca_location=str(store), ca_password="right")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "cryptography", None)
+        with pytest.raises(ValueError, match=r"PKCS12 store.*`cryptography`.*keytool -list -rfc"):
+            tls_context(tls)
+    pytest.importorskip("cryptography")
+    assert tls_context(tls).cert_store_stats()["x509"] == 1
+    with pytest.raises(ValueError, match=r"is ssl\.truststore\.password right"):
+        tls_context(Tls(ca_location=str(store), ca_password="SECRET"))

@@ -1,0 +1,42 @@
+"""Partitions of a column of keys: the client's partitioner, row by row."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moldau.client.producer.partitioner import partition_of_key
+from moldau.columnar.partitioning import key_partitions
+from support.columnar import codec
+
+both = pytest.mark.parametrize("is_native", [True, False], ids=["native", "plain"])
+
+
+@both
+@settings(deadline=None)
+@given(
+    keys=st.lists(st.none() | st.binary(max_size=40)),
+    count=st.integers(1, 2**31 - 1),
+    without_key=st.integers(-1, 100),
+)
+def test_keys_go_where_the_clients_partitioner_sends_them(
+    is_native: bool, keys: list[bytes | None], count: int, without_key: int
+) -> None:
+    with codec(is_native):
+        found = key_partitions(pa.array(keys, pa.binary()), count, without_key)
+    assert found.dtype == "int32"
+    assert found.tolist() == [without_key if key is None else partition_of_key(key, count) for key in keys]
+
+
+@both
+def test_text_is_hashed_as_utf8_and_slices_from_where_they_start(is_native: bool) -> None:
+    keys = ["a", "né", None, "key-4"]
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        with codec(is_native):
+            found = key_partitions(pa.array(keys, kind).slice(1), 12, -1)
+        assert found.tolist() == [partition_of_key("né".encode(), 12), -1, partition_of_key(b"key-4", 12)]
+
+
+def test_a_topic_without_partitions_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 partitions"):
+        key_partitions(pa.array([b"k"]), 0, 0)

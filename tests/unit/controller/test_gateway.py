@@ -1,0 +1,402 @@
+"""The gateway finds the active controller, here or at another node, and never does a thing twice."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+import pytest
+
+from moldau.client.net.versions import VERSIONS
+from moldau.controller.gateway import ControllerGateway
+from moldau.controller.requests import (
+    Heartbeat,
+    HeartbeatReply,
+    InSyncChange,
+    InSyncResult,
+    NewTopic,
+    NotReady,
+    Registration,
+    TopicCreated,
+)
+from moldau.errors import (
+    DuplicateBrokerRegistrationError,
+    InvalidUpdateVersionError,
+    MoldauError,
+    NotControllerError,
+    PeerUnreachableError,
+    RequestTimedOutError,
+    StaleBrokerEpochError,
+    TopicExistsError,
+)
+from moldau.metadata.image import Endpoint, PartitionImage, TopicImage
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder
+from moldau.wire.frames import read_header, skip_tags
+
+T = TypeVar("T")
+TOPIC = UUID(int=0xA)
+
+REGISTRATION = Registration(
+    broker_id=1,
+    incarnation_id=UUID(int=7),
+    endpoints=[Endpoint("PLAINTEXT", "alpha", 9092)],
+    rack="north",
+    cluster_id="the-cluster",
+    previous_epoch=41,
+)
+CHANGES = [
+    InSyncChange(TOPIC, 0, 3, 5, ((1, 10), (2, 20))),
+    InSyncChange(UUID(int=0xB), 4, 1, 2, ((1, 10),), is_recovering=True),
+    InSyncChange(TOPIC, 1, 3, 6, ((1, 10),)),
+]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+class ScriptedPeers:
+    """Answers calls from a script, after both went through the codec."""
+
+    def __init__(self, *script: Mapping[str, Any] | Callable[[Message], Any] | BaseException) -> None:
+        self.script = list(script)
+        self.calls: list[tuple[int, ApiKey, str, Message]] = []
+
+    async def call(
+        self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int | None = None
+    ) -> Message:
+        version = VERSIONS[api].high
+        asked, answered = bytearray(), bytearray()
+        encoder(api, version, "request")(asked, tree)
+        request = decoder(api, version, "request")(memoryview(asked))
+        self.calls.append((node_id, api, lane, request))
+        await asyncio.sleep(0)
+        answer = self.script.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        if callable(answer):
+            answer = answer(request)
+        encoder(api, version, "response")(answered, answer)
+        return decoder(api, version, "response")(memoryview(answered))
+
+
+class LocalController:
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **_: Any) -> Any:
+            self.calls.append((name, arguments))
+            answer = self.script.pop(0)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        return call
+
+
+class Loader:
+    def __init__(self, offset: int) -> None:
+        self.image = SimpleNamespace(offset=offset, topics={})
+        self.waited: list[int] = []
+
+    async def wait_for(self, offset: int) -> None:
+        self.waited.append(offset)
+        self.image.offset = offset
+
+
+class Quorum:
+    def __init__(self, *leaders: int) -> None:
+        self._leaders = list(leaders)
+
+    @property
+    def leader_id(self) -> int:
+        return self._leaders.pop(0) if len(self._leaders) > 1 else self._leaders[0]
+
+
+def make(
+    *leaders: int,
+    peers: ScriptedPeers | None = None,
+    controller: LocalController | None = None,
+    loader: Loader | None = None,
+) -> ControllerGateway:
+    return ControllerGateway(
+        1,
+        cast(Any, controller or LocalController()),
+        cast(Any, Quorum(*leaders)),
+        cast(Any, peers or ScriptedPeers()),
+        cast(Any, loader or Loader(100)),
+        Clock(),
+    )
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(work)
+
+
+def test_a_registration_says_all_there_is_to_say() -> None:
+    peers = ScriptedPeers({"throttle_time": 0, "error_code": 0, "broker_epoch": 44})
+    assert run(make(2, peers=peers).register_broker(REGISTRATION)) == 44
+    ((node_id, api, lane, request),) = peers.calls
+    assert (node_id, api, lane) == (2, ApiKey.BROKER_REGISTRATION, "controller")
+    assert (request.broker_id, request.cluster_id, request.incarnation_id) == (1, "the-cluster", UUID(int=7))
+    assert (request.rack, request.previous_broker_epoch) == ("north", 41)
+    (listener,) = request.listeners
+    assert (listener.name, listener.host, listener.port) == ("PLAINTEXT", "alpha", 9092)
+    assert [each.name for each in request.features] == sorted(each.name for each in request.features) != []
+
+
+def test_the_own_controller_is_asked_without_the_network() -> None:
+    controller = LocalController(44, HeartbeatReply(True, False, False), [], range(5))
+    gateway = make(1, controller=controller)
+
+    async def story() -> None:
+        assert await gateway.register_broker(REGISTRATION) == 44
+        assert (await gateway.heartbeat(Heartbeat(1, 44, 9))).is_caught_up
+        assert await gateway.alter_in_sync(1, 44, []) == []
+        assert await gateway.allocate_producer_ids(1, 44) == range(5)
+
+    run(story())
+    assert [name for name, _ in controller.calls] == [
+        "register_broker",
+        "heartbeat",
+        "alter_in_sync",
+        "allocate_producer_ids",
+    ]
+
+
+def test_a_heartbeat_carries_what_could_not_be_opened() -> None:
+    peers = ScriptedPeers(
+        {
+            "throttle_time": 0,
+            "error_code": 0,
+            "is_caught_up": True,
+            "is_fenced": False,
+            "should_shut_down": True,
+        }
+    )
+    heartbeat = Heartbeat(
+        1,
+        44,
+        9,
+        wants_shutdown=True,
+        not_ready=[
+            NotReady(TOPIC, 3, 1, "it is damaged"),
+            NotReady(TOPIC, 4, 1, "it is full", may_pass=True),
+        ],
+    )
+    reply = run(make(2, peers=peers).heartbeat(heartbeat))
+    assert reply == HeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=True)
+    request = peers.calls[0][3]
+    assert (request.broker_epoch, request.current_metadata_offset, request.want_shut_down) == (44, 9, True)
+    (not_ready,) = request.not_ready
+    assert (not_ready.topic_id, not_ready.partition_index, not_ready.reason) == (TOPIC, 3, "it is damaged")
+    (full,) = request.not_writable
+    assert full.partition_index == 4, "controllers that do not know the field leave such replicas as they are"
+
+
+def test_in_sync_changes_are_answered_in_the_order_they_were_asked() -> None:
+    def answer(request: Message) -> dict[str, Any]:
+        return {
+            "throttle_time": 0,
+            "error_code": 0,
+            "topics": [
+                {
+                    "topic_id": topic.topic_id,
+                    "partitions": [
+                        {
+                            "partition_index": each.partition_index,
+                            "error_code": 95 if each.partition_index == 1 else 0,
+                            "leader_id": 1,
+                            "leader_epoch": each.leader_epoch,
+                            "isr": [member.broker_id for member in each.new_isr_with_epochs],
+                            "leader_recovery_state": each.leader_recovery_state,
+                            "partition_epoch": each.partition_epoch + 1,
+                        }
+                        for each in topic.partitions
+                    ],
+                }
+                for topic in reversed(request.topics)
+            ],
+        }
+
+    peers = ScriptedPeers(answer)
+    results = run(make(2, peers=peers).alter_in_sync(1, 10, CHANGES))
+    assert [(each.topic_id, each.partition) for each in results] == [
+        (each.topic_id, each.partition) for each in CHANGES
+    ]
+    assert results[0] == InSyncResult(TOPIC, 0, 1, 3, (1, 2), False, 6)
+    assert results[1].is_recovering
+    assert isinstance(results[2].error, InvalidUpdateVersionError)
+    assert peers.calls[0][2] == "changes", "it waits for a commit, and heartbeats must not wait behind it"
+
+
+def test_a_partition_that_the_answer_leaves_out_has_an_error() -> None:
+    peers = ScriptedPeers({"throttle_time": 0, "error_code": 0, "topics": []})
+    results = run(make(2, peers=peers).alter_in_sync(1, 10, CHANGES))
+    assert len(results) == 3
+    assert all(each.error is not None for each in results)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (41, NotControllerError),
+        (77, StaleBrokerEpochError),
+        (101, DuplicateBrokerRegistrationError),
+        (-1, MoldauError),
+        (9999, MoldauError),
+    ],
+)
+def test_codes_become_errors_again(code: int, error: type[MoldauError]) -> None:
+    peers = ScriptedPeers({"throttle_time": 0, "error_code": code, "broker_epoch": -1})
+    with pytest.raises(error):
+        run(make(2, peers=peers).register_broker(REGISTRATION))
+
+
+def test_a_brokers_own_calls_are_made_once() -> None:
+    peers = ScriptedPeers(PeerUnreachableError("gone", is_gone=True))
+    with pytest.raises(PeerUnreachableError):
+        run(make(2, peers=peers).heartbeat(Heartbeat(1, 44, 9)))
+    with pytest.raises(NotControllerError):
+        run(make(-1).heartbeat(Heartbeat(1, 44, 9)))
+
+
+# What is asked for clients
+
+
+def enveloped(answer: Mapping[str, Any], offset: int = -1) -> Callable[[Message], dict[str, Any]]:
+    """What another node says to the request inside an envelope."""
+
+    def reply(request: Message) -> dict[str, Any]:
+        header = read_header(request.request_data)
+        data = bytearray(header.correlation_id.to_bytes(4, "big"))
+        data.append(0)
+        encoder(header.api_key, header.version, "response")(data, answer)
+        return {"error_code": 0, "response_data": data, "metadata_offset": offset}
+
+    return reply
+
+
+def created(name: str, code: int = 0) -> dict[str, Any]:
+    topic = {
+        "name": name,
+        "topic_id": TOPIC,
+        "error_code": code,
+        "error_message": None,
+        "num_partitions": 3,
+        "replication_factor": 2,
+        "configs": [],
+    }
+    return {"throttle_time": 0, "topics": [topic]}
+
+
+NOT_CONTROLLER = {"error_code": 41, "response_data": None}
+
+
+def create(gateway: ControllerGateway, timeout_ms: int = 10_000) -> Sequence[TopicCreated]:
+    work = gateway.create_topics([NewTopic("orders", 3, 2, configs={"a": "b"})], timeout_ms=timeout_ms)
+    return cast(Sequence[TopicCreated], run(work))
+
+
+def test_a_topic_is_created_by_another_node_in_an_envelope() -> None:
+    peers = ScriptedPeers(enveloped(created("orders"), offset=120))
+    loader = Loader(100)
+    (result,) = create(make(2, peers=peers, loader=loader))
+    assert result == TopicCreated("orders", TOPIC, 3, 2)
+    assert loader.waited == [120], "it is there for the next who asks this node"
+    request = peers.calls[0][3]
+    header = read_header(request.request_data)
+    body = decoder(header.api_key, header.version, "request")(
+        request.request_data[skip_tags(request.request_data, header.body_start) :]
+    )
+    assert (header.api_key, body.timeout, body.validate_only) == (ApiKey.CREATE_TOPICS, 1_000, False)
+    assert [(each.name, each.num_partitions, each.replication_factor) for each in body.topics] == [
+        ("orders", 3, 2)
+    ]
+
+
+def test_errors_of_topics_come_back_as_errors() -> None:
+    (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 36)))))
+    assert isinstance(result.error, TopicExistsError)
+
+
+def test_a_topic_whose_replicas_are_not_all_ready_is_there_all_the_same() -> None:
+    loader = Loader(100)
+    partition = PartitionImage(0, (1, 2), (1,), 1, 0, 0)
+    loader.image.topics["orders"] = TopicImage("orders", TOPIC, (partition,) * 3)
+    (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 7))), loader=loader))
+    assert result == TopicCreated("orders", TOPIC, 3, 2)
+    (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 7)))))
+    assert isinstance(result.error, RequestTimedOutError)
+
+
+def test_a_controller_that_has_moved_is_followed() -> None:
+    peers = ScriptedPeers(
+        NOT_CONTROLLER, PeerUnreachableError("refused", is_gone=True), enveloped(created("orders"))
+    )
+    (result,) = create(make(2, -1, 2, 3, peers=peers))
+    assert result.error is None
+    assert [call[0] for call in peers.calls] == [2, 2, 3]
+
+
+def test_a_controller_that_moves_here_is_asked_here() -> None:
+    controller = LocalController([TopicCreated("orders", TOPIC, 3, 2)], [])
+    (result,) = create(make(2, 1, peers=ScriptedPeers(NOT_CONTROLLER), controller=controller))
+    assert result.error is None
+    assert [name for name, _ in controller.calls] == ["create_topics", "wait_ready"]
+
+
+def test_a_controller_that_moves_when_the_topic_is_made_has_made_it() -> None:
+    controller = LocalController([TopicCreated("orders", TOPIC, 3, 2)], NotControllerError("moved"))
+    (result,) = create(make(1, controller=controller))
+    assert result.error is None
+    assert [name for name, _ in controller.calls] == ["create_topics", "wait_ready"]
+
+
+def test_what_may_have_been_done_is_not_done_again() -> None:
+    peers = ScriptedPeers(PeerUnreachableError("it hung up", was_sent=True), enveloped(created("orders")))
+    with pytest.raises(RequestTimedOutError, match="not known"):
+        create(make(2, peers=peers))
+    assert len(peers.calls) == 1
+
+
+def test_without_a_controller_the_time_runs_out() -> None:
+    with pytest.raises(RequestTimedOutError, match="no controller is known"):
+        create(make(-1), timeout_ms=0)
+
+
+def test_requests_that_take_long_do_not_hold_each_other_up() -> None:
+
+    lanes: list[str] = []
+
+    class SlowPeers(ScriptedPeers):
+        async def call(self, node_id: int, api: ApiKey, tree: Any, *, lane: str, **_: Any) -> Message:
+            lanes.append(lane)
+            await self.may_go.wait()
+            return await super().call(node_id, api, tree, lane=lane)
+
+        may_go: asyncio.Event
+
+    async def story() -> None:
+        peers = SlowPeers(*[enveloped(created("orders"))] * 3)
+        peers.may_go = asyncio.Event()
+        gateway = make(2, peers=peers)
+        asked = [asyncio.create_task(gateway.create_topics([NewTopic("orders")])) for _ in range(2)]
+        await asyncio.sleep(0)
+        peers.may_go.set()
+        await asyncio.gather(*asked)
+        await gateway.create_topics([NewTopic("orders")])
+
+    run(story())
+    assert lanes == ["forwarding-0", "forwarding-1", "forwarding-0"]

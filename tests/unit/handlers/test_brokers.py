@@ -1,0 +1,224 @@
+"""What nodes ask of the controller about themselves, through the codec: registration, heartbeats, producer ids; and
+UnregisterBroker, which people ask for."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
+from moldau.controller.wire import heartbeat_reply, heartbeat_tree, registration_tree
+from moldau.errors import (
+    BrokerIdNotRegisteredError,
+    CoordinatorLoadInProgressError,
+    DuplicateBrokerRegistrationError,
+    MoldauError,
+    NotControllerError,
+    StaleBrokerEpochError,
+    StorageError,
+)
+from moldau.handlers import REGISTRY
+from moldau.metadata.image import Endpoint
+from moldau.server.session import ClientConnection, Session
+from moldau.transactions.producer_ids import ProducerIds
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder
+
+REGISTER, BEAT = ApiKey.BROKER_REGISTRATION, ApiKey.BROKER_HEARTBEAT
+IDS, UNREGISTER = ApiKey.ALLOCATE_PRODUCER_IDS, ApiKey.UNREGISTER_BROKER
+
+BROKER = Registration(
+    3,
+    UUID(int=33),
+    (Endpoint("PLAINTEXT", "alpha", 9093), Endpoint("INTERNAL", "beta", 9094, 1)),
+    rack="r1",
+    cluster_id="ours",
+    previous_epoch=17,
+    former_incarnations=(UUID(int=31), UUID(int=32)),
+    features={"metadata.version": (30, 30)},
+)
+
+
+class Asked:
+    """Stands for the controller; keeps what it was asked, and answers or refuses."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[Any] = []
+        self.closed: list[tuple[int, int]] = []
+
+    def _answered(self, *asked: Any) -> Any:
+        self.asked.append(asked)
+        if isinstance(self.answer, MoldauError):
+            raise self.answer
+        return self.answer
+
+    async def register_broker(self, broker: Registration, *, from_afar: bool) -> int:
+        found: int = self._answered(broker, from_afar)
+        return found
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        found: HeartbeatReply = self._answered(beat)
+        return found
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        self._answered(broker_id)
+
+    async def allocate_producer_ids(self, broker_id: int, broker_epoch: int) -> range:
+        found: range = self._answered(broker_id, broker_epoch)
+        return found
+
+    def broker_connection_closed(self, broker_id: int, broker_epoch: int) -> None:
+        self.closed.append((broker_id, broker_epoch))
+
+
+class BrokerOf:
+    def __init__(self, controller: Asked) -> None:
+        self.controller = controller
+        self.connection = ClientConnection("127.0.0.1:5000", "PLAINTEXT")
+
+    def ask(self, api_key: ApiKey, version: int, tree: dict[str, Any]) -> Message:
+        sent = bytearray()
+        encoder(api_key, version, "request")(sent, tree)
+        session = Session(self.connection, version, "tests")
+        handler: Any = REGISTRY[api_key].handler
+        request = decoder(api_key, version, "request")(memoryview(sent))
+        answer = asyncio.run(handler(request, session, self))
+        got = bytearray()
+        encoder(api_key, version, "response")(got, answer)
+        return decoder(api_key, version, "response")(memoryview(got))
+
+
+def versions_of(api_key: ApiKey) -> range:
+    return range(REGISTRY[api_key].low, REGISTRY[api_key].high + 1)
+
+
+@pytest.mark.parametrize("version", versions_of(REGISTER))
+def test_a_registration_comes_as_it_was_sent(version: int) -> None:
+    broker = BrokerOf(Asked(41))
+    answer = broker.ask(REGISTER, version, registration_tree(BROKER))
+    assert (answer.error_code, answer.broker_epoch) == (0, 41)
+    [(asked, from_afar)] = broker.controller.asked
+    assert (asked.broker_id, asked.incarnation_id, tuple(asked.endpoints)) == (
+        3,
+        UUID(int=33),
+        BROKER.endpoints,
+    )
+    assert (asked.rack, asked.cluster_id, asked.previous_epoch) == ("r1", "ours", 17)
+    assert asked.former_incarnations == (UUID(int=31), UUID(int=32))
+    assert asked.features == {"metadata.version": (30, 30)}
+    assert from_afar
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(NotControllerError(""), 41), (DuplicateBrokerRegistrationError(""), 101)]
+)
+def test_a_registration_that_is_refused_has_its_code(error: MoldauError, code: int) -> None:
+    answer = BrokerOf(Asked(error)).ask(REGISTER, 4, registration_tree(BROKER))
+    assert (answer.error_code, answer.broker_epoch) == (code, -1)
+
+
+def test_a_registration_without_an_incarnation_is_refused() -> None:
+    broker = BrokerOf(Asked(41))
+    answer = broker.ask(REGISTER, 4, {**registration_tree(BROKER), "incarnation_id": None})
+    assert answer.error_code == 119
+    assert broker.controller.asked == []
+
+
+@pytest.mark.parametrize("version", versions_of(BEAT))
+def test_a_heartbeat_comes_as_it_was_sent_and_so_does_its_answer(version: int) -> None:
+    broken = NotReady(UUID(int=4), 2, 3, "it is damaged")
+    full = NotReady(UUID(int=4), 5, 3, "No space left on device", may_pass=True)
+    beat = Heartbeat(3, 41, 99, wants_fence=True, wants_shutdown=True, not_ready=[broken, full])
+    broker = BrokerOf(Asked(HeartbeatReply(True, False, True, confirmed_age_ms=7)))
+    answer = broker.ask(BEAT, version, heartbeat_tree(beat))
+    assert (answer.error_code, answer.is_caught_up, answer.is_fenced, answer.should_shut_down) == (
+        0,
+        True,
+        False,
+        True,
+    )
+    assert heartbeat_reply(answer) == HeartbeatReply(True, False, True, confirmed_age_ms=7)
+    assert broker.controller.asked == [(beat,)]
+
+
+def test_a_heartbeat_that_is_refused_grants_nothing() -> None:
+    answer = BrokerOf(Asked(StaleBrokerEpochError(""))).ask(BEAT, 1, heartbeat_tree(Heartbeat(3, 41, 99)))
+    assert (answer.error_code, answer.is_caught_up, answer.is_fenced, answer.should_shut_down) == (
+        77,
+        False,
+        True,
+        False,
+    )
+
+
+def test_the_end_of_a_connection_with_heartbeats_is_told_once_for_each_life() -> None:
+    controller = Asked(HeartbeatReply(True, False, False))
+    broker = BrokerOf(controller)
+    for epoch in (41, 41, 55, 55):
+        broker.ask(BEAT, 1, heartbeat_tree(Heartbeat(3, epoch, 99)))
+    assert controller.closed == []
+    broker.connection.closed.end()
+    assert controller.closed == [(3, 41), (3, 55)]
+
+
+def test_a_connection_whose_heartbeats_were_refused_says_nothing_of_the_broker() -> None:
+    """Anybody could name any broker."""
+    controller = Asked(StaleBrokerEpochError(""))
+    broker = BrokerOf(controller)
+    broker.ask(BEAT, 1, heartbeat_tree(Heartbeat(3, 41, 99)))
+    broker.connection.closed.end()
+    assert controller.closed == []
+
+
+def test_producer_ids_are_a_block() -> None:
+    tree = {"broker_id": 3, "broker_epoch": 41}
+    broker = BrokerOf(Asked(range(2000, 3000)))
+    answer = broker.ask(IDS, 0, tree)
+    assert (answer.error_code, answer.producer_id_start, answer.producer_id_len) == (0, 2000, 1000)
+    assert broker.controller.asked == [(3, 41)]
+    assert BrokerOf(Asked(NotControllerError(""))).ask(IDS, 0, tree).error_code == 41
+
+
+def test_unregistering_is_answered_with_a_message_where_it_cannot_be() -> None:
+    answer = BrokerOf(Asked(None)).ask(UNREGISTER, 0, {"broker_id": 3})
+    assert (answer.error_code, answer.error_message) == (0, None)
+    refused = BrokerIdNotRegisteredError("Broker 3 is not registered.")
+    answer = BrokerOf(Asked(refused)).ask(UNREGISTER, 0, {"broker_id": 3})
+    assert (answer.error_code, answer.error_message) == (102, "Broker 3 is not registered.")
+
+
+def test_only_nodes_are_served_what_only_nodes_ask() -> None:
+    assert all(REGISTRY[each].between_nodes for each in (REGISTER, BEAT, IDS))
+    assert REGISTRY[UNREGISTER].forwarded
+    assert not REGISTRY[UNREGISTER].between_nodes
+
+
+def test_clients_are_told_to_ask_again_while_no_producer_ids_can_be_had() -> None:
+    async def story() -> None:
+        answers: list[Any] = [
+            NotControllerError(""),
+            StaleBrokerEpochError(""),
+            range(5, 7),
+            StorageError("EIO"),
+            range(9, 10),
+        ]
+
+        async def allocate() -> range:
+            answer = answers.pop(0)
+            if isinstance(answer, MoldauError):
+                raise answer
+            found: range = answer
+            return found
+
+        ids = ProducerIds(allocate)
+        for _ in range(2):
+            with pytest.raises(CoordinatorLoadInProgressError):
+                await ids.next()
+        assert [await ids.next(), await ids.next()] == [5, 6]
+        with pytest.raises(StorageError):
+            await ids.next()
+        assert await ids.next() == 9
+
+    asyncio.run(story())

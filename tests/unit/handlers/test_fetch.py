@@ -1,0 +1,330 @@
+"""Fetch: sessions, byte limits, long polls, epochs; called as a client's request would be, on a real node
+in memory."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.handlers.a01_fetch import fetch
+from moldau.metadata.image import PartitionImage
+from moldau.partitions.partition import Partition
+from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record
+from moldau.server.fetch_sessions import (
+    EVICT_AFTER_MS,
+    FetchSessionNotFoundError,
+    FetchSessions,
+    FetchSessionTopicIdError,
+    InvalidFetchSessionEpochError,
+    Wanted,
+)
+from moldau.server.fetch_watch import PartitionKey
+from moldau.server.session import ClientConnection, Session
+from moldau.testing import Broker
+from moldau.wire.codec import Message
+
+
+def client() -> ClientConnection:
+    return ClientConnection("127.0.0.1:5", "PLAINTEXT")
+
+
+def wanted(partition: int = 0, offset: int = 0) -> Wanted:
+    return Wanted("orders", None, partition, offset, 1000, -1, -1)
+
+
+def named(*partitions: Wanted) -> dict[PartitionKey, Wanted]:
+    return {each.key: each for each in partitions}
+
+
+# The cache of sessions
+
+
+def test_a_session_goes_on_as_long_as_its_epoch_does() -> None:
+    sessions = FetchSessions(random.Random(1), 10)
+    session = sessions.begin(client(), named(wanted(0), wanted(1)), 0, 0, uses_topic_ids=False)
+    assert session is not None
+    resumed = sessions.resume(
+        session.session_id, 1, named(wanted(1, 5)), [("orders", 0)], 0, uses_topic_ids=False
+    )
+    assert [(each.partition, each.offset) for each in resumed.wanted.values()] == [(1, 5)]
+    assert resumed.epoch == 2
+    with pytest.raises(InvalidFetchSessionEpochError):
+        sessions.resume(session.session_id, 1, {}, [], 0, uses_topic_ids=False)
+    with pytest.raises(FetchSessionTopicIdError):
+        sessions.resume(session.session_id, 2, {}, [], 0, uses_topic_ids=True)
+    with pytest.raises(FetchSessionNotFoundError):
+        sessions.resume(session.session_id + 1, 1, {}, [], 0, uses_topic_ids=False)
+
+
+def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
+    sessions = FetchSessions(random.Random(1), 10)
+    connection = client()
+    for _ in range(100):
+        assert sessions.begin(connection, named(wanted()), 0, 0, uses_topic_ids=False) is not None
+    assert len(sessions) == 1
+    sessions.end_all(connection)
+    assert len(sessions) == 0
+
+
+def test_a_full_cache_makes_room_only_for_what_is_old() -> None:
+    sessions = FetchSessions(random.Random(1), 2)
+    assert sessions.begin(client(), named(wanted()), 0, 0, uses_topic_ids=False) is not None
+    assert sessions.begin(client(), named(wanted()), 0, 10, uses_topic_ids=False) is not None
+    assert sessions.begin(client(), named(wanted()), 0, 20, uses_topic_ids=False) is None
+    assert sessions.begin(client(), named(wanted()), 0, EVICT_AFTER_MS, uses_topic_ids=False) is not None
+    assert len(sessions) == 2
+
+
+def test_a_fetch_of_nothing_needs_no_session() -> None:
+    assert FetchSessions(random.Random(1), 2).begin(client(), {}, 0, 0, uses_topic_ids=False) is None
+
+
+# The request
+
+
+class Fetcher:
+    """Asks as one connection does."""
+
+    def __init__(self, broker: Broker, version: int = 12) -> None:
+        self._broker = broker.node.broker
+        self._session = Session(client(), version, "test")
+
+    def partition(self, index: int) -> Partition:
+        found = self._broker.partitions.get("orders", index)
+        assert found is not None
+        return found
+
+    async def append(self, partition: int, *values: bytes) -> None:
+        found = self.partition(partition)
+        appended = await found.append([Batch(build_batch([Record(value=value) for value in values]))])
+        committing = found.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+        await (asyncio.sleep(0) if committing is None else committing)
+
+    async def fetch(
+        self,
+        offsets: dict[int, int],
+        *,
+        session: tuple[int, int] = (0, -1),
+        max_wait: int = 0,
+        min_bytes: int = 1,
+        max_bytes: int = 1_000_000,
+        partition_max_bytes: int = 1_000_000,
+        forgotten: list[int] | None = None,
+        **more: int,
+    ) -> dict[str, Any]:
+        partitions = [
+            Message(partition=index, fetch_offset=offset, partition_max_bytes=partition_max_bytes, **more)
+            for index, offset in offsets.items()
+        ]
+        gone = [Message(topic="orders", partitions=forgotten)] if forgotten else []
+        request = Message(
+            max_wait=max_wait,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            isolation_level=0,
+            session_id=session[0],
+            session_epoch=session[1],
+            topics=[Message(topic="orders", partitions=partitions)] if partitions else [],
+            forgotten_topics_data=gone,
+        )
+        answer: dict[str, Any] = await fetch(request, self._session, self._broker)
+        return answer
+
+
+def sizes(answer: dict[str, Any]) -> dict[int, int]:
+    return {
+        each["partition_index"]: each["records"].size
+        for topic in answer["responses"]
+        for each in topic["partitions"]
+    }
+
+
+def codes(answer: dict[str, Any]) -> dict[int, int]:
+    return {
+        each["partition_index"]: each["error_code"]
+        for topic in answer["responses"]
+        for each in topic["partitions"]
+    }
+
+
+def on_broker(
+    test: Callable[[Fetcher], Awaitable[None]], version: int = 12, settings: Mapping[str, str] | None = None
+) -> None:
+    async def main() -> None:
+        async with Broker(topics={"orders": 3}, settings=settings) as broker:
+            await test(Fetcher(broker, version))
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_an_incremental_fetch_tells_only_what_changed() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        await fetcher.append(0, b"a")
+        first = await fetcher.fetch({0: 0, 1: 0, 2: 0}, session=(0, 0))
+        session_id = first["session_id"]
+        assert session_id != 0
+        assert set(sizes(first)) == {0, 1, 2}
+        assert sizes(first)[0] > 0
+        assert sizes(await fetcher.fetch({0: 1}, session=(session_id, 1))) == {}
+        await fetcher.append(2, b"b")
+        assert set(sizes(await fetcher.fetch({}, session=(session_id, 2)))) == {2}
+        answer = await fetcher.fetch({}, session=(session_id, 3), forgotten=[2])
+        assert sizes(answer) == {}
+        assert (await fetcher.fetch({}, session=(session_id, 9)))["error_code"] == 71
+        assert (await fetcher.fetch({}, session=(session_id, -1)))["error_code"] == 0
+        assert (await fetcher.fetch({}, session=(session_id, 4)))["error_code"] == 70
+
+    on_broker(test)
+
+
+def test_a_long_poll_is_answered_when_enough_has_arrived() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        waiting = asyncio.create_task(fetcher.fetch({0: 0, 1: 0}, max_wait=5000, min_bytes=200))
+        await asyncio.sleep(0.01)
+        await fetcher.append(1, b"x" * 50)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await fetcher.append(0, b"x" * 50)
+        answer = await waiting
+        assert min(sizes(answer).values()) > 50
+
+    on_broker(test)
+
+
+def test_a_long_poll_ends_with_what_there_is() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        await fetcher.append(0, b"a")
+        answer = await fetcher.fetch({0: 0}, max_wait=30, min_bytes=10_000)
+        assert sizes(answer)[0] > 0
+        assert sizes(await fetcher.fetch({0: 1}, max_wait=30)) == {0: 0}
+
+    on_broker(test)
+
+
+FOR_EVER_MS = 60_000
+"""Longer than a test may take: whoever is answered did not wait."""
+
+
+@pytest.mark.parametrize("store", ["memory", "files"])
+def test_a_fetch_that_left_records_behind_does_not_wait_for_more(store: str, tmp_path: Path) -> None:
+    async def test(fetcher: Fetcher) -> None:
+        for _ in range(30):
+            await fetcher.append(0, b"x" * 1000)
+        await fetcher.append(1, b"x" * 1000)
+        whole = sizes(await fetcher.fetch({0: 0}))[0]
+        answer = await fetcher.fetch(
+            {0: 0}, max_wait=FOR_EVER_MS, partition_max_bytes=10_000, min_bytes=10_000
+        )
+        assert 1000 < sizes(answer)[0] <= 10_000
+        answer = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, max_bytes=10_000, min_bytes=10_000)
+        assert 1000 < sizes(answer)[0] <= 10_000
+        # One that is not in the answer at all has been left behind too.
+        answer = await fetcher.fetch({1: 0, 0: 0}, max_wait=FOR_EVER_MS, max_bytes=1200, min_bytes=1200)
+        assert sizes(answer)[1] > 0
+        # Whoever has all there is waits.
+        assert sizes(await fetcher.fetch({0: 0}, max_wait=1, min_bytes=whole + 1)) == {0: whole}
+        waiting = asyncio.create_task(fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=whole + 1))
+        await asyncio.sleep(0)
+        await fetcher.append(0, b"x")
+        assert sizes(await waiting)[0] > whole
+
+    on_broker(test, settings={"store": store, "data.dir": str(tmp_path), "log.index.interval.bytes": "4096"})
+
+
+def test_a_fetch_that_left_a_segment_behind_does_not_wait_for_more(tmp_path: Path) -> None:
+    async def test(fetcher: Fetcher) -> None:
+        for _ in range(3):
+            await fetcher.append(0, b"x" * 1000)
+        fetched = sizes(await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=3000))[0]
+        assert 1000 < fetched < 3000
+
+    on_broker(test, settings={"store": "files", "data.dir": str(tmp_path), "log.segment.bytes": "2500"})
+
+
+def test_no_more_is_waited_for_than_an_answer_may_hold() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        await fetcher.append(0, b"x" * 1000)
+        size = sizes(await fetcher.fetch({0: 0}))[0]
+        answer = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=5000, max_bytes=size)
+        assert sizes(answer) == {0: size}
+
+    on_broker(test)
+
+
+def test_an_error_is_answered_at_once() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        answer = await fetcher.fetch({0: 0, 1: 5, 7: 0}, max_wait=60_000)
+        assert codes(answer) == {0: 0, 1: 1, 7: 3}
+        assert codes(await fetcher.fetch({0: 0}, max_wait=60_000, current_leader_epoch=99)) == {0: 75}
+
+    on_broker(test)
+
+
+def test_the_first_batch_comes_whole_and_limits_hold_for_the_rest() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        for partition in range(3):
+            await fetcher.append(partition, b"x" * 1000)
+        batch = sizes(await fetcher.fetch({0: 0}))[0]
+        assert sizes(await fetcher.fetch({0: 0, 1: 0, 2: 0}, max_bytes=10)) == {0: batch, 1: 0, 2: 0}
+        two = sizes(await fetcher.fetch({0: 0, 1: 0, 2: 0}, max_bytes=batch + 10))
+        assert two[0] == batch
+        assert two[1] + two[2] <= 10
+        assert sizes(await fetcher.fetch({1: 0}, partition_max_bytes=10)) == {1: batch}
+
+    on_broker(test)
+
+
+def test_a_partition_that_got_records_goes_to_the_end_of_its_session() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        for partition in range(3):
+            await fetcher.append(partition, b"x" * 1000)
+        first = await fetcher.fetch({0: 0, 1: 0, 2: 0}, session=(0, 0), max_bytes=10)
+        session_id = first["session_id"]
+        assert [index for index, size in sizes(first).items() if size] == [0]
+        second = await fetcher.fetch({}, session=(session_id, 1), max_bytes=10)
+        assert [index for index, size in sizes(second).items() if size] == [1]
+        third = await fetcher.fetch({}, session=(session_id, 2), max_bytes=10)
+        assert [index for index, size in sizes(third).items() if size] == [2]
+
+    on_broker(test)
+
+
+def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> None:
+    async def test(fetcher: Fetcher) -> None:
+        await fetcher.append(0, b"a")
+        partition = fetcher.partition(0)
+        epoch = partition.leader_epoch
+        await partition.take_role(PartitionImage(0, (1,), (1,), 1, epoch + 2, 1))
+        await fetcher.append(0, b"b")
+        answer = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 1)
+        [told] = answer["responses"][0]["partitions"]
+        assert (told["error_code"], told["diverging_epoch"]) == (0, {"epoch": epoch, "end_offset": 1})
+        fine = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 2)
+        assert fine["responses"][0]["partitions"][0].get("diverging_epoch") is None
+        assert codes(await fetcher.fetch({0: 1}, last_fetched_epoch=50)) == {0: 1}
+
+    on_broker(test)
+
+
+def test_followers_have_sessions_of_their_own_beside_those_of_consumers() -> None:
+    sessions = FetchSessions(random.Random(1), 1)
+    consumer = sessions.begin(client(), named(wanted()), 0, 0, uses_topic_ids=False)
+    assert consumer is not None
+    late = 10 * EVICT_AFTER_MS
+    first = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
+    other = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=3)
+    assert first is not None
+    assert other is not None
+    assert len(sessions) == 3, "the consumer's is still there"
+    again = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
+    assert again is not None
+    assert len(sessions) == 3, "one for each node"
+    assert sessions.begin(client(), named(wanted()), 0, 2 * late, uses_topic_ids=False) is not None
+    sessions.resume(again.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)
+    with pytest.raises(FetchSessionNotFoundError):
+        sessions.resume(consumer.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)

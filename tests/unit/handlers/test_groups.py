@@ -1,0 +1,711 @@
+"""The requests of groups in every version: what the coordinator is asked, and what clients are told."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from moldau.errors import (
+    CoordinatorNotAvailableError,
+    GroupIdNotFoundError,
+    MemberIdRequiredError,
+    MoldauError,
+    NotCoordinatorError,
+    OffsetMetadataTooLargeError,
+    RebalanceInProgressError,
+    UnknownMemberError,
+)
+from moldau.groups.records import NO_EXPIRY, CommittedOffset
+from moldau.groups.requests import (
+    CommitReply,
+    CommitRequest,
+    DeleteOffsetsReply,
+    GroupDescription,
+    GroupState,
+    JoinedMember,
+    JoinReply,
+    JoinRequest,
+    LeaveReply,
+    LeavingMember,
+    LeftMember,
+    ListedGroup,
+    MemberClaim,
+    MemberDescription,
+    OffsetsReply,
+    SyncReply,
+    SyncRequest,
+    TopicPartition,
+)
+from moldau.handlers import REGISTRY
+from moldau.handlers.a10_find_coordinator import find_coordinator
+from moldau.metadata.image import NO_LEADER, PartitionImage
+from moldau.server.broker import Broker
+from moldau.server.dispatch import Dispatcher
+from moldau.server.session import ClientConnection, Session
+from moldau.wire.api_keys import ApiKey
+from support.admin import LISTENER, AdminBroker, image_of, topic_id, versions_of
+from support.members import join_tree, sync_tree
+from support.wire import encode
+
+WALL_MS = 1_700_000_000_000
+ALL_OF_A_GROUP = 3400
+NOT_ASKED = -(2**31)
+
+
+class ScriptedGroups:
+    """Notes what it is asked, and answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.reply: Any = None
+        self.error: MoldauError | None = None
+        self.leader = 1
+
+    def _answer(self, *asked: Any) -> Any:
+        self.asked.append(asked[0] if len(asked) == 1 else asked)
+        if self.error is not None:
+            raise self.error
+        return self.reply
+
+    async def coordinator_of(self, group_id: str) -> PartitionImage:
+        self._answer(group_id)
+        return PartitionImage(0, (1,), (1,), self.leader, 0, 0)
+
+    async def join(self, request: JoinRequest) -> Any:
+        return self._answer(request)
+
+    async def sync(self, request: SyncRequest) -> Any:
+        return self._answer(request)
+
+    async def heartbeat(self, claim: MemberClaim) -> None:
+        self._answer(claim)
+
+    async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> Any:
+        return self._answer(group_id, members)
+
+    async def commit(self, request: CommitRequest) -> Any:
+        self._answer(request)
+        return CommitReply(
+            {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
+        )
+
+    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> Any:
+        self._answer(group_id, partitions)
+        known: dict[TopicPartition, CommittedOffset] = self.reply or {}
+        return OffsetsReply(known if partitions is None else {each: known.get(each) for each in partitions})
+
+    async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> Any:
+        self._answer(group_id, partitions)
+        return DeleteOffsetsReply({each: self.reply.get(each) for each in partitions})
+
+    async def describe(self, group_id: str) -> Any:
+        return self._answer(group_id)
+
+    async def delete_group(self, group_id: str) -> None:
+        self._answer(group_id)
+
+    async def list_groups(self, states: Sequence[str], types: Sequence[str]) -> Any:
+        return self._answer(states, types)
+
+
+class GroupBroker(AdminBroker):
+    def __init__(self) -> None:
+        super().__init__(image_of({"orders": 2, "payments": 1}))
+        self.groups = ScriptedGroups()
+        self.world = SimpleNamespace(
+            random=random.Random(1), clock=SimpleNamespace(wall_ms=lambda: WALL_MS, monotonic_ms=lambda: 0)
+        )
+
+
+@pytest.fixture
+def broker() -> GroupBroker:
+    return GroupBroker()
+
+
+def every_version(api_key: ApiKey) -> Any:
+    return pytest.mark.parametrize("version", versions_of(api_key))
+
+
+def test_every_version_that_kafka_advertises_is_served() -> None:
+    served = {
+        ApiKey.OFFSET_COMMIT: (2, 10),
+        ApiKey.OFFSET_FETCH: (1, 10),
+        ApiKey.FIND_COORDINATOR: (0, 6),
+        ApiKey.JOIN_GROUP: (0, 9),
+        ApiKey.HEARTBEAT: (0, 4),
+        ApiKey.LEAVE_GROUP: (0, 5),
+        ApiKey.SYNC_GROUP: (0, 5),
+        ApiKey.DESCRIBE_GROUPS: (0, 6),
+        ApiKey.LIST_GROUPS: (0, 5),
+        ApiKey.DELETE_GROUPS: (0, 2),
+        ApiKey.OFFSET_DELETE: (0, 0),
+    }
+    for api_key, (low, high) in served.items():
+        assert versions_of(api_key) == list(range(low, high + 1)), api_key.name
+
+
+# FindCoordinator
+
+
+def find(broker: GroupBroker, version: int, *keys: str, kind: int = 0) -> list[tuple[Any, ...]]:
+    answer = broker.ask(ApiKey.FIND_COORDINATOR, version, key=keys[0], coordinator_keys=keys, key_type=kind)
+    found = answer.coordinators if version >= 4 else [answer]
+    return [(each.error_code, each.node_id, each.host, each.port) for each in found]
+
+
+@every_version(ApiKey.FIND_COORDINATOR)
+def test_the_coordinator_is_named_as_the_callers_listener_reaches_it(
+    broker: GroupBroker, version: int
+) -> None:
+    assert find(broker, version, "g") == [(0, 1, "host1", 9001)]
+    assert broker.groups.asked == ["g"]
+
+
+@every_version(ApiKey.FIND_COORDINATOR)
+def test_there_may_be_no_coordinator_for_now(broker: GroupBroker, version: int) -> None:
+    broker.groups.leader = NO_LEADER
+    assert find(broker, version, "g") == [(15, -1, "", -1)]
+    broker.groups.error = CoordinatorNotAvailableError("the topic cannot be made")
+    assert find(broker, version, "g") == [(15, -1, "", -1)]
+
+
+def test_many_keys_are_answered_one_by_one(broker: GroupBroker) -> None:
+    assert find(broker, 4, "a", "b") == [(0, 1, "host1", 9001)] * 2
+    answer = broker.ask(ApiKey.FIND_COORDINATOR, 6, coordinator_keys=["a", "b"], key_type=0)
+    assert [each.key for each in answer.coordinators] == ["a", "b"]
+
+
+def test_very_many_keys_give_others_their_turn(broker: GroupBroker) -> None:
+    async def scene() -> int:
+        turns = 0
+        session = Session(ClientConnection("127.0.0.1:5000", LISTENER), 4, "tests")
+        request = SimpleNamespace(key_type=0, coordinator_keys=[f"g{number}" for number in range(5_000)])
+        request.get = lambda name, default=None: getattr(request, name, default)
+        finding = asyncio.ensure_future(find_coordinator(request, session, cast(Broker, broker)))
+        while not finding.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len((await finding)["coordinators"]) == 5_000
+        return turns
+
+    assert asyncio.run(scene()) >= 10
+
+
+def test_transactional_producers_are_sent_away_for_good(broker: GroupBroker) -> None:
+    for version in range(1, 7):
+        assert find(broker, version, "t", kind=1) == [(53, -1, "", -1)]
+    assert find(broker, 6, "s", kind=2) == [(42, -1, "", -1)]
+    assert broker.groups.asked == []
+
+
+# JoinGroup
+
+
+def join(broker: GroupBroker, version: int, **more: Any) -> Any:
+    request = {
+        "group_id": "g",
+        "session_timeout": 10_000,
+        "rebalance_timeout": 60_000,
+        "member_id": "me",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b"topics"}],
+        "reason": "I am new",
+        **more,
+    }
+    return broker.ask(ApiKey.JOIN_GROUP, version, **request)
+
+
+@every_version(ApiKey.JOIN_GROUP)
+def test_what_a_member_says_when_it_joins(broker: GroupBroker, version: int) -> None:
+    broker.groups.error = UnknownMemberError("who?")
+    join(broker, version, member_id="")
+    (request,) = broker.groups.asked
+    assert (request.group_id, request.member_id, request.instance_id) == ("g", "", None)
+    assert (request.client_id, request.client_host) == ("tests", "/127.0.0.1")
+    assert request.session_timeout_ms == 10_000
+    assert request.rebalance_timeout_ms == (60_000 if version >= 1 else 10_000)
+    assert [(each.name, each.metadata, type(each.metadata)) for each in request.protocols] == [
+        ("range", b"topics", bytes)
+    ]
+    assert request.requires_known_member_id is (version >= 4)
+    assert request.supports_skipping_assignment is (version >= 9)
+    assert request.reason == ("I am new" if version >= 8 else "")
+    client_id, _, unique = request.fresh_member_id.partition("-")
+    assert (client_id, len(unique)) == ("tests", 36)
+
+
+def test_a_static_member_is_named_by_its_instance_and_needs_no_second_attempt(broker: GroupBroker) -> None:
+    broker.groups.error = UnknownMemberError("who?")
+    for version in range(5, 10):
+        join(broker, version, member_id="", group_instance_id="rack-7")
+        request = broker.groups.asked[-1]
+        assert request.instance_id == "rack-7"
+        assert request.fresh_member_id.startswith("rack-7-")
+        assert not request.requires_known_member_id
+    assert len({request.fresh_member_id for request in broker.groups.asked}) == 5
+
+
+def test_a_name_as_long_as_can_be_leaves_room_for_the_rest_of_the_id(broker: GroupBroker) -> None:
+    broker.groups.error = UnknownMemberError("who?")
+    join(broker, 9, member_id="", group_instance_id="x" * 32_767)
+    (request,) = broker.groups.asked
+    assert request.instance_id == "x" * 32_767
+    assert request.fresh_member_id.startswith("x" * 255 + "-")
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "tree"),
+    [
+        (ApiKey.JOIN_GROUP, 9, join_tree("g", "me")),
+        (
+            ApiKey.SYNC_GROUP,
+            5,
+            sync_tree("g", "me", 1, assignments=[{"member_id": "me", "assignment": b"a"}]),
+        ),
+    ],
+)
+def test_who_waits_for_others_does_not_keep_the_frame_of_its_request(
+    broker: GroupBroker, api_key: ApiKey, version: int, tree: dict[str, Any]
+) -> None:
+    async def scene() -> None:
+        others_come: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def waits(request: Any) -> Any:
+            return await others_come
+
+        broker.groups.join = broker.groups.sync = waits  # type: ignore[method-assign]
+        frame = bytearray(encode(api_key, version, tree, 7))
+        dispatcher = Dispatcher(cast(Broker, broker), REGISTRY)
+        answering = asyncio.ensure_future(
+            dispatcher.answer(ClientConnection("127.0.0.1:5000", LISTENER), memoryview(frame), lambda: None)
+        )
+        await asyncio.sleep(0)
+        frame.clear()  # Python refuses where somebody still looks at the bytes.
+        others_come.set_exception(RebalanceInProgressError("once more"))
+        assert await answering is not None
+
+    asyncio.run(scene())
+
+
+@every_version(ApiKey.JOIN_GROUP)
+def test_the_leader_hears_of_all_members(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = JoinReply(
+        generation=7,
+        protocol_type="consumer",
+        protocol_name="range",
+        leader="me",
+        skip_assignment=True,
+        member_id="me",
+        members=(JoinedMember("me", None, b"mine"), JoinedMember("you", "rack", b"yours")),
+    )
+    answer = join(broker, version)
+    assert (answer.error_code, answer.generation_id, answer.leader, answer.member_id) == (0, 7, "me", "me")
+    assert answer.protocol_name == "range"
+    assert answer.get("protocol_type", "consumer") == "consumer"
+    assert answer.get("skip_assignment", True) is True
+    assert [(each.member_id, bytes(each.metadata)) for each in answer.members] == [
+        ("me", b"mine"),
+        ("you", b"yours"),
+    ]
+    if version >= 5:
+        assert [each.group_instance_id for each in answer.members] == [None, "rack"]
+
+
+@every_version(ApiKey.JOIN_GROUP)
+def test_a_refused_member_gets_its_own_id_back_or_the_one_it_is_to_use(
+    broker: GroupBroker, version: int
+) -> None:
+    for error, code, member_id in (
+        (NotCoordinatorError("elsewhere"), 16, "me"),
+        (MemberIdRequiredError("tests-1"), 79, "tests-1"),
+    ):
+        broker.groups.error = error
+        answer = join(broker, version)
+        assert (answer.error_code, answer.member_id) == (code, member_id)
+        assert (answer.generation_id, answer.leader, answer.members) == (-1, "", [])
+        assert answer.protocol_name == (None if version >= 7 else "")
+        assert answer.get("protocol_type") is None
+
+
+# SyncGroup, Heartbeat, LeaveGroup
+
+
+def sync(broker: GroupBroker, version: int, **more: Any) -> Any:
+    request = {
+        "group_id": "g",
+        "generation_id": 7,
+        "member_id": "me",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocol_name": "range",
+        "assignments": [{"member_id": "you", "assignment": b"half"}],
+        **more,
+    }
+    return broker.ask(ApiKey.SYNC_GROUP, version, **request)
+
+
+@every_version(ApiKey.SYNC_GROUP)
+def test_the_assignment_goes_there_and_back(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = SyncReply(protocol_type="consumer", protocol_name="range", assignment=b"mine")
+    answer = sync(broker, version)
+    (request,) = broker.groups.asked
+    assert (request.group_id, request.generation, request.member_id) == ("g", 7, "me")
+    assert request.assignments == {"you": b"half"}
+    assert type(request.assignments["you"]) is bytes
+    assert (request.protocol_type, request.protocol_name) == (
+        ("consumer", "range") if version >= 5 else (None, None)
+    )
+    assert (answer.error_code, bytes(answer.assignment)) == (0, b"mine")
+    assert answer.get("protocol_name", "range") == "range"
+
+
+@every_version(ApiKey.SYNC_GROUP)
+def test_a_refused_sync_brings_no_assignment(broker: GroupBroker, version: int) -> None:
+    broker.groups.error = RebalanceInProgressError("join again")
+    answer = sync(broker, version)
+    assert (answer.error_code, bytes(answer.assignment)) == (27, b"")
+    assert answer.get("protocol_type") is None
+
+
+def test_from_version_5_on_a_sync_says_which_protocol_it_goes_by(broker: GroupBroker) -> None:
+    assert sync(broker, 5, protocol_name=None).error_code == 23
+    assert sync(broker, 5, protocol_type=None).error_code == 23
+    assert broker.groups.asked == []
+
+
+@every_version(ApiKey.HEARTBEAT)
+def test_heartbeats(broker: GroupBroker, version: int) -> None:
+    request = {"group_id": "g", "generation_id": 7, "member_id": "me", "group_instance_id": "rack"}
+    assert broker.ask(ApiKey.HEARTBEAT, version, **request).error_code == 0
+    instance = "rack" if version >= 3 else None
+    assert broker.groups.asked == [
+        MemberClaim(group_id="g", generation=7, member_id="me", instance_id=instance)
+    ]
+    broker.groups.error = RebalanceInProgressError("join again")
+    assert broker.ask(ApiKey.HEARTBEAT, version, **request).error_code == 27
+
+
+@every_version(ApiKey.LEAVE_GROUP)
+def test_one_member_leaves_or_many_do(broker: GroupBroker, version: int) -> None:
+    unknown = UnknownMemberError("who?")
+    many = version >= 3
+    left = [LeftMember("a", None, unknown)] + ([LeftMember("", "rack", None)] if many else [])
+    broker.groups.reply = LeaveReply(tuple(left))
+    leaving = [
+        {"member_id": "a", "group_instance_id": None, "reason": "tired"},
+        {"member_id": "", "group_instance_id": "rack", "reason": None},
+    ]
+    answer = broker.ask(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
+    reason = "tired" if version >= 5 else ""
+    if many:
+        assert broker.groups.asked == [("g", [LeavingMember("a", None, reason), LeavingMember("", "rack")])]
+        assert answer.error_code == 0
+        assert [(each.member_id, each.group_instance_id, each.error_code) for each in answer.members] == [
+            ("a", None, 25),
+            ("", "rack", 0),
+        ]
+    else:
+        assert broker.groups.asked == [("g", [LeavingMember("a", None)])]
+        assert answer.error_code == 25
+    broker.groups.error = NotCoordinatorError("elsewhere")
+    answer = broker.ask(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
+    assert answer.error_code == 16
+    assert answer.get("members", []) == []
+
+
+# OffsetCommit
+
+
+def commit(broker: GroupBroker, version: int, *named: tuple[int, list[int]], **more: Any) -> list[Any]:
+    """Topics by their number in the image; one that is not there has none."""
+    names = ["orders", "payments", "missing"]
+    topics = [
+        {
+            "name": names[number],
+            "topic_id": topic_id(number),
+            "partitions": [
+                {
+                    "partition_index": index,
+                    "committed_offset": 40 + index,
+                    "committed_leader_epoch": 3,
+                    "committed_metadata": "note",
+                }
+                for index in partitions
+            ],
+        }
+        for number, partitions in named
+    ]
+    request = {
+        "group_id": "g",
+        "generation_id_or_member_epoch": 7,
+        "member_id": "me",
+        "group_instance_id": "rack",
+        "retention_time": -1,
+        "topics": topics,
+        **more,
+    }
+    answer = broker.ask(ApiKey.OFFSET_COMMIT, version, **request)
+    assert [topic.get("topic_id") for topic in answer.topics] == [
+        topic_id(number) if version >= 10 else None for number, _ in named
+    ]
+    return [[each.error_code for each in topic.partitions] for topic in answer.topics]
+
+
+@every_version(ApiKey.OFFSET_COMMIT)
+def test_offsets_are_committed_and_what_is_not_there_is_refused(broker: GroupBroker, version: int) -> None:
+    assert commit(broker, version, (0, [0, 1, 2]), (2, [0]), (1, [0])) == [
+        [0, 0, 3],
+        [100 if version >= 10 else 3],
+        [0],
+    ]
+    (request,) = broker.groups.asked
+    assert request.claim == MemberClaim(
+        group_id="g", generation=7, member_id="me", instance_id="rack" if version >= 7 else None
+    )
+    assert [(each.topic, each.partition, each.offset, each.metadata) for each in request.offsets] == [
+        ("orders", 0, 40, "note"),
+        ("orders", 1, 41, "note"),
+        ("payments", 0, 40, "note"),
+    ]
+    assert {each.leader_epoch for each in request.offsets} == {3 if version >= 6 else -1}
+    assert {each.expire_timestamp_ms for each in request.offsets} == {NO_EXPIRY}
+    assert request.offsets[0].topic_id == topic_id(0)
+
+
+@every_version(ApiKey.OFFSET_COMMIT)
+def test_old_clients_say_how_long_an_offset_is_kept(broker: GroupBroker, version: int) -> None:
+    commit(broker, version, (0, [0]), retention_time=5_000)
+    (request,) = broker.groups.asked
+    assert request.offsets[0].expire_timestamp_ms == (WALL_MS + 5_000 if version <= 4 else NO_EXPIRY)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_an_offset_can_be_kept_for_ever(broker: GroupBroker, version: int) -> None:
+    commit(broker, version, (0, [0]), retention_time=2**63 - 1)
+    (request,) = broker.groups.asked
+    assert request.offsets[0].expire_timestamp_ms == 2**63 - 1
+
+
+@every_version(ApiKey.OFFSET_COMMIT)
+def test_the_errors_of_a_commit(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = {("orders", 1): OffsetMetadataTooLargeError("too long")}
+    assert commit(broker, version, (0, [0, 1])) == [[0, 12]]
+    broker.groups.error = RebalanceInProgressError("join again")
+    assert commit(broker, version, (0, [0, 1])) == [[27, 27]]
+    broker.groups.error = GroupIdNotFoundError("no such group")
+    assert commit(broker, version, (0, [0, 1])) == [[69, 69] if version >= 9 else [22, 22]]
+
+
+def test_a_commit_of_nothing_that_is_there_asks_nobody(broker: GroupBroker) -> None:
+    assert commit(broker, 9, (2, [0])) == [[3]]
+    assert commit(broker, 9) == []
+    assert broker.groups.asked == []
+
+
+# OffsetFetch
+
+
+KNOWN = {
+    ("orders", 0): CommittedOffset(5, 3, "note", WALL_MS),
+    ("orders", 1): CommittedOffset(6, -1, "", WALL_MS),
+    ("gone", 0): CommittedOffset(7, -1, "", WALL_MS),
+}
+
+
+def fetch(broker: GroupBroker, version: int, topics: list[dict[str, Any]] | None) -> Any:
+    group = {"group_id": "g", "member_id": "me", "member_epoch": 7, "topics": topics}
+    if version >= 8:
+        answer = broker.ask(ApiKey.OFFSET_FETCH, version, groups=[group], require_stable=True)
+        assert [each.group_id for each in answer.groups] == ["g"]
+        return answer.groups[0]
+    return broker.ask(ApiKey.OFFSET_FETCH, version, group_id="g", topics=topics, require_stable=True)
+
+
+def offsets_of(topic: Any) -> list[tuple[int, int, int, str, int]]:
+    return [
+        (
+            each.partition_index,
+            each.committed_offset,
+            each.get("committed_leader_epoch", -1),
+            each.metadata,
+            each.error_code,
+        )
+        for each in topic.partitions
+    ]
+
+
+@every_version(ApiKey.OFFSET_FETCH)
+def test_some_offsets_of_a_group(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = KNOWN
+    asked = [
+        {"name": "orders", "topic_id": topic_id(0), "partition_indexes": [1, 0, 9]},
+        {"name": "missing", "topic_id": topic_id(99), "partition_indexes": [0]},
+    ]
+    answer = fetch(broker, version, asked)
+    assert answer.get("error_code", 0) == 0
+    orders, missing = answer.topics
+    epoch = 3 if version >= 5 else -1
+    assert offsets_of(orders) == [(1, 6, -1, "", 0), (0, 5, epoch, "note", 0), (9, -1, -1, "", 0)]
+    assert offsets_of(missing) == [(0, -1, -1, "", 100 if version >= 10 else 0)]
+    ((group_id, partitions),) = broker.groups.asked
+    assert group_id == "g"
+    assert ("orders", 9) in partitions
+    assert (("missing", 0) in partitions) is (version < 10)
+
+
+@every_version(ApiKey.OFFSET_FETCH)
+def test_a_topic_or_partition_that_is_named_twice_is_answered_once(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = KNOWN
+    asked = [
+        {"name": "orders", "topic_id": topic_id(0), "partition_indexes": indexes}
+        for indexes in ([1, 1], [0, 1])
+    ]
+    (orders,) = fetch(broker, version, asked * 50).topics
+    assert [each[:2] for each in offsets_of(orders)] == [(1, 6), (0, 5)]
+    broker.groups.error = NotCoordinatorError("elsewhere")
+    if version < 2:
+        assert len(fetch(broker, version, asked * 50).topics) == 1
+
+
+@every_version(ApiKey.OFFSET_FETCH)
+def test_offsets_of_a_former_topic_are_not_those_of_the_topic_with_its_name(
+    broker: GroupBroker, version: int
+) -> None:
+    broker.groups.reply = {("orders", 0): CommittedOffset(5, 3, "", WALL_MS, topic_id=topic_id(99))}
+    asked = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0]}]
+    (orders,) = fetch(broker, version, asked).topics
+    assert offsets_of(orders)[0][1] == -1
+    if version >= 2:
+        assert fetch(broker, version, None).topics == []
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+def test_all_offsets_of_a_group(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = KNOWN
+    answer = fetch(broker, version, None)
+    assert broker.groups.asked[0][1] is None
+    if version >= 10:
+        assert [topic.topic_id for topic in answer.topics] == [topic_id(0)], "a topic that is gone has no id"
+    else:
+        assert [topic.name for topic in answer.topics] == ["orders", "gone"]
+    assert [each[:2] for each in offsets_of(answer.topics[0])] == [(0, 5), (1, 6)]
+
+
+@every_version(ApiKey.OFFSET_FETCH)
+def test_a_group_that_cannot_be_asked_now(broker: GroupBroker, version: int) -> None:
+    broker.groups.error = NotCoordinatorError("elsewhere")
+    asked = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0, 1]}]
+    answer = fetch(broker, version, asked)
+    if version >= 2:
+        assert (answer.error_code, answer.topics) == (16, [])
+    else:
+        assert offsets_of(answer.topics[0]) == [(0, -1, -1, "", 16), (1, -1, -1, "", 16)]
+
+
+def test_many_groups_are_answered_one_by_one(broker: GroupBroker) -> None:
+    broker.groups.reply = KNOWN
+    groups = [{"group_id": each, "topics": None} for each in ("a", "b")]
+    answer = broker.ask(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
+    assert [(each.group_id, len(each.topics)) for each in answer.groups] == [("a", 2), ("b", 2)]
+
+
+def test_a_group_that_is_named_twice_is_answered_once(broker: GroupBroker) -> None:
+    broker.groups.reply = KNOWN
+    groups = [{"group_id": each, "topics": None} for each in ("a", "b", "a", "a")]
+    answer = broker.ask(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
+    assert [each.group_id for each in answer.groups] == ["a", "b"]
+    assert len(broker.groups.asked) == 2
+
+
+# Looking at groups
+
+
+STABLE = GroupDescription(
+    "g",
+    GroupState.STABLE,
+    "consumer",
+    "range",
+    (MemberDescription("me", "rack", "client", "/10.0.0.1", b"topics", b"all"),),
+)
+
+
+@every_version(ApiKey.DESCRIBE_GROUPS)
+def test_a_group_is_described(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = STABLE
+    answer = broker.ask(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=True)
+    (group,) = answer.groups
+    assert (group.error_code, group.group_id, group.group_state) == (0, "g", "Stable")
+    assert (group.protocol_type, group.protocol_data) == ("consumer", "range")
+    (member,) = group.members
+    assert (member.member_id, member.client_id, member.client_host) == ("me", "client", "/10.0.0.1")
+    assert (bytes(member.member_metadata), bytes(member.member_assignment)) == (b"topics", b"all")
+    assert member.get("group_instance_id") == ("rack" if version >= 4 else None)
+    assert group.get("authorized_operations", ALL_OF_A_GROUP) == ALL_OF_A_GROUP
+
+
+@every_version(ApiKey.DESCRIBE_GROUPS)
+def test_a_group_that_is_not_there_is_dead(broker: GroupBroker, version: int) -> None:
+    broker.groups.error = GroupIdNotFoundError("no such group")
+    answer = broker.ask(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
+    (group,) = answer.groups
+    assert (group.error_code, group.group_state) == (69 if version >= 6 else 0, "Dead")
+    assert group.get("error_message") == ("no such group" if version >= 6 else None)
+    assert group.get("authorized_operations", NOT_ASKED) == NOT_ASKED
+
+
+@every_version(ApiKey.DESCRIBE_GROUPS)
+def test_a_group_that_is_elsewhere_is_not_described(broker: GroupBroker, version: int) -> None:
+    broker.groups.error = NotCoordinatorError("elsewhere")
+    answer = broker.ask(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
+    assert [(each.error_code, each.group_state, each.members) for each in answer.groups] == [(16, "", [])]
+
+
+@every_version(ApiKey.LIST_GROUPS)
+def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = [ListedGroup("g", "consumer", GroupState.EMPTY, "classic")]
+    answer = broker.ask(ApiKey.LIST_GROUPS, version, states_filter=["Empty"], types_filter=["classic"])
+    assert answer.error_code == 0
+    (group,) = answer.groups
+    assert (group.group_id, group.protocol_type) == ("g", "consumer")
+    assert group.get("group_state", "Empty") == "Empty"
+    assert group.get("group_type", "classic") == "classic"
+    ((states, types),) = broker.groups.asked
+    assert (list(states), list(types)) == (
+        ["Empty"] if version >= 4 else [],
+        ["classic"] if version >= 5 else [],
+    )
+    broker.groups.error = NotCoordinatorError("elsewhere")
+    answer = broker.ask(ApiKey.LIST_GROUPS, version, states_filter=[], types_filter=[])
+    assert (answer.error_code, answer.groups) == (16, [])
+
+
+# Deleting
+
+
+@every_version(ApiKey.DELETE_GROUPS)
+def test_groups_are_deleted_one_by_one(broker: GroupBroker, version: int) -> None:
+    answer = broker.ask(ApiKey.DELETE_GROUPS, version, groups_names=["a", "b"])
+    assert [(each.group_id, each.error_code) for each in answer.results] == [("a", 0), ("b", 0)]
+    assert broker.groups.asked == ["a", "b"]
+    broker.groups.error = GroupIdNotFoundError("no such group")
+    answer = broker.ask(ApiKey.DELETE_GROUPS, version, groups_names=["a"])
+    assert [each.error_code for each in answer.results] == [69]
+
+
+def test_offsets_are_deleted_one_by_one(broker: GroupBroker) -> None:
+    broker.groups.reply = {("orders", 1): RebalanceInProgressError("busy")}
+    topics = [
+        {"name": "orders", "partitions": [{"partition_index": index} for index in (0, 1, 5)]},
+        {"name": "missing", "partitions": [{"partition_index": 0}]},
+    ]
+    answer = broker.ask(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+    assert answer.error_code == 0
+    assert [[each.error_code for each in topic.partitions] for topic in answer.topics] == [[0, 27, 3], [3]]
+    assert broker.groups.asked == [("g", [("orders", 0), ("orders", 1)])]
+    broker.groups.error = GroupIdNotFoundError("no such group")
+    answer = broker.ask(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+    assert (answer.error_code, answer.topics) == (69, [])

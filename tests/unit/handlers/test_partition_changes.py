@@ -1,0 +1,239 @@
+"""ElectLeaders, Alter- and ListPartitionReassignments and AlterPartition on the wire, in every version served."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from moldau.controller.requests import (
+    ElectionType,
+    InSyncChange,
+    InSyncResult,
+    OngoingReassignment,
+    PartitionResult,
+    Reassignment,
+)
+from moldau.errors import (
+    ElectionNotNeededError,
+    InvalidUpdateVersionError,
+    MoldauError,
+    NoReassignmentInProgressError,
+    NotControllerError,
+    StaleBrokerEpochError,
+)
+from moldau.handlers import REGISTRY
+from moldau.server.broker import Broker
+from moldau.server.errors import ErrorCode
+from moldau.server.session import ClientConnection, Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder
+
+TOPIC_ID = UUID(int=42)
+
+
+class ScriptedController:
+    """Answers as it is told to, and remembers what it was asked."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+        self.asked: tuple[Any, ...] = ()
+
+    def _answer(self, *asked: Any) -> Any:
+        self.asked = asked
+        if isinstance(self._reply, MoldauError):
+            raise self._reply
+        return self._reply
+
+    async def elect_leaders(
+        self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
+    ) -> Any:
+        return self._answer(election, partitions)
+
+    async def alter_reassignments(self, wanted: Sequence[Reassignment], *, allow_rf_change: bool) -> Any:
+        return self._answer(wanted, allow_rf_change)
+
+    def list_reassignments(self, partitions: Sequence[tuple[str, int]] | None) -> Any:
+        return self._answer(partitions)
+
+    async def alter_in_sync(self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]) -> Any:
+        return self._answer(broker_id, broker_epoch, changes)
+
+
+def ask(api: ApiKey, version: int, tree: dict[str, Any], reply: Any) -> tuple[Message, tuple[Any, ...]]:
+    """The answer, there and back over the codec, and what the controller was asked."""
+    controller = ScriptedController(reply)
+    session = Session(ClientConnection("127.0.0.1:1", "PLAINTEXT"), version, None)
+    broker = cast(Broker, SimpleNamespace(controller=controller))
+    request = _through(api, version, "request", tree)
+    answer = asyncio.run(_awaited(REGISTRY[api].handler(request, session, broker)))
+    return _through(api, version, "response", answer), controller.asked
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _through(api: ApiKey, version: int, kind: Any, tree: dict[str, Any]) -> Message:
+    out = bytearray()
+    encoder(api, version, kind)(out, tree)
+    return decoder(api, version, kind)(memoryview(bytes(out)))
+
+
+def test_who_serves_them() -> None:
+    for api in (
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    ):
+        assert REGISTRY[api].forwarded
+        assert not REGISTRY[api].between_nodes
+    assert REGISTRY[ApiKey.ALTER_PARTITION].between_nodes
+    assert not REGISTRY[ApiKey.ALTER_PARTITION].forwarded
+
+
+# ElectLeaders
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_elections_are_answered_topic_by_topic(version: int) -> None:
+    tree = {
+        "election_type": 1,
+        "topic_partitions": [{"topic": "a", "partitions": [0, 1]}, {"topic": "b", "partitions": [2]}],
+        "timeout": 1000,
+    }
+    reply = [
+        PartitionResult("a", 0),
+        PartitionResult("a", 1, ElectionNotNeededError("is led")),
+        PartitionResult("b", 2),
+    ]
+    answer, asked = ask(ApiKey.ELECT_LEADERS, version, tree, reply)
+    wanted = ElectionType.UNCLEAN if version else ElectionType.PREFERRED
+    assert asked == (wanted, [("a", 0), ("a", 1), ("b", 2)])
+    told = [
+        (topic.topic, each.partition_id, each.error_code, each.error_message)
+        for topic in answer.replica_election_results
+        for each in topic.partition_result
+    ]
+    assert told == [
+        ("a", 0, 0, None),
+        ("a", 1, ErrorCode.election_not_needed, "is led"),
+        ("b", 2, 0, None),
+    ]
+
+
+def test_an_election_of_all_partitions_names_none() -> None:
+    tree = {"election_type": 0, "topic_partitions": None, "timeout": 1000}
+    answer, asked = ask(ApiKey.ELECT_LEADERS, 2, tree, [])
+    assert asked == (ElectionType.PREFERRED, None)
+    assert (answer.error_code, answer.replica_election_results) == (0, [])
+
+
+def test_an_election_of_an_unknown_kind_is_refused() -> None:
+    tree = {"election_type": 7, "topic_partitions": [{"topic": "a", "partitions": [0]}], "timeout": 1000}
+    answer, asked = ask(ApiKey.ELECT_LEADERS, 2, tree, [])
+    assert (asked, answer.error_code) == ((), ErrorCode.invalid_request)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_an_election_that_fails_as_a_whole_fails_for_every_partition(version: int) -> None:
+    tree = {"election_type": 0, "topic_partitions": [{"topic": "a", "partitions": [0, 0]}], "timeout": 1000}
+    answer, _ = ask(ApiKey.ELECT_LEADERS, version, tree, NotControllerError("moved"))
+    [topic] = answer.replica_election_results
+    assert [each.error_code for each in topic.partition_result] == [ErrorCode.not_controller]
+    if version:
+        assert answer.error_code == ErrorCode.not_controller
+
+
+# Reassignments
+
+
+@pytest.mark.parametrize(("version", "allowed"), [(0, True), (1, True), (1, False)])
+def test_reassignments_are_answered_partition_by_partition(version: int, allowed: bool) -> None:
+    tree = {
+        "timeout": 1000,
+        "allow_replication_factor_change": allowed,
+        "topics": [
+            {
+                "name": "a",
+                "partitions": [
+                    {"partition_index": 0, "replicas": [2, 3]},
+                    {"partition_index": 1, "replicas": None},
+                ],
+            }
+        ],
+    }
+    reply = [PartitionResult("a", 0), PartitionResult("a", 1, NoReassignmentInProgressError("none"))]
+    answer, (wanted, allow_rf_change) = ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, tree, reply)
+    assert wanted == [Reassignment("a", 0, [2, 3]), Reassignment("a", 1, None)]
+    assert allow_rf_change is allowed
+    [topic] = answer.responses
+    assert [(each.partition_index, each.error_code) for each in topic.partitions] == [
+        (0, 0),
+        (1, ErrorCode.no_reassignment_in_progress),
+    ]
+
+
+@pytest.mark.parametrize("api", [ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.LIST_PARTITION_REASSIGNMENTS])
+def test_who_is_not_the_controller_says_so_of_the_whole_request(api: ApiKey) -> None:
+    answer, _ = ask(api, 0, {"timeout": 1000, "topics": []}, NotControllerError("moved"))
+    assert (answer.error_code, answer.error_message) == (ErrorCode.not_controller, "moved")
+
+
+def test_reassignments_are_listed_topic_by_topic() -> None:
+    tree = {"timeout": 1000, "topics": [{"name": "a", "partition_indexes": [0, 1]}]}
+    reply = [OngoingReassignment("a", 1, (3, 2, 1), (3,), (1,))]
+    answer, asked = ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, tree, reply)
+    assert asked == ([("a", 0), ("a", 1)],)
+    [topic] = answer.topics
+    [each] = topic.partitions
+    told = (each.partition_index, each.replicas, each.adding_replicas, each.removing_replicas)
+    assert told == (1, [3, 2, 1], [3], [1])
+    _, asked = ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, {"timeout": 1000, "topics": None}, [])
+    assert asked == (None,)
+
+
+# AlterPartition
+
+ALTER = {
+    "broker_id": 1,
+    "broker_epoch": 7,
+    "topics": [
+        {
+            "topic_id": TOPIC_ID,
+            "partitions": [
+                {
+                    "partition_index": 4,
+                    "leader_epoch": 5,
+                    "new_isr_with_epochs": [
+                        {"broker_id": 1, "broker_epoch": 7},
+                        {"broker_id": 2, "broker_epoch": 9},
+                    ],
+                    "leader_recovery_state": 0,
+                    "partition_epoch": 6,
+                }
+            ],
+        }
+    ],
+}
+
+
+def test_an_in_sync_set_is_altered_and_answered_with_what_it_is() -> None:
+    reply = [InSyncResult(TOPIC_ID, 4, 1, 5, (1, 2), False, 7)]
+    answer, asked = ask(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
+    assert asked == (1, 7, [InSyncChange(TOPIC_ID, 4, 5, 6, ((1, 7), (2, 9)))])
+    [topic] = answer.topics
+    [each] = topic.partitions
+    assert (topic.topic_id, each.partition_index, each.error_code) == (TOPIC_ID, 4, 0)
+    assert (each.leader_id, each.leader_epoch, each.isr, each.partition_epoch) == (1, 5, [1, 2], 7)
+
+
+def test_an_in_sync_set_that_is_refused_says_why() -> None:
+    reply = [InSyncResult(TOPIC_ID, 4, error=InvalidUpdateVersionError("stale"))]
+    answer, _ = ask(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
+    [topic] = answer.topics
+    assert [each.error_code for each in topic.partitions] == [ErrorCode.invalid_update_version]
+    answer, _ = ask(ApiKey.ALTER_PARTITION, 3, ALTER, StaleBrokerEpochError("former life"))
+    assert (answer.error_code, answer.topics) == (ErrorCode.stale_broker_epoch, [])

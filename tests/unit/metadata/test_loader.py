@@ -1,0 +1,174 @@
+"""The loader: publishers in order, one delta at a time, and an image that shows only what all have taken."""
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from moldau.errors import CorruptRecordError, UnsupportedVersionError
+from moldau.metadata.image import ClusterDelta, ClusterImage
+from moldau.metadata.loader import MetadataLoader
+from moldau.metadata.records import NoOpRecord, RemoveTopicRecord, TopicRecord, encode
+from moldau.raft.batches import CommittedBatch
+
+
+def topic(name: str, offset: int) -> CommittedBatch:
+    record = TopicRecord(name=name, topic_id=UUID(int=100 + offset))
+    return CommittedBatch(offset, offset, 1, (encode(record),))
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_publishers_are_told_one_after_the_other_in_the_order_they_subscribed() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        told: list[str] = []
+
+        async def logs(delta: ClusterDelta, image: ClusterImage) -> None:
+            told.append("logs begin")
+            await asyncio.sleep(0)
+            told.append("logs end")
+
+        def partitions(delta: ClusterDelta, image: ClusterImage) -> None:
+            told.append("partitions")
+
+        loader.subscribe(logs)
+        loader.subscribe(partitions)
+        loader.listen(lambda image: told.append(f"published {image.offset}"))
+        loader.commit([topic("a", 0)])
+        await loader.wait_for(0)
+        assert told == ["logs begin", "logs end", "partitions", "published 0"]
+
+    asyncio.run(story())
+
+
+def test_all_that_waits_is_one_delta() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        deltas: list[ClusterDelta] = []
+        gate = asyncio.Event()
+
+        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+            deltas.append(delta)
+            await gate.wait()
+
+        loader.subscribe(publisher)
+        loader.commit([topic("a", 0)])
+        await settle()
+        loader.commit([topic("b", 1)])
+        loader.commit([topic("c", 2), CommittedBatch(3, 3, 4, leader_id=7)])
+        await settle()
+        assert loader.image.offset == -1, "an image that not all have taken is not shown"
+        gate.set()
+        await loader.wait_for(3)
+        assert [delta.topics_created for delta in deltas] == [("a",), ("b", "c")]
+        assert (loader.image.controller_id, loader.image.controller_epoch) == (7, 4)
+        assert loader.image.cluster_id == "c"
+
+    asyncio.run(story())
+
+
+def test_whoever_waits_for_an_offset_is_woken_when_it_is_published() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        waiting = [asyncio.get_running_loop().create_task(loader.wait_for(offset)) for offset in (1, 0, 5)]
+        await settle()
+        waiting[1].cancel()
+        loader.commit([topic("a", 0)])
+        await settle()
+        assert not waiting[0].done()
+        loader.commit([topic("b", 1)])
+        await settle()
+        assert [task.done() for task in waiting] == [True, True, False]
+        await loader.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await waiting[2]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (encode(RemoveTopicRecord(topic_id=UUID(int=9))), CorruptRecordError),
+        (b"\x01\x63\x00\x00", UnsupportedVersionError),
+    ],
+)
+def test_a_record_that_cannot_be_applied_ends_the_loader(value: bytes, kind: type[Exception]) -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        failures: list[BaseException] = []
+        loader.on_failure(failures.append)
+        loader.commit([topic("a", 0)])
+        await loader.wait_for(0)
+        loader.commit([CommittedBatch(1, 1, 1, (value,))])
+        with pytest.raises(kind):
+            await loader.wait_for(1)
+        assert [type(failure) for failure in failures] == [kind]
+        loader.commit([CommittedBatch(2, 2, 1, (encode(NoOpRecord()),))])
+        await settle()
+        assert loader.image.offset == 0
+        with pytest.raises(kind):
+            await loader.wait_for(2)
+
+    asyncio.run(story())
+
+
+def test_nobody_subscribes_too_late_to_hear_everything() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        loader.commit([topic("a", 0)])
+        with pytest.raises(RuntimeError, match="before anything is published"):
+            loader.subscribe(lambda delta, image: None)
+
+    asyncio.run(story())
+
+
+def test_what_is_committed_is_foreseen_while_publishers_are_still_at_work() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        foreseen: list[tuple[int, tuple[str, ...]]] = []
+        gate = asyncio.Event()
+
+        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+            await gate.wait()
+
+        loader.subscribe(publisher)
+        loader.foresee(lambda delta, image: foreseen.append((image.offset, delta.topics_created)))
+        loader.commit([topic("a", 0)])
+        await settle()
+        loader.commit([topic("b", 1)])
+        assert foreseen == [(0, ("a",)), (1, ("b",))]
+        assert (loader.committed.offset, loader.image.offset) == (1, -1)
+        gate.set()
+        await loader.wait_for(1)
+        assert loader.image is loader.committed
+
+    asyncio.run(story())
+
+
+def test_a_loader_that_closes_takes_no_more() -> None:
+    async def story() -> None:
+        loader = MetadataLoader("c")
+        gate = asyncio.Event()
+        taken: list[int] = []
+
+        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+            taken.append(image.offset)
+            await gate.wait()
+
+        loader.subscribe(publisher)
+        loader.commit([topic("a", 0)])
+        await settle()
+        loader.commit([topic("b", 1)])
+        closing = asyncio.get_running_loop().create_task(loader.close())
+        await settle()
+        loader.commit([topic("c", 2)])
+        gate.set()
+        await closing
+        assert taken == [0], "what follows on a change that was left out cannot be told either"
+
+    asyncio.run(story())

@@ -1,0 +1,651 @@
+"""Connections: frames however the bytes arrive, answers in the order of requests, stored bytes sent whole,
+limits kept."""
+
+import asyncio
+import os
+import random
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.logs.store import FileSlice
+from moldau.network.admission import Admission
+from moldau.network.budget import Budget
+from moldau.network.buffers import BufferPool
+from moldau.network.connection import (
+    REQUESTS_IN_FLIGHT_MAX,
+    CloseConnectionError,
+)
+from moldau.network.frames import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
+from moldau.network.large_frames import LargeFrames
+from moldau.network.listener import Listener
+from moldau.platform.os_disk import OsDisk
+from moldau.settings.sources import build
+
+Handler = Callable[[memoryview], Coroutine[Any, Any, Sequence[Any] | None]]
+
+
+def framed(payload: bytes) -> bytes:
+    return struct.pack(">i", len(payload)) + payload
+
+
+# Frames
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_come_out_however_the_bytes_come_in(seed: int) -> None:
+    source = random.Random(seed)
+    sent = [source.randbytes(source.choice([0, 1, 5, 100, 5000, 300_000])) for _ in range(30)]
+    stream = memoryview(b"".join(map(framed, sent)))
+    reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), BufferPool(), 1_000_000)
+    got, position = [], 0
+    while position < len(stream):
+        room = reader.buffer()
+        count = min(len(room), len(stream) - position, source.choice([1, 3, 4, 100, 70_000, 300_000]))
+        room[:count] = stream[position : position + count]
+        position += count
+        got += [bytes(frame) for frame in reader.received(count)]
+    assert got == sent
+    assert reader.is_between_frames
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), 1001, 2**31 - 1])
+def test_a_frame_of_an_impossible_size_is_refused(size: int) -> None:
+    reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), BufferPool(), 1000)
+    reader.buffer()[:4] = struct.pack(">i", size)
+    with pytest.raises(FrameTooLargeError):
+        list(reader.received(4))
+
+
+def test_frames_own_their_memory() -> None:
+    shared = memoryview(bytearray(SHARED_BUFFER_SIZE))
+    reader = FrameReader(shared, BufferPool(), 1000)
+    reader.buffer()[:7] = framed(b"abc")
+    [frame] = reader.received(7)
+    shared[:7] = bytes(7)
+    assert bytes(frame) == b"abc"
+
+
+# Connections
+
+
+class Server:
+    """A listener on real TCP whose requests a test answers as it likes."""
+
+    def __init__(self, handler: Handler, **settings: str) -> None:
+        chosen = build(flags={"listen": "127.0.0.1:0", "store": "memory", **settings})
+        self.budget = Budget(chosen.queued_max_request_bytes)
+        self.listener = Listener(
+            "PLAINTEXT",
+            lambda: chosen,
+            self.budget,
+            LargeFrames(chosen.queued_max_request_bytes),
+            Admission(lambda: chosen),
+            lambda connection, name: lambda frame, release: handler(frame),
+        )
+        self.port = 0
+
+    async def __aenter__(self) -> "Server":
+        _, self.port = await self.listener.bind("127.0.0.1", 0)
+        await self.listener.serve()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.listener.close(0.2)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    size = struct.unpack(">i", await reader.readexactly(4))[0]
+    return await reader.readexactly(size)
+
+
+LOOPS = [asyncio.new_event_loop]
+try:
+    import uvloop
+
+    LOOPS.append(uvloop.new_event_loop)
+except ImportError:
+    pass
+
+
+@pytest.fixture(params=LOOPS, ids=lambda factory: factory.__module__.split(".")[0])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    def run_(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(main, 20))
+
+    return run_
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def test_answers_leave_in_the_order_of_requests_whatever_each_takes(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        await asyncio.sleep(0.02 * (frame[0] % 3))
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            sent = [bytes([number]) * 5 for number in (2, 0, 1, 2, 1, 0, 5, 3)]
+            writer.write(b"".join(map(framed, sent)))
+            assert [await read_frame(reader) for _ in sent] == sent
+            writer.close()
+
+    run(main())
+
+
+def test_a_request_without_answer_does_not_hold_up_the_next(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any] | None:
+        return None if bytes(frame) == b"silent" else [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"silent") + framed(b"a") + framed(b"silent") + framed(b"b"))
+            assert [await read_frame(reader) for _ in range(2)] == [b"a", b"b"]
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 20_000_000])
+def test_stored_bytes_leave_whole_and_in_place_even_to_a_slow_reader(
+    run: Run, tmp_path: Path, size: int
+) -> None:
+    content = os.urandom(size)
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([content])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if bytes(frame) == b"small":
+            return [framed(b"small")]
+        return [
+            struct.pack(">i", size + 2) + b"<",
+            FileSlice(file, 0, size // 3),
+            FileSlice(file, size // 3, size - size // 3),
+            b">",
+        ]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"small") + framed(b"file") + framed(b"small") + framed(b"file"))
+            assert await read_frame(reader) == b"small"
+            await asyncio.sleep(0.05)
+            assert await read_frame(reader) == b"<" + content + b">"
+            assert await read_frame(reader) == b"small"
+            assert await read_frame(reader) == b"<" + content + b">"
+            writer.close()
+
+    run(main())
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_large_answer_harms_nobody(run: Run, tmp_path: Path) -> None:
+    size = 30_000_000
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(size)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if bytes(frame) == b"small":
+            return [framed(b"small")]
+        return [struct.pack(">i", size), FileSlice(file, 0, size)]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            for _ in range(3):
+                reader, writer = await server.connect()
+                writer.write(framed(b"file"))
+                await reader.readexactly(1000)
+                writer.transport.abort()
+            reader, writer = await server.connect()
+            writer.write(framed(b"small"))
+            assert await read_frame(reader) == b"small"
+            writer.close()
+
+    run(main())
+
+
+def test_a_request_that_cannot_be_answered_closes_its_connection_only(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if bytes(frame) == b"bad":
+            raise CloseConnectionError("cannot be read")
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            good_reader, good = await server.connect()
+            bad_reader, bad = await server.connect()
+            bad.write(framed(b"bad"))
+            assert await bad_reader.read() == b""
+            good.write(framed(b"fine"))
+            assert await read_frame(good_reader) == b"fine"
+            good.close()
+
+    run(main())
+
+
+def test_a_half_closed_client_still_gets_its_answers(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        await asyncio.sleep(0.05)
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"last words"))
+            writer.write_eof()
+            assert await read_frame(reader) == b"last words"
+            assert await reader.read() == b""
+
+    run(main())
+
+
+def test_a_client_that_never_reads_is_read_no_further_after_a_while(run: Run) -> None:
+    begun = 0
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        nonlocal begun
+        begun += 1
+        return [framed(bytes(100_000))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.setblocking(False)
+                try:
+                    while True:
+                        client.send(framed(b"x" * 10) * 1000)
+                        await asyncio.sleep(0)
+                except BlockingIOError:
+                    pass
+                await asyncio.sleep(0.2)
+                # Some answers lie in the kernel's buffers, the rest waits: nobody reads requests to pile up
+                # more.
+                assert begun < 100 * REQUESTS_IN_FLIGHT_MAX
+                before = begun
+                await asyncio.sleep(0.2)
+                assert begun == before
+
+    run(main())
+
+
+def test_the_budget_of_bytes_in_flight_holds_back_and_lets_go_again(run: Run) -> None:
+    waiting: list[asyncio.Future[None]] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        waiting.append(asyncio.get_running_loop().create_future())
+        await waiting[-1]
+        return [framed(frame[:1])]
+
+    async def main() -> None:
+        limits = {
+            "queued.max.request.bytes": "100000",
+            "socket.request.max.bytes": "70000",
+            "message.max.bytes": "60000",
+        }
+        async with Server(answer, **limits) as server:
+            clients = [await server.connect() for _ in range(4)]
+            for _, writer in clients:
+                for _ in range(4):
+                    writer.write(framed(bytes(60_000)))
+            await asyncio.sleep(0.2)
+            assert len(waiting) < 16
+            answered = 0
+            while answered < 16:
+                while waiting:
+                    waiting.pop().set_result(None)
+                    answered += 1
+                await asyncio.sleep(0.01)
+            for reader, writer in clients:
+                assert [await read_frame(reader) for _ in range(4)] == [b"\0"] * 4
+                writer.close()
+
+    run(main())
+
+
+def test_who_holds_nothing_of_a_spent_budget_is_still_answered(run: Run) -> None:
+    parked: list[asyncio.Future[None]] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if len(frame) > 10:
+            parked.append(asyncio.get_running_loop().create_future())
+            await parked[-1]
+        return [framed(bytes(frame[:1]))]
+
+    async def main() -> None:
+        limits = {
+            "queued.max.request.bytes": "100000",
+            "socket.request.max.bytes": "70000",
+            "message.max.bytes": "60000",
+        }
+        async with Server(answer, **limits) as server:
+            greedy_reader, greedy = await server.connect()
+            greedy.write(framed(b"g" * 60_000) * 2)
+            while not server.budget.is_spent:
+                await asyncio.sleep(0)
+            reader, writer = await server.connect()
+            for number in range(3):
+                writer.write(framed(bytes([number])))
+                assert await asyncio.wait_for(read_frame(reader), 5) == bytes([number])
+            for each in parked:
+                each.set_result(None)
+            assert await read_frame(greedy_reader) == b"g"
+            greedy.close()
+            writer.close()
+
+    run(main())
+
+
+def test_there_are_no_more_connections_from_one_address_than_allowed(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer, **{"max.connections.per.ip": "2"}) as server:
+            first = await server.connect()
+            second = await server.connect()
+            await asyncio.sleep(0.05)
+            third_reader, _ = await server.connect()
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await third_reader.readexactly(1)
+            first[1].close()
+            await first[1].wait_closed()
+            await asyncio.sleep(0.05)
+            reader, writer = await server.connect()
+            writer.write(framed(b"in"))
+            assert await read_frame(reader) == b"in"
+            writer.close()
+            second[1].close()
+
+    run(main())
+
+
+def test_stopping_answers_what_is_under_way_and_takes_nothing_new(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        await asyncio.sleep(0.05)
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"under way"))
+            await asyncio.sleep(0.02)
+            await server.listener.close(5)
+            assert await read_frame(reader) == b"under way"
+            assert await reader.read() == b""
+            with pytest.raises(ConnectionError):
+                await server.connect()
+            assert server.listener.connections == 0
+
+    run(main())
+
+
+def test_answers_in_front_of_a_request_that_closes_the_connection_still_leave(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if bytes(frame) == b"bad":
+            raise CloseConnectionError("cannot be read")
+        await asyncio.sleep(0.02)
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"one") + framed(b"two") + framed(b"bad") + framed(b"never begun"))
+            assert await read_frame(reader) == b"one"
+            assert await read_frame(reader) == b"two"
+            assert await reader.read() == b""
+            reader, writer = await server.connect()
+            writer.write(framed(b"one") + struct.pack(">i", -5))
+            assert await read_frame(reader) == b"one"
+            assert await reader.read() == b""
+
+    run(main())
+
+
+def test_a_request_parked_in_front_does_not_hold_the_budget_of_those_behind(run: Run) -> None:
+    parked: list[asyncio.Future[None]] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        if bytes(frame) == b"park":
+            parked.append(asyncio.get_running_loop().create_future())
+            await parked[-1]
+        return [framed(b"done")]
+
+    async def main() -> None:
+        limits = {
+            "queued.max.request.bytes": "200000",
+            "socket.request.max.bytes": "100000",
+            "message.max.bytes": "60000",
+        }
+        async with Server(answer, **limits) as server:
+            _, hog = await server.connect()
+            hog.write(framed(b"park") + framed(bytes(90_000)) * 20)
+            await asyncio.sleep(0.1)
+            reader, writer = await server.connect()
+            writer.write(framed(b"small"))
+            assert await asyncio.wait_for(read_frame(reader), 5) == b"done"
+            parked[0].set_result(None)
+            hog.close()
+            writer.close()
+
+    run(main())
+
+
+def test_many_requests_in_one_packet_do_not_hold_up_other_connections(run: Run) -> None:
+    order: list[bytes] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        order.append(bytes(frame[:1]))
+        return [framed(b"ok")]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            _, many = await server.connect()
+            reader, one = await server.connect()
+            await asyncio.sleep(0.05)
+            many.write(framed(b"m") * 5000)
+            one.write(framed(b"1"))
+            await read_frame(reader)
+            assert order.index(b"1") < 4000, "the packet of 5000 was worked off as a whole first"
+            many.close()
+            one.close()
+
+    run(main())
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_sent_home(run: Run, tmp_path: Path) -> None:
+    size = 30_000_000
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(size)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [struct.pack(">i", size), FileSlice(file, 0, size)]
+
+    async def main() -> None:
+        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+            _, writer = await server.connect()
+            writer.write(framed(b"file") * 2)
+            while not server.listener.connections:
+                await asyncio.sleep(0)
+            while server.listener.connections:
+                await asyncio.sleep(0.05)
+            writer.close()
+
+    run(main())
+
+
+def test_an_answer_on_its_way_is_not_cut_off_when_the_client_has_said_its_last_word(
+    run: Run, tmp_path: Path
+) -> None:
+    size = 30_000_000
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(size)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [struct.pack(">i", size), FileSlice(file, 0, size)]
+
+    async def main() -> None:
+        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"file"))
+            writer.write_eof()
+            assert len(await read_frame(reader)) == size
+            writer.close()
+
+    run(main())
+
+
+def test_slices_that_end_where_a_turn_ends_leave_whole(run: Run, tmp_path: Path) -> None:
+    """A turn is 4 MiB: a slice that ends exactly there must not be taken for a file that is too short."""
+    piece = 4 * 1024 * 1024
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(3 * piece)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [struct.pack(">i", 3 * piece), *(FileSlice(file, part * piece, piece) for part in range(3))]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"file"))
+            assert len(await read_frame(reader)) == 3 * piece
+            writer.close()
+
+    run(main())
+
+
+def test_a_file_shorter_than_promised_ends_its_connection(run: Run, tmp_path: Path) -> None:
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(100)])
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [struct.pack(">i", 1000), FileSlice(file, 0, 1000)]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(b"file"))
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await read_frame(reader)
+
+    run(main())
+
+
+def test_a_client_that_stops_in_the_middle_of_a_request_is_sent_home(run: Run) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        return [framed(bytes(frame))]
+
+    async def main() -> None:
+        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+            reader, writer = await server.connect()
+            writer.write(b"\x00\x00")
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+
+    run(main())
+
+
+def test_a_client_that_hung_up_while_its_request_waits_is_not_kept_for_ever(run: Run) -> None:
+    async def main() -> None:
+        may_answer = asyncio.Event()
+
+        async def answer(frame: memoryview) -> Sequence[Any]:
+            await may_answer.wait()
+            return [framed(b"joined")]
+
+        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+            reader, writer = await server.connect()
+            patient_reader, patient = await server.connect()
+            for each in (writer, patient):
+                each.write(framed(b"join"))
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            may_answer.set()
+            assert await read_frame(patient_reader) == b"joined"
+            writer.close()
+            patient.close()
+
+    run(main())
+
+
+# Large frames that are half received
+
+
+class Receiving:
+    def __init__(self) -> None:
+        self.resumed = 0
+
+    def may_read_on(self) -> None:
+        self.resumed += 1
+
+
+def test_the_frame_begun_first_can_always_be_finished() -> None:
+    frames = LargeFrames(100)
+    first, second, third = Receiving(), Receiving(), Receiving()
+    frames.received(first, 40)
+    frames.received(second, 70)
+    frames.received(third, 1)
+    assert not frames.is_held_back(first)
+    assert frames.is_held_back(second)
+    assert frames.is_held_back(third)
+    frames.received(first, 500)
+    frames.ended(first)
+    assert (second.resumed, third.resumed) == (1, 1)
+    assert not frames.is_held_back(third)
+
+
+def test_a_connection_that_goes_lets_the_next_one_in() -> None:
+    frames = LargeFrames(100)
+    first, second, third = Receiving(), Receiving(), Receiving()
+    frames.received(first, 10)
+    frames.received(second, 200)
+    frames.received(third, 10)
+    frames.ended(first)
+    assert (second.resumed, third.resumed) == (1, 0), "still over the limit: only the oldest goes on"
+    frames.ended(second)
+    assert third.resumed == 1
+
+
+# Memory that is used again
+
+
+def test_a_buffer_is_used_again_once_nobody_looks_at_it() -> None:
+    pool = BufferPool()
+    buffer = pool.make(1_000_000)
+    view = memoryview(buffer)[10:20]
+    pool.give_back(buffer)
+    assert pool.take(1_000_000) is None, "a view of it is still held"
+    view.release()
+    del view
+    pool.give_back(buffer)
+    again = pool.take(900_000)
+    assert again is buffer
+    assert pool.take(900_000) is None
+
+
+def test_a_frame_that_is_kept_is_not_overwritten_by_the_next(run: Run) -> None:
+    kept: list[memoryview] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any]:
+        kept.append(frame[:10])
+        return [framed(b"ok")]
+
+    async def main() -> None:
+        async with Server(answer) as server:
+            reader, writer = await server.connect()
+            for number in range(10):
+                writer.write(framed(bytes([number]) * 1_000_000))
+                await read_frame(reader)
+            assert [bytes(view) for view in kept] == [bytes([number]) * 10 for number in range(10)]
+            writer.close()
+
+    run(main())

@@ -1,0 +1,266 @@
+"""Who is read and who is sent home when bytes pile up, step by step: one connection, whose other end the test plays."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.logs.store import FileSlice
+from moldau.network.budget import Budget
+from moldau.network.buffers import BufferPool
+from moldau.network.connection import (
+    STALLED_AFTER_S,
+    UNSENT_BYTES_MAX,
+    Connection,
+)
+from moldau.network.frames import LARGE_FROM, SHARED_BUFFER_SIZE
+from moldau.network.large_frames import LargeFrames
+from moldau.network.sender import Sender
+from moldau.platform.os_disk import OsDisk
+
+Handler = Callable[[memoryview], Coroutine[Any, Any, Sequence[Any] | None]]
+
+
+def framed(payload: bytes) -> bytes:
+    return struct.pack(">i", len(payload)) + payload
+
+
+class Client(asyncio.Transport):
+    """The other end of a connection: sends and takes what a test says."""
+
+    def __init__(self, budget: Budget, handler: Handler) -> None:
+        super().__init__()
+        self.is_read = True
+        self.unsent_bytes = 0
+        self.connection = Connection(
+            shared_buffer=memoryview(bytearray(SHARED_BUFFER_SIZE)),
+            buffers=BufferPool(),
+            frame_bytes_max=10_000_000,
+            budget=budget,
+            large_frames=LargeFrames(100_000_000),
+            opened=lambda connection: lambda frame, release: handler(frame),
+            closed=lambda connection: None,
+        )
+        self.connection.connection_made(self)
+
+    def sends(self, data: bytes) -> None:
+        """As much of it as is read."""
+        while data and self.is_read:
+            room = self.connection.get_buffer(-1)
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            room.release()
+            data = data[count:]
+            self.connection.buffer_updated(count)
+
+    def is_sent_home(self, after_s: float, idle_s: float = 600) -> bool:
+        return self.connection.may_be_closed(asyncio.get_running_loop().time() + after_s, idle_s)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
+
+    def write(self, data: Any) -> None:
+        self.unsent_bytes += len(data)
+
+
+def test_a_large_frame_is_received_further_when_the_budget_has_room() -> None:
+    begun: list[int] = []
+
+    async def answer(frame: memoryview) -> Sequence[Any] | None:
+        begun.append(len(frame))
+        return None
+
+    async def main() -> None:
+        budget = Budget(1000)
+        budget.take(1000)
+        client = Client(budget, answer)
+        client.sends(struct.pack(">i", LARGE_FROM) + bytes(10))
+        assert not client.is_read
+        assert not client.is_sent_home(after_s=STALLED_AFTER_S + 1), "it is not the client that stalls"
+        budget.give_back(1)
+        assert client.is_read
+        client.sends(bytes(LARGE_FROM - 10))
+        assert begun == [LARGE_FROM]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_who_has_got_its_own_share_back_is_read_on_though_the_budget_is_spent() -> None:
+    async def main() -> None:
+        may_end = asyncio.Event()
+
+        async def answer(frame: memoryview) -> Sequence[Any] | None:
+            await may_end.wait()
+            return None
+
+        budget = Budget(1000)
+        budget.take(2000)
+        client = Client(budget, answer)
+        client.sends(framed(b"one") + framed(b"two"))
+        assert not client.is_read
+        may_end.set()
+        while not client.is_read:
+            await asyncio.sleep(0)
+        assert budget.is_spent
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_what_is_under_way_when_its_client_leaves_counts_until_it_ends() -> None:
+    async def main() -> None:
+        may_end = asyncio.Event()
+
+        async def answer(frame: memoryview) -> Sequence[Any] | None:
+            await may_end.wait()
+            return None
+
+        budget = Budget(1000)
+        client = Client(budget, answer)
+        client.sends(framed(bytes(1000)))
+        client.connection.connection_lost(None)
+        assert budget.is_spent
+        may_end.set()
+        while budget.is_spent:
+            await asyncio.sleep(0)
+        budget.take(999)
+        assert not budget.is_spent, "it was given back once"
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+async def answer_much(frame: memoryview) -> Sequence[Any]:
+    return [bytes(1_000_000)]
+
+
+def test_who_takes_something_of_its_answer_now_and_then_stays() -> None:
+    async def main() -> None:
+        client = Client(Budget(1000), answer_much)
+        client.sends(framed(b"much"))
+        assert client.unsent_bytes
+        assert not client.is_sent_home(after_s=599)
+        client.unsent_bytes -= 1
+        assert not client.is_sent_home(after_s=700)
+        assert not client.is_sent_home(after_s=1299)
+        assert client.is_sent_home(after_s=1301)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_who_takes_no_answers_holds_up_others_for_a_short_time_only() -> None:
+    async def main() -> None:
+        budget = Budget(1000)
+        client = Client(budget, answer_much)
+        client.sends(framed(b"much"))
+        client.sends(framed(b"never begun" * 10))
+        assert not client.is_sent_home(after_s=STALLED_AFTER_S + 1), "there is room for all"
+        budget.take(900)
+        assert not client.is_sent_home(after_s=STALLED_AFTER_S - 1)
+        assert client.is_sent_home(after_s=STALLED_AFTER_S + 1)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_who_asks_for_much_behind_a_request_that_waits_holds_up_others_for_a_short_time_only() -> None:
+    async def main() -> None:
+        async def answer(frame: memoryview) -> Sequence[Any]:
+            if bytes(frame) == b"wait":
+                await asyncio.Event().wait()
+            return [bytes(UNSENT_BYTES_MAX)]
+
+        budget = Budget(1000)
+        client = Client(budget, answer)
+        client.sends(framed(b"wait") + framed(b"much") + framed(bytes(1000)))
+        assert budget.is_spent
+        assert not client.unsent_bytes
+        assert not client.is_sent_home(after_s=STALLED_AFTER_S - 1)
+        assert client.is_sent_home(after_s=STALLED_AFTER_S + 1)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_who_has_taken_all_answers_waits_for_the_next_as_long_as_that_takes() -> None:
+    async def main() -> None:
+        async def answer(frame: memoryview) -> Sequence[Any]:
+            if bytes(frame) == b"wait":
+                await asyncio.Event().wait()
+            return [bytes(UNSENT_BYTES_MAX)]
+
+        client = Client(Budget(1000), answer)
+        client.sends(framed(b"wait") + framed(b"much") + framed(b"more"))
+        assert not client.is_read
+        assert not client.is_sent_home(after_s=601)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_client_that_stalls_is_sent_home_however_often_it_was_not_read_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answer(frame: memoryview) -> Sequence[Any] | None:
+        return None
+
+    async def main() -> None:
+        now = 100.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        budget = Budget(1000)
+        client = Client(budget, answer)
+        client.sends(struct.pack(">i", LARGE_FROM) + bytes(10))
+        for _ in range(4):
+            assert not client.is_sent_home(after_s=0)
+            now += STALLED_AFTER_S / 4 + 1
+            budget.take(1000)
+            client.connection.may_read_on()
+            assert not client.is_read
+            now += STALLED_AFTER_S / 2
+            budget.give_back(1000)
+            assert client.is_read
+        assert client.is_sent_home(after_s=0)
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_is_seen_to_take_stored_bytes(tmp_path: Path) -> None:
+    size = 30_000_000
+    file = OsDisk().open(str(tmp_path / "segment"))
+    file.append([bytes(size)])
+
+    class OnSocket(Client):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return here if name == "socket" else default
+
+    async def main() -> None:
+        there.setblocking(False)
+        here.setblocking(False)
+        client = OnSocket(Budget(1000), answer_much)
+        sender = Sender(client, lambda: None)
+        sender.send([b"head", FileSlice(file, 0, size)])
+        before = sender.sent_bytes
+        assert 0 < before < size
+        while sender.sent_bytes == before:
+            with contextlib.suppress(BlockingIOError):
+                there.recv(100_000)
+            await asyncio.sleep(0)
+        sender.close()
+
+    here, there = socket.socketpair()
+    with here, there:
+        asyncio.run(asyncio.wait_for(main(), 20))

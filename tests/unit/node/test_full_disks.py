@@ -1,0 +1,261 @@
+"""Nodes whose disks are full: who leads in their place, what can still be read, and how they come back."""
+
+import asyncio
+import errno
+import random
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from moldau.controller.failed_replicas import note_failed, take_out_failed
+from moldau.controller.in_sync import alter_in_sync
+from moldau.controller.requests import Heartbeat, InSyncChange, InSyncResult
+from moldau.controller.state import ControllerState
+from moldau.errors import StorageError
+from moldau.logs.files.store import FilesStore
+from moldau.metadata.records import Record
+from moldau.partitions.housekeeping import Housekeeping
+from moldau.platform.clock import SystemClock
+from moldau.records.batch import Batch
+from moldau.records.build import build_batch
+from moldau.records.record import Record as Message
+from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
+from support.logs import values_of
+from support.replication_nodes import DirectPeers, FakeController, ReplicaNode, until
+
+PATIENCE_S = 20
+QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
+
+
+def run(test: "Coroutine[Any, Any, None]") -> None:
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
+
+
+class Node(ReplicaNode):
+    def __init__(self, node_id: int, controller: "Controller", peers: DirectPeers, **settings: int) -> None:
+        self.disk = SimulatedDisk(random.Random(node_id), settings=QUICK)
+        self.usable_bytes = 1 << 30
+        store = FilesStore(self.disk, "data", SystemClock())
+        store.space = lambda: (1 << 40, self.usable_bytes)  # type: ignore[method-assign]
+        super().__init__(node_id, controller, peers, store, **settings)
+        self.table.on_not_ready.append(lambda: controller.is_told(self))
+        self.housekeeping = Housekeeping(self.table, self.settings, SystemClock())
+
+    def fill_disk(self) -> None:
+        self.usable_bytes = 0
+        self.disk.inject("append", "*.log", error=errno.ENOSPC, times=None)
+
+    def empty_disk(self) -> None:
+        self.usable_bytes = 1 << 30
+        self.disk.faults.clear()
+
+
+class Controller(FakeController):
+    """Decides as the real one does on what nodes say of their replicas, and on in-sync sets."""
+
+    def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
+        super().__init__(node_ids, **topic)
+        self.state = ControllerState(self.image)
+        self._telling = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def is_told(self, node: Node) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self.hears(node)))
+
+    async def hears(self, node: Node) -> None:
+        beat = Heartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.not_ready())
+        note_failed(self.state, beat)
+        while (decision := take_out_failed(self.state, node.settings, beat)).reply:
+            await self._apply(decision.records)
+
+    async def alter_in_sync(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
+    ) -> list[InSyncResult]:
+        settings = self.nodes[broker_id].settings
+        decision = alter_in_sync(self.state, settings, broker_id, broker_epoch, changes)
+        await self._apply(decision.records)
+        return list(decision.reply)
+
+    async def _apply(self, records: Sequence[Record]) -> None:
+        self.state.apply(records, self.state.image.offset + 1 + len(records))
+        async with self._telling:
+            self.image = self.state.image
+            for node in self.nodes.values():
+                await node.publish(self.image)
+
+    async def settled(self) -> None:
+        """What was said is decided on."""
+        while self._tasks:
+            await self._tasks.pop(0)
+
+
+@asynccontextmanager
+async def cluster(*node_ids: int, **settings: int) -> AsyncIterator[tuple[Controller, dict[int, Node]]]:
+    controller, peers = Controller(node_ids), DirectPeers()
+    nodes = {each: Node(each, controller, peers, **settings) for each in node_ids}
+    for node in nodes.values():
+        await node.start()
+    try:
+        yield controller, nodes
+    finally:
+        for node in nodes.values():
+            await node.close()
+        await controller.settled()
+
+
+async def commit(node: Node, value: bytes) -> None:
+    partition = node.partition
+    batch = Batch(build_batch([Message(value=value)]))
+    appended = await partition.append([batch], all_in_sync=True)
+    waiting = partition.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+    if waiting is not None:
+        await waiting
+
+
+async def seen(node: Node) -> list[bytes | None]:
+    """What a consumer reads."""
+    fetched = await node.partition.read(0, 1 << 20)
+    assert fetched.high_watermark == node.partition.log.end_offset
+    assert len(fetched.records.read()) > 0
+    return await values_of(node.partition.log)
+
+
+def test_another_leads_while_the_leaders_disk_is_full_and_it_joins_again_when_there_is_room() -> None:
+    async def test() -> None:
+        async with cluster(1, 2, 3, replica_lag_time_max_ms=2_000) as (controller, nodes):
+            await commit(nodes[1], b"a")
+            nodes[1].fill_disk()
+            with pytest.raises(StorageError):
+                await commit(nodes[1], b"does not fit")
+            await controller.settled()
+            assert (controller.partition.leader, controller.partition.in_sync) == (2, (2, 3))
+            await commit(nodes[2], b"b")
+            await nodes[1].housekeeping.room_round()
+            assert nodes[1].partition.refusal is not None, "there is no room yet"
+            nodes[1].empty_disk()
+            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            assert nodes[1].table.not_ready() == ()
+            await commit(nodes[2], b"c")
+            await until(lambda: nodes[1].partition.log.durable_offset == 3)
+            assert await values_of(nodes[1].partition.log) == [b"a", b"b", b"c"]
+
+    run(test())
+
+
+def test_a_follower_whose_disk_is_full_is_not_waited_for() -> None:
+    async def test() -> None:
+        # So long that it is not its silence by which it leaves.
+        async with cluster(1, 2, 3, replica_lag_time_max_ms=600_000) as (controller, nodes):
+            await commit(nodes[1], b"a")
+            nodes[3].fill_disk()
+            await commit(nodes[1], b"b")
+            assert (controller.partition.leader, controller.partition.in_sync) == (1, (1, 2))
+
+    run(test())
+
+
+def test_a_leader_that_is_in_sync_alone_leads_on_and_is_read_while_its_disk_is_full() -> None:
+    async def test() -> None:
+        async with cluster(1) as (controller, nodes):
+            node = nodes[1]
+            await commit(node, b"a")
+            node.fill_disk()
+            for _ in range(2):
+                with pytest.raises(StorageError):
+                    await commit(node, b"does not fit")
+            await controller.settled()
+            assert (controller.partition.leader, controller.partition.leader_epoch) == (1, 1)
+            assert await seen(node) == [b"a"]
+            [full] = node.table.not_ready()
+            assert full.may_pass
+            node.empty_disk()
+            await commit(node, b"b")
+            assert node.table.not_ready() == ()
+            assert await seen(node) == [b"a", b"b"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_log_that_could_not_be_opened_for_want_of_room_is_tried_again_soon(error: int) -> None:
+    async def test() -> None:
+        controller = Controller((1,))
+        node = Node(1, controller, DirectPeers())
+        node.disk.inject("append", "*partition.metadata*", error=error)
+        await node.start()
+        [unopened] = node.table.not_ready()
+        assert not unopened.may_pass
+        node.usable_bytes = 0
+        await node.housekeeping.room_round()
+        assert node.table.not_ready() == (unopened,)
+        node.usable_bytes = 1 << 30
+        await node.housekeeping.room_round()
+        assert (node.table.not_ready() == ()) == (error == errno.ENOSPC)
+        await node.housekeeping.retention_round()
+        assert node.partition.is_leader
+        await node.close()
+        await controller.settled()
+
+    run(test())
+
+
+def test_where_all_disks_are_full_leadership_stays_until_one_has_room() -> None:
+    async def test() -> None:
+        async with cluster(1, 2) as (controller, nodes):
+            await commit(nodes[1], b"a")
+            for node in nodes.values():
+                node.fill_disk()
+            for leader in (1, 2, 2, 2):
+                assert controller.partition.leader == leader
+                with pytest.raises(StorageError):
+                    await commit(nodes[leader], b"does not fit")
+                await controller.settled()
+                for node in nodes.values():
+                    await node.housekeeping.room_round()
+                    await controller.hears(node)
+            assert (controller.partition.in_sync, controller.partition.leader_epoch) == ((2,), 2)
+            nodes[1].empty_disk()
+            await nodes[1].housekeeping.room_round()
+            await until(lambda: controller.partition.in_sync == (1, 2))
+            await controller.hears(nodes[2])
+            assert (controller.partition.leader, controller.partition.in_sync) == (1, (1,))
+            await commit(nodes[1], b"b")
+
+    run(test())
+
+
+def test_what_retention_may_take_goes_at_once_when_the_disk_is_full_and_the_round_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        controller = Controller((1,), retention_bytes="0", segment_bytes="1024")
+        node = Node(1, controller, DirectPeers())
+        await node.start()
+        rounds, retention = 0, node.housekeeping._apply_retention
+
+        async def counted() -> None:
+            nonlocal rounds
+            rounds += 1
+            await retention()
+
+        monkeypatch.setattr(node.housekeeping, "_apply_retention", counted)
+        for expected in (1, 2):
+            for _ in range(4):
+                await commit(node, b"x" * 600)
+            await node.partition.log.settle()
+            node.fill_disk()
+            with pytest.raises(StorageError):
+                await commit(node, b"does not fit" * 100)
+            start_offset = node.partition.log.start_offset
+            for _ in range(3):
+                await node.housekeeping.room_round()
+            assert rounds == expected
+            assert node.partition.log.start_offset > start_offset
+            node.empty_disk()
+            await node.housekeeping.room_round()
+        await node.close()
+        await controller.settled()
+
+    run(test())

@@ -1,0 +1,105 @@
+"""A voter whose disk was replaced: people see the directory that is there, and are told once what to do."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.client.admin.quorum import QuorumInfo, QuorumReplica
+from moldau.errors import PeerUnreachableError
+from moldau.raft import wire
+from moldau.raft.messages import EndEpochRequest, ReplicaKey, Voter
+from moldau.raft.replicas import Leadership, Replica
+from moldau.raft.wire import WireQuorumPeers
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.kio import ErrorCode
+
+FORMER, PRESENT = UUID(int=1), UUID(int=2)
+LEADER = ReplicaKey(9, UUID(int=9))
+
+
+def leadership() -> Leadership:
+    return Leadership(LEADER, since_ms=0, epoch_start_offset=0, begin_ms=0)
+
+
+def test_of_a_node_with_a_new_directory_only_that_one_is_an_observer() -> None:
+    led = leadership()
+    led.replicas[ReplicaKey(1, FORMER)] = Replica(ReplicaKey(1, FORMER), last_fetch_ms=100)
+    led.replicas[ReplicaKey(1, PRESENT)] = Replica(ReplicaKey(1, PRESENT), last_fetch_ms=200)
+    led.replicas[ReplicaKey(2, FORMER)] = Replica(ReplicaKey(2, FORMER), last_fetch_ms=50)
+    assert [each.key for each in led.observers((), now_ms=300)] == [
+        ReplicaKey(1, PRESENT),
+        ReplicaKey(2, FORMER),
+    ]
+    voters = (Voter(1, PRESENT, ()),)
+    assert [each.key for each in led.observers(voters, now_ms=300)] == [ReplicaKey(2, FORMER)]
+
+
+def test_a_node_that_is_no_voter_is_known_by_the_directory_that_fetched_last() -> None:
+    def replica(directory: UUID, last_fetch_ms: int) -> QuorumReplica:
+        return QuorumReplica(1, directory, 0, last_fetch_ms, -1)
+
+    observers = (replica(FORMER, 100), replica(PRESENT, 200), replica(FORMER, 150))
+    info = QuorumInfo(9, 1, 0, (), observers, {})
+    assert info.replica(1) == observers[1]
+    with_vote = QuorumInfo(9, 1, 0, (replica(FORMER, -1),), observers, {})
+    assert with_vote.replica(1) == with_vote.voters[0]
+    assert info.replica(2) is None
+
+
+class Told:
+    def __init__(self) -> None:
+        self.errors: list[dict[str, Any]] = []
+
+    def error(self, text: str, **more: Any) -> None:
+        self.errors.append(more)
+
+
+class Tree(SimpleNamespace):
+    def get(self, name: str) -> Any:
+        return getattr(self, name, None)
+
+
+class Answering:
+    """Stands where Peers does and gives the answers it was told to."""
+
+    node_id = 9
+
+    def __init__(self) -> None:
+        self.code = ErrorCode.none
+
+    def know(self, node_id: int, host: str, port: int) -> None:
+        raise AssertionError("nobody told of an address")
+
+    async def call(self, node_id: int, api: ApiKey, tree: Any, **more: Any) -> Any:
+        partition = Tree(error_code=self.code, leader_epoch=3, leader_id=-1)
+        return Tree(error_code=ErrorCode.none, topics=[Tree(partitions=[partition])], node_endpoints=[])
+
+
+def test_a_refusal_is_told_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    monkeypatch.setattr(wire, "log", told)
+    answering: Any = Answering()
+    peers = WireQuorumPeers(answering, "cluster", listener="NODES", request_timeout_ms=100)
+    request = EndEpochRequest(LEADER.node_id, 3, ())
+
+    async def ask() -> None:
+        await peers.end_epoch(1, request)
+
+    def refused(code: ErrorCode) -> None:
+        answering.code = code
+        with pytest.raises(PeerUnreachableError):
+            asyncio.run(ask())
+
+    for _ in range(5):
+        refused(ErrorCode.invalid_voter_key)
+    assert len(told.errors) == 1
+    assert "remove-voter" in told.errors[0]["why"]
+    refused(ErrorCode.kafka_storage_error)
+    assert len(told.errors) == 2
+    answering.code = ErrorCode.none
+    asyncio.run(ask())
+    refused(ErrorCode.kafka_storage_error)
+    assert len(told.errors) == 3

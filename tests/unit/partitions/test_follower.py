@@ -1,0 +1,152 @@
+"""What a follower takes from its leader, and what it leaves."""
+
+import asyncio
+
+import pytest
+
+from moldau.errors import (
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+)
+from moldau.raft.messages import LogEnd
+from support.replicas import Replicas, batch
+from support.replication_stories import run
+
+
+def test_an_answer_of_another_epoch_is_not_taken() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        late = await both.ask(2)
+        both.elects(1)
+        await both.tell()
+        with pytest.raises(FencedLeaderEpochError):
+            await both.take(2, late, leader_epoch=0)
+        with pytest.raises(FencedLeaderEpochError):
+            await both[2].truncate_for(LogEnd(0, 0), 0)
+        both.elects(2)
+        await both.tell()
+        with pytest.raises(NotLeaderError):
+            await both.take(2, late, leader_epoch=2)
+        assert both.log(2).end_offset == 0
+
+    run(main())
+
+
+def test_an_answer_that_comes_twice_is_taken_once() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        fetched = await both.ask(2)
+        await both.take(2, fetched)
+        with pytest.raises(CorruptRecordError):
+            await both.take(2, fetched)
+        assert await both.values(2) == ["a@0"]
+
+    run(main())
+
+
+def test_a_batch_that_was_damaged_on_its_way_is_not_taken_and_one_that_is_cut_off_is_left() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        await both.produce(1, b"b")
+        data = bytearray((await both.ask(2)).records.read())
+        data[-1] ^= 1
+        with pytest.raises(CorruptRecordError):
+            await both[2].append_as_follower(data, 0, 0, 0)
+        assert both.log(2).end_offset == 0
+        await both[2].append_as_follower(memoryview(data)[:-10], 0, 0, 0)
+        assert await both.values(2) == ["a@0"]
+
+    run(main())
+
+
+def test_a_follower_takes_gaps_that_compaction_left() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        later = batch(b"later")
+        later.base_offset, later.leader_epoch = 40, 0
+        await both[2].append_as_follower(later.to_bytes(), 0, 0, 0)
+        assert both.log(2).end_offset == 41
+
+    run(main())
+
+
+def test_a_follower_begins_where_its_leader_begins() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        for value in (b"a", b"b", b"c"):
+            await both.produce(1, value)
+        await both.replicate(2)
+        deleting = asyncio.ensure_future(both[1].delete_records(2))
+        await deleting
+        assert both[1].deleting(2) is not None, "the follower still has them"
+        await both.fetch(2)
+        assert both.log(2).start_offset == 2
+        await both.ask(2)
+        assert both[1].deleting(2) is None
+
+    run(main())
+
+
+def test_a_follower_whose_leader_has_deleted_all_that_it_has_begins_anew() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin(in_sync=[1])
+        await both.produce(1, b"a", b"b", b"c")
+        await both.produce(1, b"d")
+        await both[1].delete_records(2)
+        with pytest.raises(OffsetOutOfRangeError) as refused:
+            await both.ask(2)
+        start_offset = refused.value.start_offset  # type: ignore[attr-defined]
+        await both[2].begin_at(start_offset, 0)
+        # The log begins inside of a batch, which comes whole.
+        await both.replicate(2)
+        assert (both.log(2).start_offset, both.log(2).end_offset) == (2, 4)
+        assert await both.seen(2, 2, from_follower=True) == ["a", "b", "c", "d"], (
+            "a reader skips what is before"
+        )
+
+    run(main())
+
+
+def test_producers_are_known_to_the_next_leader() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        first = await both.produce(1, b"a", producer_id=7, sequence=0)
+        await both.produce(1, b"b", producer_id=7, sequence=1)
+        await both.replicate(2)
+        both.elects(2)
+        await both.tell()
+        again = await both.produce(2, b"a", producer_id=7, sequence=0)
+        assert again.base_offset == first.base_offset
+        assert (await both.produce(2, b"c", producer_id=7, sequence=2)).base_offset == 2
+
+    run(main())
+
+
+def test_producers_forget_what_is_cut() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a", producer_id=7, sequence=0)
+        await both.replicate(2)
+        await both.produce(1, b"b", producer_id=7, sequence=1)
+        both.elects(2, [2])
+        await both.tell()
+        await both.replicate(1)
+        assert await both.values(1) == ["a@0"]
+        both.elects(1, [1, 2])
+        await both.tell()
+        assert (await both.produce(1, b"b", producer_id=7, sequence=1)).base_offset == 1
+
+    run(main())

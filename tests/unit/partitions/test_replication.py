@@ -1,0 +1,213 @@
+"""What a leader counts of its followers, and the roles that a replica takes."""
+
+import asyncio
+
+import pytest
+
+from moldau.errors import (
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    OffsetOutOfRangeError,
+    StaleBrokerEpochError,
+)
+from moldau.partitions.partition import Diverged
+from moldau.raft.messages import LogEnd
+from support.replicas import Replicas, broker_image
+from support.replication_stories import run
+
+# What a leader counts
+
+
+def test_what_was_sent_counts_only_when_the_follower_asks_past_it() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        fetched = await both.ask(2)
+        assert fetched.records.size > 0
+        assert both[1].high_watermark == 0
+        await both.take(2, fetched)
+        assert both[1].high_watermark == 0
+        await both.ask(2)
+        assert both[1].high_watermark == 1
+
+    run(main())
+
+
+def test_a_request_that_is_looked_at_again_does_not_count_again() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        asked = both.asking(2)
+        await both[1].read_for_replica(asked, 1000)
+        both.clock.now_ms += 5_000
+        await both[1].read_for_replica(asked, 1000, is_asked=False)
+        assert both[1].leader().followers[2].fetched_ms == 1_000
+
+    run(main())
+
+
+def test_a_follower_vouches_only_for_what_it_has_synced() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        fetched = await both.ask(2)
+        both.log(2).disk_is_stuck = True
+        taking = asyncio.ensure_future(both.take(2, fetched))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not taking.done()
+        assert both.log(2).end_offset == 1
+        assert both[2].fetch_position() is None
+        both.log(2).free_disk()
+        await taking
+        position = both[2].fetch_position()
+        assert position is not None
+        assert position.offset == 1
+
+    run(main())
+
+
+def test_with_write_caching_a_follower_does_not_wait_for_its_disk() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2), write_caching=True)
+        await both.begin()
+        await both.produce(1, b"a")
+        both.log(2).disk_is_stuck = True
+        await both.fetch(2)
+        await both.ask(2)
+        assert both[1].high_watermark == 1
+
+    run(main())
+
+
+def test_a_former_leader_asks_when_its_own_last_records_are_safe() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        both.log(1).disk_is_stuck = True
+        await both.produce(1, b"a", all_in_sync=False)
+        both.elects(2, [2])
+        await both.tell()
+        assert both[1].fetch_position() is None
+        both.log(1).free_disk()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert both[1].fetch_position() is not None
+
+    run(main())
+
+
+def test_a_follower_of_a_former_life_or_epoch_does_not_count() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        asked = both.asking(2)._replace(offset=1)
+        both.brokers = {**both.brokers, 2: broker_image(2, epoch=999)}
+        both[1].on_brokers(both.brokers)
+        with pytest.raises(StaleBrokerEpochError):
+            await both[1].read_for_replica(asked, 1000)
+        with pytest.raises(FencedLeaderEpochError):
+            await both[1].read_for_replica(asked._replace(known_epoch=-1), 1000)
+        assert both[1].high_watermark == 0
+
+    run(main())
+
+
+def test_a_follower_that_has_more_than_its_leader_does_not_count_before_it_has_cut() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        asked = both.asking(2)._replace(offset=5, last_fetched_epoch=0)
+        with pytest.raises(Diverged):
+            await both[1].read_for_replica(asked, 1000)
+        with pytest.raises(OffsetOutOfRangeError):
+            await both[1].read_for_replica(asked._replace(last_fetched_epoch=-1), 1000)
+        assert both[1].leader().followers[2].durable_offset == -1
+
+    run(main())
+
+
+def test_a_follower_whose_last_batch_claims_an_epoch_to_come_cuts_it_and_goes_on() -> None:
+    """The epoch stands outside of a batch's checksum: a bit of it was flipped on the follower's disk."""
+
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        for value in (b"a", b"b", b"c"):
+            await both.produce(1, value)
+        await both.replicate(2)
+        both.log(2).epochs.assign(1 << 20, 2)
+        assert await both.fetch(2) == LogEnd(0, 3)
+        assert both.log(2).end_offset == 2
+        await both.replicate(2)
+        assert both.log(2).end_offset == both[1].high_watermark == 3
+
+    run(main())
+
+
+def test_a_batch_of_an_epoch_to_come_is_not_taken_from_a_leader() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        records = bytearray((await both.ask(2)).records.read())
+        records[12:16] = (1 << 20).to_bytes(4, "big")
+        with pytest.raises(CorruptRecordError):
+            await both[2].append_as_follower(memoryview(records), 0, 0, 0)
+
+    run(main())
+
+
+# Roles
+
+
+def test_a_stale_role_is_ignored() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin(leader=1)
+        earlier = both.image
+        both.elects(2)
+        await both.tell()
+        await both[1].take_role(earlier, brokers=both.brokers)
+        assert both[1].leader_id == 2
+        await both[2].take_role(earlier, brokers=both.brokers)
+        assert both[2].is_leader
+
+    run(main())
+
+
+def test_a_node_whose_metadata_is_behind_its_own_log_does_not_lead() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin(leader=1)
+        earlier = both.image
+        both.elects(1)
+        both.elects(1)
+        await both.tell(1)
+        await both.produce(1, b"a", all_in_sync=False)
+        await both.power_cut(1)
+        both.restart(1)
+        await both[1].take_role(earlier, brokers=both.brokers)
+        assert not both[1].is_leader
+        assert list(both.log(1).epochs) == [(2, 0)]
+
+    run(main())
+
+
+def test_a_partition_without_a_leader_is_followed_by_nobody_and_keeps_what_it_knows() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a")
+        await both.replicate(2)
+        both.elects(-1, [2])
+        await both.tell(2)
+        assert not both[2].is_follower
+        assert both[2].fetch_position() is None
+        assert both[2].high_watermark == 1
+        assert both[2].log_end() == LogEnd(0, 1)
+
+    run(main())

@@ -1,0 +1,454 @@
+"""The table of partitions: which logs it opens, keeps, deletes and sets aside as the metadata changes, and what it
+believes of metadata that is behind."""
+
+import asyncio
+import errno
+import gc
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from moldau.errors import StorageError
+from moldau.logs.files import recovery
+from moldau.logs.files.store import FilesStore
+from moldau.logs.memory import MemoryStore
+from moldau.logs.store import LogName, LogStore
+from moldau.metadata.image import ClusterDelta, ClusterImage, PartitionImage, TopicImage
+from moldau.partitions.table import PartitionTable
+from moldau.platform.clock import SystemClock
+from moldau.platform.os_disk import OsDisk
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from support.replicas import batch, broker_image
+
+NODE = 1
+ORDERS, ORDERS_ANEW, PAYMENTS = UUID(int=11), UUID(int=12), UUID(int=13)
+THIS_LIFE, FORMER_LIFE = UUID(int=21), UUID(int=20)
+
+
+def topic(
+    name: str, topic_id: UUID, *replicas: tuple[int, ...], leader: int = NODE, epoch: int = 0
+) -> TopicImage:
+    partitions = tuple(
+        PartitionImage(index, each, each, leader, epoch, epoch)
+        for index, each in enumerate(replicas or ((1, 2),))
+    )
+    return TopicImage(name, topic_id, partitions)
+
+
+def image(*topics: TopicImage, life: UUID | None = None) -> ClusterImage:
+    brokers = {node: broker_image(node) for node in (1, 2, 3)}
+    if life is not None:
+        brokers[NODE] = replace(brokers[NODE], incarnation_id=life)
+    return ClusterImage(brokers=brokers, topics={each.name: each for each in topics})
+
+
+def delta(before: ClusterImage, after: ClusterImage) -> ClusterDelta:
+    changed = []
+    for name, each in after.topics.items():
+        for partition in each.partitions:
+            old = before.topics.get(name)
+            if old is None or partition not in old.partitions or old.topic_id != each.topic_id:
+                changed.append((name, partition.index))
+    deleted = [
+        each
+        for name, each in before.topics.items()
+        if name not in after.topics or after.topics[name].topic_id != each.topic_id
+    ]
+    return ClusterDelta(topics_deleted=tuple(deleted), partitions_changed=tuple(changed))
+
+
+class Table:
+    def __init__(self, store: LogStore, life: UUID | None = None) -> None:
+        self.store = store
+        self.image = ClusterImage()
+        settings = EffectiveSettings(BrokerSettings())
+        self.table = PartitionTable(NODE, store, settings, SystemClock(), not_ours=(LogName("ours", 0),))
+        self.table.incarnation_id = life
+
+    async def publish(self, *topics: TopicImage, life: UUID | None = None) -> None:
+        before, self.image = self.image, image(*topics, life=life)
+        await self.table.publish(delta(before, self.image), self.image)
+
+    async def write(self, name: str, *values: bytes, index: int = 0) -> None:
+        partition = self.table.get(name, index)
+        assert partition is not None
+        await partition.append([batch(*values)])
+        await partition.settle()
+
+    def end_of(self, name: str, index: int = 0) -> int | None:
+        partition = self.table.get(name, index)
+        return None if partition is None else partition.log.end_offset
+
+    async def close(self) -> None:
+        await self.table.close()
+        await self.store.close()
+
+
+async def files(path: Path) -> FilesStore:
+    store = FilesStore(OsDisk(), str(path), SystemClock())
+    await store.start()
+    return store
+
+
+def names(path: Path) -> list[str]:
+    return sorted(each.name for each in path.iterdir() if each.is_dir())
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test()
+
+    asyncio.run(main())
+
+
+def test_partitions_are_opened_that_have_a_replica_here() -> None:
+    async def test() -> None:
+        table = Table(MemoryStore())
+        told: list[str] = []
+        table.table.on_roles_changed.append(
+            lambda changed: told.extend(f"{each.name} {each.leader_id}" for each in changed)
+        )
+        await table.publish(
+            topic("orders", ORDERS, (1, 2), (2, 3), (2, 1)), topic("payments", PAYMENTS, (2, 1), leader=2)
+        )
+        assert [str(each.name) for each in table.table] == ["orders-0", "orders-2", "payments-0"]
+        assert [str(each.name) for each in table.table.led()] == ["orders-0", "orders-2"]
+        assert told == ["orders-0 1", "orders-2 1", "payments-0 2"]
+        told.clear()
+        changed = topic("payments", PAYMENTS, (2, 1), leader=1, epoch=1)
+        await table.publish(table.image.topics["orders"], changed)
+        assert told == ["payments-0 1"], "and of no others, of which there may be thousands"
+        told.clear()
+        await table.publish(table.image.topics["orders"])
+        assert told == ["payments-0 -1"]
+
+    run(test)
+
+
+def test_a_replica_that_is_moved_away_is_deleted(tmp_path: Path) -> None:
+    async def test() -> None:
+        table = Table(await files(tmp_path))
+        await table.publish(topic("orders", ORDERS, (1, 2)))
+        await table.write("orders", b"a")
+        before = table.table.get("orders", 0)
+        assert before is not None
+        waiting = before.committing(5, before.leader_epoch)
+        assert waiting is not None
+        await table.publish(topic("orders", ORDERS, (2, 3), leader=2, epoch=1))
+        assert table.end_of("orders") is None
+        assert names(tmp_path) == []
+        assert waiting.done()
+        waiting.exception()
+        await table.publish(topic("orders", ORDERS, (1, 2, 3), leader=2, epoch=2))
+        assert table.end_of("orders") == 0, "it begins anew when it comes back"
+        await table.close()
+
+    run(test)
+
+
+def test_a_deleted_topic_is_deleted_and_made_anew(tmp_path: Path) -> None:
+    async def test() -> None:
+        table = Table(await files(tmp_path))
+        await table.publish(topic("orders", ORDERS))
+        await table.write("orders", b"a")
+        await table.publish(topic("orders", ORDERS_ANEW))
+        assert table.end_of("orders") == 0
+        assert names(tmp_path) == ["orders-0"]
+        await table.close()
+
+    run(test)
+
+
+def test_logs_that_nobody_knows_are_set_aside_and_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        store = await files(tmp_path)
+        before = Table(store)
+        await before.publish(topic("orders", ORDERS, (1,), (1,)), topic("payments", PAYMENTS, (1,), (1,)))
+        await before.write("orders", b"deleted meanwhile")
+        await before.write("payments", b"stays")
+        await before.close()
+        table = Table(await files(tmp_path), THIS_LIFE)
+        await table.publish(
+            topic("orders", ORDERS_ANEW, (1,)),
+            topic("payments", PAYMENTS, (1,), (2,), epoch=1),
+            life=THIS_LIFE,
+        )
+        assert table.end_of("orders") == 0
+        assert table.end_of("payments") == 1
+        assert names(tmp_path) == [
+            "orders-0",
+            f"orders-0.{ORDERS.hex}-stray",
+            f"orders-1.{ORDERS.hex}-stray",
+            "payments-0",
+            f"payments-1.{PAYMENTS.hex}-stray",
+        ]
+        aside = tmp_path / f"orders-0.{ORDERS.hex}-stray" / "00000000000000000000.log"
+        assert b"deleted meanwhile" in aside.read_bytes()
+        await table.close()
+        again = await files(tmp_path)
+        assert sorted(str(name) for name, _ in again.found()) == ["orders-0", "payments-0"]
+        await again.close()
+
+    run(test)
+
+
+def test_a_log_is_set_aside_beside_one_that_was_before(tmp_path: Path) -> None:
+    async def test() -> None:
+        for _ in range(2):
+            store = await files(tmp_path)
+            before = Table(store)
+            await before.publish(topic("orders", ORDERS, (1,)))
+            await before.write("orders", b"a")
+            await store.set_aside(LogName("orders", 0))
+            assert store.found() == []
+        assert len(names(tmp_path)) == 2
+
+    run(test)
+
+
+def test_metadata_of_the_past_deletes_and_opens_nothing(tmp_path: Path) -> None:
+    """A node that starts is shown replicas that left and came back, and topics with former ids."""
+
+    async def test() -> None:
+        before = Table(await files(tmp_path))
+        await before.publish(topic("orders", ORDERS_ANEW, (1, 2), epoch=5))
+        await before.write("orders", b"a")
+        await before.close()
+        table = Table(await files(tmp_path), THIS_LIFE)
+        await table.publish(topic("orders", ORDERS, (1, 2)), life=FORMER_LIFE)
+        await table.publish(topic("orders", ORDERS_ANEW, (1, 2), epoch=1), life=FORMER_LIFE)
+        await table.publish(topic("orders", ORDERS_ANEW, (2, 3), leader=2, epoch=2), life=FORMER_LIFE)
+        assert len(table.table) == 0
+        assert names(tmp_path) == ["orders-0"]
+        await table.publish(topic("orders", ORDERS_ANEW, (1, 2), leader=2, epoch=6), life=THIS_LIFE)
+        assert table.end_of("orders") == 1
+        assert names(tmp_path) == ["orders-0"]
+        await table.close()
+
+    run(test)
+
+
+def test_what_was_committed_is_known_after_a_restart(tmp_path: Path) -> None:
+    async def test() -> None:
+        before = Table(await files(tmp_path))
+        await before.publish(topic("orders", ORDERS, (1,)))
+        await before.write("orders", b"a", b"b")
+        await before.table.save_high_watermarks()
+        # No clean end: nothing is closed.
+        after = Table(await files(tmp_path))
+        await after.publish(topic("orders", ORDERS, (1, 2), leader=2, epoch=1))
+        partition = after.table.get("orders", 0)
+        assert partition is not None
+        assert partition.high_watermark == 2
+        assert (tmp_path / "replication-offset-checkpoint").read_text() == "0\n1\norders 0 2\n"
+        await after.close()
+
+    run(test)
+
+
+def test_what_was_committed_is_no_more_than_what_is_there() -> None:
+    async def test() -> None:
+        store = MemoryStore()
+        log = await store.open(
+            LogName("orders", 0), ORDERS, EffectiveSettings(BrokerSettings()).topic("orders")
+        )
+        log.saved_high_watermark = 50
+        table = Table(store)
+        await table.publish(topic("orders", ORDERS, (1, 2), leader=2))
+        partition = table.table.get("orders", 0)
+        assert partition is not None
+        assert partition.high_watermark == 0
+
+    run(test)
+
+
+def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        store = MemoryStore()
+        opening = store.open
+
+        async def open_log(name: LogName, *more: object) -> object:
+            if name.partition == 1:
+                raise StorageError("it is damaged")
+            return await opening(name, *more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "open", open_log)
+        table = Table(store)
+        await table.publish(topic("orders", ORDERS, (1,), (1,)))
+        assert table.end_of("orders") == 0
+        [not_ready] = table.table.not_ready()
+        assert (not_ready.topic_id, not_ready.partition, not_ready.broker_id) == (ORDERS, 1, NODE)
+        assert not_ready.reason == "it is damaged"
+        with pytest.raises(StorageError):
+            table.table.get("orders", 1)
+
+    run(test)
+
+
+def test_a_log_that_fails_later_is_told_at_once() -> None:
+    async def test() -> None:
+        table = Table(MemoryStore())
+        await table.publish(topic("orders", ORDERS, (1,), (1,)))
+        told: list[str] = []
+        table.table.on_not_ready.append(
+            lambda: told.extend(f"{each.partition}: {each.reason}" for each in table.table.not_ready())
+        )
+        partition = table.table.get("orders", 1)
+        assert partition is not None
+        partition.fail(StorageError("EIO"))
+        assert told == ["1: EIO"]
+        await table.publish()
+        assert table.table.not_ready() == ()
+
+    run(test)
+
+
+def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        store = MemoryStore()
+        opening = store.open
+        is_full = True
+
+        async def open_log(name: LogName, *more: object) -> object:
+            if is_full:
+                raise StorageError("no descriptors") from OSError("EMFILE")
+            return await opening(name, *more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "open", open_log)
+        table = Table(store)
+        roles: list[str] = []
+        not_ready: list[int] = []
+        table.table.on_roles_changed.append(lambda changed: roles.extend(str(each.name) for each in changed))
+        table.table.on_not_ready.append(lambda: not_ready.append(len(table.table.not_ready())))
+        await table.publish(topic("orders", ORDERS, (2, 1), leader=2))
+        assert len(table.table.not_ready()) == 1
+        await table.table.open_again()
+        assert (roles, not_ready) == ([], []), "still full"
+        is_full = False
+        await table.table.open_again()
+        assert (roles, not_ready) == (["orders-0"], [0])
+
+    run(test)
+
+
+def test_a_log_that_cannot_be_opened_keeps_no_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def test() -> None:
+        table = Table(await files(tmp_path))
+        await table.publish(topic("orders", ORDERS, (1,)))
+        await table.write("orders", b"a")
+        await table.close()
+        store = await files(tmp_path)
+        log_path = f"{tmp_path}/orders-0/{0:020}.log"
+        table = Table(store)
+        gc.collect()
+        gc.disable()
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(recovery, "rebuild_producers", fail)
+                await table.publish(topic("orders", ORDERS, (1,)))
+                assert open_paths().count(log_path) == 0
+                for _ in range(3):
+                    with pytest.raises(StorageError, match="too many open files") as told:
+                        table.table.get("orders", 0)
+                    assert len(told.traceback) == 2, "nor does it keep who has asked"
+        finally:
+            gc.enable()
+        await table.table.open_again(passing_only=True)
+        assert table.end_of("orders") == 1
+        await table.close()
+
+    run(test)
+
+
+def open_paths() -> list[str]:
+    return [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+
+
+def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
+    async def test() -> None:
+        table = Table(MemoryStore())
+        names = [f"topic-{number}" for number in range(20)]
+        await table.publish(*(topic(name, UUID(int=number)) for number, name in enumerate(names, 1)))
+        not_ready: list[int] = []
+        table.table.on_not_ready.append(lambda: not_ready.append(len(table.table.not_ready())))
+        for name in names:
+            partition = table.table.get(name, 0)
+            assert partition is not None
+            partition._set_refusal(StorageError("no room"))
+        assert not_ready == list(range(1, 21))
+        assert table.table.look_for_room()
+        assert not_ready[20:] == [0]
+
+    run(test)
+
+
+def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        store = MemoryStore()
+        opening = store.open
+        opened = asyncio.Event()
+        attempts = 0
+
+        async def open_log(name: LogName, *more: object) -> object:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= 2:
+                raise StorageError("no descriptors") from OSError("EMFILE")
+            await opened.wait()
+            return await opening(name, *more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "open", open_log)
+        table = Table(store)
+        await table.publish(topic("orders", ORDERS, (1,), (1,)))
+        again = asyncio.ensure_future(table.table.open_again())
+        await asyncio.sleep(0)
+        deletion = asyncio.ensure_future(table.publish())
+        await asyncio.sleep(0)
+        opened.set()
+        await asyncio.gather(again, deletion)
+        assert len(table.table) == 0
+        assert table.table.damaged == {}
+        assert store.found() == []
+
+    run(test)
+
+
+def test_only_what_is_of_the_deleted_topic_is_deleted(tmp_path: Path) -> None:
+    async def test() -> None:
+        table = Table(await files(tmp_path))
+        await table.publish(topic("orders", ORDERS_ANEW, (1,)))
+        await table.write("orders", b"a")
+        await table.table.publish(ClusterDelta(topics_deleted=(topic("orders", ORDERS, (1,)),)), table.image)
+        assert table.end_of("orders") == 1
+        assert names(tmp_path) == ["orders-0"]
+
+    run(test)
+
+
+def test_leaders_hear_of_brokers_that_come_and_go() -> None:
+    async def test() -> None:
+        table = Table(MemoryStore())
+        await table.publish(topic("orders", ORDERS, (1, 2)))
+        fenced = replace(table.image, brokers={**table.image.brokers, 2: broker_image(2, fenced=True)})
+        await table.table.publish(ClusterDelta(brokers_changed=(2,)), fenced)
+        partition = table.table.get("orders", 0)
+        assert partition is not None
+        assert partition.leader().brokers[2].fenced
+
+    run(test)

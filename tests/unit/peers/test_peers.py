@@ -1,0 +1,412 @@
+"""Calls between nodes: connections by lane, what a lost, refused or silent node looks like, and addresses that move."""
+
+import asyncio
+import errno
+from collections.abc import Coroutine
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.client.errors import ConnectionLostError
+from moldau.client.net.connection import Connection
+from moldau.eager import start_now
+from moldau.errors import PeerUnreachableError
+from moldau.metadata.image import BrokerImage, ClusterDelta, ClusterImage, Endpoint
+from moldau.peers import probing
+from moldau.peers.addresses import PeerAddresses
+from moldau.peers.peers import Peers, Probe
+from moldau.platform.clock import SystemClock
+from moldau.wire.api_keys import ApiKey
+from support.scripted_broker import Asked, Hang, HangUp, ScriptedBroker, Tree
+
+OTHER = 2
+PATIENCE_S = 20
+REQUEST = {
+    "topics": [],
+    "allow_auto_topic_creation": False,
+    "include_cluster_authorized_operations": False,
+    "include_topic_authorized_operations": False,
+}
+
+
+def run(test: "Coroutine[Any, Any, None]") -> None:
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
+
+
+def made(broker: ScriptedBroker | None = None, **more: Any) -> Peers:
+    peers = Peers(1, SystemClock(), request_timeout_ms=5_000, **more)
+    if broker is not None:
+        peers.know(OTHER, "127.0.0.1", broker.port)
+    return peers
+
+
+async def ask(peers: Peers, lane: str = "a", **more: Any) -> Any:
+    return await peers.call(OTHER, ApiKey.METADATA, REQUEST, lane=lane, **more)
+
+
+async def free_port() -> int:
+    """A port that nobody listens on any more."""
+    async with ScriptedBroker() as broker:
+        return broker.port
+
+
+def test_calls_on_a_lane_share_a_connection_and_each_lane_has_its_own() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            peers = made(broker)
+            await asyncio.gather(*(ask(peers, "a") for _ in range(5)))
+            assert broker.connections == 1
+            await ask(peers, "b")
+            assert broker.connections == 2
+            await peers.close()
+
+    run(test())
+
+
+def test_a_call_names_the_exact_version_that_nodes_use() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            peers = made(broker)
+            await ask(peers, version=11)
+            assert broker.asked[-1].version == 11
+            with pytest.raises(PeerUnreachableError) as raised:
+                await ask(peers, version=99)
+            assert not raised.value.is_gone
+            assert not raised.value.was_sent
+            await peers.close()
+
+    run(test())
+
+
+def test_an_unknown_node_is_unreachable() -> None:
+    async def test() -> None:
+        peers = made()
+        with pytest.raises(PeerUnreachableError, match="no address of node 2"):
+            await ask(peers)
+        assert await peers.probe(OTHER, 100) is Probe.SILENT
+
+    run(test())
+
+
+def test_only_a_refused_connection_says_that_a_node_is_gone() -> None:
+    async def test() -> None:
+        peers = made()
+        peers.know(OTHER, "127.0.0.1", await free_port())
+        with pytest.raises(PeerUnreachableError) as raised:
+            await ask(peers)
+        assert raised.value.is_gone
+        assert await peers.probe(OTHER, 5_000) is Probe.GONE
+
+    run(test())
+
+
+def test_a_name_with_several_addresses_is_gone_only_if_all_of_them_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(codes: dict[str, int | None]) -> Probe:
+        async def resolve(host: str, port: int) -> list[str]:
+            return [each for each in codes if each != host]
+
+        async def connect(host: str, port: int) -> int | None:
+            return codes[host]
+
+        monkeypatch.setattr(probing, "_resolve", resolve)
+        monkeypatch.setattr(probing, "_connect", connect)
+        return await probing.probe_address("node", 1, 5_000)
+
+    refused, unreachable = errno.ECONNREFUSED, errno.EHOSTUNREACH
+    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": refused})) is Probe.GONE
+    assert asyncio.run(test({"node": None, "::1": errno.EADDRNOTAVAIL, "127.0.0.1": refused})) is Probe.GONE
+    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": unreachable})) is Probe.SILENT
+    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": 0})) is Probe.ALIVE
+    assert asyncio.run(test({"node": None})) is Probe.SILENT
+
+
+def test_localhost_counts_as_gone_by_whichever_addresses_it_has() -> None:
+    async def test() -> None:
+        peers = made()
+        peers.know(OTHER, "localhost", await free_port())
+        with pytest.raises(PeerUnreachableError) as raised:
+            await ask(peers)
+        assert raised.value.is_gone
+
+    run(test())
+
+
+def test_a_node_that_takes_connections_is_alive_even_if_it_never_answers() -> None:
+    async def test() -> None:
+        async with ScriptedBroker({ApiKey.API_VERSIONS: lambda _: Hang}) as broker:
+            peers = made(broker)
+            assert await peers.probe(OTHER, 5_000) is Probe.ALIVE
+            with pytest.raises(PeerUnreachableError) as raised:
+                await ask(peers, timeout_ms=50)
+            assert not raised.value.is_gone
+            await peers.close()
+
+    run(test())
+
+
+def test_a_late_answer_ends_the_connection_and_the_next_call_opens_another() -> None:
+    async def test() -> None:
+        answers: list[Any] = [Hang]
+        broker = ScriptedBroker()
+        usual = broker.scripts[ApiKey.METADATA]
+        broker.scripts[ApiKey.METADATA] = lambda asked: answers.pop() if answers else usual(asked)
+        async with broker:
+            peers = made(broker)
+            with pytest.raises(PeerUnreachableError) as raised:
+                await ask(peers, timeout_ms=50)
+            assert raised.value.was_sent
+            assert not raised.value.is_gone
+            await ask(peers)
+            assert broker.connections == 2
+            await peers.close()
+
+    run(test())
+
+
+def test_a_connection_that_the_other_side_closes_is_opened_again() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            peers = made(broker)
+            await ask(peers, "heartbeats")
+            broker.hang_up()
+            while peers._connections:
+                await asyncio.sleep(0.001)
+            await ask(peers, "heartbeats")
+            assert broker.connections == 2
+            await peers.close()
+
+    run(test())
+
+
+def test_a_call_fails_with_its_connection() -> None:
+    async def test() -> None:
+        async with ScriptedBroker({ApiKey.METADATA: lambda _: HangUp}) as broker:
+            peers = made(broker)
+            with pytest.raises(PeerUnreachableError) as raised:
+                await ask(peers)
+            assert raised.value.was_sent
+            await peers.close()
+
+    run(test())
+
+
+def test_a_node_is_called_at_its_new_address_and_what_was_asked_at_the_old_one_is_still_answered() -> None:
+    async def test() -> None:
+        release = asyncio.Event()
+        old, new = ScriptedBroker(), ScriptedBroker()
+        usual = old.scripts[ApiKey.METADATA]
+
+        async def slow(asked: Asked) -> Tree:
+            await release.wait()
+            return usual(asked)  # type: ignore[return-value]
+
+        async with old, new:
+            peers = made(old)
+            await ask(peers)
+            old.scripts[ApiKey.METADATA] = slow
+            first = asyncio.create_task(ask(peers))
+            while old.count(ApiKey.METADATA) < 2:
+                await asyncio.sleep(0.001)
+            peers.know(OTHER, "127.0.0.1", new.port)
+            await ask(peers)
+            assert new.count(ApiKey.METADATA) == 1
+            release.set()
+            await first
+            peers.know(OTHER, "127.0.0.1", new.port)
+            await ask(peers)
+            assert new.connections == 1, "the same address again changes nothing"
+            await peers.close()
+
+    run(test())
+
+
+def test_a_connection_that_comes_about_after_the_node_has_moved_is_not_used() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as old, ScriptedBroker() as new:
+            reached, release = asyncio.Event(), asyncio.Event()
+
+            async def connect(host: str, port: int, **more: Any) -> Connection:
+                if port == old.port:
+                    reached.set()
+                    await release.wait()
+                return await Connection.open(host, port, **more)
+
+            peers = made(old, connect=connect)
+            first = asyncio.create_task(ask(peers))
+            await reached.wait()
+            peers.know(OTHER, "127.0.0.1", new.port)
+            await ask(peers)
+            release.set()
+            with pytest.raises(PeerUnreachableError, match="no longer at"):
+                await first
+            assert old.count(ApiKey.METADATA) == 0
+            await ask(peers)
+            assert new.connections == 1
+            await peers.close()
+
+    run(test())
+
+
+def test_a_call_that_has_less_time_does_not_wait_for_the_attempt_of_another() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            release = asyncio.Event()
+
+            async def connect(host: str, port: int, **more: Any) -> Connection:
+                await release.wait()
+                return await Connection.open(host, port, **more)
+
+            peers = made(broker, connect=connect)
+            patient = asyncio.create_task(ask(peers))
+            await asyncio.sleep(0)
+            with pytest.raises(PeerUnreachableError) as raised:
+                await ask(peers, timeout_ms=20)
+            assert not raised.value.was_sent
+            cancelled = asyncio.create_task(ask(peers))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            release.set()
+            await patient
+            assert broker.connections == 1
+            await peers.close()
+
+    run(test())
+
+
+def test_a_handler_may_call_before_it_has_a_task_of_its_own() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            peers = made(broker)
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+            def ended(result: Any, error: BaseException | None) -> None:
+                done.set_result(result if error is None else error)
+
+            start_now(ask(peers), ended)
+            assert not isinstance(await done, BaseException)
+            await peers.close()
+
+    run(test())
+
+
+def test_an_address_alone_is_called_on_a_connection_for_that() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            peers = made()
+            answer = await peers.call_address("127.0.0.1", broker.port, ApiKey.METADATA, REQUEST)
+            assert answer.cluster_id == "scripted"
+        with pytest.raises(PeerUnreachableError) as raised:
+            await peers.call_address("127.0.0.1", broker.port, ApiKey.METADATA, REQUEST)
+        assert raised.value.is_gone
+
+    run(test())
+
+
+def test_closing_ends_what_is_waited_for_and_refuses_what_comes_later() -> None:
+    async def test() -> None:
+        async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
+            peers = made(broker)
+            asked = asyncio.create_task(ask(peers, "a"))
+            while not broker.count(ApiKey.METADATA):
+                await asyncio.sleep(0.001)
+            never = asyncio.Event()
+
+            async def connect(host: str, port: int, **more: Any) -> Connection:
+                await never.wait()
+                raise ConnectionLostError("never")
+
+            peers._connect = connect  # type: ignore[assignment]
+            opening = asyncio.create_task(ask(peers, "b"))
+            await asyncio.sleep(0)
+            await peers.close()
+            for each in (asked, opening, asyncio.create_task(ask(peers, "c"))):
+                with pytest.raises(PeerUnreachableError):
+                    await each
+
+    run(test())
+
+
+def test_dropping_a_connection_fails_the_call_on_it() -> None:
+    async def test() -> None:
+        async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
+            peers = made(broker)
+            asked = asyncio.create_task(ask(peers, "a"))
+            while not broker.count(ApiKey.METADATA):
+                await asyncio.sleep(0.001)
+            peers.drop(OTHER, "a")
+            with pytest.raises(PeerUnreachableError):
+                await asked
+            await peers.close()
+
+    run(test())
+
+
+def test_dropping_gives_up_an_attempt_to_connect_and_the_next_call_makes_another() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            hangs = [asyncio.Event()]
+
+            async def connect(host: str, port: int, **more: Any) -> Connection:
+                if hangs:
+                    await hangs.pop().wait()
+                return await Connection.open(host, port, **more)
+
+            peers = made(broker, connect=connect)
+            asked = asyncio.create_task(ask(peers, "a"))
+            while hangs:
+                await asyncio.sleep(0)
+            peers.drop(OTHER, "b")
+            await asyncio.sleep(0)
+            assert not asked.done(), "another lane is not this one"
+            peers.drop(OTHER, "a")
+            with pytest.raises(PeerUnreachableError, match="given up"):
+                await asked
+            await ask(peers, "a")
+            await peers.close()
+
+    run(test())
+
+
+def broker_image(broker_id: int, port: int) -> BrokerImage:
+    endpoints = (Endpoint("CLIENTS", "clients.example", 1), Endpoint("NODES", "127.0.0.1", port))
+    return BrokerImage(broker_id, 1, UUID(int=1), endpoints, None, fenced=True)
+
+
+def test_addresses_are_those_that_brokers_registered_for_nodes() -> None:
+    peers = made()
+    peers.know(9, "voter.example", 9)
+    addresses = PeerAddresses(peers, "NODES")
+    image = ClusterImage(brokers={1: broker_image(1, 101), 2: broker_image(2, 102)})
+    addresses.publish(ClusterDelta(brokers_changed=(1, 2)), image)
+    assert peers.address(2) == ("127.0.0.1", 102)
+    image = ClusterImage(brokers={1: broker_image(1, 101)})
+    addresses.publish(ClusterDelta(brokers_changed=(2,)), image)
+    assert peers.address(2) is None
+    assert peers.address(1) == ("127.0.0.1", 101)
+    assert peers.address(9) == ("voter.example", 9)
+
+
+def test_a_voter_that_is_no_broker_any_more_is_still_found() -> None:
+    peers = made()
+    peers.know(1, "127.0.0.1", 91)
+    addresses = PeerAddresses(peers, "NODES")
+    addresses.publish(ClusterDelta(brokers_changed=(1,)), ClusterImage(brokers={1: broker_image(1, 101)}))
+    assert peers.address(1) == ("127.0.0.1", 101)
+    addresses.publish(ClusterDelta(brokers_changed=(1,)), ClusterImage())
+    assert peers.address(1) == ("127.0.0.1", 91)
+
+
+def test_what_the_quorum_says_again_does_not_hide_where_a_broker_registered_since() -> None:
+    peers = made()
+    peers.know(OTHER, "gamma", 9094)
+    peers.know_broker(OTHER, "gamma", 9194)
+    peers.know(OTHER, "gamma", 9094)
+    assert peers.address(OTHER) == ("gamma", 9194)
+    peers.know(OTHER, "gamma", 9294)
+    assert peers.address(OTHER) == ("gamma", 9294)
+    peers.know_broker(OTHER, "gamma", 9194)
+    peers.forget(OTHER)
+    assert peers.address(OTHER) == ("gamma", 9294), "as a voter it is still known"

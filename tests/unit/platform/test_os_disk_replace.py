@@ -1,0 +1,36 @@
+"""Replacing a file on a disk that is full leaves nothing behind."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from moldau.platform.os_disk import OsDisk
+
+
+@pytest.mark.parametrize("failing", ["write", "rename"])
+def test_a_file_that_cannot_be_replaced_stays_as_it_was_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    async def story() -> None:
+        disk, path = OsDisk(), tmp_path / "a"
+        await disk.replace(str(path), b"first")
+        with monkeypatch.context() as broken:
+            broken.setattr(os, failing, fail)
+            with pytest.raises(OSError, match="no space left"):
+                await disk.replace(str(path), b"second")
+        assert (os.listdir(tmp_path), path.read_bytes()) == (["a"], b"first")
+        await disk.replace(str(path), b"third")
+        assert path.read_bytes() == b"third"
+
+    asyncio.run(story())
+
+
+def test_an_error_that_nothing_could_be_written_for_is_the_one_that_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(OsDisk().replace(str(tmp_path / "missing" / "a"), b"data"))

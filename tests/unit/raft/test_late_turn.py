@@ -1,0 +1,38 @@
+"""A request that waits for its turn while another epoch begins."""
+
+import asyncio
+
+from moldau.raft.messages import LogEnd, ReplicaKey, SnapshotFetch, SnapshotId, VoteRequest
+from support.quorum_nodes import QuorumNode, Wires, directory_of, leader_of, run, until
+
+
+def test_a_deposed_leader_that_is_asked_for_a_snapshot_does_not_name_itself_in_the_new_epoch() -> None:
+    async def story() -> None:
+        wires = Wires()
+        nodes = [QuorumNode(wires, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
+        await asyncio.gather(*(node.start() for node in nodes))
+        await until(lambda: leader_of(nodes))
+        leader = leader_of(nodes)
+        assert leader is not None
+        quorum, epoch = leader.quorum, leader.quorum.epoch
+        await until(lambda: quorum.high_watermark == leader.log.end_offset)
+        snapshot = SnapshotId(quorum.high_watermark, epoch)
+        await quorum.snapshot([b"all so far"], snapshot)
+        second, third = (ReplicaKey(node.node_id) for node in nodes if node is not leader)
+
+        asked = asyncio.ensure_future(quorum.fetch_snapshot(SnapshotFetch(third, epoch, snapshot, 0)))
+        candidate = VoteRequest(
+            second,
+            epoch + 1,
+            LogEnd(epoch, 1_000),
+            False,
+            ReplicaKey(leader.node_id, directory_of(leader.node_id)),
+        )
+        voted = asyncio.ensure_future(quorum.vote(candidate))
+        assert (await voted).is_granted
+        reply = await asked
+        assert (reply.epoch, reply.leader_id, reply.is_leader) == (epoch + 1, -1, False)
+        for node in nodes:
+            await node.stop()
+
+    run(story())

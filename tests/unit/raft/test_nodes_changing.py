@@ -1,0 +1,171 @@
+"""Quorums of several nodes that begin with snapshots, and whose voters come and go."""
+
+import pytest
+
+from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
+from moldau.raft.driver import Quorum
+from moldau.raft.messages import (
+    LogEnd,
+    QuorumFetch,
+    ReplicaKey,
+    SnapshotFetch,
+    SnapshotFetched,
+    SnapshotId,
+    Voter,
+    VoterEndpoint,
+)
+from support.quorum_nodes import QuorumNode, directory_of, others, run, started, stop, until
+
+
+def test_a_node_that_is_far_behind_begins_with_a_snapshot() -> None:
+    async def story() -> None:
+        _, nodes, leader = await started(3)
+        away = others(nodes, leader)[0]
+        await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
+        await away.stop()
+        for round_ in range(3):
+            await leader.quorum.append([b"%d" % round_])
+            await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
+            await leader.quorum.snapshot(
+                leader.values, SnapshotId(leader.log.end_offset, leader.quorum.epoch), leader.node_id
+            )
+        await leader.quorum.append([b"3"])
+        assert leader.log.start_offset > away.log.end_offset
+        await away.start()
+        await until(lambda: away.values == [b"0", b"1", b"2", b"3"])
+        assert away.log.start_offset == away.taken[-1][0].end_offset
+        await away.stop()
+        await away.start()
+        await until(lambda: away.values == [b"0", b"1", b"2", b"3"])
+        assert [voter.node_id for voter in away.quorum.voters] == [1, 2, 3]
+        await stop(nodes)
+
+    run(story())
+
+
+def test_the_log_begins_at_the_end_of_the_older_of_two_snapshots() -> None:
+    async def story() -> None:
+        _, nodes, leader = await started(1)
+        ends = []
+        for round_ in range(3):
+            await leader.quorum.append([b"%d" % round_])
+            await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
+            ends.append(leader.log.end_offset)
+            await leader.quorum.snapshot(leader.values, SnapshotId(ends[-1], leader.quorum.epoch))
+        assert leader.log.start_offset == ends[-2]
+        with pytest.raises(InvalidRequestError, match="not committed"):
+            await leader.quorum.snapshot([], SnapshotId(ends[-1] + 1, leader.quorum.epoch))
+        await leader.quorum.append([b"3"])
+        await leader.stop()
+        await leader.start()
+        await until(lambda: leader.values == [b"0", b"1", b"2", b"3"])
+        await stop(nodes)
+
+    run(story())
+
+
+def test_a_snapshot_that_a_peer_sends_in_an_odd_way_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        _, nodes, leader = await started(3)
+        away = others(nodes, leader)[0]
+        await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
+        await away.stop()
+        for value in (b"a", b"b"):
+            await leader.quorum.append([value])
+            await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
+            end = SnapshotId(leader.log.end_offset, leader.quorum.epoch)
+            await leader.quorum.snapshot(leader.values, end)
+        fetched, odd = Quorum.fetch_snapshot, [ValueError("what is this?")]
+
+        async def fetch_snapshot(self: Quorum, request: SnapshotFetch) -> SnapshotFetched:
+            if odd:
+                raise odd.pop()
+            return await fetched(self, request)
+
+        monkeypatch.setattr(Quorum, "fetch_snapshot", fetch_snapshot)
+        await away.start()
+        await until(lambda: away.values == [b"a", b"b"])
+        assert odd == []
+        await stop(nodes)
+
+    run(story())
+
+
+def test_an_observer_follows_and_becomes_a_voter_and_the_leader_can_be_removed() -> None:
+    async def story() -> None:
+        wires, nodes, leader = await started(1)
+        joining = QuorumNode(wires, 2, [], bootstrap=[1])
+        nodes.append(joining)
+        await leader.quorum.append([b"a"])
+        await joining.start()
+        await until(lambda: joining.values == [b"a"])
+        assert [each.key.node_id for each in leader.quorum.describe().observers] == [2]
+        endpoint = VoterEndpoint("PLAINTEXT", "node-2", 9092)
+        await leader.quorum.add_voter(Voter(2, directory_of(2), (endpoint,)))
+        assert [each.node_id for each in leader.quorum.voters] == [1, 2]
+        assert wires.known[1, 2] == (endpoint,)
+        with pytest.raises(DuplicateVoterError):
+            await leader.quorum.add_voter(Voter(2, directory_of(2)))
+        with pytest.raises(VoterNotFoundError):
+            await leader.quorum.remove_voter(ReplicaKey(2, directory_of(9)))
+        moved = VoterEndpoint("PLAINTEXT", "elsewhere", 9092)
+        await leader.quorum.update_voter(Voter(2, directory_of(2), (moved,)))
+        assert wires.known[1, 2] == (moved,)
+        await leader.quorum.remove_voter(ReplicaKey(1, directory_of(1)))
+        await until(lambda: joining.quorum.is_leader)
+        assert [each.node_id for each in joining.quorum.voters] == [2]
+        await until(lambda: leader.quorum.leader_id == 2)
+        await joining.quorum.append([b"b"])
+        await until(lambda: leader.values == [b"a", b"b"])
+        with pytest.raises(InvalidRequestError, match="only voter"):
+            await joining.quorum.remove_voter(ReplicaKey(2, directory_of(2)))
+        await stop(nodes)
+
+    run(story())
+
+
+def test_a_voter_that_does_not_follow_is_not_added() -> None:
+    async def story() -> None:
+        _, nodes, leader = await started(1)
+        await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
+        with pytest.raises(RequestTimedOutError):
+            await leader.quorum.add_voter(Voter(2, directory_of(2)), timeout_ms=30)
+        with pytest.raises(InvalidRequestError, match="directory id"):
+            await leader.quorum.add_voter(Voter(2))
+        await stop(nodes)
+
+    run(story())
+
+
+def test_directories_of_the_first_voters_are_learned_and_an_empty_disk_is_no_voter() -> None:
+    async def story() -> None:
+        _, nodes, leader = await started(3)
+        known = {directory_of(node.node_id) for node in nodes}
+        await until(lambda: {voter.directory_id for voter in leader.quorum.voters} == known)
+        lost = others(nodes, leader)[0]
+        await until(lambda: lost.quorum.voters == leader.quorum.voters)
+        await lost.stop()
+        imposter = ReplicaKey(lost.node_id, directory_of(99))
+        end = LogEnd(leader.quorum.epoch, leader.log.end_offset)
+        await leader.quorum.fetch(QuorumFetch(imposter, leader.quorum.epoch, end))
+        description = leader.quorum.describe()
+        assert imposter in [each.key for each in description.observers]
+        assert imposter not in [each.key for each in description.voters]
+        await stop(nodes)
+
+    run(story())
+
+
+def test_a_node_without_a_disk_is_not_added_to_the_voters() -> None:
+    async def story() -> None:
+        wires, nodes, leader = await started(1)
+        diskless = QuorumNode(wires, 2, [1], has_disk=False)
+        await diskless.start()
+        await until(lambda: diskless.quorum.leader_id == 1)
+        with pytest.raises(InvalidRequestError, match="store=memory"):
+            await leader.quorum.add_voter(Voter(2, directory_of(2)))
+        await stop([*nodes, diskless])
+
+    run(story())

@@ -1,0 +1,84 @@
+"""A node looks at its whole metadata log before it takes part: no byte of it may have changed."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from moldau.errors import StorageError
+from moldau.logs.files.store import FilesStore
+from moldau.platform.clock import SystemClock
+from moldau.platform.os_disk import OsDisk
+from moldau.raft.batches import first_batch, values_batch
+from moldau.raft.driver import METADATA_LOG, open_metadata_log
+from moldau.raft.events import BeginEpoch
+from moldau.raft.log_view import LogView
+from moldau.raft.messages import Voter
+from moldau.raft.opening import look_at_log
+
+VOTERS = (Voter(1), Voter(2))
+
+
+async def write(directory: Path) -> Path:
+    """A log of two epochs, closed cleanly."""
+    store = FilesStore(OsDisk(), str(directory), SystemClock())
+    await store.start()
+    log = await open_metadata_log(store)
+    begin = first_batch(BeginEpoch(1, 1, VOTERS, (1,), True), base_offset=0, timestamp=1)
+    await log.append([begin])
+    await log.append(
+        [values_batch([b"one", b"two"], base_offset=begin.next_offset, epoch=1, timestamp=2)],
+    )
+    await log.append([values_batch([b"three"], base_offset=log.end_offset, epoch=2, timestamp=3)])
+    await log.append([values_batch([b"four"], base_offset=log.end_offset, epoch=2, timestamp=4)])
+    await log.make_durable()
+    await store.close()
+    return directory / str(METADATA_LOG) / f"{0:020}.log"
+
+
+async def look(directory: Path) -> LogView:
+    store = FilesStore(OsDisk(), str(directory), SystemClock())
+    await store.start()
+    try:
+        return await look_at_log(await open_metadata_log(store), None, None, VOTERS)
+    finally:
+        await store.close()
+
+
+def test_a_whole_log_is_taken_as_it_is(tmp_path: Path) -> None:
+    async def scene() -> LogView:
+        await write(tmp_path)
+        return await look(tmp_path)
+
+    found = asyncio.run(scene())
+    assert (found.start_offset, found.end_offset, found.last.epoch) == (0, 7, 2)
+
+
+def test_no_changed_byte_goes_unnoticed(tmp_path: Path) -> None:
+    async def scene() -> list[int]:
+        file = await write(tmp_path)
+        whole = file.read_bytes()
+        unnoticed = []
+        for position in range(len(whole)):
+            changed = bytearray(whole)
+            changed[position] ^= 1
+            file.write_bytes(changed)
+            with suppress(StorageError):
+                await look(tmp_path)
+                unnoticed.append(position)
+        return unnoticed
+
+    assert asyncio.run(scene()) == []
+
+
+def test_what_is_damaged_is_said_with_what_to_do(tmp_path: Path) -> None:
+    async def scene() -> None:
+        file = await write(tmp_path)
+        changed = bytearray(file.read_bytes())
+        changed[7] ^= 1
+        file.write_bytes(changed)
+        await look(tmp_path)
+
+    with pytest.raises(StorageError, match="empty its data directory"):
+        asyncio.run(scene())

@@ -1,0 +1,384 @@
+"""Snapshots of the metadata: whole or not there, found damaged before they are believed, and a log that fits them."""
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.errors import (
+    CorruptRecordError,
+    PositionOutOfRangeError,
+    SnapshotNotFoundError,
+    StorageError,
+)
+from moldau.logs.files.store import FilesStore
+from moldau.logs.store import Log
+from moldau.platform.clock import SystemClock
+from moldau.raft.messages import NO_LEADER, SnapshotId, Voter, VoterEndpoint
+from moldau.raft.snapshot_format import SnapshotContents, decode, encode
+from moldau.raft.snapshots import SnapshotFiles, SnapshotMemory, Snapshots, begin_with_snapshot
+from moldau.records.batch import split
+from moldau.records.build import build_batch
+from moldau.records.record import Record
+from moldau.settings.topic import TopicSettings
+from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
+from support.logs import NAME, TOPIC_ID, append, made_durable, values_of
+
+QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
+DIRECTORY = f"data/{NAME}"
+VOTERS = (
+    Voter(1, UUID(int=11), (VoterEndpoint("NODES", "n1", 9092), VoterEndpoint("CLIENTS", "c1", 65_535))),
+    Voter(2, None),
+)
+
+
+def contents(end_offset: int = 100, epoch: int = 3, **more: Any) -> SnapshotContents:
+    made: dict[str, Any] = {
+        "voters": VOTERS,
+        "values": (b"first", b"second", b"x" * 70_000, b"last"),
+        "timestamp_ms": 1_700_000_000_000,
+        "leader_id": 2,
+    }
+    return SnapshotContents(SnapshotId(end_offset, epoch), **(made | more))
+
+
+def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(body())
+
+
+def make_disk(seed: int = 1) -> SimulatedDisk:
+    return prepared(SimulatedDisk(random.Random(seed), settings=QUICK))
+
+
+def prepared(disk: SimulatedDisk) -> SimulatedDisk:
+    """With the directory of the metadata log, which is there before any snapshot."""
+
+    async def body() -> None:
+        await open_log(disk)
+
+    run(body)
+    return disk
+
+
+# The format
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        contents(),
+        contents(voters=()),
+        contents(values=(), leader_id=NO_LEADER),
+        contents(values=tuple(b"%d" % number * 100 for number in range(2000))),
+        contents(end_offset=0, epoch=0),
+    ],
+)
+def test_a_snapshot_is_read_as_it_was_written(made: SnapshotContents) -> None:
+    assert decode(made.id, b"".join(encode(made))) == made
+
+
+def test_large_snapshots_have_many_small_batches() -> None:
+    made = contents(values=[b"v" * 1000] * 500)
+    batches = list(encode(made))
+    assert len(batches) > 5
+    assert max(map(len, batches)) < 100_000
+
+
+def test_a_flipped_bit_anywhere_is_found() -> None:
+    made = contents(values=(b"one", b"two"))
+    data = b"".join(encode(made))
+    for position in range(len(data)):
+        for bit in (0, 3, 7):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(CorruptRecordError):
+                decode(made.id, bytes(damaged))
+
+
+def test_a_snapshot_cut_off_anywhere_is_found() -> None:
+    made = contents(values=(b"one", b"two"))
+    data = b"".join(encode(made))
+    for size in range(len(data)):
+        with pytest.raises(CorruptRecordError):
+            decode(made.id, data[:size])
+
+
+def test_a_snapshot_is_not_taken_for_another_one() -> None:
+    made = contents()
+    with pytest.raises(CorruptRecordError, match="belong"):
+        decode(SnapshotId(made.id.end_offset, made.id.epoch + 1), b"".join(encode(made)))
+
+
+def test_missing_repeated_and_misplaced_batches_are_found() -> None:
+    made = contents(values=(b"x" * 70_000, b"y" * 70_000))
+    parts = list(encode(made))
+    header, first, second, footer = parts
+    stray = build_batch([Record(value=b"stray")], base_offset=6, leader_epoch=made.id.epoch)
+    for wrong in (
+        [first, second, footer],
+        [header, second, footer],
+        [header, second, first, footer],
+        [header, first, first, second, footer],
+        [header, first, second],
+        [*parts, footer],
+        [*parts, stray],
+        [header, *parts],
+        [],
+    ):
+        with pytest.raises(CorruptRecordError):
+            decode(made.id, b"".join(wrong))
+    assert [batch.is_control for batch in split(b"".join(parts))] == [True, False, False, True]
+
+
+# Where they are kept
+
+
+@pytest.fixture(params=["files", "memory"])
+def snapshots(request: pytest.FixtureRequest) -> Snapshots:
+    return SnapshotFiles(make_disk(), DIRECTORY) if request.param == "files" else SnapshotMemory()
+
+
+def test_the_newest_two_are_kept(snapshots: Snapshots) -> None:
+    async def body() -> None:
+        assert (snapshots.latest(), snapshots.oldest()) == (None, None)
+        for end_offset in (10, 20, 30):
+            await snapshots.store(contents(end_offset))
+        assert (snapshots.latest(), snapshots.oldest()) == (SnapshotId(30, 3), SnapshotId(20, 3))
+        assert snapshots.read(SnapshotId(20, 3)) == contents(20)
+        with pytest.raises(SnapshotNotFoundError):
+            snapshots.read(SnapshotId(10, 3))
+        with pytest.raises(SnapshotNotFoundError):
+            snapshots.piece(SnapshotId(10, 3), 0, 100)
+        with pytest.raises(SnapshotNotFoundError):
+            snapshots.read(SnapshotId(20, 4))
+
+    run(body)
+
+
+def test_a_snapshot_travels_in_pieces(snapshots: Snapshots) -> None:
+    async def body() -> None:
+        await snapshots.store(contents())
+        received = b""
+        while True:
+            size, data = snapshots.piece(SnapshotId(100, 3), len(received), 7_000)
+            assert len(data) <= 7_000
+            received += data
+            if len(received) == size:
+                break
+        for position in (-1, size, size + 1, 2**63 - 1):
+            with pytest.raises(PositionOutOfRangeError):
+                snapshots.piece(SnapshotId(100, 3), position, 10)
+        other = SnapshotMemory()
+        assert await other.take(SnapshotId(100, 3), received) == contents()
+        assert other.read(SnapshotId(100, 3)) == contents()
+
+    run(body)
+
+
+def test_what_is_not_whole_is_not_taken(snapshots: Snapshots) -> None:
+    async def body() -> None:
+        data = b"".join(encode(contents()))
+        with pytest.raises(CorruptRecordError):
+            await snapshots.take(SnapshotId(100, 3), data[:-1])
+        assert snapshots.latest() is None
+
+    run(body)
+
+
+def test_names_are_kafkas_and_found_again() -> None:
+    disk = make_disk()
+
+    async def body() -> None:
+        await SnapshotFiles(disk, DIRECTORY).store(contents())
+        assert f"{DIRECTORY}/00000000000000000100-0000000003.checkpoint" in [
+            path.lstrip("/") for path, _ in disk.volume.files()
+        ]
+        for name in ("00000000000000000200-0000000003.checkpoint.tmp", "1-2.checkpoint", "quorum-state"):
+            disk.open(f"{DIRECTORY}/{name}")
+        found = SnapshotFiles(disk.crash(), DIRECTORY)
+        assert found.latest() == found.oldest() == SnapshotId(100, 3)
+        assert found.read(SnapshotId(100, 3)) == contents()
+
+    run(body)
+
+
+class PowerCutDisk(SimulatedDisk):
+    """Dies at its n-th change."""
+
+    left = 10**9
+
+    def note(self, kind: str, *facts: Any) -> None:
+        super().note(kind, *facts)
+        if kind in ("append", "truncate", "rename", "remove", "sync", "sync_directory", "create", "mkdir"):
+            self.left -= 1
+            if self.left == 0:
+                self._dead = True
+
+    @property
+    def is_dead(self) -> bool:
+        return self._dead
+
+    def after_power_cut(self) -> SimulatedDisk:
+        self._dead = False
+        return self.crash()
+
+
+def test_a_power_cut_at_any_step_leaves_whole_snapshots_only() -> None:
+    async def body() -> None:
+        for cut in range(1, 100):
+            disk = PowerCutDisk(random.Random(cut), settings=QUICK)
+            await open_log(disk)
+            snapshots = SnapshotFiles(disk, DIRECTORY)
+            await snapshots.store(contents(10))
+            await snapshots.store(contents(20))
+            disk.left = cut
+            try:
+                await snapshots.store(contents(30))
+                stored = not disk.is_dead
+            except StorageError:
+                stored = False
+            is_through = not disk.is_dead
+            found = SnapshotFiles(disk.after_power_cut(), DIRECTORY)
+            latest = found.latest()
+            assert latest is not None
+            assert latest.end_offset in ((30,) if stored else (20, 30))
+            assert found.read(latest) == contents(latest.end_offset)
+            assert found.read(SnapshotId(20, 3)) == contents(20)
+            if is_through:
+                return
+        raise AssertionError("it never came to its end")
+
+    run(body)
+
+
+def test_a_full_disk_leaves_the_snapshots_that_were_there() -> None:
+    disk = make_disk()
+
+    async def body() -> None:
+        snapshots = SnapshotFiles(disk, DIRECTORY)
+        await snapshots.store(contents(10))
+        disk.inject("append", "*.checkpoint*", error=errno.ENOSPC)
+        with pytest.raises(StorageError):
+            await snapshots.store(contents(20))
+        assert snapshots.latest() == SnapshotId(10, 3)
+        assert snapshots.read(SnapshotId(10, 3)) == contents(10)
+
+    run(body)
+
+
+# What a node begins with
+
+
+async def open_log(disk: SimulatedDisk) -> Log:
+    store = FilesStore(disk, "data", SystemClock())
+    await store.start()
+    return await store.open(NAME, TOPIC_ID, TopicSettings(segment_bytes=1024))
+
+
+async def filled(disk: SimulatedDisk, count: int = 10, first_epoch: int = 3) -> Log:
+    log = await open_log(disk)
+    for number in range(count):
+        await append(log, b"%d" % number * 300, leader_epoch=first_epoch + number // 5)
+    await made_durable(log)
+    return log
+
+
+async def damage(disk: SimulatedDisk, snapshot: SnapshotId) -> None:
+    path = f"{DIRECTORY}/{snapshot.end_offset:020d}-{snapshot.epoch:010d}.checkpoint"
+    file = disk.open(path)
+    data = bytearray(file.read(0, file.size))
+    data[len(data) // 2] ^= 1
+    await disk.replace(path, bytes(data))
+
+
+def test_a_log_that_reaches_back_to_the_beginning_needs_no_snapshot() -> None:
+    disk = make_disk()
+
+    async def body() -> None:
+        log = await filled(disk)
+        assert await begin_with_snapshot(log, SnapshotFiles(disk, DIRECTORY)) is None
+        assert len(await values_of(log)) == 10
+
+    run(body)
+
+
+def test_the_newest_snapshot_and_the_log_behind_it() -> None:
+    disk = make_disk()
+
+    async def body() -> None:
+        log = await filled(disk)
+        snapshots = SnapshotFiles(disk, DIRECTORY)
+        await snapshots.store(contents(4, 3))
+        await snapshots.store(contents(6, 4))
+        await log.advance_start(4)
+        assert await begin_with_snapshot(log, snapshots) == contents(6, 4)
+        assert (log.start_offset, log.end_offset) == (4, 10)
+
+    run(body)
+
+
+def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_is_used() -> None:
+    disk = make_disk()
+
+    async def body() -> None:
+        log = await filled(disk)
+        snapshots = SnapshotFiles(disk, DIRECTORY)
+        await snapshots.store(contents(4, 3))
+        await snapshots.store(contents(6, 4))
+        await log.advance_start(4)
+        await damage(disk, SnapshotId(6, 4))
+        assert await begin_with_snapshot(log, snapshots) == contents(4, 3)
+        assert (log.start_offset, log.end_offset) == (4, 10)
+        assert SnapshotFiles(disk, DIRECTORY).latest() == SnapshotId(4, 3)
+        assert any(path.endswith("-0000000004.checkpoint.damaged") for path, _ in disk.volume.files())
+
+    run(body)
+
+
+def test_a_log_without_its_beginning_is_refused() -> None:
+    disk = make_disk()
+
+    async def body() -> None:
+        log = await filled(disk)
+        snapshots = SnapshotFiles(disk, DIRECTORY)
+        await snapshots.store(contents(4, 3))
+        await snapshots.store(contents(6, 4))
+        await log.advance_start(6)
+        await damage(disk, SnapshotId(6, 4))
+        with pytest.raises(
+            StorageError, match="begins at offset 6, and the newest whole snapshot ends at offset 4"
+        ):
+            await begin_with_snapshot(log, snapshots)
+        with pytest.raises(StorageError, match="there is no whole snapshot"):
+            await begin_with_snapshot(log, SnapshotMemory())
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "why"),
+    [(SnapshotId(50, 6), "the log is behind it"), (SnapshotId(7, 6), "the log went another way")],
+)
+def test_a_crash_between_a_fetched_snapshot_and_the_new_log(snapshot: SnapshotId, why: str) -> None:
+    disk = make_disk()
+
+    async def body() -> None:
+        nonlocal disk
+        await filled(disk)
+        snapshots = SnapshotFiles(disk, DIRECTORY)
+        fetched = contents(*snapshot)
+        await snapshots.take(snapshot, b"".join(encode(fetched)))
+        disk = disk.crash()
+        log = await open_log(disk)
+        assert await begin_with_snapshot(log, SnapshotFiles(disk, DIRECTORY)) == fetched, why
+        assert (log.start_offset, log.end_offset, log.size) == (snapshot.end_offset, snapshot.end_offset, 0)
+        disk = disk.crash()
+        log = await open_log(disk)
+        assert await begin_with_snapshot(log, SnapshotFiles(disk, DIRECTORY)) == fetched
+        assert log.start_offset == snapshot.end_offset
+
+    run(body)

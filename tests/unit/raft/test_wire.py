@@ -1,0 +1,685 @@
+"""The quorum on the wire: what one node sends, the handlers of another read, and the reverse."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.client.net.versions import VERSIONS
+from moldau.errors import (
+    DuplicateBrokerRegistrationError,
+    DuplicateVoterError,
+    InconsistentClusterIdError,
+    InvalidVoterKeyError,
+    MoldauError,
+    NotControllerError,
+    PeerUnreachableError,
+    PositionOutOfRangeError,
+    RequestTimedOutError,
+    SnapshotNotFoundError,
+    StorageError,
+    VoterNotFoundError,
+)
+from moldau.handlers import REGISTRY
+from moldau.metadata.image import ClusterImage
+from moldau.raft.messages import (
+    BeginEpochRequest,
+    EndEpochRequest,
+    EpochReply,
+    LogEnd,
+    QuorumDescription,
+    QuorumFetch,
+    QuorumFetched,
+    ReplicaKey,
+    ReplicaProgress,
+    SnapshotFetch,
+    SnapshotFetched,
+    SnapshotId,
+    Voter,
+    VoterEndpoint,
+    VoteReply,
+    VoteRequest,
+)
+from moldau.raft.wire import FETCH_LANE, FETCH_VERSION, LANE, WireQuorumPeers
+from moldau.server.errors import ErrorCode
+from moldau.server.metadata_fetch import ANY_HIGH_WATERMARK, fetch_metadata, is_of_metadata
+from moldau.server.session import ClientConnection, Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder
+
+DISK_1, DISK_2 = UUID(int=11), UUID(int=22)
+ENDPOINTS = (VoterEndpoint("CLIENTS", "c", 1), VoterEndpoint("NODES", "n2", 9094))
+TOPIC = "__cluster_metadata"
+
+
+class RecordingQuorum:
+    """Gives the answers it was told to give, and remembers what it was asked."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.asked: list[Any] = []
+        self.leader_id, self.epoch, self.is_leader, self.hears_leader = 2, 7, True, True
+        self.voters = [Voter(1, DISK_1), Voter(2, DISK_2)]
+
+    def leader_endpoint(self) -> tuple[str, int] | None:
+        return ("leader.example", 9094) if self.leader_id >= 0 else None
+
+    def describe(self) -> Any:
+        return self.answer
+
+    def __getattr__(self, name: str) -> Any:
+        async def asked(request: Any, timeout_ms: int = 0) -> Any:
+            self.asked.append(request)
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        return asked
+
+
+class OtherNode:
+    """Stands where Peers does: a call goes through the codecs into the handlers, as if over a connection."""
+
+    node_id = 1
+
+    def __init__(self, quorum: RecordingQuorum, cluster_id: str = "cluster", listener: str = "NODES") -> None:
+        self.broker: Any = SimpleNamespace(
+            quorum=quorum,
+            metadata=SimpleNamespace(image=ClusterImage(cluster_id=cluster_id)),
+            settings=SimpleNamespace(broker=SimpleNamespace(inter_broker_listener="NODES")),
+        )
+        self.listener = listener
+        self.known: dict[int, tuple[str, int]] = {}
+        self.lanes: list[str] = []
+        self.listening: dict[tuple[str, int], OtherNode] = {}
+        """Who can be asked by address alone."""
+
+    def know(self, node_id: int, host: str, port: int) -> None:
+        self.known[node_id] = (host, port)
+
+    async def call(
+        self,
+        node_id: int,
+        api: ApiKey,
+        tree: Mapping[str, Any],
+        *,
+        lane: str,
+        timeout_ms: int | None = None,
+        version_max: int | None = None,
+        version: int | None = None,
+    ) -> Message:
+        self.lanes.append(lane)
+        return await self.serve(api, VERSIONS[api].high if version is None else version, tree)
+
+    async def call_address(
+        self, host: str, port: int, api: ApiKey, tree: Mapping[str, Any], *, version: int
+    ) -> Message:
+        if (host, port) not in self.listening:
+            raise PeerUnreachableError("nobody listens there", is_gone=True)
+        return await self.listening[host, port].serve(api, version, tree)
+
+    async def serve(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:
+        frame = bytearray()
+        encoder(api, version, "request")(frame, tree)
+        request = decoder(api, version, "request")(memoryview(bytes(frame)))
+        session = Session(ClientConnection("127.0.0.1:1", self.listener), version, None)
+        handler = fetch_metadata if api is ApiKey.FETCH else REGISTRY[api].handler
+        answer = bytearray()
+        encoder(api, version, "response")(answer, await handler(request, session, self.broker))
+        return decoder(api, version, "response")(memoryview(bytes(answer)))
+
+
+def peers_of(other: OtherNode, cluster_id: str = "cluster") -> WireQuorumPeers:
+    return WireQuorumPeers(other, cluster_id, listener="NODES", request_timeout_ms=1000)  # type: ignore[arg-type]
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
+
+
+VOTE = VoteRequest(ReplicaKey(1, DISK_1), 8, LogEnd(7, 42), False, ReplicaKey(2, DISK_2))
+PRE_VOTE = VoteRequest(ReplicaKey(1, None), 7, LogEnd(-1, 0), True, ReplicaKey(2, None))
+BEGIN = BeginEpochRequest(1, 8, ReplicaKey(2, DISK_2), ENDPOINTS)
+END = EndEpochRequest(1, 8, (ReplicaKey(2, DISK_2), ReplicaKey(3, None)))
+FETCH = QuorumFetch(ReplicaKey(1, DISK_1), 7, LogEnd(6, 40), 39, 250, 1_000_000)
+SNAPSHOT = SnapshotFetch(ReplicaKey(1, DISK_1), 7, SnapshotId(100, 6), 4096, 1000)
+
+ASKED = [
+    ("vote", VOTE, VoteReply(8, -1, True)),
+    ("vote", VOTE, VoteReply(8, -1, False)),
+    ("vote", PRE_VOTE, VoteReply(7, 2, False)),
+    ("begin_epoch", BEGIN, EpochReply(8, 1)),
+    ("end_epoch", END, EpochReply(8, -1)),
+    ("fetch", FETCH, QuorumFetched(7, 2, True, b"some batches", 41, 3)),
+    ("fetch", FETCH, QuorumFetched(7, 2, True, b"", 41, 0, diverging=LogEnd(5, 38))),
+    ("fetch", FETCH, QuorumFetched(7, 2, True, b"", 41, 50, snapshot=SnapshotId(60, 6))),
+    ("fetch", FETCH, QuorumFetched(7, 3, False)),
+    ("fetch", FETCH, QuorumFetched(9, 3, False)),
+    ("fetch", FETCH, QuorumFetched(5, -1, False)),
+    ("fetch_snapshot", SNAPSHOT, SnapshotFetched(7, 2, True, 9000, 4096, b"a piece of it")),
+    ("fetch_snapshot", SNAPSHOT, SnapshotFetched(9, 3, False)),
+]
+
+
+@pytest.mark.parametrize(("call", "request_", "reply"), ASKED)
+def test_requests_and_replies_arrive_as_they_were_sent(call: str, request_: Any, reply: Any) -> None:
+    quorum = RecordingQuorum(reply)
+    other = OtherNode(quorum)
+    assert run(getattr(peers_of(other), call)(2, request_)) == reply
+    assert quorum.asked == [request_]
+
+
+def test_a_vote_does_not_wait_behind_a_fetch() -> None:
+    other = OtherNode(RecordingQuorum(QuorumFetched(7, 2, True)))
+    run(peers_of(other).fetch(2, FETCH))
+    other.broker.quorum.answer = VoteReply(8, -1, True)
+    run(peers_of(other).vote(2, VOTE))
+    assert other.lanes == [FETCH_LANE, LANE]
+    assert FETCH_LANE != LANE
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "reply", "code"),
+    [
+        ("vote", VOTE, VoteReply(9, 3, False), ErrorCode.fenced_leader_epoch),
+        ("vote", VOTE, VoteReply(8, 3, False), ErrorCode.none),
+        ("begin_epoch", BEGIN, EpochReply(9, 3), ErrorCode.fenced_leader_epoch),
+        ("end_epoch", END, EpochReply(9, 3), ErrorCode.fenced_leader_epoch),
+        ("fetch", FETCH, QuorumFetched(8, 3, False), ErrorCode.fenced_leader_epoch),
+        ("fetch", FETCH, QuorumFetched(8, 2, True), ErrorCode.fenced_leader_epoch),
+        ("fetch", FETCH, QuorumFetched(6, 3, False), ErrorCode.unknown_leader_epoch),
+        ("fetch", FETCH, QuorumFetched(7, 3, False), ErrorCode.not_leader_or_follower),
+        ("fetch_snapshot", SNAPSHOT, SnapshotFetched(8, 3, False), ErrorCode.fenced_leader_epoch),
+        ("fetch_snapshot", SNAPSHOT, SnapshotFetched(7, 3, False), ErrorCode.not_leader_or_follower),
+    ],
+)
+def test_epochs_become_kafkas_codes_in_the_partition(
+    call: str, request_: Any, reply: Any, code: ErrorCode
+) -> None:
+    answers: list[Message] = []
+
+    class Listening(OtherNode):
+        async def serve(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:
+            answers.append(await super().serve(api, version, tree))
+            return answers[-1]
+
+    found = run(getattr(peers_of(Listening(RecordingQuorum(reply))), call)(2, request_))
+    (answer,) = answers
+    assert answer.error_code == ErrorCode.none
+    topics = answer.get("topics") or answer.get("responses")
+    (partition,) = topics[0].partitions
+    assert partition.error_code == code
+    assert (found.epoch, found.leader_id) == (reply.epoch, reply.leader_id)
+
+
+@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in ASKED])
+def test_a_node_of_another_cluster_is_refused_as_a_whole(call: str, request_: Any) -> None:
+    quorum = RecordingQuorum()
+    with pytest.raises(PeerUnreachableError, match="another cluster"):
+        run(getattr(peers_of(OtherNode(quorum), "stranger"), call)(2, request_))
+    assert quorum.asked == []
+
+
+@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in ASKED])
+@pytest.mark.parametrize("error", [StorageError("the disk is gone"), InvalidVoterKeyError("another disk")])
+def test_a_refusal_is_as_good_as_no_answer(call: str, request_: Any, error: MoldauError) -> None:
+    with pytest.raises(PeerUnreachableError):
+        run(getattr(peers_of(OtherNode(RecordingQuorum(error))), call)(2, request_))
+
+
+def test_a_snapshot_that_is_gone_is_told_from_one_that_ends_before() -> None:
+    with pytest.raises(SnapshotNotFoundError):
+        run(peers_of(OtherNode(RecordingQuorum(SnapshotNotFoundError("gone")))).fetch_snapshot(2, SNAPSHOT))
+    with pytest.raises(PositionOutOfRangeError):
+        run(
+            peers_of(OtherNode(RecordingQuorum(PositionOutOfRangeError("short")))).fetch_snapshot(2, SNAPSHOT)
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "reply"),
+    [
+        ("fetch", FETCH, QuorumFetched(7, 3, False)),
+        ("vote", VOTE, VoteReply(7, 3, False)),
+        ("begin_epoch", BEGIN, EpochReply(7, 3)),
+        ("end_epoch", END, EpochReply(7, 3)),
+    ],
+)
+def test_the_leaders_address_is_learned_from_whoever_knows_it(call: str, request_: Any, reply: Any) -> None:
+    quorum = RecordingQuorum(reply)
+    quorum.leader_id = 3
+    other = OtherNode(quorum)
+    run(getattr(peers_of(other), call)(-2, request_))
+    assert other.known == {3: ("leader.example", 9094)}
+
+
+def test_a_node_does_not_learn_its_own_address_from_others() -> None:
+    quorum = RecordingQuorum(QuorumFetched(7, 1, False))
+    quorum.leader_id = 1
+    other = OtherNode(quorum)
+    run(peers_of(other).fetch(2, FETCH))
+    assert other.known == {}
+
+
+@pytest.mark.parametrize(
+    ("at_that_address", "is_double"),
+    [(None, False), (QuorumFetched(8, 3, False), False), (QuorumFetched(8, 1, True), True)],
+)
+@pytest.mark.parametrize("is_vote", [True, False])
+def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_itself(
+    at_that_address: QuorumFetched | None, is_double: bool, is_vote: bool
+) -> None:
+    quorum = RecordingQuorum(VoteReply(8, 1, False) if is_vote else QuorumFetched(8, 1, False))
+    quorum.leader_id = 1
+    other = OtherNode(quorum)
+    if at_that_address is not None:
+        other.listening["leader.example", 9094] = OtherNode(RecordingQuorum(at_that_address))
+    refusals: list[Exception] = []
+    peers = WireQuorumPeers(
+        other,  # type: ignore[arg-type]
+        "cluster",
+        listener="NODES",
+        request_timeout_ms=1000,
+        on_refused=refusals.append,
+    )
+    run(peers.vote(2, VOTE) if is_vote else peers.fetch(2, FETCH))
+    assert [type(each) for each in refusals] == [DuplicateBrokerRegistrationError] * is_double
+    assert all("node.id" in str(each) for each in refusals)
+
+
+def test_a_node_gives_up_when_most_of_those_it_asks_are_of_another_cluster() -> None:
+    refusals: list[Exception] = []
+    peers = WireQuorumPeers(
+        OtherNode(RecordingQuorum(), cluster_id="theirs"),  # type: ignore[arg-type]
+        "ours",
+        listener="NODES",
+        request_timeout_ms=1000,
+        on_refused=refusals.append,
+    )
+    for node_id in (1, 2, 3):
+        peers.know(node_id, ENDPOINTS)
+    for node_id in (2, 2, 3):
+        assert not refusals
+        with pytest.raises(PeerUnreachableError):
+            run(peers.fetch(node_id, FETCH))
+    assert [type(each) for each in refusals] == [InconsistentClusterIdError]
+    assert "cluster.id" in str(refusals[0])
+
+
+def test_nodes_are_called_on_the_listener_between_them() -> None:
+    other = OtherNode(RecordingQuorum())
+    peers = WireQuorumPeers(
+        other,  # type: ignore[arg-type]
+        "cluster",
+        listener="nodes",
+        request_timeout_ms=1,
+        bootstrap={-2: ("b", 9)},
+    )
+    peers.know(2, ENDPOINTS)
+    peers.know(3, ENDPOINTS[:1])
+    peers.know(4, ())
+    assert other.known == {-2: ("b", 9), 2: ("n2", 9094), 3: ("c", 1)}
+
+
+# Requests that no node of ours would send
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "tree"),
+    [
+        (ApiKey.VOTE, 2, {"replica_id": 99, "replica_epoch": 50, "last_offset_epoch": 49, "last_offset": 1}),
+        (ApiKey.BEGIN_QUORUM_EPOCH, 1, {"leader_id": 99, "leader_epoch": 50}),
+        (ApiKey.END_QUORUM_EPOCH, 1, {"leader_id": 99, "leader_epoch": 50, "preferred_candidates": []}),
+    ],
+)
+def test_whoever_is_no_voter_and_no_broker_deposes_nobody(
+    api: ApiKey, version: int, tree: dict[str, Any]
+) -> None:
+    quorum = RecordingQuorum(VoteReply(50, -1, True))
+    full = {"replica_directory_id": DISK_1, "voter_directory_id": DISK_2, "pre_vote": False, **tree}
+    other = OtherNode(quorum)
+    answer = run(other.serve(api, version, about(full, voter_id=2)))
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.inconsistent_voter_set
+    assert quorum.asked == []
+
+
+def about(partition: Mapping[str, Any], topic: str = TOPIC, index: int = 0, **more: Any) -> dict[str, Any]:
+    topics = [{"topic_name": topic, "partitions": [{"partition_index": index, **partition}]}]
+    return {"cluster_id": "cluster", "topics": topics, "leader_endpoints": [], **more}
+
+
+VOTE_TREE = {
+    "replica_epoch": 8,
+    "replica_id": 1,
+    "replica_directory_id": DISK_1,
+    "voter_directory_id": DISK_2,
+    "last_offset_epoch": 7,
+    "last_offset": 42,
+    "pre_vote": False,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replica_id": -1},
+        {"replica_epoch": -1},
+        {"last_offset": -1},
+        {"last_offset_epoch": -2},
+        {"last_offset_epoch": 8},
+        {"last_offset_epoch": 9, "pre_vote": True},
+    ],
+)
+def test_a_vote_that_contradicts_itself_is_invalid(wrong: Mapping[str, Any]) -> None:
+    quorum = RecordingQuorum(VoteReply(8, -1, True))
+    answer = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about({**VOTE_TREE, **wrong}, voter_id=2)))
+    (partition,) = answer.topics[0].partitions
+    assert (answer.error_code, partition.error_code) == (0, ErrorCode.invalid_request)
+    assert not partition.vote_granted
+    assert (partition.leader_id, partition.leader_epoch) == (2, 7)
+    assert quorum.asked == []
+
+
+@pytest.mark.parametrize("where", [{"topic": "orders"}, {"index": 1}])
+def test_the_quorum_has_one_log(where: Mapping[str, Any]) -> None:
+    other = OtherNode(RecordingQuorum())
+    leads = {"leader_id": 1, "leader_epoch": 8, "preferred_candidates": [], "voter_directory_id": None}
+    for api, version, partition in (
+        (ApiKey.VOTE, 2, VOTE_TREE),
+        (ApiKey.BEGIN_QUORUM_EPOCH, 1, leads),
+        (ApiKey.END_QUORUM_EPOCH, 1, leads),
+    ):
+        answer = run(other.serve(api, version, about(partition, voter_id=2, **where)))
+        assert (answer.error_code, answer.topics) == (ErrorCode.invalid_request, [])
+
+
+def test_a_missing_cluster_id_is_accepted() -> None:
+    quorum = RecordingQuorum(VoteReply(8, -1, True))
+    answer = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about(VOTE_TREE, voter_id=2, cluster_id=None)))
+    assert answer.topics[0].partitions[0].vote_granted
+
+
+def fetch_tree(version: int, replica_id: int = 1, offset: int = 0, **more: Any) -> dict[str, Any]:
+    partition = {
+        "partition": 0,
+        "fetch_offset": offset,
+        "partition_max_bytes": 1000,
+        "current_leader_epoch": 7,
+        "log_start_offset": 0,
+        "last_fetched_epoch": -1,
+    } | more
+    topic = {"topic": TOPIC, "topic_id": UUID(int=1), "partitions": [partition]}
+    return {
+        "replica_id": replica_id,
+        "replica_state": {"replica_id": replica_id, "replica_epoch": -1},
+        "max_wait": 10,
+        "min_bytes": 1,
+        "max_bytes": 5000,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [topic],
+        "forgotten_topics_data": [],
+        "rack_id": "",
+    }
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_a_replica_that_does_not_say_where_its_log_is_counts_for_nobody(version: int) -> None:
+    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"secret", 5))
+    answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, fetch_tree(version)))
+    (partition,) = answer.responses[0].partitions
+    assert (partition.error_code, bytes(partition.records)) == (ErrorCode.invalid_request, b"")
+    assert quorum.asked == []
+
+
+@pytest.mark.parametrize("version", [17, 18])
+def test_every_version_of_fetch_that_says_where_a_log_is_reads_the_metadata_log(version: int) -> None:
+    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"batches", 5))
+    tree = fetch_tree(version, replica_directory_id=DISK_1)
+    answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, tree))
+    (partition,) = answer.responses[0].partitions
+    assert (partition.error_code, bytes(partition.records)) == (0, b"batches")
+    assert quorum.asked[0].replica == ReplicaKey(1, DISK_1)
+    assert quorum.asked[0].bytes_max == 1000
+    assert quorum.asked[0].high_watermark == ANY_HIGH_WATERMARK
+
+
+@pytest.mark.parametrize(("version", "code"), [(12, 3), (13, 100), (FETCH_VERSION, 100)])
+def test_to_clients_there_is_no_metadata_log(version: int, code: int) -> None:
+    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"secret", 5))
+    for other, replica_id in ((OtherNode(quorum), -1), (OtherNode(quorum, listener="CLIENTS"), 1)):
+        answer = run(other.serve(ApiKey.FETCH, version, fetch_tree(version, replica_id)))
+        (partition,) = answer.responses[0].partitions
+        assert (partition.error_code, bytes(partition.records)) == (code, b"")
+    assert quorum.asked == []
+
+
+def test_a_fetch_from_nowhere_is_invalid() -> None:
+    quorum = RecordingQuorum()
+    for wrong in ({"offset": -1}, {"last_fetched_epoch": -2}):
+        answer = run(OtherNode(quorum).serve(ApiKey.FETCH, 17, fetch_tree(17, **wrong)))
+        assert answer.responses[0].partitions[0].error_code == ErrorCode.invalid_request
+
+
+def test_the_metadata_log_is_fetched_by_itself() -> None:
+    tree = fetch_tree(17)
+    other_topic = dict(tree["topics"][0], topic_id=UUID(int=77))
+    quorum = RecordingQuorum()
+    for topics in ([other_topic, tree["topics"][0]], [dict(tree["topics"][0], partitions=[])]):
+        answer = run(OtherNode(quorum).serve(ApiKey.FETCH, 17, tree | {"topics": topics}))
+        assert (answer.error_code, answer.responses) == (ErrorCode.invalid_request, [])
+
+
+@pytest.mark.parametrize("version", [4, 5, 6])
+def test_versions_without_an_error_of_the_whole_have_it_at_each_partition(version: int) -> None:
+    tree = fetch_tree(version, replica_id=-1)
+    orders = dict(
+        tree["topics"][0], topic="orders", partitions=[tree["topics"][0]["partitions"][0] | {"partition": 3}]
+    )
+    tree["topics"].append(orders)
+    answer = run(OtherNode(RecordingQuorum()).serve(ApiKey.FETCH, version, tree))
+    told = [
+        (topic.topic, each.partition_index, each.error_code)
+        for topic in answer.responses
+        for each in topic.partitions
+    ]
+    assert told == [(TOPIC, 0, ErrorCode.invalid_request), ("orders", 3, ErrorCode.invalid_request)]
+
+
+def test_a_fetch_of_the_metadata_is_known_by_name_and_by_id() -> None:
+    def decoded(version: int, **change: Any) -> Message:
+        tree = fetch_tree(version)
+        tree["topics"][0] |= change
+        frame = bytearray()
+        encoder(ApiKey.FETCH, version, "request")(frame, tree)
+        return decoder(ApiKey.FETCH, version, "request")(memoryview(bytes(frame)))
+
+    assert is_of_metadata(decoded(12))
+    assert is_of_metadata(decoded(13))
+    assert not is_of_metadata(decoded(12, topic="orders"))
+    assert not is_of_metadata(decoded(13, topic_id=UUID(int=9)))
+
+
+def snapshot_tree(name: str = TOPIC, partition: int = 0, max_bytes: int = 10) -> dict[str, Any]:
+    asked = {
+        "partition": partition,
+        "current_leader_epoch": 7,
+        "snapshot_id": {"end_offset": 1, "epoch": 1},
+        "position": 0,
+    }
+    return {
+        "replica_id": 1,
+        "max_bytes": max_bytes,
+        "topics": [{"name": name, "partitions": [asked]}],
+    }
+
+
+def test_only_the_metadata_log_has_snapshots() -> None:
+    other = OtherNode(RecordingQuorum())
+    for tree in (snapshot_tree("orders"), snapshot_tree(partition=3), snapshot_tree() | {"topics": []}):
+        answer = run(other.serve(ApiKey.FETCH_SNAPSHOT, 1, tree))
+        assert (answer.error_code, answer.topics) == (ErrorCode.invalid_request, [])
+    answer = run(other.serve(ApiKey.FETCH_SNAPSHOT, 1, snapshot_tree(max_bytes=0)))
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.invalid_request
+
+
+# Voters, and what the quorum looks like
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_the_leader_describes_the_quorum(version: int) -> None:
+    progress = ReplicaProgress(ReplicaKey(2, DISK_2), 50, 1_700_000_000_000, 1_700_000_000_001)
+    observer = ReplicaProgress(ReplicaKey(4, None), 40, -1, -1)
+    found = QuorumDescription(2, 7, 48, [progress], [observer], [Voter(2, DISK_2, ENDPOINTS)])
+    topics = [
+        {"topic_name": TOPIC, "partitions": [{"partition_index": 0}]},
+        {"topic_name": "orders", "partitions": [{"partition_index": 0}]},
+    ]
+    answer = run(OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, version, {"topics": topics}))
+    (described,), (unknown,) = (topic.partitions for topic in answer.topics)
+    assert (answer.error_code, described.error_code) == (0, 0)
+    assert unknown.error_code == ErrorCode.unknown_topic_or_partition
+    assert (described.leader_id, described.leader_epoch, described.high_watermark) == (2, 7, 48)
+    assert [(each.replica_id, each.log_end_offset) for each in described.current_voters] == [(2, 50)]
+    assert [(each.replica_id, each.log_end_offset) for each in described.observers] == [(4, 40)]
+    if version >= 1:
+        assert described.current_voters[0].last_caught_up_timestamp == 1_700_000_000_001
+    if version >= 2:
+        assert described.current_voters[0].replica_directory_id == DISK_2
+        assert [(node.node_id, node.listeners[1].host) for node in answer.nodes] == [(2, "n2")]
+
+
+def test_the_quorum_is_described_once_however_often_it_is_named() -> None:
+    found = QuorumDescription(2, 7, 48, [ReplicaProgress(ReplicaKey(2, DISK_2), 50, 1, 1)], [], [])
+    topics = [{"topic_name": TOPIC, "partitions": [{"partition_index": 0}] * 3}] * 2
+    answer = run(OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, 2, {"topics": topics}))
+    assert [[each.partition_index for each in topic.partitions] for topic in answer.topics] == [[0]]
+
+
+def test_another_node_does_not_describe_the_quorum() -> None:
+    quorum = RecordingQuorum()
+    quorum.is_leader = False
+    answer = run(OtherNode(quorum).serve(ApiKey.DESCRIBE_QUORUM, 2, {"topics": []}))
+    assert answer.error_code == ErrorCode.not_controller
+
+
+def add_tree(**more: Any) -> dict[str, Any]:
+    return {
+        "cluster_id": "cluster",
+        "timeout": 1000,
+        "voter_id": 4,
+        "voter_directory_id": DISK_1,
+        "listeners": [{"name": each.listener, "host": each.host, "port": each.port} for each in ENDPOINTS],
+        "ack_when_committed": True,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_voter_is_added_with_its_disk_and_its_addresses(version: int) -> None:
+    quorum = RecordingQuorum()
+    answer = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, version, add_tree()))
+    assert (answer.error_code, answer.error_message) == (0, None)
+    assert quorum.asked == [Voter(4, DISK_1, ENDPOINTS[::-1])]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"cluster_id": "stranger"}, ErrorCode.inconsistent_cluster_id),
+        ({"voter_id": -1}, ErrorCode.invalid_request),
+        ({"voter_directory_id": None}, ErrorCode.invalid_request),
+        ({"listeners": [{"name": "CLIENTS", "host": "h", "port": 1}]}, ErrorCode.invalid_request),
+    ],
+)
+def test_a_voter_that_cannot_be_reached_or_named_is_refused(
+    wrong: Mapping[str, Any], code: ErrorCode
+) -> None:
+    quorum = RecordingQuorum()
+    answer = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree(**wrong)))
+    assert answer.error_code == code
+    assert answer.error_message
+    assert quorum.asked == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DuplicateVoterError("it votes already"), ErrorCode.duplicate_voter),
+        (NotControllerError("moved"), ErrorCode.not_controller),
+    ],
+)
+def test_what_the_quorum_refuses_is_told(error: MoldauError, code: ErrorCode) -> None:
+    answer = run(OtherNode(RecordingQuorum(error)).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree()))
+    assert (answer.error_code, answer.error_message) == (code, str(error))
+
+
+def test_the_quorum_is_told_how_long_the_caller_waits() -> None:
+    waits: list[int] = []
+
+    class Stuck(RecordingQuorum):
+        async def add_voter(self, voter: Voter, timeout_ms: int) -> None:
+            waits.append(timeout_ms)
+            raise RequestTimedOutError("not in time")
+
+    answer = run(OtherNode(Stuck()).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree(timeout=1234)))
+    assert (answer.error_code, waits) == (ErrorCode.request_timed_out, [1234])
+
+
+def test_a_voter_is_removed_by_its_key() -> None:
+    quorum = RecordingQuorum()
+    tree = {"cluster_id": "cluster", "voter_id": 3, "voter_directory_id": DISK_2}
+    assert run(OtherNode(quorum).serve(ApiKey.REMOVE_RAFT_VOTER, 0, tree)).error_code == 0
+    assert quorum.asked == [ReplicaKey(3, DISK_2)]
+    quorum.answer = VoterNotFoundError("no such voter")
+    answer = run(OtherNode(quorum).serve(ApiKey.REMOVE_RAFT_VOTER, 0, tree))
+    assert (answer.error_code, answer.error_message) == (ErrorCode.voter_not_found, "no such voter")
+
+
+def update_tree(epoch: int) -> dict[str, Any]:
+    feature = {"min_supported_version": 0, "max_supported_version": 1}
+    return add_tree(current_leader_epoch=epoch, k_raft_version_feature=feature)
+
+
+def test_a_voter_moves() -> None:
+    quorum = RecordingQuorum()
+    answer = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(7)))
+    assert answer.error_code == 0
+    assert quorum.asked == [Voter(4, DISK_1, ENDPOINTS[::-1])]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "is_leader", "code"),
+    [
+        (6, True, ErrorCode.fenced_leader_epoch),
+        (8, True, ErrorCode.unknown_leader_epoch),
+        (7, False, ErrorCode.not_leader_or_follower),
+    ],
+)
+def test_a_voter_that_tells_the_wrong_node_hears_who_leads(
+    epoch: int, is_leader: bool, code: ErrorCode
+) -> None:
+    quorum = RecordingQuorum()
+    quorum.is_leader = is_leader
+    answer = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(epoch)))
+    assert answer.error_code == code
+    leader = answer.current_leader
+    assert (leader.leader_id, leader.leader_epoch, leader.host, leader.port) == (2, 7, "leader.example", 9094)
+    assert quorum.asked == []
+
+
+def names(apis: Sequence[ApiKey]) -> list[str]:
+    return [api.name for api in apis]
+
+
+def test_what_nodes_ask_of_each_other_is_kept_from_clients() -> None:
+    between = [api for api, served in REGISTRY.items() if served.between_nodes]
+    forwarded = [api for api, served in REGISTRY.items() if served.forwarded]
+    assert {"VOTE", "BEGIN_QUORUM_EPOCH", "END_QUORUM_EPOCH", "FETCH_SNAPSHOT", "UPDATE_RAFT_VOTER"} <= set(
+        names(between)
+    )
+    assert {"DESCRIBE_QUORUM", "ADD_RAFT_VOTER", "REMOVE_RAFT_VOTER"} <= set(names(forwarded))

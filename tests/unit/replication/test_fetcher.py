@@ -1,0 +1,567 @@
+"""A fetcher against a leader whose answers the test writes: what is asked, what is applied, and what failures do."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.client.errors import ErrorCode
+from moldau.errors import (
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    MoldauError,
+    PeerUnreachableError,
+    StorageError,
+)
+from moldau.logs.store import LogName
+from moldau.metadata.image import TOPIC_RESOURCE, ClusterImage, ConfigResource
+from moldau.platform.clock import SystemClock
+from moldau.raft.messages import LogEnd
+from moldau.replication import fetcher
+from moldau.replication.fetcher import Fetcher, Fetching
+from moldau.replication.session import PartitionKey
+from moldau.replication.throttle import Throttle
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.wire.codec import Message
+from support.replication_nodes import DirectPeers
+
+LEADER, FOLLOWER = 1, 2
+PATIENCE_S = 20
+
+
+def run(test: "Coroutine[Any, Any, None]") -> None:
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
+
+
+class FakePartition:
+    """Takes one byte for one record."""
+
+    def __init__(self, topic: str, index: int = 0, *, offset: int = 0, leader_epoch: int = 1) -> None:
+        self.name = LogName(topic, index)
+        self.topic_id = UUID(bytes=topic.encode().ljust(16, b"\0"))
+        self.failure: MoldauError | None = None
+        self.offset = offset
+        self.start_offset = 0
+        self.last_epoch = 0
+        self.leader_epoch = leader_epoch
+        self.is_in_sync = False
+        self.high_watermark = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.errors: list[Exception] = []
+        self.gate: asyncio.Event | None = None
+        self.is_safe = True
+
+    def fetch_position(self) -> tuple[int, int, int, int] | None:
+        if not self.is_safe:
+            return None
+        return self.offset, self.last_epoch, self.leader_epoch, self.start_offset
+
+    async def append_as_follower(
+        self, data: memoryview, leader_epoch: int, high_watermark: int, leader_start_offset: int
+    ) -> None:
+        self.calls.append(("append", bytes(data), leader_epoch, high_watermark))
+        if self.gate is not None:
+            await self.gate.wait()
+        self._check(leader_epoch)
+        self.offset += len(data)
+        self.high_watermark = high_watermark
+        self.start_offset = max(self.start_offset, leader_start_offset)
+
+    async def truncate_for(self, diverging: LogEnd, leader_epoch: int) -> None:
+        self.calls.append(("truncate", diverging, leader_epoch))
+        self._check(leader_epoch)
+        self.offset = diverging.offset
+        self.last_epoch = diverging.epoch
+
+    async def begin_at(self, offset: int, leader_epoch: int) -> None:
+        self.calls.append(("begin at", offset, leader_epoch))
+        self._check(leader_epoch)
+        self.offset = self.start_offset = offset
+
+    def _check(self, leader_epoch: int) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        if leader_epoch != self.leader_epoch:
+            raise FencedLeaderEpochError("another epoch")
+
+
+class ScriptedLeader:
+    """Hands each request to the test and waits for its answer; keeps the session as a leader does."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[tuple[Message, asyncio.Future[Any]]] = asyncio.Queue()
+
+    async def serve(self, request: Message) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.requests.put_nowait((request, answer))
+        return await answer
+
+    async def asked(self) -> "Fetch":
+        return Fetch(*await self.requests.get())
+
+
+class Fetch:
+    def __init__(self, request: Message, answer: "asyncio.Future[Any]") -> None:
+        self.request = request
+        self._answer = answer
+
+    @property
+    def named(self) -> dict[tuple[UUID, int], int]:
+        """Offsets."""
+        return {
+            (topic.topic_id, each.partition): each.fetch_offset
+            for topic in self.request.topics
+            for each in topic.partitions
+        }
+
+    @property
+    def forgotten(self) -> list[tuple[UUID, int]]:
+        return [
+            (topic.topic_id, index)
+            for topic in self.request.forgotten_topics_data
+            for index in topic.partitions
+        ]
+
+    def fail(self, error: Exception) -> None:
+        self._answer.set_exception(error)
+
+    def answer(
+        self, *parts: tuple[FakePartition, dict[str, Any]], session_id: int = 7, code: int = 0
+    ) -> None:
+        self._answer.set_result(
+            {
+                "throttle_time": 0,
+                "error_code": code,
+                "session_id": session_id,
+                "responses": [
+                    {
+                        "topic_id": partition.topic_id,
+                        "partitions": [
+                            {
+                                "partition_index": partition.name.partition,
+                                "error_code": 0,
+                                "high_watermark": -1,
+                                "last_stable_offset": -1,
+                                "log_start_offset": 0,
+                                "aborted_transactions": None,
+                                "records": b"",
+                                **part,
+                            }
+                        ],
+                    }
+                    for partition, part in parts
+                ],
+            }
+        )
+
+
+class World:
+    def __init__(self, image: ClusterImage | None = None, **settings: Any) -> None:
+        broker = BrokerSettings(**{"replica_fetch_backoff_ms": 20, **settings})
+        self.settings = EffectiveSettings(broker, image or ClusterImage())
+        self.peers = DirectPeers()
+        self.leader = ScriptedLeader()
+        self.peers.nodes[LEADER] = self.leader.serve
+        self.broker_epoch = 40
+        self._followed: list[PartitionKey] = []
+        clock = SystemClock()
+        self.fetcher = Fetcher(
+            LEADER,
+            Fetching(
+                node_id=FOLLOWER,
+                cluster_id="c",
+                broker_epoch=lambda: self.broker_epoch,
+                peers=self.peers,  # type: ignore[arg-type]
+                throttle=Throttle(FOLLOWER, self.settings),
+                settings=self.settings,
+                clock=clock,
+                random=random.Random(1),
+            ),
+        )
+
+    def follow(self, *partitions: FakePartition) -> None:
+        """These and no others from now on."""
+        keys = [PartitionKey(each.topic_id, each.name.partition) for each in partitions]
+        left = [key for key in self._followed if key not in keys]
+        self._followed = keys
+        self.fetcher.follow(partitions, left)
+
+    async def asked(self) -> Fetch:
+        return await self.leader.asked()
+
+
+def with_world(test: Callable[[World], Awaitable[None]], **settings: Any) -> None:
+    async def whole() -> None:
+        world = World(**settings)
+        try:
+            await test(world)
+        finally:
+            await world.fetcher.close()
+
+    run(whole())
+
+
+def key(partition: FakePartition) -> tuple[UUID, int]:
+    return partition.topic_id, partition.name.partition
+
+
+def test_what_an_answer_brings_is_appended_before_the_next_fetch_asks_past_it() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders", offset=3), FakePartition("visits")
+        orders.gate = asyncio.Event()
+        world.follow(orders, visits)
+        fetch = await world.asked()
+        request = fetch.request
+        assert (request.replica_state.replica_id, request.replica_state.replica_epoch) == (FOLLOWER, 40)
+        assert (request.cluster_id, request.session_id, request.session_epoch) == ("c", 0, 0)
+        assert fetch.named == {key(orders): 3, key(visits): 0}
+        fetch.answer(
+            (orders, {"records": b"abc", "high_watermark": 4}),
+            (visits, {"records": b"x", "high_watermark": 0}),
+        )
+        while not orders.calls or not visits.calls:
+            await asyncio.sleep(0)
+        assert visits.offset == 1, "one partition's disk does not hold up another"
+        assert world.leader.requests.empty(), "nothing is asked past what is not appended"
+        orders.gate.set()
+        fetch = await world.asked()
+        assert (fetch.request.session_id, fetch.request.session_epoch) == (7, 1)
+        assert fetch.named == {key(orders): 6, key(visits): 1}
+        assert orders.calls == [("append", b"abc", 1, 4)]
+        fetch.answer((visits, {"high_watermark": 1}))
+        fetch = await world.asked()
+        assert fetch.named == {}, "nothing has another position"
+        assert visits.high_watermark == 1
+
+    with_world(test)
+
+
+def test_a_log_that_parts_from_its_leaders_is_cut_and_fetched_from_there() -> None:
+    async def test(world: World) -> None:
+        orders = FakePartition("orders", offset=9)
+        world.follow(orders)
+        fetch = await world.asked()
+        fetch.answer((orders, {"diverging_epoch": {"epoch": 3, "end_offset": 5}}))
+        fetch = await world.asked()
+        assert orders.calls == [("truncate", LogEnd(3, 5), 1)]
+        assert fetch.named == {key(orders): 5}
+        assert fetch.request.topics[0].partitions[0].last_fetched_epoch == 3
+
+    with_world(test)
+
+
+def test_a_replica_behind_its_leaders_start_begins_anew_there() -> None:
+    async def test(world: World) -> None:
+        orders = FakePartition("orders", offset=9)
+        world.follow(orders)
+        out_of_range = {"error_code": int(ErrorCode.offset_out_of_range)}
+        (await world.asked()).answer((orders, {**out_of_range, "log_start_offset": 20}))
+        fetch = await world.asked()
+        assert orders.calls == [("begin at", 20, 1)]
+        assert fetch.named == {key(orders): 20}
+        orders.calls.clear()
+        fetch.answer((orders, {**out_of_range, "log_start_offset": 3}))
+        await world.asked()
+        assert orders.calls == [], "records of a known epoch are never dropped for that"
+
+    with_world(test)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.unknown_topic_id, ErrorCode.kafka_storage_error])
+def test_a_partition_that_the_leader_cannot_serve_rests_while_the_others_go_on(code: ErrorCode) -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        world.follow(orders, visits)
+        (await world.asked()).answer((orders, {"error_code": int(code)}), (visits, {"records": b"x"}))
+        fetch = await world.asked()
+        assert fetch.forgotten == [key(orders)]
+        assert fetch.named == {key(visits): 1}
+        assert fetch.request.max_wait < 500, "the leader does not keep it waiting beyond its rest"
+        while key(orders) not in fetch.named:
+            await asyncio.sleep(0.001)
+            fetch.answer()
+            fetch = await world.asked()
+        assert fetch.named == {key(orders): 0}
+
+    with_world(test)
+
+
+def test_a_new_leader_epoch_is_asked_in_at_once_and_answers_of_the_old_one_are_not_taken() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        world.follow(orders, visits)
+        fetch = await world.asked()
+        orders.leader_epoch = 2
+        world.follow(orders, visits)
+        fetch.answer((orders, {"records": b"old"}), (visits, {"records": b"x"}))
+        fetch = await world.asked()
+        assert orders.calls == [("append", b"old", 1, -1)], "it is offered in the epoch that it was asked in"
+        assert orders.offset == 0
+        assert fetch.named == {key(orders): 0, key(visits): 1}
+        assert fetch.request.topics[0].partitions[0].current_leader_epoch == 2
+
+    with_world(test)
+
+
+def test_a_partition_that_is_no_longer_followed_is_left_alone() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        world.follow(orders, visits)
+        fetch = await world.asked()
+        world.follow(visits)
+        fetch.answer((orders, {"records": b"late"}), (visits, {"records": b"x"}))
+        fetch = await world.asked()
+        assert orders.calls == []
+        assert fetch.forgotten == [key(orders)]
+
+    with_world(test)
+
+
+@pytest.mark.parametrize(
+    "error", [CorruptRecordError("damaged on its way"), StorageError("no room"), ZeroDivisionError()]
+)
+def test_a_partition_that_cannot_be_appended_to_is_set_aside_and_the_others_go_on(error: Exception) -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        orders.errors = [error]
+        world.follow(orders, visits)
+        (await world.asked()).answer((orders, {"records": b"a"}), (visits, {"records": b"x"}))
+        fetch = await world.asked()
+        assert fetch.forgotten == [key(orders)]
+        assert fetch.named == {key(visits): 1}
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+            fetch.answer()
+            fetch = await world.asked()
+            if fetch.named:
+                break
+        assert fetch.named == {key(orders): 0}
+
+    with_world(test)
+
+
+def test_a_partition_whose_disk_has_failed_is_not_fetched_until_its_role_changes() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        world.follow(orders, visits)
+        fetch = await world.asked()
+        orders.errors = [StorageError("gone")]
+        orders.failure = StorageError("gone")
+        fetch.answer((orders, {"records": b"a"}), (visits, {"records": b"x"}))
+        fetch = await world.asked()
+        assert fetch.forgotten == [key(orders)]
+        orders.failure = None
+        await asyncio.sleep(0.05)
+        fetch.answer()
+        fetch = await world.asked()
+        assert fetch.named == {}
+        orders.leader_epoch = 2
+        world.follow(orders, visits)
+        fetch.answer()
+        fetch = await world.asked()
+        assert fetch.named == {key(orders): 0}
+
+    with_world(test)
+
+
+def test_an_answer_that_gets_a_partition_nowhere_is_not_asked_for_again_at_once() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
+        world.follow(orders, visits)
+        (await world.asked()).answer((orders, {"diverging_epoch": {"epoch": 0, "end_offset": 5}}))
+        fetch = await world.asked()
+        assert fetch.forgotten == [key(orders)]
+
+    with_world(test, replica_fetch_backoff_ms=60_000)
+
+
+def test_what_is_not_yet_safe_here_is_not_vouched_for() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
+        orders.is_safe = False
+        world.follow(orders, visits)
+        fetch = await world.asked()
+        assert fetch.named == {key(visits): 0}
+        orders.is_safe = True
+        while key(orders) not in fetch.named:
+            await asyncio.sleep(0.001)
+            fetch.answer()
+            fetch = await world.asked()
+        assert fetch.named[key(orders)] == 5
+
+    with_world(test)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.fetch_session_id_not_found,
+        ErrorCode.invalid_fetch_session_epoch,
+        ErrorCode.inconsistent_cluster_id,
+    ],
+)
+def test_after_an_error_of_the_whole_fetch_everything_is_asked_anew(code: ErrorCode) -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        world.follow(orders, visits)
+        (await world.asked()).answer((orders, {"records": b"a"}))
+        fetch = await world.asked()
+        assert fetch.named == {key(orders): 1}
+        fetch.answer(session_id=0, code=int(code))
+        fetch = await world.asked()
+        assert fetch.request.session_epoch == 0
+        assert fetch.named == {key(visits): 0, key(orders): 1}
+
+    with_world(test)
+
+
+def test_a_leader_that_refuses_even_new_sessions_is_not_asked_without_a_rest() -> None:
+    async def test(world: World) -> None:
+        world.follow(FakePartition("orders"))
+        (await world.asked()).answer(session_id=0, code=int(ErrorCode.fetch_session_id_not_found))
+        await asyncio.sleep(0.02)
+        assert world.leader.requests.empty()
+
+    with_world(test, replica_fetch_backoff_ms=60_000)
+
+
+def test_a_leader_that_cannot_be_reached_is_tried_again_with_everything() -> None:
+    async def test(world: World) -> None:
+        orders = FakePartition("orders")
+        world.follow(orders)
+        (await world.asked()).answer((orders, {"records": b"a"}))
+        fetch = await world.asked()
+        bytes_before = fetch.request.max_bytes
+        fetch.fail(PeerUnreachableError("lost"))
+        fetch = await world.asked()
+        assert fetch.request.session_epoch == 0
+        assert fetch.named == {key(orders): 1}
+        assert fetch.request.max_bytes == bytes_before // 2, "its answers may be too large for a slow network"
+        fetch.answer((orders, {}))
+        fetch = await world.asked()
+        assert fetch.request.max_bytes == bytes_before
+        fetch.fail(PeerUnreachableError("refused", is_gone=True))
+        assert (await world.asked()).request.max_bytes == bytes_before
+
+    with_world(test)
+
+
+def test_a_new_partition_does_not_wait_for_a_fetch_that_waits() -> None:
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        world.follow(orders)
+        await world.asked()
+        world.follow(orders, visits)
+        fetch = await world.asked()
+        assert world.peers.drops == 1
+        assert fetch.named == {key(orders): 0, key(visits): 0}
+        bytes_max = world.settings.broker.replica_fetch_response_max_bytes
+        assert fetch.request.max_bytes == bytes_max, "nothing was wrong with the leader"
+
+    with_world(test, replica_fetch_backoff_ms=60_000)
+
+
+def test_new_partitions_that_come_one_by_one_do_not_end_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "NUDGES_APART_MS", 60_000)
+
+    async def test(world: World) -> None:
+        partitions = [FakePartition("orders", index) for index in range(5)]
+        world.follow(partitions[0])
+        await world.asked()
+        world.follow(*partitions[:2])
+        await world.asked()
+        for count in range(3, 6):
+            world.follow(*partitions[:count])
+            await asyncio.sleep(0.02)
+        assert world.peers.drops == 1
+
+    with_world(test)
+
+
+def test_a_leader_of_whom_nothing_is_followed_is_left_and_taken_up_again() -> None:
+    async def test(world: World) -> None:
+        orders = FakePartition("orders")
+        world.follow(orders)
+        fetch = await world.asked()
+        world.follow()
+        fetch.answer((orders, {"records": b"late"}))
+        while not world.peers.drops:
+            await asyncio.sleep(0.001)
+        assert orders.calls == []
+        assert world.leader.requests.empty()
+        world.follow(orders)
+        fetch = await world.asked()
+        assert fetch.request.session_epoch == 0
+        assert fetch.named == {key(orders): 0}
+
+    with_world(test)
+
+
+def test_closing_waits_for_what_is_being_appended() -> None:
+    async def test(world: World) -> None:
+        orders = FakePartition("orders")
+        orders.gate = asyncio.Event()
+        world.follow(orders)
+        (await world.asked()).answer((orders, {"records": b"abc"}))
+        while not orders.calls:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(world.fetcher.close())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        orders.gate.set()
+        await closing
+        assert orders.offset == 3
+        assert world.leader.requests.empty()
+
+    with_world(test)
+
+
+def test_a_throttled_partition_rests_when_its_rate_is_used_up_and_in_sync_ones_do_not() -> None:
+    configs = {"follower.replication.throttled.replicas": "*"}
+    image = ClusterImage(configs={ConfigResource(TOPIC_RESOURCE, "orders"): configs})
+
+    async def test(world: World) -> None:
+        orders, visits = FakePartition("orders"), FakePartition("visits")
+        world.follow(orders, visits)
+        # Behind by much, and over its rate at once; the other is in no list.
+        (await world.asked()).answer(
+            (orders, {"records": b"a" * 200, "high_watermark": 1_000}),
+            (visits, {"records": b"x" * 200, "high_watermark": 1_000}),
+        )
+        fetch = await world.asked()
+        assert fetch.forgotten == [key(orders)]
+        assert fetch.named == {key(visits): 200}
+        while key(orders) not in fetch.named:
+            await asyncio.sleep(0.01)
+            fetch.answer()
+            fetch = await world.asked()
+        fetch.answer((orders, {"records": b"a" * 800, "high_watermark": 1_000}))
+        fetch = await world.asked()
+        assert fetch.named == {key(orders): 1_000}, "now it has all that is committed"
+
+    with_world(test, image=image, follower_replication_throttled_rate=100)
+
+
+def test_other_tasks_have_their_turn_while_a_large_answer_is_appended() -> None:
+    async def test(world: World) -> None:
+        partitions = [FakePartition("orders", index) for index in range(6)]
+        turns: list[int] = []
+
+        async def other() -> None:
+            while True:
+                turns.append(sum(len(each.calls) for each in partitions))
+                await asyncio.sleep(0)
+
+        world.follow(*partitions)
+        fetch = await world.asked()
+        fetch.answer(*((each, {"records": bytes(1_048_576)}) for each in partitions))
+        busy = asyncio.create_task(other())
+        await world.asked()
+        busy.cancel()
+        assert {1, 2, 3, 4, 5} <= set(turns)
+
+    with_world(test)

@@ -1,0 +1,321 @@
+"""Keeping in-sync sets: what is asked of the controller, when it is asked again, and when no more."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from moldau.controller.requests import InSyncChange, InSyncResult
+from moldau.errors import (
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidUpdateVersionError,
+    MoldauError,
+    NotControllerError,
+    PeerUnreachableError,
+    StorageError,
+)
+from moldau.logs.store import LogName
+from moldau.platform.clock import SystemClock
+from moldau.replication import in_sync
+from moldau.replication.in_sync import InSyncSets
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+
+NODE = 1
+PATIENCE_S = 20
+
+
+class FakePartition:
+    def __init__(self, index: int = 0) -> None:
+        self.name = LogName("orders", index)
+        self.topic_id = UUID(int=1)
+        self.wanted: tuple[int, ...] | None = None
+        self.partition_epoch = 5
+        self.proposal: InSyncChange | None = None
+        self.answers: list[InSyncResult] = []
+        self.looks = 0
+
+    @property
+    def proposed_in_sync(self) -> InSyncChange | None:
+        return self.proposal
+
+    def propose_in_sync(self, lag_ms: int) -> InSyncChange | None:
+        self.looks += 1
+        if self.wanted is None or self.proposal is not None:
+            return None
+        members = tuple((each, 40 + each) for each in self.wanted)
+        self.proposal = InSyncChange(self.topic_id, self.name.partition, 3, self.partition_epoch, members)
+        return self.proposal
+
+    def on_in_sync_answer(self, result: InSyncResult) -> None:
+        self.answers.append(result)
+        if result.error is None or isinstance(result.error, IneligibleReplicaError):
+            self.proposal = None
+        if result.error is None:
+            self.wanted = None
+
+    def metadata_shows_a_later_state(self) -> None:
+        self.partition_epoch += 1
+        self.proposal = None
+        self.wanted = None
+
+
+class FakeGateway:
+    """Hands each request to the test and waits for its answer."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
+
+    async def alter_in_sync(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
+    ) -> list[InSyncResult]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.requests.put_nowait(((broker_id, broker_epoch, list(changes)), answer))
+        outcome = await answer
+        if isinstance(outcome, MoldauError):
+            raise outcome
+        return [_result(change, error) for change, error in zip(changes, outcome, strict=True)]
+
+
+def _result(change: InSyncChange, error: MoldauError | None) -> InSyncResult:
+    members = tuple(each for each, _ in change.in_sync)
+    return InSyncResult(
+        change.topic_id,
+        change.partition,
+        NODE,
+        change.leader_epoch,
+        members,
+        False,
+        change.partition_epoch + 1,
+        error,
+    )
+
+
+class World:
+    def __init__(self, *partitions: FakePartition, lag_ms: int = 60_000) -> None:
+        self.gateway = FakeGateway()
+        self.broker_epoch = 41
+        self.kept = InSyncSets(
+            NODE,
+            lambda: partitions,
+            self.gateway,
+            lambda: self.broker_epoch,
+            EffectiveSettings(BrokerSettings(replica_lag_time_max_ms=lag_ms)),
+            SystemClock(),
+            random.Random(1),
+        )
+
+    async def asked(self) -> tuple[Any, "asyncio.Future[Any]"]:
+        return await self.gateway.requests.get()
+
+
+def with_world(
+    test: Callable[[World], Awaitable[None]], *partitions: FakePartition, lag_ms: int = 60_000
+) -> None:
+    async def whole() -> None:
+        world = World(*partitions, lag_ms=lag_ms)
+        world.kept.start()
+        try:
+            await test(world)
+        finally:
+            await world.kept.close()
+
+    asyncio.run(asyncio.wait_for(whole(), PATIENCE_S))
+
+
+def test_all_that_is_wanted_goes_into_one_request_and_the_answers_to_their_partitions() -> None:
+    first, second, content = FakePartition(0), FakePartition(1), FakePartition(2)
+    first.wanted, second.wanted = (1, 2), (1, 3)
+
+    async def test(world: World) -> None:
+        (broker_id, broker_epoch, changes), answer = await world.asked()
+        assert (broker_id, broker_epoch) == (NODE, 41)
+        assert changes == [first.proposal, second.proposal]
+        error = InvalidUpdateVersionError("changed since")
+        answer.set_result([None, error])
+        while not second.answers:
+            await asyncio.sleep(0)
+        assert first.answers[0].in_sync == (1, 2)
+        assert second.answers[0].error is error
+        assert content.answers == []
+
+    with_world(test, first, second, content)
+
+
+def test_partitions_are_looked_at_again_and_again_and_at_once_when_a_follower_progresses() -> None:
+    partition = FakePartition()
+
+    async def test(world: World) -> None:
+        while not partition.looks:
+            await asyncio.sleep(0)
+        partition.wanted = (1, 2)
+        await asyncio.sleep(0.01)
+        assert partition.looks == 1
+        world.kept.look_at(partition)
+        (_, _, changes), answer = await world.asked()
+        assert changes == [partition.proposal]
+        answer.set_result([None])
+
+    with_world(test, partition)
+
+    async def looked_at_by_the_clock(world: World) -> None:
+        while partition.looks < 5:
+            await asyncio.sleep(0.001)
+
+    with_world(looked_at_by_the_clock, partition, lag_ms=4)
+
+
+@pytest.mark.parametrize(
+    "error", [PeerUnreachableError("no answer", was_sent=True), NotControllerError("it moved")]
+)
+def test_a_change_without_an_answer_is_sent_again_as_it_was(error: MoldauError) -> None:
+    partition = FakePartition()
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        (_, _, changes), answer = await world.asked()
+        world.broker_epoch = 50
+        answer.set_result(error)
+        (_, broker_epoch, again), answer = await world.asked()
+        assert again == changes
+        assert broker_epoch == 50, "a broker that has registered anew says so"
+        assert partition.answers == []
+        answer.set_result([NotControllerError("nor this one")])
+        (_, _, again), answer = await world.asked()
+        assert again == changes
+        answer.set_result([None])
+        while not partition.answers:
+            await asyncio.sleep(0)
+
+    with_world(test, partition)
+
+
+def test_a_change_is_given_up_when_the_metadata_shows_a_later_state() -> None:
+    partition, other = FakePartition(0), FakePartition(1)
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        partition.metadata_shows_a_later_state()
+        answer.set_result(PeerUnreachableError("no answer"))
+        other.wanted = (1, 3)
+        world.kept.look_at(other)
+        (_, _, changes), _ = await world.asked()
+        assert changes == [other.proposal]
+
+    with_world(test, partition, other)
+
+
+def test_a_change_that_was_refused_for_good_is_not_sent_again() -> None:
+    partition, other = FakePartition(0), FakePartition(1)
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        answer.set_result([FencedLeaderEpochError("another epoch")])
+        while not partition.answers:
+            await asyncio.sleep(0)
+        other.wanted = (1, 3)
+        world.kept.look_at(partition)
+        world.kept.look_at(other)
+        (_, _, changes), _ = await world.asked()
+        assert changes == [other.proposal]
+
+    with_world(test, partition, other)
+
+
+def test_a_member_that_the_controller_does_not_take_is_not_proposed_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_sync, "INELIGIBLE_MS", 60_000)
+    partition, other = FakePartition(0), FakePartition(1)
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        answer.set_result([IneligibleReplicaError("fenced")])
+        while not partition.answers:
+            await asyncio.sleep(0)
+        other.wanted = (1, 3)
+        world.kept.look_at(partition)
+        world.kept.look_at(other)
+        (_, _, changes), _ = await world.asked()
+        assert changes == [other.proposal]
+
+    with_world(test, partition, other)
+
+
+def test_it_is_looked_at_again_when_that_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_sync, "INELIGIBLE_MS", 1)
+    partition = FakePartition(0)
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        answer.set_result([IneligibleReplicaError("fenced")])
+        (_, _, changes), _ = await world.asked()
+        assert changes == [partition.proposal], "though nobody has asked for it"
+
+    with_world(test, partition)
+
+
+def test_news_during_a_request_goes_into_the_next_one() -> None:
+    partition, other = FakePartition(0), FakePartition(1)
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        other.wanted = (1, 3)
+        world.kept.look_at(other)
+        await asyncio.sleep(0.01)
+        assert world.gateway.requests.empty(), "one request at a time"
+        answer.set_result([None])
+        (_, _, changes), _ = await world.asked()
+        assert changes == [other.proposal]
+
+    with_world(test, partition, other)
+
+
+def test_a_refusal_of_what_the_metadata_has_overtaken_is_not_taken_for_one_of_the_next_proposal() -> None:
+    partition = FakePartition()
+    partition.wanted = (1, 2)
+
+    async def test(world: World) -> None:
+        _, answer = await world.asked()
+        partition.metadata_shows_a_later_state()
+        answer.set_result([IneligibleReplicaError("it is fenced")])
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert partition.answers == []
+
+    with_world(test, partition)
+
+
+def test_a_controller_that_cannot_be_asked_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    partition = FakePartition()
+    partition.wanted = (1, 2)
+
+    def warnings() -> int:
+        return sum(each.levelname == "WARNING" for each in caplog.records)
+
+    async def test(world: World) -> None:
+        for _ in range(3):
+            _, answer = await world.asked()
+            answer.set_result(StorageError("its disk is full"))
+        _, answer = await world.asked()
+        assert warnings() == 1
+        answer.set_result([None])
+        while not partition.answers:
+            await asyncio.sleep(0)
+        partition.wanted = (1, 3)
+        world.kept.look_at(partition)
+        _, answer = await world.asked()
+        answer.set_result(StorageError("its disk is full"))
+        await world.asked()
+        assert warnings() == 2, "that is another outage"
+
+    with_world(test, partition)

@@ -1,0 +1,492 @@
+"""What one node does with requests that another has to decide, and with those that are not for everybody: two
+dispatchers, one of whose nodes is the controller, and the real messages between them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from moldau.client.net.versions import VERSIONS
+from moldau.controller.gateway import ControllerGateway
+from moldau.errors import NotControllerError, PeerUnreachableError
+from moldau.handlers import REGISTRY
+from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC_RESOURCE
+from moldau.network.connection import CloseConnectionError
+from moldau.raft.driver import METADATA_TOPIC_ID
+from moldau.server import readiness
+from moldau.server.broker import Broker
+from moldau.server.dispatch import Dispatcher
+from moldau.server.session import ClientConnection, Session
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder, uses_flexible_headers
+from moldau.wire.frames import request_header, skip_tags
+from support.admin import AdminBroker, broker_image, image_of
+
+CLIENTS, NODES = "CLIENTS", "NODES"
+SETTINGS = BrokerSettings(
+    listen=("CLIENTS://127.0.0.1:9092", "NODES://127.0.0.1:9093"), inter_broker_listener_name=NODES
+)
+
+
+class Clock:
+    now_ms = 0
+
+    def monotonic_ms(self) -> int:
+        Clock.now_ms += 1
+        return Clock.now_ms
+
+
+class Wire:
+    """From one node to the dispatchers of the others, as bytes. `breaks` is raised once instead of the answer."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, Dispatcher] = {}
+        self.asked: list[tuple[int, ApiKey]] = []
+        self.refuses: PeerUnreachableError | None = None
+        self.breaks: PeerUnreachableError | None = None
+
+    async def call(
+        self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int | None = None
+    ) -> Message:
+        await asyncio.sleep(0)
+        if self.refuses is not None:
+            refuses, self.refuses = self.refuses, None
+            raise refuses
+        self.asked.append((node_id, api))
+        answer = await ask(self.nodes[node_id], api, tree, listener=NODES)
+        if self.breaks is not None:
+            raise self.breaks
+        return answer
+
+
+class Deciding:
+    """The decisions of a controller, if it is active."""
+
+    def __init__(self, broker: AdminBroker, is_active: bool) -> None:
+        self.is_active = is_active
+        self._decides = broker.controller
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **named: Any) -> Any:
+            if not self.is_active:
+                raise NotControllerError("not the controller")
+            self.calls.append(name)
+            return await getattr(self._decides, name)(*arguments, **named)
+
+        return call
+
+
+class TwoNodes:
+    def __init__(self, controller_id: int = 2) -> None:
+        self.leader_id = controller_id
+        self.wire = Wire()
+        self.world = SimpleNamespace(clock=Clock())
+        self.admins = AdminBroker(image_of({"a": 1, "b": 1}, brokers=[broker_image(2)]))
+        self.controllers = {number: Deciding(self.admins, number == controller_id) for number in (1, 2)}
+        self.brokers = {number: self._broker(number) for number in (1, 2)}
+        self.wire.nodes = {number: Dispatcher(each, REGISTRY) for number, each in self.brokers.items()}
+
+    def _broker(self, number: int) -> Broker:
+        controller: Any = self.controllers[number]
+        metadata: Any = self.admins.metadata
+        peers: Any = self.wire
+        quorum: Any = self
+        ready = asyncio.Event()
+        ready.set()
+        return Broker(
+            broker_id=number,
+            world=cast(Any, self.world),
+            settings=EffectiveSettings(SETTINGS, metadata.image),
+            metadata=metadata,
+            controller=controller,
+            partitions=cast(Any, None),
+            groups=cast(Any, None),
+            fetch_sessions=cast(Any, None),
+            producer_ids=cast(Any, None),
+            long_polls=cast(Any, None),
+            quorum=quorum,
+            gateway=ControllerGateway(
+                number, controller, quorum, peers, metadata, cast(Any, self.world.clock)
+            ),
+            peers=peers,
+            membership=cast(Any, None),
+            replication=cast(Any, None),
+            ready=ready,
+        )
+
+    def move_controller(self, node_id: int) -> None:
+        self.leader_id = node_id
+        for number, controller in self.controllers.items():
+            controller.is_active = number == node_id
+
+    async def ask(
+        self, node_id: int, api: ApiKey, tree: Mapping[str, Any], version: int | None = None
+    ) -> Message:
+        return await ask(self.wire.nodes[node_id], api, tree, version=version)
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted(self.admins.metadata.image.topics)
+
+
+def frame_of(api: ApiKey, version: int, tree: Mapping[str, Any]) -> memoryview:
+    frame = request_header(api, version, 77, "a client")
+    encoder(api, version, "request")(frame, tree)
+    return memoryview(frame)
+
+
+async def ask(
+    dispatcher: Dispatcher,
+    api: ApiKey,
+    tree: Mapping[str, Any],
+    *,
+    version: int | None = None,
+    listener: str = CLIENTS,
+) -> Message:
+    if version is None:
+        version = VERSIONS[api].high if api in VERSIONS else REGISTRY[api].high
+    parts = await dispatcher.answer(
+        ClientConnection("10.1.2.3:4567", listener), frame_of(api, version, tree), lambda: None
+    )
+    assert parts is not None
+    data = memoryview(b"".join(bytes(part) for part in parts))
+    assert int.from_bytes(data[:4], "big") == len(data) - 4
+    assert int.from_bytes(data[4:8], "big") == 77
+    start = skip_tags(data, 8) if uses_flexible_headers(api, version) and api != ApiKey.API_VERSIONS else 8
+    return decoder(api, version, "response")(data[start:])
+
+
+def delete(*names: str, timeout_ms: int = 5_000) -> dict[str, Any]:
+    return {"topics": [{"name": name, "topic_id": None} for name in names], "timeout": timeout_ms}
+
+
+def codes(answer: Message) -> dict[str, int]:
+    return {each.name: each.error_code for each in answer.responses}
+
+
+def run(story: Callable[[], Any]) -> Any:
+    return asyncio.run(story())
+
+
+def test_whichever_node_is_asked_the_controller_decides() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        assert codes(await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a", "nope"))) == {"a": 0, "nope": 3}
+        assert nodes.topics == ["b"]
+        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+        assert codes(await nodes.ask(2, ApiKey.DELETE_TOPICS, delete("b"))) == {"b": 0}
+        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)], "it asks itself without the network"
+
+    run(story)
+
+
+@pytest.mark.parametrize("version", [1, 3, 4, 5])
+def test_a_forwarded_request_stays_the_clients_own(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = REGISTRY[ApiKey.DELETE_TOPICS]
+    seen: list[Session] = []
+
+    async def spy(request: Any, session: Session, broker: Broker) -> Any:
+        seen.append(session)
+        return await served.handler(request, session, broker)
+
+    monkeypatch.setitem(REGISTRY, ApiKey.DELETE_TOPICS, served._replace(handler=spy))
+
+    async def story() -> None:
+        nodes = TwoNodes()
+        tree = {"topic_names": ["a"], "timeout": 5_000}
+        answer = await nodes.ask(1, ApiKey.DELETE_TOPICS, tree, version)
+        assert codes(answer) == {"a": 0}
+
+    run(story)
+    (session,) = seen
+    assert (session.api_version, session.client_id, session.client_host) == (version, "a client", "/10.1.2.3")
+    assert session.is_forwarded
+
+
+def test_a_controller_that_moves_while_it_is_asked_is_followed() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.controllers[2].is_active = False
+        asking = asyncio.create_task(nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a")))
+        while not nodes.wire.asked:
+            await asyncio.sleep(0)
+        nodes.move_controller(1)
+        assert codes(await asking) == {"a": 0}
+        assert nodes.controllers[1].calls == ["delete_topics"]
+        assert nodes.controllers[2].calls == []
+
+    run(story)
+
+
+def test_a_controller_that_was_here_and_is_there_now_is_followed() -> None:
+    async def story() -> None:
+        nodes = TwoNodes(controller_id=1)
+        nodes.controllers[1].is_active = False
+        asking = asyncio.create_task(nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a")))
+        await asyncio.sleep(0)
+        nodes.move_controller(2)
+        assert codes(await asking) == {"a": 0}
+        assert nodes.controllers[2].calls == ["delete_topics"]
+
+    run(story)
+
+
+def test_a_node_that_could_not_be_reached_is_tried_again() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.wire.refuses = PeerUnreachableError("refused", is_gone=True)
+        assert codes(await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a"))) == {"a": 0}
+
+    run(story)
+
+
+def test_what_may_have_been_done_is_not_done_again_and_says_so() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.wire.breaks = PeerUnreachableError("the connection ended", was_sent=True)
+        answer = await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a"))
+        assert codes(answer) == {"a": 7}
+        assert "not known" in answer.responses[0].error_message
+        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+
+    run(story)
+
+
+def test_without_a_controller_the_answer_has_the_form_of_its_api() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.leader_id = -1
+        assert codes(await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a", "b", timeout_ms=10))) == {
+            "a": 7,
+            "b": 7,
+        }
+        more = {
+            "topics": [{"name": "a", "count": 3, "assignments": None}],
+            "timeout": 10,
+            "validate_only": False,
+        }
+        answer = await nodes.ask(1, ApiKey.CREATE_PARTITIONS, more)
+        assert [(each.name, each.error_code) for each in answer.results] == [("a", 7)]
+
+    run(story)
+
+
+# Envelopes
+
+
+def envelope(request: bytes | memoryview) -> dict[str, Any]:
+    return {"request_data": request, "request_principal": None, "client_host_address": b""}
+
+
+@pytest.mark.parametrize(
+    ("request_data", "code"),
+    [
+        (frame_of(ApiKey.METADATA, 4, {"topics": None}), 42),
+        (frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))[:-3], 42),
+        (b"", 42),
+        (bytes(request_header(ApiKey.DELETE_TOPICS, 6, 1, "x"))[:2] + b"\x00\x63" + bytes(20), 35),
+        (frame_of(ApiKey.ENVELOPE, 0, envelope(b"x")), 42),
+    ],
+)
+def test_an_envelope_with_anything_else_in_it_is_refused(request_data: bytes, code: int) -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        answer = await ask(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request_data), listener=NODES)
+        assert (answer.error_code, answer.response_data) == (code, None)
+        assert nodes.topics == ["a", "b"]
+
+    run(story)
+
+
+def test_an_envelope_is_not_handed_on() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
+        answer = await ask(nodes.wire.nodes[1], ApiKey.ENVELOPE, envelope(request), listener=NODES)
+        assert answer.error_code == 41
+        assert nodes.wire.asked == []
+
+    run(story)
+
+
+def test_what_nodes_ask_of_each_other_is_refused_on_other_listeners() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
+        with pytest.raises(
+            CloseConnectionError, match=r"ENVELOPE .* NODES; 10\.1\.2\.3:4567 asked on CLIENTS"
+        ):
+            await nodes.ask(2, ApiKey.ENVELOPE, envelope(request))
+        assert nodes.topics == ["a", "b"]
+
+    run(story)
+
+
+def test_what_nodes_ask_of_each_other_is_named_on_their_listener_alone() -> None:
+    software = {"client_software_name": "x", "client_software_version": "1"}
+
+    async def named(listener: str) -> set[int]:
+        dispatcher = TwoNodes().wire.nodes[1]
+        answer = await ask(dispatcher, ApiKey.API_VERSIONS, software, listener=listener)
+        return {each.api_key for each in answer.api_keys}
+
+    between_nodes = {int(key) for key, served in REGISTRY.items() if served.between_nodes}
+    assert ApiKey.ENVELOPE in between_nodes
+    assert asyncio.run(named(NODES)) - asyncio.run(named(CLIENTS)) == between_nodes
+
+
+# Configs, of which a node hands on a part
+
+
+def config(kind: int, name: str, **values: str) -> dict[str, Any]:
+    configs = [
+        {"name": key.replace("_", "."), "config_operation": 0, "value": value}
+        for key, value in values.items()
+    ]
+    return {"resource_type": kind, "resource_name": name, "configs": configs}
+
+
+def altered(answer: Message) -> dict[tuple[int, str], int]:
+    return {(each.resource_type, each.resource_name): each.error_code for each in answer.responses}
+
+
+def test_a_node_looks_at_what_concerns_itself_and_hands_on_the_rest() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        resources = [
+            config(TOPIC_RESOURCE, "a", retention_ms="1000"),
+            config(BROKER_RESOURCE, "1", log_cleaner_backoff_ms="7"),
+            config(BROKER_RESOURCE, "2", log_cleaner_backoff_ms="7"),
+            config(BROKER_LOGGER_RESOURCE, "1", moldau_tests_forwarding="DEBUG"),
+            config(TOPIC_RESOURCE, "nope", retention_ms="1000"),
+        ]
+        tree = {"resources": resources, "validate_only": False}
+        answer = await nodes.ask(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
+        found = altered(answer)
+        assert found[TOPIC_RESOURCE, "a"] == 0
+        assert found[BROKER_RESOURCE, "1"] == 0
+        assert found[BROKER_RESOURCE, "2"] == 42, "that broker has to be asked"
+        assert found[TOPIC_RESOURCE, "nope"] == 3
+        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+        image = nodes.admins.metadata.image
+        assert {each.name: dict(values) for each, values in image.configs.items()} == {
+            "a": {"retention.ms": "1000"},
+            "1": {"log.cleaner.backoff.ms": "7"},
+        }
+
+    run(story)
+
+
+def test_the_older_way_to_alter_configs_is_handed_on_too() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        resource = {
+            "resource_type": TOPIC_RESOURCE,
+            "resource_name": "a",
+            "configs": [{"name": "retention.ms", "value": "1000"}],
+        }
+        answer = await nodes.ask(1, ApiKey.ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
+        assert altered(answer) == {(TOPIC_RESOURCE, "a"): 0}
+        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+
+    run(story)
+
+
+# Before the node is ready
+
+
+def fetch(topic_id: Any) -> dict[str, Any]:
+    return {
+        "max_wait": 0,
+        "min_bytes": 0,
+        "max_bytes": 1,
+        "topics": [{"topic_id": topic_id, "partitions": []}],
+        "forgotten_topics_data": [],
+    }
+
+
+def test_clients_wait_until_the_node_is_ready() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.brokers[1].ready.clear()
+        asking = asyncio.create_task(
+            nodes.ask(
+                1,
+                ApiKey.DESCRIBE_CLUSTER,
+                {
+                    "include_cluster_authorized_operations": False,
+                    "endpoint_type": 1,
+                    "include_fenced_brokers": False,
+                },
+            )
+        )
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        nodes.brokers[1].ready.set()
+        assert (await asking).cluster_id == "the-cluster"
+
+    run(story)
+
+
+def test_who_waits_too_long_for_a_node_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "READY_WITHIN_S", 0.001)
+
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.brokers[1].ready.clear()
+        with pytest.raises(CloseConnectionError, match="could not join its cluster"):
+            await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a"))
+
+    run(story)
+
+
+def test_requests_that_wait_for_the_node_take_up_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "HELD_BYTES_MAX", 100)
+
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.brokers[1].ready.clear()
+        first = asyncio.create_task(nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a")))
+        await asyncio.sleep(0)
+        with pytest.raises(CloseConnectionError, match="too many"):
+            await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("b" * 80))
+        nodes.brokers[1].ready.set()
+        assert codes(await first) == {"a": 0}
+
+    run(story)
+
+
+def test_nodes_do_not_wait_for_each_other_to_be_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[Any] = []
+
+    async def fetch_metadata(request: Any, session: Session, broker: Broker) -> Any:
+        fetched.append(request.topics[0].topic_id)
+        return {"throttle_time": 0, "error_code": 0, "session_id": 0, "responses": []}
+
+    served = REGISTRY[ApiKey.FETCH]
+    monkeypatch.setitem(REGISTRY, ApiKey.FETCH, served._replace(handler=fetch_metadata))
+
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.brokers[2].ready.clear()
+        request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
+        answer = await ask(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request), listener=NODES)
+        assert answer.error_code == 0
+        software = {"client_software_name": "x", "client_software_version": "1"}
+        assert (await nodes.ask(2, ApiKey.API_VERSIONS, software)).error_code == 0
+        await nodes.ask(2, ApiKey.FETCH, fetch(METADATA_TOPIC_ID), 13)
+        waits = asyncio.create_task(nodes.ask(2, ApiKey.FETCH, fetch(None), 13))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waits.done()
+        nodes.brokers[2].ready.set()
+        await waits
+
+    run(story)
+    assert fetched == [METADATA_TOPIC_ID, None]

@@ -1,0 +1,123 @@
+"""What a leader looks at when a follower's fetch session goes on: news, and who is not in sync."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest.mock import patch
+
+from moldau.handlers.a01_fetch import fetch
+from moldau.partitions.partition import Partition
+from moldau.partitions.waiting import Listeners
+from moldau.server.fetch_watch import Watch
+from moldau.server.session import ClientConnection, Session
+from moldau.wire.codec import Message
+from unit.test_requests_fetch_replicas import EPOCH, Stage, on_stage
+
+LONG_AGO_MS = -(10**9)
+
+
+class SessionOfNode2:
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._session = Session(ClientConnection("127.0.0.1:5", stage.listener), stage.version, "test")
+        self._id, self._epoch = 0, 0
+        self.looks = 0
+
+    async def fetch(self, *offsets: int) -> list[Any]:
+        """Names the partition only with an offset; counts how often the partition is looked at for it."""
+        partitions = [
+            Message(
+                partition=0,
+                fetch_offset=offset,
+                partition_max_bytes=1_000_000,
+                current_leader_epoch=EPOCH,
+                last_fetched_epoch=EPOCH,
+                log_start_offset=0,
+            )
+            for offset in offsets
+        ]
+        topic = Message(topic="orders", topic_id=self._stage.partition.topic_id, partitions=partitions)
+        request = Message(
+            replica_state=Message(replica_id=2, replica_epoch=200),
+            max_wait=0,
+            min_bytes=1,
+            max_bytes=1_000_000,
+            isolation_level=0,
+            session_id=self._id,
+            session_epoch=self._epoch,
+            topics=[topic] if offsets else [],
+            forgotten_topics_data=[],
+            rack_id="",
+        )
+        read = Partition.read_for_replica
+
+        async def counted(*arguments: Any, **more: Any) -> Any:
+            self.looks += 1
+            return await read(*arguments, **more)
+
+        with patch.object(Partition, "read_for_replica", counted):
+            answer = await fetch(request, self._session, self._stage.node)
+        assert answer["error_code"] == 0
+        self._id, self._epoch = answer["session_id"], self._epoch + 1
+        return [each for topic in answer["responses"] for each in topic["partitions"]]
+
+    def let_time_pass(self) -> None:
+        """All that is not in sync is due for a look."""
+        self._stage.node.fetch_sessions._sessions[self._id].looked_ms = LONG_AGO_MS
+
+
+def with_session(scene: Callable[[Stage, SessionOfNode2], Awaitable[None]]) -> None:
+    on_stage(lambda stage: scene(stage, SessionOfNode2(stage)))
+
+
+def test_a_partition_without_news_whose_follower_is_in_sync_is_not_looked_at() -> None:
+    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
+        await stage.role(in_sync=(1, 2))
+        await follower.fetch(0)
+        looks = follower.looks
+        for _ in range(3):
+            follower.let_time_pass()
+            assert await follower.fetch() == []
+        assert follower.looks == looks
+
+    with_session(scene)
+
+
+def test_a_follower_that_is_not_in_sync_is_seen_to_be_alive_from_time_to_time() -> None:
+    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
+        await stage.role(in_sync=(1,))
+        await follower.fetch(0)
+        looks = follower.looks
+        await follower.fetch()
+        assert follower.looks == looks
+        follower.let_time_pass()
+        await follower.fetch()
+        assert follower.looks == looks + 1
+
+    with_session(scene)
+
+
+def test_what_is_appended_is_news_for_a_follower_in_sync() -> None:
+    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
+        await stage.role(in_sync=(1, 2))
+        await follower.fetch(0)
+        await stage.append(b"one")
+        [told] = await follower.fetch()
+        assert told["records"].size > 0
+        # It has not said that it has them: it may have lost the answer.
+        [again] = await follower.fetch()
+        assert again["records"].size > 0
+        assert await follower.fetch(1) != []
+
+    with_session(scene)
+
+
+def test_a_session_that_has_ended_holds_on_to_no_partition() -> None:
+    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
+        watch, news = Watch(), Listeners()
+        watch.close()
+        # A fetch that was reading when its connection closed comes to the next partition.
+        watch.follow(("orders", 0), stage.partition, loud=[news])
+        assert not news._listeners
+        assert watch.partition(("orders", 0)) is None
+
+    with_session(scene)

@@ -1,0 +1,22 @@
+"""The settings page is what the registry says."""
+
+from pathlib import Path
+
+from moldau.settings.broker import broker_registry
+from moldau.settings.page import settings_page
+from moldau.settings.registry import declared
+from moldau.settings.topic import TopicSettings
+
+PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
+
+
+def test_the_page_in_docs_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
+        "run: moldau settings --write docs/settings.md"
+    )
+
+
+def test_every_setting_has_one_row() -> None:
+    rows = [line for line in settings_page().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(broker_registry()) + len(declared(TopicSettings))
+    assert all(row.count(" | ") == 3 for row in rows)

@@ -1,0 +1,87 @@
+"""What `moldau spark …` says to who calls it wrongly, before any Java is started."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from moldau.cli.commands import app
+from moldau.cli.spark.arguments import parsed_settings
+from moldau.cli.spark.shell import banner
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["spark", *arguments])
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    result = called("submit", str(tmp_path / "none.py"))
+    assert result.exit_code == 1
+    assert "There is no file" in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("given", ["spark.x", "sql.x=1", "=1"])
+def test_a_setting_that_is_none(tmp_path: Path, given: str) -> None:
+    (tmp_path / "a.py").write_text("")
+    result = called("submit", "--conf", given, str(tmp_path / "a.py"))
+    assert result.exit_code == 2
+    assert "is not a setting" in result.output
+
+
+def test_settings_may_have_equals_signs_in_their_values() -> None:
+    assert parsed_settings(["spark.a=b=c", "spark.d="]) == {"spark.a": "b=c", "spark.d": ""}
+    assert parsed_settings(None) == {}
+    with pytest.raises(typer.BadParameter):
+        parsed_settings(["a"])
+
+
+def test_an_unreachable_master_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"spark://127.0.0.1:{server.getsockname()[1]}"
+    result = called(
+        "submit", "--master", url, "--conf", "spark.moldau.masterTimeout=300ms", str(tmp_path / "a.py")
+    )
+    assert result.exit_code == 1
+    assert f"No Spark master at {url}" in result.output.replace("\n", " ")
+
+
+def test_what_is_no_master(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    result = called("submit", "--master", "localhost", str(tmp_path / "a.py"))
+    assert result.exit_code == 1
+    assert "'localhost' is not a master" in result.output
+
+
+def test_a_program_that_fails_shows_its_own_lines_only(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    raise ValueError('mine')\n\n\nf()\n")
+    code = "import moldau.cli.spark.submit as it, pathlib, sys; it._run(pathlib.Path(sys.argv[1]), [])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.py")], capture_output=True, text=True
+    )
+    trace = done.stderr.partition("typer")[0].splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert "a.py" in trace[1]
+    assert "ValueError: mine" in trace
+    assert not any("runpy" in line or "moldau" in line for line in trace[: trace.index("ValueError: mine")])
+
+
+def test_a_worker_needs_a_standalone_master() -> None:
+    result = called("worker", "local[2]")
+    assert result.exit_code == 1
+    assert "needs a standalone master" in result.output
+
+
+def test_a_master_whose_port_is_taken_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        result = called("master", "--port", str(server.getsockname()[1]))
+    assert result.exit_code == 1
+    assert "cannot listen on 127.0.0.1" in result.output.replace("\n", " ")
+
+
+def test_the_banner_shows_a_first_line_to_try() -> None:
+    assert 'spark.read.format("moldau")' in banner("4.3.0", "local[*]")

@@ -1,0 +1,95 @@
+"""What options of a write to topics mean, and what is said of those that mean nothing."""
+
+import pytest
+
+from moldau.client.producer.producer import Producer
+from moldau.spark.errors import OptionError
+from moldau.spark.sink.options import parse_topic_options
+
+BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+
+
+def test_a_write_needs_only_to_know_where_the_brokers_are() -> None:
+    options = parse_topic_options(BOOTSTRAP)
+    assert options.bootstrap == "127.0.0.1:9092"
+    assert options.topic is None
+    assert options.producer["acks"] == -1
+    assert options.producer["idempotent"] is True
+
+
+@pytest.mark.parametrize(
+    ("setting", "text", "argument", "value"),
+    [
+        ("acks", "1", "acks", 1),
+        ("acks", "all", "acks", -1),
+        ("acks", "-1", "acks", -1),
+        ("acks", "0", "acks", 0),
+        ("compression.type", "ZSTD", "compression", "zstd"),
+        ("batch.size", "1000", "batch_size", 1000),
+        ("batch.size", "0", "batch_size", 1),
+        ("linger.ms", "0", "linger_ms", 0),
+        ("buffer.memory", "1000000", "buffer_memory", 1_000_000),
+        ("max.request.size", "5000", "max_request_size", 5000),
+        ("max.block.ms", "10", "max_block_ms", 10),
+        ("delivery.timeout.ms", "9000", "delivery_timeout_ms", 9000),
+        ("max.in.flight.requests.per.connection", "1", "max_in_flight", 1),
+        ("enable.idempotence", "false", "idempotent", False),
+    ],
+)
+def test_settings_of_kafkas_producer_become_the_clients(
+    setting: str, text: str, argument: str, value: object
+) -> None:
+    producer = parse_topic_options({**BOOTSTRAP, f"KAFKA.{setting}": text}).producer
+    assert producer[argument] == value
+    Producer("127.0.0.1:9092", **producer)
+
+
+def test_the_requests_timeout_is_the_connections() -> None:
+    options = parse_topic_options({**BOOTSTRAP, "kafka.request.timeout.ms": "1234"})
+    assert options.connection["request_timeout_ms"] == 1234
+
+
+@pytest.mark.parametrize(
+    "setting", [{"kafka.acks": "1"}, {"kafka.max.in.flight.requests.per.connection": "6"}]
+)
+def test_a_producer_that_cannot_be_idempotent_is_not_unless_it_has_to_be(setting: dict[str, str]) -> None:
+    assert parse_topic_options({**BOOTSTRAP, **setting}).producer["idempotent"] is False
+    with pytest.raises(OptionError, match=r"enable\.idempotence needs kafka\.acks=all and at most 5"):
+        parse_topic_options({**BOOTSTRAP, **setting, "kafka.enable.idempotence": "true"})
+
+
+def test_what_spark_adds_and_settings_of_a_consumer_do_no_harm() -> None:
+    added = {"checkpointLocation": "/c", "queryName": "q", "path": "p", "kafka.group.id": "g"}
+    assert parse_topic_options({**BOOTSTRAP, **added, "topic": "t"}).topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"topik": "t"}, r"no option 'topik' for writing; did you mean topic\?"),
+        ({"zzz": "t"}, r"no option 'zzz' for writing; there are topic, includeHeaders"),
+        ({"kafka.ack": "1"}, r"no setting 'ack', given as kafka\.ack; did you mean kafka\.acks\?"),
+        ({"subscribe": "t"}, r"subscribe says what to read; name where to write by .option\(\"topic\""),
+        ({"topic": "a b"}, r"'a b' is no topic's name, which is 1 to 249 letters"),
+        ({"topic": ""}, r"'' is no topic's name"),
+        ({"includeHeaders": "maybe"}, r"includeHeaders is true or false, not 'maybe'"),
+        ({"kafka.acks": "2"}, r"kafka\.acks is all \(the same as -1\), 0 or 1, not '2'"),
+        ({"kafka.compression.type": "brotli"}, r"one of none, gzip, snappy, lz4, zstd, not 'brotli'"),
+        ({"kafka.batch.size": "many"}, r"kafka\.batch\.size is a whole number, 0 or more, not 'many'"),
+        ({"kafka.enable.idempotence": "x"}, r"kafka\.enable\.idempotence is true or false, not 'x'"),
+        (
+            {"kafka.transactional.id": "x"},
+            r"transactional\.id cannot be set: transactions are not served yet",
+        ),
+        ({"kafka.value.serializer": "x"}, r"value\.serializer cannot be set: .*cast or encode the column"),
+        ({"kafka.partitioner.class": "x"}, r"partitioner\.class cannot be set: .*add a column `partition`"),
+    ],
+)
+def test_what_makes_no_sense_is_named_with_what_to_write_instead(given: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse_topic_options({**BOOTSTRAP, **given})
+
+
+def test_brokers_must_be_named() -> None:
+    with pytest.raises(OptionError, match=r"kafka\.bootstrap\.servers is missing"):
+        parse_topic_options({"topic": "t"})

@@ -1,0 +1,643 @@
+"""The driver's part of a read against a real broker, without Spark: what is planned, followed, lost and published."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.client.consumer.consumer import Consumer
+from moldau.client.errors import RequestTimedOutError
+from moldau.client.net.cluster import Cluster
+from moldau.client.record import TopicPartition
+from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, told_plainly
+from moldau.spark.portal import portal
+from moldau.spark.source import catalog, publishing
+from moldau.spark.source.following import Following
+from moldau.spark.source.limits import Limits
+from moldau.spark.source.offsets import Position
+from moldau.spark.source.options import SourceOptions, parse_source
+from moldau.spark.source.planning import plan_batch
+from moldau.spark.source.publishing import Publisher
+from moldau.spark.source.ranges import OffsetRange
+from moldau.testing import Broker
+from moldau.wire.api_keys import ApiKey
+from support.log_writer import Given, LogWriter
+
+NO_LIMITS: Limits | None = None
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker(settings={"auto.create.topics.enable": "false"}) as running:
+        yield running
+        portal().close()
+
+
+@pytest.fixture
+def written(broker: Broker) -> LogWriter:
+    return LogWriter(broker.bootstrap)
+
+
+def parsed(written: LogWriter, *, is_stream: bool = False, **options: str) -> SourceOptions:
+    given = {
+        "kafka.bootstrap.servers": written.bootstrap,
+        "kafka.metadata.max.age.ms": "50",
+        "fetchOffset.retryIntervalMs": "10",
+        **options,
+    }
+    return parse_source(given, is_stream=is_stream)
+
+
+def planned(written: LogWriter, **options: str) -> list[OffsetRange]:
+    options_of_read = parsed(written, **options)
+    with told_plainly(options_of_read.bootstrap):
+        return portal().run(plan_batch(options_of_read))
+
+
+def sizes(ranges: list[OffsetRange]) -> dict[int, tuple[int, int]]:
+    return {each.partition: (each.start, each.end) for each in ranges}
+
+
+def at(topic: str, offsets: dict[int, int]) -> str:
+    return json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}})
+
+
+# Batches
+
+
+def test_a_batch_is_all_that_every_partition_has(written: LogWriter) -> None:
+    topic = written.create(partitions=3)
+    written.spread(topic, {0: 5, 2: 2})
+    written.delete_records(topic, 3)
+    assert sizes(planned(written, subscribe=topic)) == {0: (3, 5), 1: (0, 0), 2: (0, 2)}
+
+
+def test_a_batch_of_several_topics_and_of_some_partitions(written: LogWriter) -> None:
+    one, other = written.create("one", partitions=2), written.create("other")
+    written.spread(one, {0: 1, 1: 2})
+    written.spread(other, {0: 3})
+    assert [str(each) for each in planned(written, subscribe=f"{one},{other}")] == [
+        f"{one}-0 from 0 to 1",
+        f"{one}-1 from 0 to 2",
+        f"{other}-0 from 0 to 3",
+    ]
+    assert [str(each) for each in planned(written, assign=json.dumps({one: [1]}))] == [f"{one}-1 from 0 to 2"]
+
+
+def test_a_pattern_fits_whole_names_and_no_internal_topics(written: LogWriter) -> None:
+    name = written.create("fits")
+    written.create("fits-not-quite")
+    assert {each.topic for each in planned(written, subscribePattern=r"fits-\d+")} == {name}
+    assert planned(written, subscribePattern="nothing is called so") == []
+    assert not any(each.topic.startswith("__") for each in planned(written, subscribePattern=".*"))
+
+
+def test_a_missing_topic_is_named_with_the_nearest(written: LogWriter) -> None:
+    topic = written.create("invoices")
+    with pytest.raises(SparkSourceError, match=f"there is no topic 'invoces-.*'.*did you mean {topic}"):
+        planned(written, subscribe=topic.replace("invoices", "invoces"))
+    with pytest.raises(SparkSourceError, match="moldau topic create qqqqqqqq"):
+        planned(written, subscribe="qqqqqqqq")
+
+
+def test_a_missing_partition_is_named(written: LogWriter) -> None:
+    topic = written.create(partitions=2)
+    with pytest.raises(SparkSourceError, match=f"assign names {topic}-7.* has 2 partitions"):
+        planned(written, assign=json.dumps({topic: [0, 7]}))
+
+
+def test_a_batch_between_offsets(written: LogWriter) -> None:
+    topic = written.create(partitions=2)
+    written.spread(topic, {0: 10, 1: 10})
+    assert sizes(
+        planned(
+            written,
+            subscribe=topic,
+            startingOffsets=at(topic, {0: 2, 1: -2}),
+            endingOffsets=at(topic, {0: 7, 1: -1}),
+        )
+    ) == {0: (2, 7), 1: (0, 10)}
+
+
+def test_explicit_offsets_must_name_all_partitions(written: LogWriter) -> None:
+    topic = written.create(partitions=2)
+    with pytest.raises(OptionError, match=f"startingOffsets must name every partition.*{topic}-1 is missing"):
+        planned(written, subscribe=topic, startingOffsets=at(topic, {0: 0}))
+
+
+def test_a_batch_between_times(written: LogWriter) -> None:
+    topic = written.create(partitions=2, retention_ms="-1")
+    written.send(topic, [Given(b"", partition=each % 2, timestamp_ms=1000 * each) for each in range(20)])
+    assert sizes(planned(written, subscribe=topic, startingTimestamp="4000", endingTimestamp="10000")) == {
+        0: (2, 5),
+        1: (2, 5),
+    }
+    assert sizes(
+        planned(
+            written,
+            subscribe=topic,
+            startingOffsetsByTimestamp=at(topic, {0: 3999, 1: 5001}),
+            endingOffsetsByTimestamp=at(topic, {0: 4001, 1: 99_000}),
+        )
+    ) == {0: (2, 3), 1: (3, 10)}
+
+
+def test_a_time_without_a_record_fails_or_means_the_end(written: LogWriter) -> None:
+    topic = written.create(retention_ms="-1")
+    written.send(topic, [Given(b"", timestamp_ms=1000)])
+    with pytest.raises(OptionError, match='set startingOffsetsByTimestampStrategy to "latest"'):
+        planned(written, subscribe=topic, startingTimestamp="5000")
+    late = planned(
+        written, subscribe=topic, startingTimestamp="5000", startingOffsetsByTimestampStrategy="latest"
+    )
+    assert sizes(late) == {0: (1, 1)}
+
+
+def test_times_the_wrong_way_round_read_nothing(written: LogWriter) -> None:
+    topic = written.create(retention_ms="-1")
+    written.send(topic, [Given(b"", timestamp_ms=1000 * each) for each in range(5)])
+    (only,) = planned(written, subscribe=topic, startingTimestamp="3000", endingTimestamp="1000")
+    assert only.size == 0
+
+
+def test_offsets_that_are_not_in_the_log_are_a_loss(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 10})
+    written.delete_records(topic, 4)
+    with pytest.raises(
+        DataLossError, match=f"{topic}-0 .* from offset 1, and its log begins at 4.*failOnDataLoss"
+    ):
+        planned(written, subscribe=topic, startingOffsets=at(topic, {0: 1}))
+    with pytest.raises(DataLossError, match="up to offset 50, and its log ends at 10"):
+        planned(written, subscribe=topic, endingOffsets=at(topic, {0: 50}))
+
+
+def test_offsets_that_are_not_in_the_log_may_be_left_out(
+    written: LogWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 10})
+    written.delete_records(topic, 4)
+    ranges = planned(
+        written,
+        subscribe=topic,
+        startingOffsets=at(topic, {0: 1}),
+        endingOffsets=at(topic, {0: 50}),
+        failOnDataLoss="false",
+    )
+    assert sizes(ranges) == {0: (4, 10)}
+    assert "its log begins at 4" in caplog.text
+
+
+def test_an_explicit_start_behind_the_end_is_no_range(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 3})
+    with pytest.raises(OptionError, match="the end lies before the start"):
+        planned(written, subscribe=topic, startingOffsets=at(topic, {0: 8}))
+
+
+def test_no_broker_is_said_with_its_address(unused_port: int) -> None:
+    nowhere = LogWriter(f"127.0.0.1:{unused_port}")
+    with pytest.raises(SparkSourceError, match=f"127.0.0.1:{unused_port}.*Is a broker running there"):
+        planned(nowhere, subscribe="t", **{"kafka.request.timeout.ms": "300"})
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_an_address_that_is_none_is_refused(written: LogWriter) -> None:
+    with pytest.raises(OptionError, match="a bootstrap server is host:port, not 'host:port'"):
+        planned(written, subscribe="t", **{"kafka.bootstrap.servers": "host:port"})
+
+
+# Streams
+
+
+class Followed:
+    """A query as Spark drives it: each batch begins where the last one ended."""
+
+    def __init__(self, written: LogWriter, **options: str) -> None:
+        self.options = parsed(written, is_stream=True, **options)
+        self.following = Following(self.options)
+
+    def begin(self) -> Position:
+        return portal().run(self.following.begin())
+
+    def advance(self, start: Position, limits: Limits | None = NO_LIMITS) -> Position:
+        return portal().run(self.following.advance(start, limits))
+
+    def ranges(self, start: Position, end: Position) -> dict[int, tuple[int, int]]:
+        return sizes(portal().run(self.following.ranges(start, end)))
+
+    def until(self, start: Position, partitions: int) -> Position:
+        """New partitions are found in the background."""
+
+        async def look() -> Position:
+            async with asyncio.timeout(10):
+                while len((end := await self.following.advance(start, NO_LIMITS)).offsets) < partitions:
+                    await asyncio.sleep(0.02)
+                return end
+
+        return portal().run(look())
+
+
+def test_a_new_stream_begins_at_the_end_or_where_it_is_told_to(written: LogWriter) -> None:
+    topic = written.create(partitions=2)
+    written.spread(topic, {0: 5, 1: 3})
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    assert Followed(written, subscribe=topic).begin().offsets == {zero: 5, one: 3}
+    assert Followed(written, subscribe=topic, startingOffsets="earliest").begin().offsets == {zero: 0, one: 0}
+    given = at(topic, {0: 2, 1: -1})
+    assert Followed(written, subscribe=topic, startingOffsets=given).begin().offsets == {zero: 2, one: 3}
+
+
+def test_a_new_stream_has_a_group_of_its_own_unless_one_is_named(written: LogWriter) -> None:
+    topic = written.create()
+    made_up = [Followed(written, subscribe=topic, groupIdPrefix="team").begin().group or "" for _ in range(2)]
+    assert all(group.startswith("team-") for group in made_up)
+    assert made_up[0] != made_up[1]
+    assert Followed(written, subscribe=topic, **{"kafka.group.id": "named"}).begin().group is None
+
+
+def test_a_stream_cannot_begin_beside_the_log_unless_losses_are_all_right(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 5})
+    beyond = at(topic, {0: 9})
+    with pytest.raises(DataLossError, match="from offset 9, and its log has 0 to 5"):
+        Followed(written, subscribe=topic, startingOffsets=beyond).begin()
+    lenient = Followed(written, subscribe=topic, startingOffsets=beyond, failOnDataLoss="false")
+    assert lenient.begin().offsets == {TopicPartition(topic, 0): 0}
+
+
+def test_a_batch_goes_to_the_end_or_as_far_as_the_limit(written: LogWriter) -> None:
+    topic = written.create(partitions=2)
+    query = Followed(written, subscribe=topic)
+    start = query.begin()
+    assert query.advance(start) == start
+    written.spread(topic, {0: 30, 1: 10})
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    assert query.advance(start, Limits(offsets_max=20)).offsets == {zero: 15, one: 5}
+    assert query.advance(start).offsets == {zero: 30, one: 10}
+    assert query.following.latest == {zero: 30, one: 10}
+    assert query.ranges(start, Position({zero: 15, one: 5})) == {0: (0, 15), 1: (0, 5)}
+
+
+def test_a_batch_waits_for_enough_records_but_for_the_first(written: LogWriter) -> None:
+    topic = written.create()
+    limits = Limits(offsets_min=5)
+    query = Followed(written, subscribe=topic)
+    start = query.begin()
+    written.spread(topic, {0: 2})
+    first = query.advance(start, limits)
+    assert list(first.offsets.values()) == [2]
+    written.spread(topic, {0: 4})
+    assert query.advance(first, limits) == first
+    written.spread(topic, {0: 1})
+    assert list(query.advance(first, limits).offsets.values()) == [7]
+
+
+def test_a_batch_that_waited_long_enough_goes_with_what_there_is(written: LogWriter) -> None:
+    topic = written.create()
+    query = Followed(written, subscribe=topic)
+    start = query.advance(query.begin(), Limits(offsets_min=5))
+    written.spread(topic, {0: 1})
+    assert list(query.advance(start, Limits(offsets_min=5, delay_max_ms=0)).offsets.values()) == [1]
+
+
+def test_available_now_ends_where_the_logs_ended(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 4})
+    query = Followed(written, subscribe=topic, startingOffsets="earliest")
+    start = query.begin()
+    portal().run(query.following.freeze())
+    written.spread(topic, {0: 4})
+    end = query.advance(start, Limits(offsets_min=100))
+    assert list(end.offsets.values()) == [4]
+    assert query.advance(end) == end
+
+
+def test_new_partitions_are_read_from_their_beginning(written: LogWriter) -> None:
+    topic = written.create()
+    query = Followed(written, subscribe=topic)
+    start = query.begin()
+    written.add_partitions(topic, 2)
+    written.spread(topic, {1: 3})
+    end = query.until(start, 2)
+    assert query.ranges(start, end) == {0: (0, 0), 1: (0, 3)}
+
+
+def test_new_topics_of_a_pattern_are_read_from_their_beginning(written: LogWriter) -> None:
+    query = Followed(written, subscribePattern="comes-later-.*")
+    start = query.begin()
+    assert start.offsets == {}
+    topic = written.create("comes-later")
+    written.spread(topic, {0: 3})
+    written.delete_records(topic, 1)
+    end = query.until(start, 1)
+    assert end.offsets == {TopicPartition(topic, 0): 3}
+    assert query.ranges(start, end) == {0: (1, 3)}
+
+
+def test_a_limit_counts_new_partitions_from_their_beginning(written: LogWriter) -> None:
+    topic = written.create()
+    query = Followed(written, subscribe=topic)
+    start = query.begin()
+    written.add_partitions(topic, 2)
+    written.spread(topic, {1: 10})
+    query.until(start, 2)
+    assert query.advance(start, Limits(offsets_max=4)).offsets[TopicPartition(topic, 1)] == 4
+
+
+def test_a_new_partition_that_lost_records_already_is_a_loss(written: LogWriter) -> None:
+    topic = written.create()
+    query = Followed(written, subscribe=topic)
+    start = query.begin()
+    written.add_partitions(topic, 2)
+    written.spread(topic, {1: 3})
+    written.delete_records(topic, 2, partition=1)
+    end = query.until(start, 2)
+    with pytest.raises(DataLossError, match=f"{topic}-1 .* is new and already begins at offset 2"):
+        query.ranges(start, end)
+
+
+def test_a_topic_that_has_gone_is_a_loss(written: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
+    gone, stays = written.create("gone"), written.create("stays")
+    query = Followed(written, subscribe=f"{gone},{stays}")
+    lenient = Followed(written, subscribe=f"{gone},{stays}", failOnDataLoss="false")
+    start = query.begin()
+    written.delete(gone)
+    with pytest.raises(DataLossError, match=f"{gone}-0 was read before and is not there any more"):
+        query.advance(start)
+    with caplog.at_level(logging.WARNING):
+        end = lenient.advance(start)
+    assert end.offsets == {TopicPartition(stays, 0): 0}
+    assert f"{gone}-0" in caplog.text
+
+
+def test_a_topic_that_was_made_anew_is_a_loss_or_read_from_its_beginning(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 3})
+    query = Followed(written, subscribe=topic)
+    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    start = query.begin()
+    written.delete(topic)
+    written.create_named(topic)
+    # As many as before and more: by their offsets alone nobody would know.
+    written.spread(topic, {0: 9})
+    portal().run(query.following.freeze())
+    with pytest.raises(
+        DataLossError, match=f"the topic '{topic}' was deleted and made anew since it was read"
+    ):
+        query.advance(start)
+    portal().run(lenient.following.freeze())
+    end = lenient.advance(start)
+    assert end.offsets == {TopicPartition(topic, 0): 9}
+    assert lenient.ranges(start, end) == {0: (0, 9)}
+    assert lenient.advance(end) == end
+
+
+def test_a_log_that_is_shorter_than_what_was_read_is_a_loss_or_goes_on_at_its_end(
+    written: LogWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 20})
+    partition = TopicPartition(topic, 0)
+    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    ids = lenient.begin().ids
+    start = Position({partition: 23}, ids)
+    with pytest.raises(
+        DataLossError, match=f"{topic}-0 was read up to offset 23, and its log ends at 20 now.*goes on at 20"
+    ):
+        Followed(written, subscribe=topic).advance(start)
+    end = lenient.advance(start, Limits(offsets_max=4))
+    assert end.offsets == {partition: 20}
+    assert lenient.ranges(start, end) == {0: (20, 20)}
+    assert f"{topic}-0 was read up to offset 23" in caplog.text
+    written.spread(topic, {0: 2})
+    assert lenient.ranges(end, lenient.advance(end)) == {0: (20, 22)}
+
+
+def test_after_a_loss_no_batch_waits_for_more(written: LogWriter) -> None:
+    """Else what comes until then would lie below the position, and never be read."""
+    topic = written.create(partitions=2)
+    written.spread(topic, {0: 2, 1: 2})
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    begun = lenient.advance(lenient.begin())
+    end = lenient.advance(Position({zero: 9, one: 1}, begun.ids), Limits(offsets_min=100))
+    assert end.offsets == {zero: 2, one: 2}
+
+
+def test_a_shorter_log_that_may_be_another_one_is_read_from_its_beginning_as_fast_as_allowed(
+    written: LogWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = written.create(partitions=2)
+    written.spread(topic, {0: 8, 1: 1})
+    written.delete_records(topic, 2)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    start = Position({zero: 9, one: 1})
+    end = lenient.advance(start, Limits(offsets_max=4))
+    assert end.offsets == {zero: 6, one: 1}
+    assert lenient.ranges(start, end) == {0: (2, 6), 1: (1, 1)}
+    assert Followed(written, subscribe=topic, failOnDataLoss="false").ranges(start, end)[0] == (2, 6)
+    assert lenient.advance(end).offsets == {zero: 8, one: 1}
+    assert "is new and already begins" not in caplog.text
+
+
+def test_a_batch_that_is_repeated_is_not_read_from_a_topic_that_was_made_anew(written: LogWriter) -> None:
+    topic, other = written.create(), written.create()
+    written.spread(topic, {0: 3})
+    written.spread(other, {0: 1})
+    names = f"{topic},{other}"
+    query = Followed(written, subscribe=names, startingOffsets="earliest")
+    start = query.begin()
+    end = query.advance(start)
+    written.delete(topic)
+    written.create_named(topic)
+    written.spread(topic, {0: 9})
+    with pytest.raises(
+        DataLossError, match=f"the topic '{topic}' was deleted and made anew since this batch"
+    ):
+        Followed(written, subscribe=names).ranges(start, end)
+    lenient = Followed(written, subscribe=names, failOnDataLoss="false")
+    assert portal().run(lenient.following.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
+    later = lenient.advance(end)
+    assert sorted(portal().run(lenient.following.ranges(end, later))) == sorted(
+        [OffsetRange(topic, 0, 0, 9), OffsetRange(other, 0, 1, 1)]
+    )
+
+
+def test_a_topic_that_is_not_asked_for_any_more_is_told_as_such(written: LogWriter) -> None:
+    dropped, stays = written.create("dropped"), written.create("stays")
+    start = Followed(written, subscribe=f"{dropped},{stays}").begin()
+    with pytest.raises(
+        DataLossError, match=f"{dropped}-0 was read before, and subscribe does not name it any more"
+    ):
+        Followed(written, subscribe=stays).advance(start)
+    with pytest.raises(DataLossError, match="subscribePattern does not name it"):
+        Followed(written, subscribePattern="stays.*").advance(start)
+    with pytest.raises(DataLossError, match="assign does not name it"):
+        Followed(written, assign=json.dumps({stays: [0]})).advance(start)
+    lenient = Followed(written, subscribe=stays, failOnDataLoss="false")
+    assert lenient.advance(start).offsets == {TopicPartition(stays, 0): 0}
+
+
+def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
+    """Has brokers that need so long to tell offsets; what they are given is noted."""
+    given: list[int] = []
+    call = Cluster.call
+
+    async def slow(self: Cluster, node: Any, api: ApiKey, tree: Any, **more: Any) -> Any:
+        if api is ApiKey.LIST_OFFSETS:
+            timeout_ms = more["timeout_ms"]
+            given.append(timeout_ms)
+            await asyncio.sleep(min(needs_ms, timeout_ms) / 1000)
+            if timeout_ms < needs_ms:
+                raise RequestTimedOutError(f"no offsets within {timeout_ms} ms")
+        return await call(self, node, api, tree, **more)
+
+    monkeypatch.setattr(Cluster, "call", slow)
+    return given
+
+
+def test_a_broker_that_is_slow_to_tell_offsets_is_given_more_time(
+    written: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_ATTEMPT_MS", 40)
+    topic = written.create()
+    written.spread(topic, {0: 3})
+    slow_offsets(monkeypatch, 150)
+    assert sizes(planned(written, subscribe=topic)) == {0: (0, 3)}
+
+
+def test_offsets_that_do_not_come_are_told_with_the_time_they_were_waited_for(
+    written: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_ATTEMPT_MS", 100)
+    topic = written.create()
+    given = slow_offsets(monkeypatch, 60_000)
+    with pytest.raises(SparkSourceError, match=r"no offsets within \d{3} ms"):
+        planned(written, subscribe=topic, **{"kafkaConsumer.pollTimeoutMs": "1000"})
+    # 100, 200, and then all that is left.
+    assert max(given) > 400
+    assert min(given) > 50
+
+
+@pytest.mark.parametrize("how", ["subscribe", "subscribePattern"])
+def test_topics_are_not_looked_after_when_the_query_is_over(written: LogWriter, how: str) -> None:
+    topic = written.create()
+    options = {how: topic, "kafka.client.id": f"{how}-{topic}"}
+    query = Followed(written, **options)
+    query.begin()
+    cluster = portal().run(query.following._catalog.cluster())
+    assert (list(cluster._tracked), cluster._tracks_all) != ([], 0)
+    portal().run(query.following.stop())
+    assert (list(cluster._tracked), cluster._tracks_all) == ([], 0)
+    planned(written, **options)
+    assert (list(cluster._tracked), cluster._tracks_all) == ([], 0)
+
+
+def test_a_broker_that_starts_again_is_waited_for(tmp_path: Path) -> None:
+    data = {"store": "files", "data.dir": str(tmp_path)}
+    with Broker(topics=["t"], settings=data) as before:
+        written = LogWriter(before.bootstrap)
+        query = Followed(written, subscribe="t", **{"kafka.retry.backoff.max.ms": "50"})
+        start = query.begin()
+    advancing = portal().start(query.following.advance(start, NO_LIMITS))
+    # Long enough for the first attempts to fail.
+    assert not wait([advancing], timeout=1.5).done
+    with Broker(settings={**data, "listen": written.bootstrap}):
+        written.spread("t", {0: 2})
+        assert list(advancing.result(30).offsets) == list(start.offsets)
+        assert query.advance(start).offsets == {TopicPartition("t", 0): 2}
+
+
+# The group
+
+
+def test_where_a_batch_begins_is_published_to_the_group(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 4})
+    query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
+    partition = TopicPartition(topic, 0)
+    query.advance(Position({partition: 3}))
+    portal().run(query.following.stop())
+    assert written.committed(f"lag-of-{topic}") == {partition: 3}
+
+
+def test_the_last_batch_of_available_now_is_published_before_the_query_ends(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 4})
+    query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
+    portal().run(query.following.freeze())
+    query.advance(Position({TopicPartition(topic, 0): 4}))
+    assert written.committed(f"lag-of-{topic}") == {TopicPartition(topic, 0): 4}
+
+
+def test_a_group_with_members_is_a_warning(written: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
+    topic = written.create()
+    group = f"busy-{topic}"
+
+    async def work() -> None:
+        async with (
+            Consumer(written.bootstrap, group_id=group) as consumer,
+            Cluster(written.bootstrap) as cluster,
+        ):
+            consumer.subscribe([topic])
+            await consumer.poll(1_000)
+            publisher = Publisher(cluster, group)
+            publisher.publish({TopicPartition(topic, 0): 1})
+            await publisher.finished()
+            publisher.publish({TopicPartition(topic, 0): 2})
+            await publisher.finished()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(work())
+    assert caplog.text.count("the group has members of its own") == 1
+    assert group in caplog.text
+
+
+def test_what_is_newer_takes_the_place_of_what_waits(
+    written: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = written.create()
+    partition = TopicPartition(topic, 0)
+    commits: list[Any] = []
+
+    async def work() -> None:
+        async with Cluster(written.bootstrap) as cluster:
+            publisher = Publisher(cluster, f"group-{topic}")
+            commit = publisher._offsets.commit_each
+
+            async def noted(offsets: Any, *args: Any, **more: Any) -> Any:
+                commits.append({each: at.offset for each, at in offsets.items()})
+                return await commit(offsets, *args, **more)
+
+            monkeypatch.setattr(publisher._offsets, "commit_each", noted)
+            for offset in (1, 2, 3):
+                publisher.publish({partition: offset})
+                await asyncio.sleep(0)
+            await publisher.finished()
+            publisher.publish({partition: 3})
+            await publisher.finished()
+            assert commits == [{partition: 1}, {partition: 3}]
+            # Brokers forget a group that is not heard of for long.
+            monkeypatch.setattr(publishing, "AGAIN_S", 0.0)
+            publisher.publish({partition: 3})
+            await publisher.finished()
+
+    asyncio.run(work())
+    assert commits == [{partition: 1}, {partition: 3}, {partition: 3}]
+    assert written.committed(f"group-{topic}") == {partition: 3}

@@ -1,0 +1,320 @@
+"""Options of a read: which there are, what they may be, and what is said of those that are wrong."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+from moldau.client.consumer.log_offsets import EARLIEST, LATEST
+from moldau.client.record import TopicPartition
+from moldau.spark.errors import OptionError
+from moldau.spark.source.limits import Limits
+from moldau.spark.source.offsets import AtOffsets, AtTime, AtTimes, Everywhere
+from moldau.spark.source.options import (
+    SourceOptions,
+    Subscription,
+    check_read,
+    includes_headers,
+    is_read,
+    parse_connection,
+    parse_duration_ms,
+    parse_source,
+)
+
+BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
+
+
+def batch(**options: str) -> SourceOptions:
+    return parse_source({**BASE, **dotted(options)}, is_stream=False)
+
+
+def stream(**options: str) -> SourceOptions:
+    return parse_source({**BASE, **dotted(options)}, is_stream=True)
+
+
+def dotted(options: dict[str, str]) -> dict[str, str]:
+    return {name.replace("__", "."): value for name, value in options.items()}
+
+
+def refusal(options: dict[str, str], *, is_stream: bool = False) -> str:
+    with pytest.raises(OptionError) as refused:
+        parse_source(options, is_stream=is_stream)
+    return str(refused.value)
+
+
+# What there must be
+
+
+def test_bootstrap_servers_are_needed() -> None:
+    assert "kafka.bootstrap.servers is missing" in refusal({"subscribe": "orders"})
+    assert "kafka.bootstrap.servers is missing" in refusal(
+        {"subscribe": "orders", "kafka.bootstrap.servers": " "}
+    )
+
+
+def test_something_must_say_what_to_read() -> None:
+    assert "set subscribe, subscribePattern or assign" in refusal({"kafka.bootstrap.servers": "b:1"})
+
+
+def test_only_one_thing_may_say_what_to_read() -> None:
+    assert "not subscribe and assign" in refusal({**BASE, "assign": '{"a": [0]}'})
+
+
+def test_topics_are_listed_with_commas() -> None:
+    assert batch(subscribe=" b, a ,,a").subscription == Subscription(topics=("a", "b"))
+    assert "subscribe is a list of topics" in refusal({**BASE, "subscribe": " , "})
+
+
+def test_a_pattern_is_a_regular_expression() -> None:
+    given = {"kafka.bootstrap.servers": "b:1"}
+    assert parse_source({**given, "subscribePattern": "or.*"}, is_stream=True).subscription.pattern == "or.*"
+    assert "is no regular expression" in refusal({**given, "subscribePattern": "(("})
+    assert "it is empty" in refusal({**given, "subscribePattern": " "})
+
+
+def test_partitions_may_be_assigned() -> None:
+    given = {"kafka.bootstrap.servers": "b:1", "assign": '{"a": [1, 0]}'}
+    assert parse_source(given, is_stream=False).subscription == Subscription(
+        partitions=(TopicPartition("a", 0), TopicPartition("a", 1))
+    )
+
+
+# Names
+
+
+def test_names_are_case_insensitive() -> None:
+    options = {
+        "KAFKA.Bootstrap.Servers": "b:1",
+        "SUBSCRIBE": "a",
+        "FailOnDataloss": "FALSE",
+        "includeheaders": "true",
+    }
+    parsed = parse_source(options, is_stream=True)
+    assert (parsed.bootstrap, parsed.fail_on_data_loss, parsed.include_headers) == ("b:1", False, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("startingOffset", "did you mean startingOffsets?"),
+        ("maxoffsetpertrigger", "did you mean maxOffsetsPerTrigger?"),
+        ("bootstrap.servers", "did you mean kafka.bootstrap.servers?"),
+        ("kafka.bootstrap.server", "did you mean kafka.bootstrap.servers?"),
+        ("kafka.isolation.levl", "did you mean kafka.isolation.level?"),
+        ("kafka.max.pol.records", "did you mean kafka.max.poll.records?"),
+        ("kafka.securty.protocol", "did you mean kafka.security.protocol?"),
+        ("topic", '.option("subscribe", "orders")'),
+        ("path", "load() takes no path here"),
+        ("zzz", "there is no option 'zzz'"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_one(option: str, hint: str) -> None:
+    assert hint in refusal({**BASE, option: "1"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "auto.offset.reset",
+        "key.deserializer",
+        "value.deserializer",
+        "enable.auto.commit",
+        "interceptor.classes",
+    ],
+)
+def test_settings_that_the_connector_refuses_are_refused_with_the_reason(name: str) -> None:
+    assert f"kafka.{name} cannot be set: " in refusal({**BASE, f"kafka.{name}": "x"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["session.timeout.ms", "max.poll.records", "fetch.min.bytes", "partition.assignment.strategy", "acks"],
+)
+def test_settings_of_kafkas_own_clients_that_mean_nothing_here_do_no_harm(name: str) -> None:
+    assert parse_source({**BASE, f"kafka.{name}": "1"}, is_stream=True) == stream()
+
+
+# Values
+
+
+def test_a_batch_reads_all_there_is_and_a_stream_what_is_to_come() -> None:
+    assert (batch().starting, batch().ending) == (Everywhere(EARLIEST), Everywhere(LATEST))
+    assert stream().starting == Everywhere(LATEST)
+
+
+def test_a_time_for_all_goes_before_times_and_those_before_offsets() -> None:
+    times, offsets = '{"orders": {"0": 7}}', '{"orders": {"0": 9}}'
+    partition = TopicPartition("orders", 0)
+    assert stream(startingOffsets=offsets).starting == AtOffsets({partition: 9})
+    assert stream(startingOffsets=offsets, startingOffsetsByTimestamp=times).starting == AtTimes(
+        {partition: 7}
+    )
+    everything = stream(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="5")
+    assert everything.starting == AtTime(5)
+    assert batch(endingOffsets=offsets, endingOffsetsByTimestamp=times).ending == AtTimes({partition: 7})
+    assert batch(endingOffsetsByTimestamp=times, endingTimestamp="5").ending == AtTime(5)
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"])
+def test_a_stream_has_no_end(name: str) -> None:
+    assert f"{name} makes no sense in a stream" in refusal({**BASE, name: "5"}, is_stream=True)
+
+
+def test_a_batch_cannot_start_at_the_latest_or_end_at_the_earliest() -> None:
+    assert "startingOffsets cannot be latest" in refusal({**BASE, "startingOffsets": "latest"})
+    assert "endingOffsets cannot be earliest" in refusal({**BASE, "endingOffsets": "earliest"})
+    assert stream(startingOffsets="latest").starting == Everywhere(LATEST)
+
+
+def test_both_ends_of_a_batch_are_compared() -> None:
+    starting, ending = '{"orders": {"0": 9}}', '{"orders": {"0": 3}}'
+    assert "the end lies before the start" in refusal(
+        {**BASE, "startingOffsets": starting, "endingOffsets": ending}
+    )
+
+
+def test_what_to_do_without_a_record_of_that_time_may_be_chosen() -> None:
+    assert not stream().is_latest_without_match
+    assert stream(startingOffsetsByTimestampStrategy="Latest").is_latest_without_match
+    assert "is error or latest, not 'first'" in refusal(
+        {**BASE, "startingOffsetsByTimestampStrategy": "first"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("startingTimestamp", "yesterday", "startingTimestamp is a time in milliseconds since 1970"),
+        ("endingTimestamp", "-5", "endingTimestamp is a time in milliseconds since 1970"),
+        ("failOnDataLoss", "maybe", "failOnDataLoss is true or false, not 'maybe'"),
+        ("includeHeaders", "1", "includeHeaders is true or false, not '1'"),
+        ("publishOffsets", "no", "publishOffsets is true or false, not 'no'"),
+        ("minPartitions", "0", "minPartitions is a whole number, 1 or more, not '0'"),
+        ("minPartitions", "many", "minPartitions is a whole number, 1 or more, not 'many'"),
+        ("maxRecordsPerPartition", "-1", "maxRecordsPerPartition is a whole number, 1 or more"),
+        ("maxOffsetsPerTrigger", "0", "maxOffsetsPerTrigger is a whole number, 1 or more"),
+        ("minOffsetsPerTrigger", "1e3", "minOffsetsPerTrigger is a whole number, 1 or more"),
+        ("maxTriggerDelay", "soon", "maxTriggerDelay is a time like 500ms"),
+        ("fetchOffset.numRetries", "0", "fetchOffset.numRetries is a whole number, 1 or more"),
+        ("fetchOffset.retryIntervalMs", "-1", "fetchOffset.retryIntervalMs is a whole number, 0 or more"),
+        ("kafkaConsumer.pollTimeoutMs", "0", "kafkaConsumer.pollTimeoutMs is a whole number, 1 or more"),
+        ("kafka.isolation.level", "committed", "kafka.isolation.level is read_uncommitted or read_committed"),
+        ("kafka.group.id", " ", "kafka.group.id is empty"),
+        ("kafka.request.timeout.ms", "0", "kafka.request.timeout.ms is a whole number, 1 or more"),
+        ("kafka.max.partition.fetch.bytes", "big", "kafka.max.partition.fetch.bytes is a whole number"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(name: str, value: str, complaint: str) -> None:
+    assert complaint in refusal({**BASE, name: value})
+
+
+def test_limits_of_a_trigger() -> None:
+    assert stream(
+        maxOffsetsPerTrigger="100", minOffsetsPerTrigger="10", maxTriggerDelay="30s"
+    ).limits == Limits(100, 10, 30_000)
+    assert "minOffsetsPerTrigger (5) is higher than maxOffsetsPerTrigger (4)" in refusal(
+        {**BASE, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, is_stream=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ms"),
+    [("15m", 900_000), ("1 h", 3_600_000), ("2d", 172_800_000), ("250", 250), ("5000us", 5)],
+)
+def test_durations_are_written_as_in_spark(text: str, expected_ms: int) -> None:
+    assert parse_duration_ms("maxTriggerDelay", text) == expected_ms
+
+
+def test_tasks_and_groups() -> None:
+    parsed = stream(
+        minPartitions="7",
+        maxRecordsPerPartition="1000",
+        groupIdPrefix="team",
+        kafka__group__id="lag",
+        publishOffsets="false",
+    )
+    assert (parsed.partitions_min, parsed.records_per_partition_max) == (7, 1000)
+    assert (parsed.group_id_prefix, parsed.group_id, parsed.publishes_offsets) == ("team", "lag", False)
+    assert (stream().group_id_prefix, stream().group_id, stream().publishes_offsets) == (
+        "spark-moldau-source",
+        None,
+        True,
+    )
+
+
+def test_how_tasks_fetch() -> None:
+    fetching = batch(
+        kafka__isolation__level="READ_COMMITTED",
+        kafka__max__partition__fetch__bytes="1000",
+        kafka__fetch__max__bytes="5000",
+        kafkaConsumer__pollTimeoutMs="700",
+    ).fetching
+    assert (fetching.isolation_level, fetching.partition_max_bytes, fetching.max_bytes) == (1, 1000, 5000)
+    assert fetching.timeout_ms == 700
+
+
+def test_options_reach_tasks_as_they_are() -> None:
+    parsed = stream(startingOffsets='{"orders": {"0": 5}}', kafka__client__id="me")
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+
+
+# Connections
+
+
+def connection(**options: str) -> dict[str, Any]:
+    return dict(parse_connection({"kafka.bootstrap.servers": "b:1", **dotted(options)}))
+
+
+def test_a_connection_has_the_arguments_of_a_cluster() -> None:
+    assert connection() == {"bootstrap": "b:1", "client_id": "moldau-spark"}
+    assert connection(
+        kafka__client__id="me",
+        kafka__request__timeout__ms="5000",
+        kafka__retry__backoff__ms="7",
+        kafka__retry__backoff__max__ms="70",
+        kafka__metadata__max__age__ms="90",
+    ) == {
+        "bootstrap": "b:1",
+        "client_id": "me",
+        "request_timeout_ms": 5000,
+        "retry_backoff_ms": 7,
+        "retry_backoff_max_ms": 70,
+        "metadata_max_age_ms": 90,
+    }
+
+
+def test_a_connection_may_be_secured_and_stays_hashable() -> None:
+    secured = connection(
+        kafka__security__protocol="SASL_PLAINTEXT",
+        kafka__sasl__mechanism="SCRAM-SHA-256",
+        kafka__sasl__jaas__config="org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="ada" password="engine";',
+    )
+    assert secured["security"] is not None
+    assert hash(tuple(sorted(secured.items(), key=lambda item: item[0])))
+    assert "engine" not in repr(secured)
+
+
+def test_wrong_security_says_that_it_is_the_security() -> None:
+    with pytest.raises(OptionError, match="security"):
+        connection(kafka__security__protocol="SASL_TELEPATHY")
+
+
+# What is known early
+
+
+def test_a_read_is_told_from_a_write_by_what_it_reads() -> None:
+    assert is_read({"Subscribe": "a"})
+    assert not is_read({"topic": "a", "kafka.bootstrap.servers": "b:1"})
+
+
+def test_a_read_is_checked_before_it_is_known_whether_it_is_a_stream() -> None:
+    check_read({**BASE, "startingOffsets": "latest"})
+    check_read({**BASE, "endingOffsets": '{"orders": {"0": 5}}'})
+    with pytest.raises(OptionError):
+        check_read({**BASE, "minPartitions": "none"})
+
+
+def test_headers_are_asked_for_in_any_case() -> None:
+    assert includes_headers({"INCLUDEHEADERS": "true"})
+    assert not includes_headers({})

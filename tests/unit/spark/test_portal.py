@@ -1,0 +1,44 @@
+"""What a process keeps for its tasks ends with its portal."""
+
+import pyarrow as pa
+
+from moldau.client.net.cluster import Cluster
+from moldau.spark.portal import portal
+from moldau.spark.sink import sending
+from moldau.spark.sink.columns import Columns
+from moldau.spark.sink.options import parse_topic_options
+from moldau.spark.sink.topic_rows import write_rows
+from moldau.testing import Broker
+
+
+def test_what_lives_on_a_cluster_is_ended_before_it() -> None:
+    ended: list[str] = []
+    with Broker() as broker:
+        gate = portal()
+        cluster = gate.run(gate.cluster({"bootstrap": broker.bootstrap}))
+
+        async def end(name: str) -> None:
+            await cluster.refresh()
+            ended.append(name)
+
+        gate.on_close(lambda: end("first"))
+        gate.on_close(lambda: end("second"))
+        gate.close()
+        assert ended == ["second", "first"]
+        gate = portal()
+        again: Cluster = gate.run(gate.cluster({"bootstrap": broker.bootstrap}))
+        assert again is not cluster
+        gate.close()
+
+
+def test_no_producer_outlives_the_portal() -> None:
+    with Broker(topics=["t"]) as broker:
+        options = parse_topic_options({"kafka.bootstrap.servers": broker.bootstrap, "topic": "t"})
+        rows = pa.record_batch({"value": [b"a"]})
+        write_rows(iter([rows]), options, Columns(0))
+        gate = portal()
+        assert [kept for kept, _ in sending._producers if kept is gate]
+        gate.close()
+        assert [kept for kept, _ in sending._producers if kept is gate] == []
+        write_rows(iter([rows]), options, Columns(0))
+        portal().close()
