@@ -54,7 +54,7 @@ class Story:
         await reading
 
     async def boot(self) -> None:
-        node = Node(self.server.world, self.settings)
+        node = Node(self.server.platform, self.settings)
         await self.server.run(node.start())
 
     async def fault(self) -> None:
@@ -73,8 +73,10 @@ class Story:
                 self.simulation.network.heal()
 
     async def begin(self) -> Cluster:
-        world = self.client.world
-        cluster = Cluster("server:9092", clock=world.clock, random=world.random, request_timeout_ms=3_000)
+        platform = self.client.platform
+        cluster = Cluster(
+            "server:9092", clock=platform.clock, random=platform.random, request_timeout_ms=3_000
+        )
         await cluster.start()
         await Admin(cluster).create_topic(TOPIC, PARTITIONS)
         return cluster

@@ -184,7 +184,7 @@ def test_a_crash_stops_a_host_between_two_callbacks() -> None:
     steps: list[str] = []
 
     async def program() -> None:
-        file = host.world.disk.open("/file")
+        file = host.platform.disk.open("/file")
         try:
             while True:
                 await asyncio.sleep(0.1)
@@ -205,7 +205,7 @@ def test_a_crash_stops_a_host_between_two_callbacks() -> None:
     async def never() -> None:
         steps.append("never")
 
-    host_disk = host.world.disk
+    host_disk = host.platform.disk
 
     async def main() -> None:
         running = asyncio.create_task(host.run(program()))
@@ -218,7 +218,7 @@ def test_a_crash_stops_a_host_between_two_callbacks() -> None:
         with pytest.raises(HostCrashed):
             await host.run(never())
         host.restart()
-        assert host.world.disk.list("/") in ([], ["file"])
+        assert host.platform.disk.list("/") in ([], ["file"])
         assert await host.run(asyncio.sleep(0, "back")) == "back"
 
     simulation.run(main, 100_000)

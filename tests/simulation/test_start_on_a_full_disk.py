@@ -20,14 +20,14 @@ async def start_with(simulation: Simulation, room_bytes: int) -> str:
     disk = DiskSettings()
     host = simulation.add_host(f"server-{room_bytes}", disk=disk)
     settings = BrokerSettings(listen=(f"{host.address}:9092",), data_dir="/var/moldau")
-    node = Node(host.world, settings)
+    node = Node(host.platform, settings)
     await host.run(node.start())
     await host.run(node.stop())
     host.kill()
     host.restart()
     unlimited = disk.capacity_bytes
     disk.capacity_bytes = host.disk.volume.used_bytes() + room_bytes
-    node = Node(host.world, settings)
+    node = Node(host.platform, settings)
     starting = asyncio.create_task(host.run(node.start()))
     await asyncio.wait([starting], timeout=PATIENCE_S)
     has_waited = not starting.done()

@@ -170,7 +170,7 @@ def broker_image(broker_id: int, *, fenced: bool = False, listener: str = LISTEN
 class AdminBroker:
     def __init__(self, image: ClusterImage, settings: BrokerSettings | None = None) -> None:
         self.broker_id = 1
-        self.world = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: NOW_MS))
+        self.platform = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: NOW_MS))
         self.metadata = SimpleNamespace(image=image)
         self.settings = EffectiveSettings(settings or BrokerSettings(), image)
         self.controller = DecidingController(self)

@@ -205,7 +205,7 @@ class ReplicaNode:
         )
         self.broker: Any = SimpleNamespace(
             broker_id=node_id,
-            world=SimpleNamespace(clock=clock),
+            platform=SimpleNamespace(clock=clock),
             settings=self.settings,
             metadata=self,
             partitions=self.table,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from moldau.node.node import Node
-    from moldau.platform import World
+    from moldau.platform import Platform
 
 FAILED = 1
 MISUSED = 2
@@ -57,19 +57,19 @@ def run(settings: BrokerSettings) -> None:
 
     from moldau.cli.data_lock import data_lock
     from moldau.observe.logging import configure
-    from moldau.platform.system import system_world
+    from moldau.platform.system import system_platform
 
-    world = system_world()
-    configure(level=settings.log_level, style=settings.log_format, clock=world.clock.wall_ms)
+    platform = system_platform()
+    configure(level=settings.log_level, style=settings.log_format, clock=platform.clock.wall_ms)
     _raise_file_limit()
     with (
         data_lock(settings.data_dir) if settings.store == "files" else nullcontext(),
         asyncio.Runner(loop_factory=loop_factory(settings.event_loop)) as runner,
     ):
-        runner.run(_serve_until_told(world, settings))
+        runner.run(_serve_until_told(platform, settings))
 
 
-async def _serve_until_told(world: "World", settings: BrokerSettings) -> None:
+async def _serve_until_told(platform: "Platform", settings: BrokerSettings) -> None:
     import asyncio
     import signal
 
@@ -89,7 +89,7 @@ async def _serve_until_told(world: "World", settings: BrokerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
-    node = Node(world, settings, on_fatal=lambda _: told.set())
+    node = Node(platform, settings, on_fatal=lambda _: told.set())
     if not await _start_unless_told(node, told):
         return
     # What the node is made of lives as long as the node: the collector need not look at it ever again.

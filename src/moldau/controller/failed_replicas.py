@@ -20,7 +20,7 @@ def note_failed(state: ControllerState, beat: Heartbeat) -> bool:
     broker = state.image.brokers.get(beat.broker_id)
     if broker is None or broker.epoch != beat.broker_epoch:
         return False
-    failed = {(each.topic_id, each.partition): each.may_pass for each in beat.not_ready}
+    failed = {(each.topic_id, each.partition): each.is_transient for each in beat.not_ready}
     known = state.failed_replicas.get(beat.broker_id)
     if known == (beat.broker_epoch, failed) or (known is None and not failed):
         return False
@@ -62,7 +62,7 @@ def _without_failed(state: ControllerState, settings: EffectiveSettings, beat: H
             active=usable,
         )
         change.in_sync = tuple(member for member in partition.in_sync if member != beat.broker_id)
-        if not each.may_pass:
+        if not each.is_transient:
             change.restarted_uncleanly = beat.broker_id
         record = change.record()
         if record is not None:

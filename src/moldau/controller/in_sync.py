@@ -153,7 +153,7 @@ def _check_members(image: ClusterImage, partition: PartitionImage, wanted: InSyn
 
 def _check_not_failed(state: ControllerState, partition: PartitionImage, wanted: InSyncChange) -> None:
     for member, _ in wanted.in_sync:
-        if member in partition.in_sync and state.may_pass(member, wanted.topic_id, wanted.partition):
+        if member in partition.in_sync and state.is_transient(member, wanted.topic_id, wanted.partition):
             # It stays until another is in sync that can take its place, who may be just about to join.
             continue
         if state.has_failed(member, wanted.topic_id, wanted.partition):

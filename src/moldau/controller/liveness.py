@@ -94,7 +94,7 @@ class Sessions:
             # It was sent before another that has come already.
             return False
         not_ready = {
-            (each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.may_pass
+            (each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.is_transient
         }
         is_news = beat.metadata_offset > session.metadata_offset or not_ready != session.not_ready
         session.metadata_offset = beat.metadata_offset

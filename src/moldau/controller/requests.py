@@ -122,7 +122,7 @@ class NotReady:
     partition: int
     broker_id: int
     reason: str
-    may_pass: bool = False
+    is_transient: bool = False
     """It is whole and can be read, and refuses only what is new: its disk is full, say."""
 
 

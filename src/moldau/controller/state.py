@@ -84,10 +84,10 @@ class ControllerState:
         if any(member in well for member in self._in_sync(topic_id, partition)):
             return well
         return well | {
-            each for each in failed if each in brokers and self.may_pass(each, topic_id, partition)
+            each for each in failed if each in brokers and self.is_transient(each, topic_id, partition)
         }
 
-    def may_pass(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
+    def is_transient(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
         """Whether what has failed on a broker is only that its replica cannot be written for the moment."""
         _, failed = self.failed_replicas.get(broker_id, (-1, _NONE))
         return failed.get((topic_id, partition), False)

@@ -117,12 +117,12 @@ def heartbeat_tree(heartbeat: Heartbeat) -> dict[str, Any]:
         "not_ready": [
             {"topic_id": each.topic_id, "partition_index": each.partition, "reason": each.reason}
             for each in heartbeat.not_ready
-            if not each.may_pass
+            if not each.is_transient
         ],
         "not_writable": [
             {"topic_id": each.topic_id, "partition_index": each.partition, "reason": each.reason}
             for each in heartbeat.not_ready
-            if each.may_pass
+            if each.is_transient
         ],
     }
 

@@ -178,8 +178,10 @@ class Shard:
         is_offline = self.partition.failure is not None or self.partition.log.failure is not None
         # A lease that has ended may come back, and nobody else may have led meanwhile.
         is_same_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
-        may_pass = isinstance(error, StorageError) or (isinstance(error, NotLeaderError) and is_same_leader)
-        if may_pass and not is_offline:
+        is_transient = isinstance(error, StorageError) or (
+            isinstance(error, NotLeaderError) and is_same_leader
+        )
+        if is_transient and not is_offline:
             log.warning("groups cannot be loaded yet", partition=str(self.partition.name), why=str(error))
             return
         self.unload(self._is_over())

@@ -143,7 +143,7 @@ async def _validated(
     settings = partition.log.settings
 
     def checked() -> tuple[list[Batch], int]:
-        now_ms = broker.world.clock.wall_ms()
+        now_ms = broker.platform.clock.wall_ms()
         return validate(data.records or b"", settings, now_ms=now_ms, api_version=api_version), now_ms
 
     batches, now_ms = await broker.turns.run(checked) if may_take_long(settings) else checked()

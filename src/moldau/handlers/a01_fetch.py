@@ -116,7 +116,7 @@ def _resolve(
     """The session, if there is one, and the partitions that the request names."""
     sessions = broker.fetch_sessions
     session_id, epoch = request.get("session_id", NO_SESSION), request.get("session_epoch", END_EPOCH)
-    now_ms = broker.world.clock.monotonic_ms()
+    now_ms = broker.platform.clock.monotonic_ms()
     named = {each.key: each for each in _named(request, broker)}
     if epoch == END_EPOCH:
         sessions.end(session_id)
@@ -147,7 +147,7 @@ def _worth_a_look(fetch_session: FetchSession, asker: Asker, broker: Broker) -> 
     sync that is noted and nothing is read."""
     watch = fetch_session.watch
     keys = list(watch.news)
-    now_ms = broker.world.clock.monotonic_ms()
+    now_ms = broker.platform.clock.monotonic_ms()
     if now_ms - fetch_session.looked_ms >= broker.settings.broker.replica_lag_time_max_ms // 4:
         fetch_session.looked_ms = now_ms
         keys += [

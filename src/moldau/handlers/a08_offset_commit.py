@@ -72,7 +72,7 @@ async def offset_commit(request: Any, session: Session, broker: Broker) -> Any:
 
 
 def _expiry(retention_ms: int, broker: Broker) -> int:
-    return NO_EXPIRY if retention_ms < 0 else min(broker.world.clock.wall_ms() + retention_ms, LONG_MAX)
+    return NO_EXPIRY if retention_ms < 0 else min(broker.platform.clock.wall_ms() + retention_ms, LONG_MAX)
 
 
 def _find(topic: Any, broker: Broker) -> TopicImage | None:

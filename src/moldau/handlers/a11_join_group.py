@@ -46,7 +46,7 @@ def _asked(request: Any, session: Session, broker: Broker) -> JoinRequest:
     return JoinRequest(
         group_id=request.group_id,
         member_id=request.member_id,
-        fresh_member_id=f"{name}-{new_id(broker.world.random)}",
+        fresh_member_id=f"{name}-{new_id(broker.platform.random)}",
         instance_id=instance_id,
         client_id=client_id,
         client_host=session.client_host,

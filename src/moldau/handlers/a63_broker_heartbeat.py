@@ -47,8 +47,10 @@ def _heartbeat(request: Message) -> Heartbeat:
         wants_fence=request.want_fence,
         wants_shutdown=request.want_shut_down,
         not_ready=[
-            NotReady(each.topic_id, each.partition_index, request.broker_id, each.reason, may_pass=may_pass)
-            for replicas, may_pass in ((request.not_ready, False), (request.not_writable, True))
+            NotReady(
+                each.topic_id, each.partition_index, request.broker_id, each.reason, is_transient=is_transient
+            )
+            for replicas, is_transient in ((request.not_ready, False), (request.not_writable, True))
             for each in replicas
         ],
     )

@@ -23,7 +23,7 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
 
 
-def may_pass(error: StorageError) -> bool:
+def is_transient(error: StorageError) -> bool:
     """Whether what could not be written may be written later: there was no room, say, and the disk is as it was."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
 

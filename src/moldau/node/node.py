@@ -35,7 +35,7 @@ from moldau.partitions.table import PartitionTable
 from moldau.partitions.waiting import Listeners
 from moldau.peers.addresses import PeerAddresses
 from moldau.peers.peers import Connect, Peers
-from moldau.platform import World
+from moldau.platform import Platform
 from moldau.raft.driver import METADATA_LOG, Quorum, QuorumSettings, open_metadata_log
 from moldau.raft.elections import ElectionFile, ElectionMemory
 from moldau.raft.messages import NO_LEADER
@@ -61,7 +61,7 @@ CLOSE_GRACE_S = 5.0
 class Node:
     def __init__(
         self,
-        world: World,
+        platform: Platform,
         settings: BrokerSettings,
         *,
         store: LogStore | None = None,
@@ -73,10 +73,10 @@ class Node:
         nodes."""
         check_membership(settings)
         self._connect = connect
-        self._world = world
+        self._world = platform
         self._static = settings
         self._settings = EffectiveSettings(settings)
-        self._store = store or _make_store(world, settings)
+        self._store = store or _make_store(platform, settings)
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
         # Clients cannot keep other nodes out where those have a listener to themselves.
@@ -155,8 +155,8 @@ class Node:
 
     async def _put_together(self, who: Identity) -> None:
         """All parts, none of them at work yet; what is pushed last is closed first."""
-        world, static, settings = self._world, self._static, self._settings
-        node_id, clock = static.node_id, world.clock
+        platform, static, settings = self._world, self._static, self._settings
+        node_id, clock = static.node_id, platform.clock
         peers = self._peers = Peers(
             node_id, clock, request_timeout_ms=static.quorum_request_timeout_ms, connect=self._connect
         )
@@ -186,7 +186,7 @@ class Node:
             quorum,
             metadata,
             settings,
-            world.random,
+            platform.random,
             clock,
             probe=lambda broker_id: peers.probe(broker_id, static.quorum_request_timeout_ms),
             ask_log_end=LogEnds(node_id, table, peers).ask,
@@ -195,7 +195,7 @@ class Node:
         # Before the controller is closed: a decision may stand behind what waits for room, and would wait as long.
         self._undo.push_async_callback(quorum.resign)
         gateway = ControllerGateway(node_id, controller, quorum, peers, metadata, clock)
-        incarnation_id = self._incarnation_id = new_id(world.random)
+        incarnation_id = self._incarnation_id = new_id(platform.random)
         membership = self._membership = Membership(
             node_id,
             incarnation_id,
@@ -224,19 +224,19 @@ class Node:
             membership,
             settings,
             clock,
-            world.random,
+            platform.random,
             cluster_id=who.cluster_id,
         )
         self._undo.push_async_callback(self._replication.close)
         self._broker = Broker(
             broker_id=node_id,
-            world=world,
+            platform=platform,
             settings=settings,
             metadata=metadata,
             controller=controller,
             partitions=table,
             groups=groups,
-            fetch_sessions=FetchSessions(world.random, static.max_incremental_fetch_session_cache_slots),
+            fetch_sessions=FetchSessions(platform.random, static.max_incremental_fetch_session_cache_slots),
             producer_ids=ProducerIds(lambda: gateway.allocate_producer_ids(node_id, membership.broker_epoch)),
             long_polls=Listeners(),
             quorum=quorum,
@@ -380,7 +380,7 @@ class _Limits(NamedTuple):
     admission: Admission
 
 
-def _make_store(world: World, settings: BrokerSettings) -> LogStore:
+def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:
     # Only the store in use is loaded: a broker in a test is ready sooner.
     if settings.store == "memory":
         from moldau.logs.memory import MemoryStore
@@ -389,8 +389,8 @@ def _make_store(world: World, settings: BrokerSettings) -> LogStore:
     from moldau.logs.files.store import FilesStore
 
     return FilesStore(
-        world.disk,
+        platform.disk,
         settings.data_dir,
-        world.clock,
+        platform.clock,
         producer_expiration_ms=settings.producer_id_expiration_ms,
     )

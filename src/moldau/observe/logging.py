@@ -17,7 +17,7 @@ COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 WallClock = Callable[[], int]
-"""Milliseconds since 1970, as `world.clock.wall_ms`."""
+"""Milliseconds since 1970, as `platform.clock.wall_ms`."""
 
 
 class Logger:

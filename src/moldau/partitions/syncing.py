@@ -86,9 +86,9 @@ class Syncing:
         elif isinstance(error, Exception):
             # Whatever went wrong, nobody may wait for a sync that will not come.
             known = error if isinstance(error, StorageError) else StorageError(f"syncing failed: {error!r}")
-            may_pass = known is error and self._log.failure is None
-            self._on_failure(known, not may_pass)
-            if may_pass:
+            is_transient = known is error and self._log.failure is None
+            self._on_failure(known, not is_transient)
+            if is_transient:
                 self._later(known)
 
     def _later(self, error: StorageError) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from moldau.controller.requests import NotReady
 from moldau.errors import StorageError
-from moldau.logs.store import Log, LogName, LogStore, may_pass, told_again
+from moldau.logs.store import Log, LogName, LogStore, is_transient, told_again
 from moldau.metadata.image import (
     EMPTY_IMAGE,
     TOPIC_RESOURCE,
@@ -105,7 +105,7 @@ class PartitionTable:
                 key[1],
                 self._node_id,
                 str(reasons[key]),
-                may_pass=key in self._refusing,
+                is_transient=key in self._refusing,
             )
             for key in sorted(reasons)
             if key[0] in self._image.topics
@@ -273,7 +273,7 @@ class PartitionTable:
         `passing_only` those that were short of room or descriptors, which is soon told."""
         touched: list[Partition] = []
         for (topic, index), error in list(self._damaged.items()):
-            if not isinstance(error.__cause__, OSError) or (passing_only and not may_pass(error)):
+            if not isinstance(error.__cause__, OSError) or (passing_only and not is_transient(error)):
                 continue
             async with self._changing:
                 found = self._image.topics.get(topic)

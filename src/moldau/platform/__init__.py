@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from moldau.platform.clock import Clock
 from moldau.platform.disk import Disk, File
 
-__all__ = ["Clock", "Disk", "File", "World"]
+__all__ = ["Clock", "Disk", "File", "Platform"]
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Platform:
     clock: Clock
     random: random.Random
     disk: Disk

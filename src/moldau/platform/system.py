@@ -3,13 +3,13 @@
 import os
 import random
 
-from moldau.platform import World
+from moldau.platform import Platform
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 
 
-def system_world(seed: int | None = None) -> World:
+def system_platform(seed: int | None = None) -> Platform:
     """With a seed the random choices repeat from run to run; without one they differ each time. Not for secrets."""
     if seed is None:
         seed = int.from_bytes(os.urandom(32), "big")
-    return World(clock=SystemClock(), random=random.Random(seed), disk=OsDisk())
+    return Platform(clock=SystemClock(), random=random.Random(seed), disk=OsDisk())

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from moldau.errors import CorruptRecordError, MoldauError, NotControllerError, StorageError
-from moldau.logs.store import Log, may_pass
+from moldau.logs.store import Log, is_transient
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.raft.batches import (
@@ -195,7 +195,7 @@ class Performing:
                 await write()
                 break
             except StorageError as error:
-                if not may_pass(error) or not self._has_started or self._log.failure is not None:
+                if not is_transient(error) or not self._has_started or self._log.failure is not None:
                     raise
                 if self._is_leaving or self._is_closing:
                     # The node stops in any case, and nobody has been told of what it forgets.
@@ -333,7 +333,7 @@ class Performing:
                 await self._log.make_durable()
                 return True
             except StorageError as error:
-                if not may_pass(error) or self._log.failure is not None:
+                if not is_transient(error) or self._log.failure is not None:
                     raise
                 if self._is_closing:
                     return False
@@ -443,7 +443,7 @@ class Performing:
         try:
             await self._log.truncate_fully_and_start_at(snapshot.end_offset)
         except StorageError as error:
-            if not may_pass(error) or self._log.failure is not None:
+            if not is_transient(error) or self._log.failure is not None:
                 self._fail(error)
             raise
         self._begin_with(contents)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moldau.partitions.table import PartitionTable
     from moldau.partitions.waiting import Listeners
     from moldau.peers.peers import Peers
-    from moldau.platform import World
+    from moldau.platform import Platform
     from moldau.raft.driver import Quorum
     from moldau.replication.driver import Replication
     from moldau.server.fetch_sessions import FetchSessions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Broker:
     broker_id: int
-    world: "World"
+    platform: "Platform"
     settings: "EffectiveSettings"
     """Static and dynamic settings of this broker and of every topic."""
     metadata: "MetadataLoader"

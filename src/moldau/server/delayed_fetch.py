@@ -281,14 +281,14 @@ class Fetch:
         replication = self._broker.replication
         if replication is None or not self._is_out_of_sync(partition):
             return False
-        now_ms = self._broker.world.clock.monotonic_ms()
+        now_ms = self._broker.platform.clock.monotonic_ms()
         return not replication.throttle.allows(partition.name, self._asker.replica_id, now_ms)
 
     def _count_sent(self) -> None:
         replication = self._broker.replication
         if replication is None:
             return
-        now_ms = self._broker.world.clock.monotonic_ms()
+        now_ms = self._broker.platform.clock.monotonic_ms()
         for key, result in self.results.items():
             size = result.records.size if isinstance(result, Fetched) else 0
             if size and self._is_out_of_sync(self._partitions[key]):

@@ -35,7 +35,7 @@ async def ask_controller(
     # From here on there is a task, which handlers that wait for the quorum need.
     await asyncio.sleep(0)
     timeout_ms = min(request.get("timeout", CLIENT_WAITS_MS), FORWARDED_MS_MAX)
-    deadline_ms = broker.world.clock.monotonic_ms() + timeout_ms
+    deadline_ms = broker.platform.clock.monotonic_ms() + timeout_ms
 
     async def here() -> Any:
         tree = await handler(request, session, broker)

@@ -11,7 +11,7 @@ ANSWER_MS_MAX = 1_000
 
 def ready_by(broker: Broker, timeout_ms: int) -> int:
     """Until when is waited for a caller that has come just now."""
-    return broker.world.clock.monotonic_ms() + timeout_ms - min(timeout_ms // 10, ANSWER_MS_MAX)
+    return broker.platform.clock.monotonic_ms() + timeout_ms - min(timeout_ms // 10, ANSWER_MS_MAX)
 
 
 async def wait_ready(

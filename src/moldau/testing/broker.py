@@ -16,7 +16,7 @@ from types import TracebackType
 
 from moldau.controller.requests import NewTopic
 from moldau.node.node import Node
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.settings.sources import build
 
 DEFAULTS = {
@@ -67,7 +67,7 @@ class Broker:
         await self._stop(check=kind is None)
 
     async def _start(self) -> None:
-        node = Node(system_world(), self._settings)
+        node = Node(system_platform(), self._settings)
         await node.start()
         self._node = node
         try:

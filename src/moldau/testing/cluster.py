@@ -24,7 +24,7 @@ from types import TracebackType
 from moldau.controller.requests import NewTopic
 from moldau.node.identity import new_identity
 from moldau.node.node import Node
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.sources import build
 from moldau.testing.links import Links
@@ -55,7 +55,7 @@ class Cluster:
         self._is_own_directory = data_dir is None
         self._directory = Path(tempfile.mkdtemp(prefix="moldau-")) if data_dir is None else Path(data_dir)
         self._ports = _free_ports(nodes)
-        self._cluster_id = new_identity(system_world().random, "", 0).cluster_id
+        self._cluster_id = new_identity(system_platform().random, "", 0).cluster_id
         self._links = Links({port: node_id for node_id, port in self._ports.items()})
         self._running: dict[int, NodeThread] = {}
         self._paused: set[int] = set()

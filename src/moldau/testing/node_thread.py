@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from moldau.node.node import Node
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings
 from moldau.testing.broker import new_loop
 
@@ -24,7 +24,7 @@ class NodeThread:
         """`connect` is how it reaches other nodes; `dying` is called in its loop when it is killed."""
         self._settings = settings
         self._dying = dying
-        self._node = Node(system_world(), settings, connect=connect)
+        self._node = Node(system_platform(), settings, connect=connect)
         self._loop = new_loop()
         self._thread = threading.Thread(target=self._run, name=f"moldau-node-{settings.node_id}", daemon=True)
         self._may_run = threading.Event()

@@ -10,7 +10,7 @@ from moldau.broker_lifecycle.driver import Membership
 from moldau.controller.requests import Heartbeat, HeartbeatReply, Registration
 from moldau.errors import MoldauError, NotControllerError, StorageError
 from moldau.observe.logging import FACTS
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings
 
 
@@ -35,7 +35,7 @@ async def until_active(failures: Sequence[MoldauError]) -> None:
         UUID(int=1),
         FailingGateway(failures),
         BrokerSettings(broker_heartbeat_interval_ms=1),
-        system_world().clock,
+        system_platform().clock,
         cluster_id="test",
         endpoints=(),
     )

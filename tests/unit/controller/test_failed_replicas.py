@@ -12,14 +12,16 @@ from support.controlled import ControlledCluster
 
 
 class Cluster(ControlledCluster):
-    def hears(self, broker_id: int, *failed: int, epoch: int | None = None, may_pass: bool = False) -> None:
+    def hears(
+        self, broker_id: int, *failed: int, epoch: int | None = None, is_transient: bool = False
+    ) -> None:
         """A heartbeat that says of these partitions of orders that they have failed."""
         topic_id = self.state.image.topics["orders"].topic_id
         beat = Heartbeat(
             broker_id,
             self.state.image.brokers[broker_id].epoch if epoch is None else epoch,
             self.state.image.offset,
-            not_ready=[NotReady(topic_id, index, broker_id, "EIO", may_pass) for index in failed],
+            not_ready=[NotReady(topic_id, index, broker_id, "EIO", is_transient) for index in failed],
         )
         note_failed(self.state, beat)
         while self.do(take_out_failed(self.state, self.settings, beat)):
@@ -122,7 +124,7 @@ def test_a_reassignment_does_not_elect_a_failed_replica() -> None:
 def test_another_leads_in_the_place_of_a_leader_that_cannot_be_written() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3))
-    cluster.hears(1, 0, may_pass=True)
+    cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2, 3), ())
     assert isinstance(cluster.alter((1, 2, 3)).error, IneligibleReplicaError), "it would be waited for"
     cluster.elect(ElectionType.PREFERRED, ("orders", 0))
@@ -136,7 +138,7 @@ def test_another_leads_in_the_place_of_a_leader_that_cannot_be_written() -> None
 def test_a_replica_that_cannot_be_written_stays_eligible() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="2")
-    cluster.hears(1, 0, may_pass=True)
+    cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2,), (1,)), "it has lost nothing"
     cluster.fence(2)
     assert cluster.partition().leader == 1, "what is committed can be read"
@@ -146,7 +148,7 @@ def test_a_leader_that_is_in_sync_alone_leads_on_though_it_cannot_be_written() -
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="1", unclean_leader_election_enable="true")
     cluster.fence(2)
-    cluster.hears(1, 0, may_pass=True)
+    cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (1, (1,), ())
     cluster.unfence(2)
     assert cluster.state_of() == (1, (1,), ())
@@ -155,17 +157,17 @@ def test_a_leader_that_is_in_sync_alone_leads_on_though_it_cannot_be_written() -
     cluster.unfence(1)
     assert cluster.state_of() == (1, (1,), ()), "it comes back and leads as before"
     assert cluster.alter((1, 2)).error is None, "who has caught up may join it"
-    cluster.hears(1, 0, may_pass=True)
+    cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2,), ())
 
 
 def test_leadership_does_not_go_back_and_forth_between_replicas_that_cannot_be_written() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="1")
-    cluster.hears(1, 0, may_pass=True)
+    cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2,), ())
-    cluster.hears(2, 0, may_pass=True)
-    cluster.hears(1, 0, may_pass=True)
+    cluster.hears(2, 0, is_transient=True)
+    cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2,), ())
     assert isinstance(cluster.alter((1, 2)).error, IneligibleReplicaError)
 
@@ -175,7 +177,7 @@ def test_of_two_in_sync_that_cannot_be_written_neither_gives_way() -> None:
     cluster.create("orders", (1, 2, 3), min_insync_replicas="1")
     cluster.fence(3)
     cluster.fence(1)
-    cluster.hears(2, 0, may_pass=True)
+    cluster.hears(2, 0, is_transient=True)
     cluster.unfence(1)
     cluster.hears(2)
     assert cluster.alter((1, 2)).error is None
@@ -187,9 +189,9 @@ def test_of_two_in_sync_that_cannot_be_written_neither_gives_way() -> None:
             cluster.state,
             Heartbeat(broker_id, epoch, 0, not_ready=[NotReady(topic_id, 0, broker_id, "full", True)]),
         )
-    cluster.hears(1, 0, may_pass=True)
-    cluster.hears(2, 0, may_pass=True)
+    cluster.hears(1, 0, is_transient=True)
+    cluster.hears(2, 0, is_transient=True)
     assert cluster.state_of() == (2, (1, 2), ())
     cluster.hears(1)
-    cluster.hears(2, 0, may_pass=True)
+    cluster.hears(2, 0, is_transient=True)
     assert cluster.state_of() == (1, (1,), ())

@@ -192,7 +192,7 @@ def test_a_heartbeat_carries_what_could_not_be_opened() -> None:
         wants_shutdown=True,
         not_ready=[
             NotReady(TOPIC, 3, 1, "it is damaged"),
-            NotReady(TOPIC, 4, 1, "it is full", may_pass=True),
+            NotReady(TOPIC, 4, 1, "it is full", is_transient=True),
         ],
     )
     reply = run(make(2, peers=peers).heartbeat(heartbeat))

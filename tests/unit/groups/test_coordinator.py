@@ -403,7 +403,7 @@ def test_expired_offsets_are_forgotten_by_themselves() -> None:
         async with Broker(topics=["orders"], settings=settings) as broker:
             parts = broker.node.broker
             await parts.groups.ensure_topic()
-            offset = OffsetToCommit("orders", 0, 5, -1, "", parts.world.clock.wall_ms() + 20)
+            offset = OffsetToCommit("orders", 0, 5, -1, "", parts.platform.clock.wall_ms() + 20)
             await parts.groups.commit(CommitRequest(claim=nobody("g"), offsets=(offset,)))
             await parts.groups.commit(commit_of("h", "orders", 6))
             while await committed(parts.groups, "g"):

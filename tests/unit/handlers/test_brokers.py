@@ -129,7 +129,7 @@ def test_a_registration_without_an_incarnation_is_refused() -> None:
 @pytest.mark.parametrize("version", versions_of(BEAT))
 def test_a_heartbeat_comes_as_it_was_sent_and_so_does_its_answer(version: int) -> None:
     broken = NotReady(UUID(int=4), 2, 3, "it is damaged")
-    full = NotReady(UUID(int=4), 5, 3, "No space left on device", may_pass=True)
+    full = NotReady(UUID(int=4), 5, 3, "No space left on device", is_transient=True)
     beat = Heartbeat(3, 41, 99, wants_fence=True, wants_shutdown=True, not_ready=[broken, full])
     broker = BrokerOf(Asked(HeartbeatReply(True, False, True, confirmed_age_ms=7)))
     answer = broker.ask(BEAT, version, heartbeat_tree(beat))

@@ -115,7 +115,7 @@ class GroupBroker(AdminBroker):
     def __init__(self) -> None:
         super().__init__(image_of({"orders": 2, "payments": 1}))
         self.groups = ScriptedGroups()
-        self.world = SimpleNamespace(
+        self.platform = SimpleNamespace(
             random=random.Random(1), clock=SimpleNamespace(wall_ms=lambda: WALL_MS, monotonic_ms=lambda: 0)
         )
 

@@ -16,7 +16,7 @@ from moldau.node.log_ends import LogEnds
 from moldau.node.node import Node
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.raft.messages import LogEnd
 from moldau.settings.sources import build
 from support.served import free_port
@@ -30,7 +30,7 @@ def made(directory: Path, ports: list[int], node_id: int) -> Node:
         "data.dir": str(directory / str(node_id)),
         "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{port}" for n, port in enumerate(ports, 1)),
     }
-    return Node(system_world(node_id), build(flags=flags))
+    return Node(system_platform(node_id), build(flags=flags))
 
 
 def test_a_node_that_never_registered_leaves_the_mark_of_its_last_clean_stop(tmp_path: Path) -> None:
@@ -84,7 +84,9 @@ def test_the_quorums_leader_hands_over_before_its_doors_close(
 
 def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for_room() -> None:
     async def story() -> None:
-        node = Node(system_world(1), build(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"}))
+        node = Node(
+            system_platform(1), build(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"})
+        )
         await node.start()
         has_begun, is_queued = asyncio.Event(), asyncio.Event()
 
@@ -115,7 +117,7 @@ def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for
 def test_a_node_in_memory_votes_alone_and_has_no_directory_to_be_added_by() -> None:
     async def story() -> None:
         flags = {"store": "memory", "listen": f"127.0.0.1:{free_port()}"}
-        node = Node(system_world(1), build(flags=flags))
+        node = Node(system_platform(1), build(flags=flags))
         await node.start()
         [voter] = node.broker.quorum.voters
         assert (voter.node_id, node.broker.quorum.is_leader) == (1, True)

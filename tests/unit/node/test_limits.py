@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from moldau.node.node import Node
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.settings.sources import build
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.frames import request_header
@@ -17,7 +17,7 @@ def with_node(listen: str, story: Callable[[list[int]], Awaitable[None]]) -> Non
 
     async def main() -> None:
         settings = {"store": "memory", "listen": listen, "max.connections": "1"}
-        node = Node(system_world(1), build(flags=settings))
+        node = Node(system_platform(1), build(flags=settings))
         await node.start()
         try:
             await story([address.port for address in node.addresses])

@@ -17,7 +17,7 @@ from moldau.errors import StorageError
 from moldau.node.lives import FILE_NAME, LIVES_MAX, Lives
 from moldau.node.node import Node
 from moldau.platform.os_disk import OsDisk
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.settings.sources import build
 from moldau.testing.simulation.platform.disk import SimulatedDisk
 
@@ -87,7 +87,7 @@ class Killed(Exception):
 
 def made(directory: Path) -> Node:
     flags = {"node.id": "1", "listen": "127.0.0.1:0", "data.dir": str(directory)}
-    return Node(system_world(1), build(flags=flags))
+    return Node(system_platform(1), build(flags=flags))
 
 
 def crash(directory: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from moldau.platform import os_disk
 from moldau.platform.os_disk import OsDisk
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 
 
 def descriptors() -> int:
@@ -414,5 +414,5 @@ def test_a_thread_outlives_whatever_its_work_raises(tmp_path: Path, monkeypatch:
 
 
 def test_a_seeded_world_repeats_its_random_choices() -> None:
-    assert system_world(7).random.random() == system_world(7).random.random()
-    assert system_world().random.random() != system_world().random.random()
+    assert system_platform(7).random.random() == system_platform(7).random.random()
+    assert system_platform().random.random() != system_platform().random.random()

@@ -85,7 +85,7 @@ class TwoNodes:
     def __init__(self, controller_id: int = 2) -> None:
         self.leader_id = controller_id
         self.wire = Wire()
-        self.world = SimpleNamespace(clock=Clock())
+        self.platform = SimpleNamespace(clock=Clock())
         self.admins = AdminBroker(image_of({"a": 1, "b": 1}, brokers=[broker_image(2)]))
         self.controllers = {number: Deciding(self.admins, number == controller_id) for number in (1, 2)}
         self.brokers = {number: self._broker(number) for number in (1, 2)}
@@ -100,7 +100,7 @@ class TwoNodes:
         ready.set()
         return Broker(
             broker_id=number,
-            world=cast(Any, self.world),
+            platform=cast(Any, self.platform),
             settings=EffectiveSettings(SETTINGS, metadata.image),
             metadata=metadata,
             controller=controller,
@@ -111,7 +111,7 @@ class TwoNodes:
             long_polls=cast(Any, None),
             quorum=quorum,
             gateway=ControllerGateway(
-                number, controller, quorum, peers, metadata, cast(Any, self.world.clock)
+                number, controller, quorum, peers, metadata, cast(Any, self.platform.clock)
             ),
             peers=peers,
             membership=cast(Any, None),

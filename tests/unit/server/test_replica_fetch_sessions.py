@@ -10,7 +10,7 @@ from moldau.partitions.waiting import Listeners
 from moldau.server.fetch_watch import Watch
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.codec import Message
-from unit.test_requests_fetch_replicas import EPOCH, Stage, on_stage
+from unit.handlers.test_fetch_replicas import EPOCH, Stage, on_stage
 
 LONG_AGO_MS = -(10**9)
 

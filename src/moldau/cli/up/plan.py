@@ -15,7 +15,7 @@ from moldau.cli.data_lock import data_lock
 from moldau.errors import InvalidConfigError, StorageError
 from moldau.node.identity import FILE_NAME as IDENTITY_FILE
 from moldau.node.identity import new_identity
-from moldau.platform.system import system_world
+from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings, value_of
 from moldau.settings.sources import build
 
@@ -89,7 +89,7 @@ def make_plan(
             f"{nodes} nodes from port {first_port} on need ports beyond 65535: choose a lower --port."
         )
     cluster_id = (
-        kept["cluster_id"] if kept is not None else new_identity(system_world().random, "", 0).cluster_id
+        kept["cluster_id"] if kept is not None else new_identity(system_platform().random, "", 0).cluster_id
     )
     shared = _shared_settings(nodes, first_port, cluster_id, write_caching=write_caching)
     plans = []

@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from moldau.platform import World
+from moldau.platform import Platform
 from moldau.testing.simulation.platform.clock import SimulatedClock
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from moldau.testing.simulation.platform.guard import guarded
@@ -49,7 +49,7 @@ class Host:
         self.name = name
         self.address = simulation.network.add_host(name)
         self.clock: SimulatedClock
-        self.world: World
+        self.platform: Platform
         self._simulation = simulation
         self._clock_rate = clock_rate
         self._life = Life(name, 0, clock_rate)
@@ -73,7 +73,7 @@ class Host:
             wall_error_ms=self._wall_error_ms,
             rate=self._clock_rate,
         )
-        self.world = World(
+        self.platform = Platform(
             clock=self.clock, random=self._simulation.random_for(f"{boot}/world"), disk=self.disk
         )
 

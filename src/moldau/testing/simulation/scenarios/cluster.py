@@ -266,8 +266,8 @@ class Cluster(Scenario):
                 self.cluster.bootstrap,
                 self.groups,
                 client_id=client_id,
-                clock=host.world.clock,
-                random=host.world.random,
+                clock=host.platform.clock,
+                random=host.platform.random,
                 request_timeout_ms=REQUEST_TIMEOUT_MS,
                 metadata_max_age_ms=METADATA_AGE_MS_MAX,
             )

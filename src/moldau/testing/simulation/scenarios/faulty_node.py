@@ -182,7 +182,7 @@ class NodeUnderFire:
     # The node
 
     async def boot(self) -> None:
-        node = Node(self.server.world, self.settings)
+        node = Node(self.server.platform, self.settings)
         try:
             await self.server.run(node.start(), name="boot")
         except HostCrashed:

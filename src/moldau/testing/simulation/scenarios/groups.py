@@ -220,8 +220,8 @@ class Groups(NodeScenario):
                 f"{self.node.server.name}:{PORT}",
                 self.history,
                 client_id=client_id,
-                clock=host.world.clock,
-                random=host.world.random,
+                clock=host.platform.clock,
+                random=host.platform.random,
                 request_timeout_ms=REQUEST_TIMEOUT_MS,
                 metadata_max_age_ms=METADATA_AGE_MS_MAX,
             )

@@ -53,7 +53,7 @@ class Server:
         if not self.host.is_up:
             self.host.restart()
         self.is_stopping = False
-        self.node = Node(self.host.world, self.settings)
+        self.node = Node(self.host.platform, self.settings)
         self.host.spawn(self._start(self.node), name=f"boot of {self.name}")
 
     async def _start(self, node: Node) -> None:
