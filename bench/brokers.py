@@ -205,7 +205,7 @@ class Kafka(Broker):
         self._node.stop()
 
 
-def settle(seconds: float = 0.0) -> None:
+def let_idle(seconds: float = 0.0) -> None:
     """Let the disk catch up, so that one run does not pay for the writes of the one before it."""
     subprocess.run(["sync"], check=True)
     time.sleep(seconds)

@@ -60,7 +60,7 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-class _Refusals:
+class _DeliveryErrors:
     """Keeps the first delivery that failed: a run with one is no result."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def produce(job: Job) -> Outcome:
     full."""
     from confluent_kafka import Producer
 
-    refusals = _Refusals()
+    refusals = _DeliveryErrors()
     producer = Producer(
         {
             "bootstrap.servers": job.bootstrap,
@@ -168,7 +168,7 @@ def latency(job: Job) -> Outcome:
     """librdkafka sends one record, waits for its acknowledgement, and sends the next."""
     from confluent_kafka import Producer
 
-    refusals = _Refusals()
+    refusals = _DeliveryErrors()
     producer = Producer(
         {
             "bootstrap.servers": job.bootstrap,

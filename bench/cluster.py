@@ -14,7 +14,7 @@ from tests.interop.apache_kafka import ApacheKafka
 from bench.cluster_failover import failover, many
 from bench.cluster_growth import growth
 from bench.cluster_load import acknowledgement, produce
-from bench.cluster_plan import FULL_CLUSTER, KEPT, QUICK_CLUSTER, ClusterPlan, running, warm_up
+from bench.cluster_plan import DURABILITY_CONFIGS, FULL_CLUSTER, QUICK_CLUSTER, ClusterPlan, running, warm_up
 from bench.plan import Bench
 from bench.report import Table, render_disturbed, render_table
 from bench.run import facts
@@ -69,7 +69,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Clusters of Moldau and of Apache Kafka side by side.")
     parser.add_argument("--quick", action="store_true", help="one short run of each case, page cache only")
     parser.add_argument("--only", choices=NAMES, action="append", help="leave out the other benchmarks")
-    parser.add_argument("--kept", choices=tuple(KEPT), help="one of the two (--quick: page cache)")
+    parser.add_argument(
+        "--kept", choices=tuple(DURABILITY_CONFIGS), help="one of the two (--quick: page cache)"
+    )
     parser.add_argument("--without", choices=("kafka", "moldau"), help="measure the other one alone")
     parser.add_argument("--out", type=Path, help="default: bench/CLUSTER.md for a whole run, else shown")
     parser.add_argument("--dir", type=Path, help="where the nodes keep their data meanwhile")

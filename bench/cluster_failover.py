@@ -11,7 +11,7 @@ from typing import Any
 
 from confluent_kafka import ElectionType, KafkaException, Producer
 
-from bench.brokers import settle
+from bench.brokers import let_idle
 from bench.cluster_nodes import NODES, Cluster, cores
 from bench.cluster_plan import ClusterPlan
 from bench.load import ADMIN_TIMEOUT_S, LoadFailed
@@ -58,12 +58,12 @@ class _Writer:
         while not self._stop.wait(SEND_EVERY_S):
             partition = number % FEW
             self._producer.produce(
-                self._topic, b"record", partition=partition, on_delivery=self._told(partition)
+                self._topic, b"record", partition=partition, on_delivery=self._on_delivery(partition)
             )
             self._producer.poll(0)
             number += 1
 
-    def _told(self, partition: int) -> Callable[[Any, Any], None]:
+    def _on_delivery(self, partition: int) -> Callable[[Any, Any], None]:
         sent_at = time.monotonic()
 
         def told(error: Any, message: Any) -> None:
@@ -117,7 +117,7 @@ def _kill_leaders(bench: Bench, kills: int, cluster: Cluster) -> list[float]:
             killed_at = time.monotonic()
             cluster.kill(victim)
             paused.append(writer.wait_resumed(led, killed_at))
-            bench.say(
+            bench.print_line(
                 f"{cluster.name}: node {victim} killed, {len(led)} partitions paused {paused[-1]:.2f} s"
             )
             cluster.restart(victim)
@@ -180,7 +180,7 @@ def many(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
         kills("started again: until all replicas are in sync, s", lambda one: one.rejoined_s),
     )
     for each in rows:
-        bench.say_row(f"{plan.partitions:,} partitions", each)
+        bench.print_row(f"{plan.partitions:,} partitions", each)
     note = (
         f"{TOPICS_OF_MANY} topics of {plan.partitions // TOPICS_OF_MANY} partitions in one request. Then "
         f"{plan.kills_of_many} times `kill -9` of a node, which leads a third of them; right after it one record is "
@@ -194,7 +194,7 @@ def _many(bench: Bench, plan: ClusterPlan, cluster: Cluster) -> Many:
     names = [f"many-{index}" for index in range(TOPICS_OF_MANY)]
     admin = cluster.admin()
     cluster.metadata(admin)
-    settle()
+    let_idle()
     memory, cpu, began = cluster.resident_bytes(), cluster.cpu_s(), time.monotonic()
     cluster.create_topics(names, plan.partitions // TOPICS_OF_MANY)
     found.answered_s = time.monotonic() - began
@@ -205,7 +205,7 @@ def _many(bench: Bench, plan: ClusterPlan, cluster: Cluster) -> Many:
     found.idle_cores = cores(cluster, plan.idle_s)
     for number in range(plan.kills_of_many):
         _kill_leader_of_many(cluster, names, 1 + number % NODES, found)
-        bench.say(
+        bench.print_line(
             f"{cluster.name}: node {1 + number % NODES} killed, all written to in {found.all_s[-1]:.2f} s"
         )
     admin.delete_topics(names)

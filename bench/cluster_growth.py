@@ -11,22 +11,22 @@ from tempfile import TemporaryDirectory
 
 from confluent_kafka import KafkaError, KafkaException
 
-from bench.brokers import PAGE_CACHE, settle
+from bench.brokers import PAGE_CACHE, let_idle
 from bench.cluster_nodes import CLUSTER_ID, NODES, Cluster, MoldauCluster, cores
 from bench.cluster_plan import ClusterPlan
 from bench.load import LoadFailed
 from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, count, decimals
-from moldau.client.net.versions import VERSIONS
+from moldau.client.net.api_versions import VERSIONS
+from moldau.controller.messages import heartbeat_tree
 from moldau.controller.requests import Heartbeat
-from moldau.controller.wire import heartbeat_tree
 from moldau.metadata.records import decode as decode_record
-from moldau.metadata.snapshot import image_from
+from moldau.metadata.snapshot import image_from_records
 from moldau.raft.messages import SnapshotId
 from moldau.raft.snapshot_format import decode as decode_snapshot
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import encoder
-from moldau.wire.frames import request_header
+from moldau.wire.frames import encode_request_header
 
 PARTITIONS_PER_TOPIC = 100
 TOPICS_PER_REQUEST = 5
@@ -61,12 +61,12 @@ def growth(bench: Bench, plan: ClusterPlan) -> Table:
         # So short only that there is one of each step to be weighed.
         settings = {"metadata.log.max.snapshot.interval.ms": str(SNAPSHOT_INTERVAL_S * 1000)}
         with MoldauCluster(Path(directory), PAGE_CACHE, settings=settings) as cluster:
-            settle()
+            let_idle()
             empty_bytes = cluster.resident_bytes()
             rows = []
             for partitions in plan.growth:
                 rows.append(_row(_grow(plan, cluster, partitions, empty_bytes)))
-                bench.say_row("metadata", rows[-1])
+                bench.print_row("metadata", rows[-1])
     note = (
         f"Three replicas each, topics of {PARTITIONS_PER_TOPIC} partitions, {TOPICS_PER_REQUEST} in a request, on top "
         "of those of the row before. *On a node* is all that a replica costs a process, its open log included; *of "
@@ -99,7 +99,7 @@ def _grow(plan: ClusterPlan, cluster: MoldauCluster, partitions: int, empty_byte
     began = time.monotonic()
     _create(cluster, partitions)
     created_s = time.monotonic() - began
-    settle(2.0)
+    let_idle(2.0)
     added = cluster.resident_bytes() - empty_bytes
     traffic, watched_from = _loopback_bytes(), time.monotonic()
     idle = cores(cluster, plan.idle_s)
@@ -157,7 +157,7 @@ def _weigh(snapshot: Path) -> tuple[int, int]:
     gc.collect()
     tracemalloc.start()
     try:
-        image = image_from(
+        image = image_from_records(
             (decode_record(value) for value in contents.values),
             cluster_id=CLUSTER_ID,
             end_offset=end_offset,
@@ -174,7 +174,7 @@ def _weigh(snapshot: Path) -> tuple[int, int]:
 def _heartbeat_bytes(metadata_offset: int) -> int:
     """One request as it goes over the wire."""
     version = VERSIONS[ApiKey.BROKER_HEARTBEAT].high
-    frame = request_header(ApiKey.BROKER_HEARTBEAT, version, 1, "node-1")
+    frame = encode_request_header(ApiKey.BROKER_HEARTBEAT, version, 1, "node-1")
     encoder(ApiKey.BROKER_HEARTBEAT, version, "request")(
         frame, heartbeat_tree(Heartbeat(1, 5, metadata_offset))
     )

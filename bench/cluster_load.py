@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from bench.cluster_nodes import Cluster
-from bench.cluster_plan import KEPT, Kept, run_on_leader
+from bench.cluster_plan import DURABILITY_CONFIGS, DurabilityConfigs, run_on_leader
 from bench.latency import METRICS, at
 from bench.load import Run, run
 from bench.plan import BATCH_BYTES, Bench, Case, figures
@@ -27,7 +27,9 @@ ONE_BY_ONE = Case(100, BATCH_BYTES[0], 1)
 def produce(bench: Bench, clusters: list[Cluster], kept: str) -> Table:
     rows = []
     for client, case in CASES:
-        taken = bench.interleaved(clusters, partial(_produce_once, bench, client, case, KEPT[kept]))
+        taken = bench.interleaved(
+            clusters, partial(_produce_once, bench, client, case, DURABILITY_CONFIGS[kept])
+        )
         cells = (
             Cell(RATE, figures(taken, lambda one: one.records_per_s)),
             Cell(CPU, figures(taken, lambda one: one.cpu_s_per_gb)),
@@ -35,11 +37,11 @@ def produce(bench: Bench, clusters: list[Cluster], kept: str) -> Table:
             Cell(OTHERS, figures(taken, lambda one: one.other_cores)),
         )
         rows.append(Row(f"{client}, {case.name}", cells))
-        bench.say_row(f"replicated produce, {kept}", rows[-1])
+        bench.print_row(f"replicated produce, {kept}", rows[-1])
     return Table(f"Replicated produce, {kept}", tuple(rows))
 
 
-def _produce_once(bench: Bench, client: str, case: Case, kept: Kept, cluster: Cluster) -> Run:
+def _produce_once(bench: Bench, client: str, case: Case, kept: DurabilityConfigs, cluster: Cluster) -> Run:
     with cluster.topic(case.partitions, kept[cluster.name]) as name:
         if client == RAW:
             return run_on_leader(cluster, case, "raw_produce", name, bench.plan.raw_s, 0)
@@ -49,11 +51,11 @@ def _produce_once(bench: Bench, client: str, case: Case, kept: Kept, cluster: Cl
 def acknowledgement(bench: Bench, clusters: list[Cluster], kept: str) -> Table:
     rows = []
     for client in (LIBRDKAFKA, RAW):
-        taken = bench.interleaved(clusters, partial(_latency_once, bench, client, KEPT[kept]))
+        taken = bench.interleaved(clusters, partial(_latency_once, bench, client, DURABILITY_CONFIGS[kept]))
         cells = [Cell(metric, figures(taken, partial(at, share))) for share, metric in METRICS.items()]
         others = Cell(OTHERS, figures(taken, lambda one: one.other_cores))
         rows.append(Row(client, (*cells, others)))
-        bench.say_row(f"replicated acknowledgement, {kept}", rows[-1])
+        bench.print_row(f"replicated acknowledgement, {kept}", rows[-1])
     note = (
         f"One record of {ONE_BY_ONE.value_bytes} B at a time, {bench.plan.acknowledgements:,} in each run; "
         "acknowledged when all three replicas have it."
@@ -61,7 +63,7 @@ def acknowledgement(bench: Bench, clusters: list[Cluster], kept: str) -> Table:
     return Table(f"Replicated acknowledgement, {kept}", tuple(rows), note)
 
 
-def _latency_once(bench: Bench, client: str, kept: Kept, cluster: Cluster) -> Run:
+def _latency_once(bench: Bench, client: str, kept: DurabilityConfigs, cluster: Cluster) -> Run:
     records = bench.plan.acknowledgements
     with cluster.topic(1, kept[cluster.name]) as name:
         if client == RAW:

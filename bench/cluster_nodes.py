@@ -26,7 +26,7 @@ NODES = 3
 REPLICAS = 3
 MIN_IN_SYNC = 2
 CLUSTER_ID = "bW9sZGF1LWJlbmNoLTM"
-LOOK_AGAIN_S = 0.02
+POLL_INTERVAL_S = 0.02
 NO_CONFIGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -80,11 +80,13 @@ class Cluster(Broker):
     def metadata(self, admin: AdminClient | None = None) -> Any:
         return (admin or self.admin()).list_topics(timeout=10)
 
-    def wait_until(self, is_so: Callable[[], bool], what: str, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                if is_so():
+                if condition():
                     return
             except KafkaException as error:
                 why = str(error)
@@ -92,7 +94,7 @@ class Cluster(Broker):
                 why = "it is not so yet"
             if time.monotonic() > deadline:
                 raise BrokerFailed(f"{self.name}: not within {timeout_s:g} s: {what} ({why})")
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def leaders(self, name: str, admin: AdminClient | None = None) -> dict[int, int]:
         """By partition."""

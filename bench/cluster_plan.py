@@ -16,9 +16,9 @@ from bench.plan import BATCH_BYTES, FULL, QUICK, Bench, Case, Plan, steady
 WARM_UP_ROUND_S = 1.5
 WARM_UP_ROUNDS_MAX = 10
 
-Kept = Mapping[str, Mapping[str, str]]
+DurabilityConfigs = Mapping[str, Mapping[str, str]]
 """Settings of a topic for each of the brokers."""
-KEPT: Mapping[str, Kept] = {
+DURABILITY_CONFIGS: Mapping[str, DurabilityConfigs] = {
     "page cache": {Moldau.name: {"write.caching": "true"}, Kafka.name: {}},
     "fsync": {Moldau.name: {"write.caching": "false"}, Kafka.name: {"flush.messages": "1"}},
 }
@@ -41,7 +41,7 @@ class ClusterPlan:
 
 FULL_CLUSTER = ClusterPlan(
     bench=replace(FULL, produce_s=1.5, raw_s=1.5, acknowledgements=2000),
-    kept=tuple(KEPT),
+    kept=tuple(DURABILITY_CONFIGS),
     kills=3,
     partitions=1000,
     kills_of_many=2,
@@ -70,7 +70,7 @@ def running(bench: Bench) -> Iterator[list[Cluster]]:
             clusters.append(KafkaCluster(Path(directory, "kafka"), PAGE_CACHE))
         for cluster in clusters:
             stack.enter_context(cluster)
-            bench.say(f"three nodes of {cluster.name} are up")
+            bench.print_line(f"three nodes of {cluster.name} are up")
         yield clusters
 
 
@@ -89,7 +89,7 @@ def warm_up(bench: Bench, cluster: Cluster) -> None:
     bench.warmed.append(
         f"{cluster.name} {state} after {len(costs)} rounds, CPU-s/GB {costs[0]:.1f} to {costs[-1]:.1f}"
     )
-    bench.say(bench.warmed[-1])
+    bench.print_line(bench.warmed[-1])
 
 
 def run_on_leader(cluster: Cluster, case: Case, kind: str, name: str, seconds: float, records: int) -> Run:

@@ -49,7 +49,7 @@ def serve_sampled(path: str, arguments: list[str]) -> None:
     moldau()
 
 
-def _load(cluster: Cluster, options: argparse.Namespace, signalled: Signalled) -> int:
+def _load(cluster: Cluster, options: argparse.Namespace, signalled: SampledCluster) -> int:
     """Puts the load on and says which node led."""
     if options.load in ("idle", "create"):
         for number in range(options.before // PARTITIONS_AT_ONCE):
@@ -87,7 +87,7 @@ def _load(cluster: Cluster, options: argparse.Namespace, signalled: Signalled) -
     return leader
 
 
-class Signalled:
+class SampledCluster:
     """Tells all nodes to begin and to end sampling."""
 
     def __init__(self, cluster: Cluster, paths: list[Path]) -> None:
@@ -95,14 +95,14 @@ class Signalled:
         self._paths = paths
 
     def begin(self) -> None:
-        self._tell(BEGIN)
+        self._signal(BEGIN)
 
     def end(self) -> None:
-        self._tell(END)
+        self._signal(END)
         while not all(path.exists() for path in self._paths):
             time.sleep(0.05)
 
-    def _tell(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         for pid in self._cluster.pids().values():
             os.kill(pid, number)
 
@@ -129,7 +129,7 @@ def main() -> None:
         }
         durability = FSYNC if options.fsync else PAGE_CACHE
         with MoldauCluster(Path(directory, "nodes"), durability, watched) as cluster:
-            leader = _load(cluster, options, Signalled(cluster, list(paths.values())))
+            leader = _load(cluster, options, SampledCluster(cluster, list(paths.values())))
         follower = next(node_id for node_id in paths if node_id != leader)
         for role, node_id in (("leader", leader), ("follower", follower)):
             print(f"\nnode {node_id}, {role if options.load in ('produce', 'latency') else 'leads a third'}")

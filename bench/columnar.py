@@ -15,9 +15,9 @@ from moldau.columnar import native
 from moldau.columnar.columns import COLUMNS
 from moldau.columnar.decode import to_arrow
 from moldau.columnar.encode import to_sections
-from moldau.columnar.partitioning import key_partitions
+from moldau.columnar.partitioner import key_partitions
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.compression import LZ4, NONE
 from moldau.records.record import Record
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from moldau.client.errors import ErrorCode, KafkaError, check
+from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
 from moldau.client.net.connection import Connection
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -74,7 +74,7 @@ class Member:
                 # It was not quick enough for a group that is just coming together, and begins anew as clients do.
                 self.member_id = ""
             elif answer.error_code != ErrorCode.member_id_required:
-                check(answer.error_code)
+                raise_for_code(answer.error_code)
                 self.generation = answer.generation_id
                 return answer
 
@@ -103,7 +103,7 @@ class Member:
             joined = await self.join()
             code = await self.sync(joined.members)
             if code != ErrorCode.rebalance_in_progress:
-                check(code)
+                raise_for_code(code)
                 return
 
     async def follow(self) -> None:
@@ -111,13 +111,13 @@ class Member:
         while (code := await self.heartbeat()) == ErrorCode.none:
             await asyncio.sleep(0)
         if code != ErrorCode.rebalance_in_progress:
-            check(code)
+            raise_for_code(code)
         await self.join_and_sync()
 
     async def leave(self) -> None:
         member = {"member_id": self.member_id, "group_instance_id": None, "reason": None}
         answer = await self._call(ApiKey.LEAVE_GROUP, members=[member])
-        check(answer.error_code)
+        raise_for_code(answer.error_code)
         self.member_id = ""
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ async def _commit_once(connection: Connection, tree: dict[str, Any]) -> None:
         answer = await connection.call(ApiKey.OFFSET_COMMIT, tree, timeout_ms=TIMEOUT_MS)
         code = answer.topics[0].partitions[0].error_code
         if code != ErrorCode.coordinator_load_in_progress:
-            check(code)
+            raise_for_code(code)
             return
         await asyncio.sleep(0.05)
 

@@ -27,7 +27,7 @@ CPU = Metric("broker CPU ms per commit", decimals(3))
 CPU_REBALANCE = Metric("broker CPU ms per rebalance", decimals(1))
 
 
-def at_once(durability: Durability) -> Durability:
+def without_rebalance_delay(durability: Durability) -> Durability:
     """The same, with groups that begin to rebalance at once: the wait for more members is the same for both brokers."""
     return replace(
         durability,
@@ -37,9 +37,9 @@ def at_once(durability: Durability) -> Durability:
 
 
 def groups(bench: Bench, durability: Durability) -> list[Table]:
-    with bench.running(at_once(durability)) as brokers:
+    with bench.running(without_rebalance_delay(durability)) as brokers:
         for broker in brokers:
-            bench.say(f"{broker.name} is up, {durability.name}; warming up groups")
+            bench.print_line(f"{broker.name} is up, {durability.name}; warming up groups")
             _warm_up(broker)
         return [
             _rebalances(bench, brokers, durability),
@@ -71,7 +71,7 @@ def _rebalances(bench: Bench, brokers: list[Broker], durability: Durability) -> 
                 ),
             )
         )
-        bench.say_row(f"rebalance, {durability.name}", rows[-1])
+        bench.print_row(f"rebalance, {durability.name}", rows[-1])
     note = (
         "From one more member's joining (and its leaving) until every member has its assignment; each member "
         "has a connection of its own and looks at once, so no heartbeat interval is in the figures."
@@ -90,7 +90,7 @@ def _commits(bench: Bench, brokers: list[Broker], durability: Durability) -> Tab
             Cell(OTHERS, figures(taken, lambda one: one.other_cores)),
         ),
     )
-    bench.say_row(f"commits, {durability.name}", row)
+    bench.print_row(f"commits, {durability.name}", row)
     note = f"Ten partitions in a commit, {COMMIT_CONNECTIONS} connections, each group waits for its answer."
     return Table(f"Groups committing, {durability.name}", (row,), note)
 
@@ -105,7 +105,7 @@ def _latency(bench: Bench, brokers: list[Broker], durability: Durability) -> Tab
             Cell(OTHERS, figures(taken, lambda one: one.other_cores)),
         ),
     )
-    bench.say_row(f"commit latency, {durability.name}", row)
+    bench.print_row(f"commit latency, {durability.name}", row)
     return Table(
         f"Commit latency, {durability.name}",
         (row,),

@@ -28,7 +28,7 @@ def acknowledgement(bench: Bench, brokers: list[Broker], durability: Durability)
         )
         others = Cell(OTHERS, figures(taken, lambda one: one.other_cores))
         rows.append(Row(client, (*cells, others)))
-        bench.say_row(f"acknowledgement, {durability.name}", rows[-1])
+        bench.print_row(f"acknowledgement, {durability.name}", rows[-1])
     note = f"One record of {CASE.value_bytes} B at a time, {bench.plan.acknowledgements:,} in each run."
     return [Table(f"Acknowledgement, {durability.name}", tuple(rows), note)]
 

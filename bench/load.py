@@ -14,9 +14,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench import raw
-from bench.brokers import Broker, settle
+from bench.brokers import Broker, let_idle
 from bench.client import Job, Outcome
-from bench.quiet import OtherWork
+from bench.quiet import BackgroundLoad
 
 ADMIN_TIMEOUT_S = 60
 
@@ -52,7 +52,7 @@ class Run:
 
 def run(broker: Broker, job: Job) -> Run:
     """The broker's CPU time is taken from the client's start signal to its result."""
-    settle()
+    let_idle()
     client = subprocess.Popen(
         [sys.executable, "-m", "bench.client", job.as_json()],
         stdin=subprocess.PIPE,
@@ -64,7 +64,7 @@ def run(broker: Broker, job: Job) -> Run:
     assert client.stdout is not None
     try:
         ready = client.stdout.readline()
-        others = OtherWork(broker)
+        others = BackgroundLoad(broker)
         cpu = broker.cpu_s()
         result = ""
         if ready.strip() == "ready":

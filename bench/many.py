@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench import latency, raw
-from bench.brokers import PAGE_CACHE, Broker, settle
+from bench.brokers import PAGE_CACHE, Broker, let_idle
 from bench.load import ADMIN_TIMEOUT_S, LoadFailed, admin_of
 from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, decimals, megabytes
@@ -57,7 +57,7 @@ def topics(bench: Bench) -> list[Table]:
         Row("memory added", (Cell(MEMORY, figures(taken, lambda one: one.memory_bytes)),)),
     )
     for row in rows:
-        bench.say_row(f"{bench.plan.topics:,} topics", row)
+        bench.print_row(f"{bench.plan.topics:,} topics", row)
     note = f"One partition each, {TOPICS_PER_REQUEST} in a request, one request after the other."
     return [Table(f"{bench.plan.topics:,} topics", rows, note)]
 
@@ -65,7 +65,7 @@ def topics(bench: Bench) -> list[Table]:
 def _create_topics(broker: Broker, number: int) -> ManyTopics:
     admin = admin_of(broker)
     admin.list_topics(timeout=ADMIN_TIMEOUT_S)
-    settle()
+    let_idle()
     memory, cpu, began = broker.resident_bytes(), broker.cpu_s(), time.monotonic()
     names = [f"many-{index:04}" for index in range(number)]
     for first in range(0, number, TOPICS_PER_REQUEST):
@@ -108,7 +108,7 @@ def connections(bench: Bench) -> list[Table]:
         ),
     )
     for row in rows:
-        bench.say_row(f"{bench.plan.connections:,} connections", row)
+        bench.print_row(f"{bench.plan.connections:,} connections", row)
     note = "Opened one after the other; each asks for ApiVersions, is answered, and then says nothing more."
     return [Table(f"{bench.plan.connections:,} idle connections", rows, note)]
 

@@ -134,16 +134,16 @@ class Bench:
     def cases(self) -> list[Case]:
         return [Case(*shape) for shape in product(VALUE_BYTES, BATCH_BYTES, self.plan.partitions)]
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, soft_wrap=True)
 
-    def say_row(self, what: str, row: Row) -> None:
+    def print_row(self, what: str, row: Row) -> None:
         parts = []
         for cell in row.cells:
             middles = ["-" if middle is None else cell.metric.show(middle) for middle in cell.figures.middle]
             ratio = "" if cell.figures.ratio is None else f" = {cell.figures.ratio:.2f}"
             parts.append(f"{cell.metric.label} {' : '.join(middles)}{ratio}")
-        self.say(f"{what}, {row.case}: {'; '.join(parts)}")
+        self.print_line(f"{what}, {row.case}: {'; '.join(parts)}")
 
     @contextmanager
     def unstarted(self, durability: Durability) -> Iterator[list[Broker]]:
@@ -172,7 +172,7 @@ class Bench:
         best only once its hot paths are compiled."""
         with self.running(durability) as brokers:
             for broker in brokers:
-                self.say(f"{broker.name} is up, {durability.name}; warming up")
+                self.print_line(f"{broker.name} is up, {durability.name}; warming up")
                 self._warm_up(broker)
             yield brokers
 
@@ -198,7 +198,7 @@ class Bench:
             f"{broker.name} {state} after {len(into)} rounds, CPU-s/GB in {into[0]:.1f} to {into[-1]:.1f}, "
             f"out {out[0]:.2f} to {out[-1]:.2f}"
         )
-        self.say(self.warmed[-1])
+        self.print_line(self.warmed[-1])
 
     def interleaved(self, brokers: Sequence[B], measure: Callable[[B], T]) -> dict[str, list[T]]:
         """Measure each broker `repeats` times in turn, the other one first every second time, so that

@@ -15,7 +15,7 @@ def _busy_s() -> float:
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
-class OtherWork:
+class BackgroundLoad:
     """Counts from the moment it is made."""
 
     def __init__(self, broker: Broker, broker_cpu_s: float | None = None) -> None:

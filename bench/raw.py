@@ -25,10 +25,10 @@ BATCH_OVERHEAD = 61
 CLIENT_ID = "bench"
 
 # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, REPLICA_NOT_AVAILABLE
-NOT_YET_LED = frozenset({3, 5, 6, 9})
+LEADER_NOT_READY = frozenset({3, 5, 6, 9})
 
 
-class RefusedByBroker(Exception):
+class BrokerError(Exception):
     """The broker answered with an error code."""
 
     def __init__(self, what: str, code: int) -> None:
@@ -111,7 +111,7 @@ def connect(bootstrap: str) -> socket.socket:
     return sock
 
 
-class Answers:
+class Responses:
     """The answers that arrive on one socket, taken off a buffer that is reused: a view is good until the
     next one."""
 
@@ -163,14 +163,14 @@ class Answers:
 def check_produced(answer: memoryview, topic_bytes: int) -> None:
     (code,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + topic_bytes + 4 + 4)
     if code != 0:
-        raise RefusedByBroker("Produce", code)
+        raise BrokerError("Produce", code)
 
 
 def fetched(answer: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Each partition of a Fetch answer for one topic, with its records."""
     (code,) = struct.unpack_from(">h", answer, 8)
     if code != 0:
-        raise RefusedByBroker("Fetch", code)
+        raise BrokerError("Fetch", code)
     (topics,) = struct.unpack_from(">i", answer, 14)
     if topics == 0:
         return
@@ -181,7 +181,7 @@ def fetched(answer: memoryview) -> Iterator[tuple[int, memoryview]]:
     for _ in range(partitions):
         partition, code = struct.unpack_from(">ih", answer, at)
         if code != 0:
-            raise RefusedByBroker(f"Fetch of partition {partition}", code)
+            raise BrokerError(f"Fetch of partition {partition}", code)
         (aborted,) = struct.unpack_from(">i", answer, at + 30)
         at += 34 + 16 * max(aborted, 0) + 4
         (size,) = struct.unpack_from(">i", answer, at)
@@ -190,7 +190,7 @@ def fetched(answer: memoryview) -> Iterator[tuple[int, memoryview]]:
         at += max(size, 0)
 
 
-def whole_batches(records: memoryview) -> tuple[int, int] | None:
+def trim_partial_batch(records: memoryview) -> tuple[int, int] | None:
     """How many records the whole batches hold, and the offset after the last of them; a cut tail is left
     out."""
     at, count, next_offset = 0, 0, -1
@@ -230,7 +230,7 @@ def produce(
         began = time.perf_counter()
         until = began + seconds if seconds is not None else float("inf")
         for sock in socks:
-            selector.register(sock, selectors.EVENT_READ, Answers(sock))
+            selector.register(sock, selectors.EVENT_READ, Responses(sock))
             for _ in range(min(in_flight, left - sent)):
                 sock.sendall(frames[sent % partitions])
                 sent += 1
@@ -253,12 +253,12 @@ def consume(bootstrap: str, topic: str, partitions: int, records: int) -> tuple[
     offsets = dict.fromkeys(range(partitions), 0)
     seen = 0
     with connect(bootstrap) as sock:
-        answers = Answers(sock, (PARTITION_FETCH_BYTES * 2) * partitions + 4096)
+        answers = Responses(sock, (PARTITION_FETCH_BYTES * 2) * partitions + 4096)
         began = time.perf_counter()
         while seen < records:
             sock.sendall(fetch_frame(topic, offsets))
             for partition, part in fetched(answers.next()):
-                if (found := whole_batches(part)) is not None:
+                if (found := trim_partial_batch(part)) is not None:
                     seen += found[0]
                     offsets[partition] = found[1]
         return seen, time.perf_counter() - began
@@ -270,7 +270,7 @@ def latencies(bootstrap: str, topic: str, value_bytes: int, count: int) -> list[
     topic_bytes = len(topic.encode())
     taken = []
     with connect(bootstrap) as sock:
-        answers = Answers(sock)
+        answers = Responses(sock)
         for _ in range(count):
             began = time.perf_counter()
             sock.sendall(frame)
@@ -285,15 +285,15 @@ def wait_until_served(bootstrap: str, topic: str, partitions: int, deadline_s: f
     frame = fetch_frame(topic, dict.fromkeys(range(partitions), 0), wait_ms=0)
     deadline = time.monotonic() + deadline_s
     with connect(bootstrap) as sock:
-        answers = Answers(sock)
+        answers = Responses(sock)
         while True:
             sock.sendall(frame)
             try:
                 for _ in fetched(answers.next()):
                     pass
                 return
-            except RefusedByBroker as error:
-                if error.code not in NOT_YET_LED or time.monotonic() > deadline:
+            except BrokerError as error:
+                if error.code not in LEADER_NOT_READY or time.monotonic() > deadline:
                     raise
             time.sleep(0.005)
 
@@ -306,7 +306,7 @@ def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float, alive: 
     while time.monotonic() < deadline and alive():
         try:
             with connect(bootstrap) as sock:
-                answers = Answers(sock)
+                answers = Responses(sock)
                 while time.monotonic() < deadline:
                     sock.sendall(metadata_frame(topic, create=True))
                     answers.next()
@@ -314,7 +314,7 @@ def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float, alive: 
                     try:
                         check_produced(answers.next(), len(topic.encode()))
                         return
-                    except RefusedByBroker:
+                    except BrokerError:
                         time.sleep(0.002)
         except OSError:
             time.sleep(0.002)

@@ -59,7 +59,7 @@ def output(*command: str) -> str:
     return (done.stdout + done.stderr).strip()
 
 
-def commit_shown() -> str:
+def commit_line() -> str:
     commit = output("git", "rev-parse", "--short", "HEAD")
     changed = output("git", "status", "--porcelain", "--", ":/src")
     return f"{commit} with changes to src" if changed else commit
@@ -74,7 +74,7 @@ def _command(options: argparse.Namespace) -> str:
     return f"make bench ARGS='{' '.join(words)}'" if words else "make bench"
 
 
-def machine_shown() -> str:
+def machine_line() -> str:
     memory_gib = psutil.virtual_memory().total / 2**30
     kernel = f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}"
     return f"{psutil.cpu_count()} cores shared by brokers and clients, {memory_gib:.0f} GiB, {kernel}"
@@ -92,8 +92,8 @@ def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
     repeats = bench.plan.repeats
     runs = f"{repeats} run{'s' if repeats > 1 else ''} of each case"
     lines = (
-        f"machine: {machine_shown()}",
-        f"Moldau {version('moldau')} at commit {commit_shown()}, Python {platform.python_version()}",
+        f"machine: {machine_line()}",
+        f"Moldau {version('moldau')} at commit {commit_line()}, Python {platform.python_version()}",
         kafka,
         client,
         f"{runs}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took_s / 60:.0f} min in all",

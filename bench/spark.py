@@ -21,7 +21,7 @@ from tests.interop import spark_connector
 from tests.interop.apache_kafka import KAFKA_VERSION, ApacheKafka
 
 from bench.brokers import Kafka, Moldau
-from bench.run import commit_shown, machine_shown, output
+from bench.run import commit_line, machine_line, output
 from bench.spark_jobs import PARQUET, SINKS
 from bench.spark_races import FULL, QUICK, Bench, micro_batches, rates, starts
 from bench.spark_report import Measured, render_aims, render_disturbed
@@ -67,11 +67,11 @@ def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
         else f"Apache Kafka is left out: {kafka_missing}"
     )
     client = f"confluent-kafka {confluent_kafka.version()} with librdkafka {confluent_kafka.libversion()[0]}"
-    ours = f"Moldau {version('moldau')} at commit {commit_shown()}, Python {platform.python_version()}"
+    ours = f"Moldau {version('moldau')} at commit {commit_line()}, Python {platform.python_version()}"
     spark = f"PySpark {version('pyspark')}, local[2], 2 GB for the driver, pyarrow {version('pyarrow')}"
     day = time.strftime("%Y-%m-%d", time.gmtime())
     lines = (
-        f"machine: {machine_shown()}",
+        f"machine: {machine_line()}",
         f"{ours}, in a session of its own, {_java_of(str(find_java().program))}",
         f"{spark}, numba {version('numba')}",
         theirs,

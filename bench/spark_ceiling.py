@@ -22,7 +22,7 @@ RUNS = 5
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
 
-class NothingFetched(DataSource):
+class FixedDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "nothing_fetched"
@@ -34,10 +34,10 @@ class NothingFetched(DataSource):
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return SameBatchAgain(int(self.options["size"]), int(self.options["rows"]) // PARTITIONS)
+        return FixedBatchReader(int(self.options["size"]), int(self.options["rows"]) // PARTITIONS)
 
 
-class SameBatchAgain(DataSourceReader):
+class FixedBatchReader(DataSourceReader):
     def __init__(self, size: int, rows: int) -> None:
         self._size, self._rows = size, rows
 
@@ -65,7 +65,7 @@ class SameBatchAgain(DataSourceReader):
 
 def main() -> None:
     spark = moldau.spark.session(master="local[2]", quiet=True)
-    spark.dataSource.register(NothingFetched)
+    spark.dataSource.register(FixedDataSource)
     for size, rows in CASES:
         frame = spark.read.format("nothing_fetched").options(size=size, rows=rows).load()
         times = []

@@ -110,7 +110,7 @@ class Spark:
         rows = self.frame(job).select("key", "value").write.format(self.source).mode("append")
         rows.option("kafka.bootstrap.servers", job.bootstrap).option("topic", job.into).save()
 
-    def do(self, job: Job) -> Taken:
+    def run(self, job: Job) -> Taken:
         began = time.perf_counter()
         if job.kind == CHECK:
             found = self.frame(job).selectExpr("COUNT(*)", "SUM(LENGTH(value))").collect()[0]
@@ -200,7 +200,7 @@ def _copy_partition(job: Job) -> Mapped:
 class Loop:
     """librdkafka in one process, without Spark."""
 
-    def do(self, job: Job) -> Taken:
+    def run(self, job: Job) -> Taken:
         partitions = list(range(job.partitions))
         began = time.perf_counter()
         size = 0
@@ -209,7 +209,7 @@ class Loop:
         elif job.kind == PARQUET:
             records = spark_loop.to_parquet(job.bootstrap, job.topic, partitions, Path(job.into))
         else:
-            records, size = spark_loop.look(job.bootstrap, job.topic, partitions)
+            records, size = spark_loop.count_bytes(job.bootstrap, job.topic, partitions)
         if records != job.records:
             raise RuntimeError(f"{records} records of {job.records} were read")
         return Taken(time.perf_counter() - began, records, size)
@@ -243,7 +243,7 @@ def main() -> None:
     contestant = contestant_of(name)
     print("ready", flush=True)
     for line in sys.stdin:
-        print(json.dumps(asdict(contestant.do(Job(**json.loads(line))))), flush=True)
+        print(json.dumps(asdict(contestant.run(Job(**json.loads(line))))), flush=True)
 
 
 if __name__ == "__main__":

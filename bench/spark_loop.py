@@ -72,7 +72,7 @@ def to_the_end(bootstrap: str, topic: str, partitions: Sequence[int]) -> Iterato
     consumer.close()
 
 
-def look(bootstrap: str, topic: str, partitions: Sequence[int]) -> tuple[int, int]:
+def count_bytes(bootstrap: str, topic: str, partitions: Sequence[int]) -> tuple[int, int]:
     """Reads every value and keeps none: how many there were, and their bytes."""
     records = size = 0
     for messages in to_the_end(bootstrap, topic, partitions):

@@ -19,9 +19,9 @@ from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 
 from bench import spark_loop
-from bench.brokers import PAGE_CACHE, Broker, Kafka, Moldau, settle
+from bench.brokers import PAGE_CACHE, Broker, Kafka, Moldau, let_idle
 from bench.load import topic
-from bench.quiet import OtherWork
+from bench.quiet import BackgroundLoad
 from bench.report import count, decimals
 from bench.spark_jobs import (
     CHECK,
@@ -104,7 +104,7 @@ class Contestant:
         if self._answer() != "ready":
             raise ContestantFailed(f"{self.name} did not start:\n{self._said()}")
 
-    def do(self, job: Job) -> Taken:
+    def run(self, job: Job) -> Taken:
         assert self._process.stdin is not None
         self._process.stdin.write(job.as_json() + "\n")
         self._process.stdin.flush()
@@ -143,7 +143,7 @@ class Bench:
         self.directory = directory
         self.connector_missing = connector_missing
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, soft_wrap=True)
 
     def present(self, names: Sequence[str]) -> list[str]:
@@ -159,7 +159,7 @@ class Bench:
                 started[name] = Contestant(name, self.directory)
                 stack.callback(started[name].stop)
                 started[name].wait_until_ready()
-            self.say(f"ready: {', '.join(started)}")
+            self.print_line(f"ready: {', '.join(started)}")
             yield started
 
     @contextmanager
@@ -174,10 +174,10 @@ class Bench:
 
 def measured_run(contestant: Contestant, broker: Broker, job: Job) -> tuple[Taken, float]:
     """What it took, and how many cores were busy with anything else meanwhile."""
-    settle()
+    let_idle()
     cpu_s = contestant.cpu_s()
-    others = OtherWork(broker)
-    taken = contestant.do(job)
+    others = BackgroundLoad(broker)
+    taken = contestant.run(job)
     return taken, others.cores(contestant.cpu_s() - cpu_s)
 
 
@@ -188,7 +188,7 @@ def rates(bench: Bench, broker: Broker, sinks: Sequence[str], rounds: int) -> li
             name = f"{value_bytes} B" if value_bytes < 1024 else f"{value_bytes >> 10} KB"
             with topic(broker, PARTITIONS) as filled:
                 spark_loop.fill(broker.bootstrap, filled, PARTITIONS, records, value_bytes, BATCH_BYTES)
-                bench.say(f"{records:,} rows of {name} are in {broker.name}; warming up")
+                bench.print_line(f"{records:,} rows of {name} are in {broker.name}; warming up")
                 _warm_up(contestants, broker, filled, records, value_bytes, sinks, bench.directory)
                 for sink in sinks:
                     cases[sink].append(_case(bench, contestants, broker, filled, records, sink, name, rounds))
@@ -209,7 +209,7 @@ def _warm_up(
 ) -> None:
     """Everything once, and a look at whether each contestant reads all that there is."""
     for contestant in contestants.values():
-        found = contestant.do(Job(CHECK, broker.bootstrap, filled, PARTITIONS, records))
+        found = contestant.run(Job(CHECK, broker.bootstrap, filled, PARTITIONS, records))
         if (found.records, found.value_bytes) != (records, records * value_bytes):
             raise ContestantFailed(f"{contestant.name} read {found.records} rows of {records}")
         for sink in sinks:
@@ -236,7 +236,7 @@ def _case(
             runs[one].append(records / taken.elapsed_s)
             worst = max(worst, others)
     shown = ", ".join(f"{one} {count(median(values))}" for one, values in runs.items())
-    bench.say(f"{name} → {sink}: {shown} rows/s")
+    bench.print_line(f"{name} → {sink}: {shown} rows/s")
     return Case(name, runs, worst)
 
 
@@ -286,7 +286,9 @@ def micro_batches(bench: Bench, broker: Broker) -> list[Measured]:
             taken, others = measured_run(contestants[name], broker, job)
         worst = max(worst, others)
         rows[name] = [*spread_of(taken.batches_ms), *spread_of(taken.rows_ms)]
-        bench.say(f"micro-batch, {name}: p50 {rows[name][0]:.0f} ms, from the row on {rows[name][2]:.0f} ms")
+        bench.print_line(
+            f"micro-batch, {name}: p50 {rows[name][0]:.0f} ms, from the row on {rows[name][2]:.0f} ms"
+        )
     labels = ("batch p50, ms", "batch p99, ms", "row to end of batch p50, ms", "p99, ms")
     measures = [(label, decimals(0)) for label in labels]
     note = f"One row at a time to noop, {bench.plan.micro_batches} micro-batches, four partitions."
@@ -307,7 +309,9 @@ def starts(bench: Bench, broker: Broker) -> list[Measured]:
                 # The first of each fills caches: the disk's, and ours for Java.
                 if number >= 0:
                     taken[name].append(found)
-                bench.say(f"start, {name}: {found['elapsed_s']:.1f} s{' (cold)' if number < 0 else ''}")
+                bench.print_line(
+                    f"start, {name}: {found['elapsed_s']:.1f} s{' (cold)' if number < 0 else ''}"
+                )
     rows = {
         name: [median(one[what] for one in found) for what in ("elapsed_s", "session_s", "process_s")]
         for name, found in taken.items()
@@ -319,8 +323,8 @@ def starts(bench: Bench, broker: Broker) -> list[Measured]:
 
 
 def _start(name: str, job: Job, broker: Broker) -> tuple[dict[str, float], float]:
-    settle()
-    others = OtherWork(broker)
+    let_idle()
+    others = BackgroundLoad(broker)
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.spark_jobs", name, job.as_json()],

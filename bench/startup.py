@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bench.brokers import PAGE_CACHE, Broker, Kafka, settle
+from bench.brokers import PAGE_CACHE, Broker, Kafka, let_idle
 from bench.load import run, topic
 from bench.plan import Bench, Case, figures
-from bench.quiet import OtherWork
+from bench.quiet import BackgroundLoad
 from bench.report import OTHERS, Cell, Metric, Row, Table, decimals, megabytes
 
 SECONDS = Metric("s", decimals(3))
@@ -55,9 +55,9 @@ def start_and_memory(bench: Bench) -> list[Table]:
         Row("peak under load", (Cell(MEMORY, figures(taken, lambda one: one.loaded_bytes_peak)),)),
     )
     for row in starts:
-        bench.say_row("start", row)
+        bench.print_row("start", row)
     for row in memory:
-        bench.say_row("memory", row)
+        bench.print_row("memory", row)
     note = "From starting the process to the first acknowledged record of a client that knocks every 2 ms."
     if Kafka.name in taken:
         took_s = figures(taken, lambda one: one.format_s).middle[1]
@@ -86,9 +86,9 @@ def _once(bench: Bench, broker: Broker) -> Start:
 
 
 def _time_to_acknowledgement(broker: Broker) -> tuple[float, float]:
-    settle()
+    let_idle()
     began = time.monotonic()
     broker.launch()
-    others = OtherWork(broker, broker_cpu_s=0.0)
+    others = BackgroundLoad(broker, broker_cpu_s=0.0)
     broker.wait_for_acknowledgement()
     return time.monotonic() - began, others.cores()

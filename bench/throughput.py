@@ -41,7 +41,7 @@ def _produce(
         taken = bench.interleaved(brokers, partial(_produce_once, case, kind, seconds))
         aims = (_rate_aim(case, durability), AIM_CPU_IN) if client == LIBRDKAFKA else NO_AIMS
         rows.append(_row(case, taken, aims))
-        bench.say_row(f"produce, {durability.name}, {client}", rows[-1])
+        bench.print_row(f"produce, {durability.name}, {client}", rows[-1])
     return Table(f"Produce, {durability.name}, {client}", tuple(rows))
 
 
@@ -69,7 +69,7 @@ def consume(bench: Bench, brokers: list[Broker]) -> list[Table]:
                 rows[client].append(
                     _row(case, taken, (AIM_RATE, AIM_CPU_OUT) if client == LIBRDKAFKA else NO_AIMS)
                 )
-                bench.say_row(f"consume, {client}", rows[client][-1])
+                bench.print_row(f"consume, {client}", rows[client][-1])
     return [Table(f"Consume, {client}", tuple(found)) for client, found in rows.items()]
 
 

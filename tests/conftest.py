@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import Topics
 
 EXTERNAL = os.environ.get("MOLDAU_TEST_BOOTSTRAP")
@@ -26,7 +26,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield EXTERNAL
         return
     settings = ("--store", STORE, "--group-initial-rebalance-delay-ms", "0")
-    with Served(tmp_path_factory.mktemp("shared") / "data", *settings) as served:
+    with BrokerProcess(tmp_path_factory.mktemp("shared") / "data", *settings) as served:
         yield served.bootstrap
 
 

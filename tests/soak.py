@@ -16,7 +16,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 PROOFS = PROJECT / "docs" / "proof"
-TELLING = re.compile(
+RESULT_LINES = re.compile(
     r"^\d+ (passed|failed|seeds|runs|rows|kills|leaders cut off|s of full load|s, \d+ faults)\b"
     r"|^at least | failed:$|trace [0-9a-f]"
 )
@@ -30,13 +30,13 @@ class Proof:
     environment: dict[str, str] = field(default_factory=dict)
     must_fail: bool = False
     """For a safeguard that is switched off: the checker has to find that out."""
-    shows_all: bool = False
+    keeps_all_output: bool = False
     """Everything from the first empty line on is worth keeping: a table."""
 
 
 SIMULATION = ("-m", "moldau.testing.simulation")
 FIRST_SEED = "1000"
-SIDE_BY_SIDE = ("--jobs", "2")
+PARALLEL = ("--jobs", "2")
 
 GROUP_SAFEGUARDS = {
     "generation-check": "members of another generation are believed",
@@ -63,7 +63,7 @@ CLUSTER_SAFEGUARDS = {
     "metadata-commit": "a change of metadata is answered when the leader alone has it",
 }
 
-ALL = [
+PROOFS_ALL = [
     Proof(
         "simulation",
         "500 seeds, each with crashes, torn writes and disk faults: nothing acknowledged is lost, nothing is "
@@ -96,7 +96,7 @@ ALL = [
         "2,000 seeds of clusters of three and five nodes, each of at least 1,000 operations and 20 faults of machines, "
         "disks, clocks and the network: nothing acknowledged is lost, doubled or out of order, and no invariant is "
         "broken.",
-        (*SIMULATION, "--scenario", "cluster", "--seeds", "2000", "--start", FIRST_SEED, *SIDE_BY_SIDE),
+        (*SIMULATION, "--scenario", "cluster", "--seeds", "2000", "--start", FIRST_SEED, *PARALLEL),
     ),
     *(
         Proof(
@@ -138,7 +138,7 @@ ALL = [
         "chaos",
         "1,000 seconds of every kind of fault on real processes in network namespaces, with real clients: no anomaly.",
         ("-m", "tests.chaos", "--seconds", "1000"),
-        shows_all=True,
+        keeps_all_output=True,
     ),
     Proof(
         "replay",
@@ -198,17 +198,20 @@ ALL = [
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument(
-        "--only", action="append", choices=[proof.name for proof in ALL], help="may be given several times"
+        "--only",
+        action="append",
+        choices=[proof.name for proof in PROOFS_ALL],
+        help="may be given several times",
     )
     options = parser.parse_args()
-    chosen = [proof for proof in ALL if options.only is None or proof.name in options.only]
-    failed = [proof.name for proof in chosen if not play(proof)]
+    chosen = [proof for proof in PROOFS_ALL if options.only is None or proof.name in options.only]
+    failed = [proof.name for proof in chosen if not run_proof(proof)]
     if failed:
         print(f"not proven: {', '.join(failed)}")
     return 1 if failed else 0
 
 
-def play(proof: Proof) -> bool:
+def run_proof(proof: Proof) -> bool:
     print(f"{proof.name}: {proof.claim}", flush=True)
     began = time.monotonic()
     run = subprocess.run(
@@ -222,7 +225,7 @@ def play(proof: Proof) -> bool:
     seconds = time.monotonic() - began
     held = (run.returncode != 0) == proof.must_fail
     lines = run.stdout.replace("\r", "\n").splitlines()
-    shown = lines[lines.index("") + 1 :] if proof.shows_all and "" in lines else telling(lines)
+    shown = lines[lines.index("") + 1 :] if proof.keeps_all_output and "" in lines else result_lines(lines)
     print(
         f"{proof.name}: {'holds' if held else 'DOES NOT HOLD'} after {seconds:.0f} s",
         *shown,
@@ -231,21 +234,21 @@ def play(proof: Proof) -> bool:
     )
     if not held:
         print(run.stdout[-4000:], run.stderr[-4000:], flush=True)
-    write_down(proof, held, seconds, shown)
+    write_proof(proof, held, seconds, shown)
     return held
 
 
-def telling(lines: list[str]) -> list[str]:
+def result_lines(lines: list[str]) -> list[str]:
     """What came out in the end, and of what failed the name and the first thing that was wrong."""
     told = [
         line
         for before, line in zip(["", *lines], lines, strict=False)
-        if TELLING.search(line) or before.endswith(" failed:")
+        if RESULT_LINES.search(line) or before.endswith(" failed:")
     ]
     return told if len(told) <= 3 else [*told[:2], told[-1]]
 
 
-def write_down(proof: Proof, held: bool, seconds: float, shown: list[str]) -> None:
+def write_proof(proof: Proof, held: bool, seconds: float, shown: list[str]) -> None:
     variables = "".join(f"{name}={value} " for name, value in proof.environment.items())
     lines = [
         f"# {proof.name}",

@@ -51,7 +51,7 @@ class InvalidProducerEpochError(MoldauError):
     """A producer that a newer one with the same id has replaced."""
 
 
-class TransactionalIdRefusedError(MoldauError):
+class TransactionalIdAuthorizationError(MoldauError):
     """A transactional batch without a transactional id that would vouch for it."""
 
 
@@ -70,7 +70,7 @@ class StorageError(MoldauError):
     """The disk failed or a log is damaged: the partition is offline until an operator looks at it."""
 
 
-class NotLeaderError(MoldauError):
+class NotLeaderOrFollowerError(MoldauError):
     """This node does not lead the partition (any more); `leader_id` is who does, -1 where that is not known."""
 
     def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
@@ -99,7 +99,7 @@ class InconsistentTopicIdError(MoldauError):
     """A topic id that does not belong to the topic named."""
 
 
-class InvalidAcksError(MoldauError):
+class InvalidRequiredAcksError(MoldauError):
     """An acks other than -1, 0 and 1."""
 
 
@@ -246,12 +246,13 @@ class PositionOutOfRangeError(MoldauError):
 
 
 class PeerUnreachableError(MoldauError):
-    """Another node did not answer. `is_gone`: nobody listens at its address, so its process is not running.
+    """Another node did not answer. `is_connection_refused`: nobody listens at its address, so its process is
+    not running.
     `was_sent`: the request had left, so that the other node may have done what it asks for."""
 
-    def __init__(self, message: str, *, is_gone: bool = False, was_sent: bool = False) -> None:
+    def __init__(self, message: str, *, is_connection_refused: bool = False, was_sent: bool = False) -> None:
         super().__init__(message)
-        self.is_gone = is_gone
+        self.is_connection_refused = is_connection_refused
         self.was_sent = was_sent
 
 
@@ -286,7 +287,7 @@ class GroupSubscribedToTopicError(MoldauError):
     """Offsets of a topic that members of the group are subscribed to cannot be deleted."""
 
 
-class UnknownMemberError(MoldauError):
+class UnknownMemberIdError(MoldauError):
     """No such member in the group: it must join anew."""
 
 

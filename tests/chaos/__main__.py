@@ -11,11 +11,11 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chaos.alone import alone
-from chaos.namespaces import CannotIsolate
+from chaos.isolation import exclusive_directory
+from chaos.namespaces import IsolationUnavailable
 from chaos.run import ChaosRun
 
-ENDING_S = 600
+SHUTDOWN_TIMEOUT_S = 600
 """What comes before and after the faults is over by then; each part of it has a shorter limit of its own."""
 
 
@@ -30,24 +30,24 @@ def main() -> int:
         "--keep", type=Path, help="leave the nodes' logs here, and their data if there was an anomaly"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _told_to_end)
-    signal.signal(signal.SIGALRM, _overdue)
-    signal.alarm(int(options.seconds) + ENDING_S)
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGALRM, _on_alarm)
+    signal.alarm(int(options.seconds) + SHUTDOWN_TIMEOUT_S)
     try:
-        with alone() as directory:
-            return ChaosRun(directory, options.seconds, options.seed, options.only).play(options.keep)
-    except CannotIsolate as error:
+        with exclusive_directory() as directory:
+            return ChaosRun(directory, options.seconds, options.seed, options.only).run(options.keep)
+    except IsolationUnavailable as error:
         sys.stdout.write(f"not run: {error}\n")
         return 0
     except KeyboardInterrupt:
         return 130
 
 
-def _told_to_end(number: int, frame: FrameType | None) -> None:
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     sys.exit(143)
 
 
-def _overdue(number: int, frame: FrameType | None) -> None:
+def _on_alarm(number: int, frame: FrameType | None) -> None:
     raise TimeoutError("the run has hung; this is where")
 
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from chaos.namespaces import CannotIsolate
+from chaos.namespaces import IsolationUnavailable
 
 
 class LoopDisk:
@@ -32,7 +32,7 @@ class LoopDisk:
         _run("cp", "--sparse=always", str(self._image), str(copy))
         return copy
 
-    def use_image(self, image: Path) -> None:
+    def restore_image(self, image: Path) -> None:
         """Goes on from an image that was taken. Nobody may have files of this disk open."""
         _run("umount", str(self.path))
         os.replace(image, self._image)
@@ -45,7 +45,7 @@ class LoopDisk:
             os.posix_fallocate(filler.fileno(), 0, max(1, free - 8 * 1024))
             os.fsync(filler.fileno())
 
-    def empty(self) -> None:
+    def remove_filler(self) -> None:
         self._filler.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -56,4 +56,4 @@ class LoopDisk:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
-        raise CannotIsolate(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise IsolationUnavailable(f"{' '.join(command)}: {done.stderr.strip()}")

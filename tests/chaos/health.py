@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
 
-from chaos.machines import Machine, Machines
-from chaos.operating import Operator
+from chaos.cluster import ChaosCluster, Machine
+from chaos.operator import Operator
 from moldau.testing.simulation.checkers.history import Partition
 
-WELL_TIMEOUT_S = 60
-BACK_TIMEOUT_S = 10
-LOOK_AGAIN_S = 0.1
+HEALTHY_TIMEOUT_S = 60
+REJOIN_TIMEOUT_S = 10
+POLL_INTERVAL_S = 0.1
 OFFLINE = "partition is offline"
 """What a node says of a log that it cannot trust, and will not serve until somebody has done something."""
 
 
-class NotWell(Exception):
+class NotHealthy(Exception):
     """The cluster did not recover in time."""
 
 
 class Health:
-    def __init__(self, machines: Machines, operator: Operator, partitions: Sequence[Partition]) -> None:
+    def __init__(self, machines: ChaosCluster, operator: Operator, partitions: Sequence[Partition]) -> None:
         self._machines = machines
         self._operator = operator
         self._partitions = partitions
@@ -36,28 +36,28 @@ class Health:
             }
         )
 
-    def _look(self) -> ClusterMetadata:
+    def _metadata(self) -> ClusterMetadata:
         return self._admin.list_topics(timeout=5)
 
     def leader(self, draw: random.Random) -> int:
         topic, index = draw.choice(self._partitions)
-        found: int = self._look().topics[topic].partitions[index].leader
+        found: int = self._metadata().topics[topic].partitions[index].leader
         return found if found > 0 else 1
 
     def controller(self) -> int:
         quorum = self._operator.quorum()
         return quorum.leader_id if quorum is not None and quorum.leader_id > 0 else 1
 
-    def what_is_wrong(self) -> str | None:
-        return self._wrong_with_partitions() or self._wrong_with_votes()
+    def problem(self) -> str | None:
+        return self._partition_problem() or self._quorum_problem()
 
-    def _wrong_with_partitions(self) -> str | None:
+    def _partition_problem(self) -> str | None:
         # Not who is listed: of a node that died a moment ago nobody may have heard yet.
         starting = [each.node_id for each in self._machines.machines.values() if not each.is_ready]
         if starting:
             return f"nodes {starting} are not ready"
         try:
-            seen = self._look()
+            seen = self._metadata()
         except KafkaException as error:
             return f"nobody answers: {error}"
         missing = sorted(set(self._machines.machines) - set(seen.brokers))
@@ -72,7 +72,7 @@ class Health:
                     )
         return None
 
-    def _wrong_with_votes(self) -> str | None:
+    def _quorum_problem(self) -> str | None:
         quorum = self._operator.quorum()
         if quorum is None:
             return "nobody answers for the quorum"
@@ -86,41 +86,41 @@ class Health:
                 return f"voter {node_id} is at {voter.end_offset} of {quorum.high_watermark}"
         return None
 
-    def lost_vote(self, machine: Machine) -> bool:
+    def has_lost_vote(self, machine: Machine) -> bool:
         """Whether the node follows the quorum with another directory than its voter has."""
         quorum = self._operator.quorum()
         return quorum is not None and machine.node_id in [each.node_id for each in quorum.observers]
 
-    def wait(self, timeout_s: float = WELL_TIMEOUT_S) -> float:
+    def wait(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> float:
         """Until all nodes are there and every replica is in sync; gives the seconds that took."""
-        return wait_for_nothing(self.what_is_wrong, timeout_s)
+        return wait_until_none(self.problem, timeout_s)
 
     # A node whose files were damaged
 
-    def comes_back(self, machine: Machine) -> bool:
+    def rejoins(self, machine: Machine) -> bool:
         """Whether it starts, joins, votes and has all its replicas in sync again."""
-        deadline = time.monotonic() + BACK_TIMEOUT_S
+        deadline = time.monotonic() + REJOIN_TIMEOUT_S
         while time.monotonic() < deadline:
             if not machine.is_running or OFFLINE in machine.node.output():
                 return False
-            if self._wrong_with_partitions() is None:
-                return not self.lost_vote(machine)
-            time.sleep(LOOK_AGAIN_S)
+            if self._partition_problem() is None:
+                return not self.has_lost_vote(machine)
+            time.sleep(POLL_INTERVAL_S)
         return False
 
-    def why_not(self, machine: Machine) -> str:
+    def failure_reason(self, machine: Machine) -> str:
         lines = machine.node.output().strip().splitlines()
         offline = [line for line in lines if OFFLINE in line]
         if machine.is_running and not offline:
-            return self.what_is_wrong() or "it is well now"
+            return self.problem() or "it is well now"
         return [*lines, *offline][-1] if lines else "it said nothing"
 
 
-def wait_for_nothing(wrong: Callable[[], str | None], timeout_s: float) -> float:
+def wait_until_none(wrong: Callable[[], str | None], timeout_s: float) -> float:
     """Until nothing is wrong any more; gives the seconds that took."""
     began = time.monotonic()
     while (what := wrong()) is not None:
         if time.monotonic() - began > timeout_s:
-            raise NotWell(f"after {timeout_s:.0f} s: {what}")
-        time.sleep(LOOK_AGAIN_S)
+            raise NotHealthy(f"after {timeout_s:.0f} s: {what}")
+        time.sleep(POLL_INTERVAL_S)
     return time.monotonic() - began

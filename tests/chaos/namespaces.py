@@ -16,16 +16,16 @@ SUBNET = "10.77.0"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class CannotIsolate(Exception):
+class IsolationUnavailable(Exception):
     """This machine or user may not make namespaces; the message is one line for people."""
 
 
 def check_machine() -> None:
     if os.geteuid() != 0:
-        raise CannotIsolate("chaos needs root, for network namespaces and disks of its own")
+        raise IsolationUnavailable("chaos needs root, for network namespaces and disks of its own")
     for path in ("/dev/net/tun", "/dev/loop-control"):
         if not os.path.exists(path):
-            raise CannotIsolate(f"chaos needs {path}, which this machine does not have")
+            raise IsolationUnavailable(f"chaos needs {path}, which this machine does not have")
 
 
 class Namespace:
@@ -36,7 +36,7 @@ class Namespace:
         self.address = f"{SUBNET}.{host}"
         _ip("netns", "add", name)
         try:
-            with _inside(name):
+            with _entered(name):
                 self.descriptor = open_tun("tun0")
             _ip("-n", name, "link", "set", "lo", "up")
             _set_up(("-n", name), "tun0", self.address)
@@ -54,7 +54,7 @@ class Namespace:
         _ip("netns", "delete", self.name)
 
 
-class Outside:
+class ClientNamespace:
     """This process's own namespace, joined to the others by a TUN device: where the clients are."""
 
     def __init__(self, device: str, host: int) -> None:
@@ -79,7 +79,7 @@ def _set_up(where: tuple[str, ...], device: str, address: str) -> None:
 
 
 @contextmanager
-def _inside(name: str) -> Iterator[None]:
+def _entered(name: str) -> Iterator[None]:
     """Within it this thread is in another namespace."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     target = os.open(f"/run/netns/{name}", os.O_RDONLY)
@@ -97,10 +97,10 @@ def _inside(name: str) -> Iterator[None]:
 def _enter(descriptor: int) -> None:
     if _libc.setns(descriptor, 0) != 0:
         error = ctypes.get_errno()
-        raise CannotIsolate(f"cannot enter a network namespace: {os.strerror(error)}")
+        raise IsolationUnavailable(f"cannot enter a network namespace: {os.strerror(error)}")
 
 
 def _ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
-        raise CannotIsolate(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise IsolationUnavailable(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

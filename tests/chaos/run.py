@@ -10,17 +10,17 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from chaos.faults import FAULTS, NotNow, Scene
-from chaos.health import Health, NotWell, wait_for_nothing
-from chaos.journal import Journal
-from chaos.machines import Machines
-from chaos.operating import NotPossible, Operator
-from chaos.reading import check_committed
+from chaos.cluster import ChaosCluster
+from chaos.consumers import check_committed
+from chaos.faults import FAULTS, FaultContext, FaultSkipped
+from chaos.health import Health, NotHealthy, wait_until_none
+from chaos.operator import Operator, OperatorError
+from chaos.recorder import HistoryRecorder
 from chaos.replicas import differences
-from chaos.table import Tally, table
-from chaos.traffic import Traffic
+from chaos.report import FaultStats, render_report
+from chaos.workload import Workload
 from moldau.client.errors import KafkaError
-from moldau.testing.simulation.checkers.records import check
+from moldau.testing.simulation.checkers.records import check_records
 from support.log_reader import all_records
 
 TOPIC = "chaos"
@@ -29,7 +29,7 @@ START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
 DRAIN_TIMEOUT_S = 60
 """For each thing that has to come to its end when faults are over."""
-BETWEEN_S = 0.3
+FAULT_INTERVAL_S_MAX = 0.3
 
 
 class ChaosRun:
@@ -38,33 +38,35 @@ class ChaosRun:
         self._seconds = seconds
         self._draw = random.Random(seed)
         self._seed = seed
-        self._tally = Tally([kind for kind in FAULTS if not only or any(word in kind for word in only)])
+        self._stats = FaultStats([kind for kind in FAULTS if not only or any(word in kind for word in only)])
         self._partitions = [(TOPIC, index) for index in range(PARTITIONS)]
-        self._journal = Journal(self._partitions)
+        self._recorder = HistoryRecorder(self._partitions)
         self._problems: list[str] = []
 
-    def play(self, keep: Path | None) -> int:
-        machines = Machines(self._directory, 3, self._seed, {})
+    def run(self, keep: Path | None) -> int:
+        machines = ChaosCluster(self._directory, 3, self._seed, {})
         try:
             machines.start()
             operator = Operator(machines)
-            scene = Scene(machines, Health(machines, operator, self._partitions), operator, self._draw)
+            context = FaultContext(
+                machines, Health(machines, operator, self._partitions), operator, self._draw
+            )
             try:
-                scene.health.wait(START_TIMEOUT_S)
-            except NotWell as error:
-                said = [scene.health.why_not(machine) for machine in machines.machines.values()]
-                _say(f"the cluster does not start: {error}: {said}")
+                context.health.wait(START_TIMEOUT_S)
+            except NotHealthy as error:
+                said = [context.health.failure_reason(machine) for machine in machines.machines.values()]
+                _print(f"the cluster does not start: {error}: {said}")
                 return 1
             admin = AdminClient({"bootstrap.servers": machines.bootstrap, "log_level": 0})
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC].result(30)
-            traffic = Traffic(machines.bootstrap, self._partitions, self._journal)
+            traffic = Workload(machines.bootstrap, self._partitions, self._recorder)
             traffic.start()
             began = time.monotonic()
             try:
-                self._inject(scene, began + self._seconds)
-            except (NotWell, NotPossible, KafkaException) as error:
+                self._inject(context, began + self._seconds)
+            except (NotHealthy, OperatorError, KafkaException) as error:
                 self._problems.append(f"stuck: {error}")
-            self._tally.seconds = time.monotonic() - began
+            self._stats.seconds = time.monotonic() - began
             machines.switch.heal()
             self._finish(machines, traffic)
             packets = machines.switch.counts()
@@ -72,8 +74,8 @@ class ChaosRun:
             if late:
                 self._problems.append(f"stuck: nodes {late} did not stop when asked")
             self._compare_replicas(machines)
-            self._problems += scene.anomalies + self._journal.failures
-            _say(table(self._tally, self._journal, scene.notes, packets, self._problems))
+            self._problems += context.anomalies + self._recorder.failures
+            _print(render_report(self._stats, self._recorder, context.notes, packets, self._problems))
             return 1 if self._problems else 0
         finally:
             if keep is not None:
@@ -87,44 +89,44 @@ class ChaosRun:
                         )
             machines.close()
 
-    def _inject(self, scene: Scene, until: float) -> None:
+    def _inject(self, context: FaultContext, until: float) -> None:
         """Every kind in turn, in a new order each round, so that each comes about as often as any other."""
         while time.monotonic() < until:
-            round_ = list(self._tally.kinds)
+            round_ = list(self._stats.kinds)
             self._draw.shuffle(round_)
             for kind in round_:
                 if time.monotonic() >= until:
                     return
-                scene.last(0, BETWEEN_S)
+                context.sleep_between(0, FAULT_INTERVAL_S_MAX)
                 began = time.monotonic()
                 try:
-                    FAULTS[kind](scene)
+                    FAULTS[kind](context)
                     whole = time.monotonic()
-                    scene.health.wait()
-                    wait_for_nothing(self._is_silent_since(whole), DRAIN_TIMEOUT_S)
-                except NotNow as error:
-                    scene.notes.append(f"not injected: {kind}: {error}")
+                    context.health.wait()
+                    wait_until_none(self._without_acks_since(whole), DRAIN_TIMEOUT_S)
+                except FaultSkipped as error:
+                    context.notes.append(f"not injected: {kind}: {error}")
                     continue
-                except (NotWell, NotPossible, KafkaException) as error:
-                    raise NotWell(f"{kind}: {error}") from error
+                except (NotHealthy, OperatorError, KafkaException) as error:
+                    raise NotHealthy(f"{kind}: {error}") from error
                 ended = time.monotonic()
-                pause_s = self._journal.longest_pause_s(began, ended)
-                self._tally.note(kind, pause_s, ended - began)
-                _say(
+                pause_s = self._recorder.longest_pause_s(began, ended)
+                self._stats.note(kind, pause_s, ended - began)
+                _print(
                     f"{kind}: it took {whole - began:.1f} s and {ended - whole:.1f} s more until all was well; "
                     f"no write to some partition for {pause_s:.1f} s"
                 )
 
-    def _is_silent_since(self, moment: float) -> Callable[[], str | None]:
+    def _without_acks_since(self, moment: float) -> Callable[[], str | None]:
         def is_silent() -> str | None:
-            silent = self._journal.silent_since(moment)
+            silent = self._recorder.partitions_without_acks_since(moment)
             return f"no write to {silent} is acknowledged" if silent else None
 
         return is_silent
 
-    def _finish(self, machines: Machines, traffic: Traffic) -> None:
+    def _finish(self, machines: ChaosCluster, traffic: Workload) -> None:
         traffic.stop_sending(DRAIN_TIMEOUT_S)
-        history = self._journal.history
+        history = self._recorder.history
         try:
             records = all_records(machines.bootstrap, TOPIC, DRAIN_TIMEOUT_S)
         except (KafkaError, TimeoutError) as error:
@@ -135,25 +137,27 @@ class ChaosRun:
             logs.setdefault((TOPIC, record.partition), []).append((record.offset, record.value or b""))
         history.logs.update(logs)
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        while self._unseen() and time.monotonic() < deadline:
+        while self._undelivered() and time.monotonic() < deadline:
             time.sleep(0.2)
         traffic.stop_reading(DRAIN_TIMEOUT_S)
-        check_committed(machines.bootstrap, self._journal, self._partitions)
-        self._problems += map(str, check(history))
-        self._problems += [f"unseen: {count} records of {TOPIC}-{index}" for index, count in self._unseen()]
+        check_committed(machines.bootstrap, self._recorder, self._partitions)
+        self._problems += map(str, check_records(history))
+        self._problems += [
+            f"unseen: {count} records of {TOPIC}-{index}" for index, count in self._undelivered()
+        ]
 
-    def _unseen(self) -> list[tuple[int, int]]:
+    def _undelivered(self) -> list[tuple[int, int]]:
         """Records that are there and that no member of the group was given."""
         found = []
-        for (_, index), log in self._journal.history.logs.items():
-            delivered = self._journal.delivered.get((TOPIC, index), set())
+        for (_, index), log in self._recorder.history.logs.items():
+            delivered = self._recorder.delivered.get((TOPIC, index), set())
             missing = sum(offset not in delivered for offset, _ in log)
             if missing:
                 found.append((index, missing))
         return found
 
-    def _compare_replicas(self, machines: Machines) -> None:
-        logs = self._journal.history.logs
+    def _compare_replicas(self, machines: ChaosCluster) -> None:
+        logs = self._recorder.history.logs
         ends = {partition: log[-1][0] + 1 for partition, log in logs.items() if log}
         data_dirs = {node_id: machine.data_dir for node_id, machine in machines.machines.items()}
         try:
@@ -162,6 +166,6 @@ class ChaosRun:
             self._problems.append(f"replicas cannot be compared: {error}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-_ORDERS = struct.Struct("=qqq")
+_SETTINGS = struct.Struct("=qqq")
 
 
 def make_library(directory: Path) -> Path | None:
@@ -25,11 +25,11 @@ def make_library(directory: Path) -> Path | None:
 class Shim:
     """For one node; it does nothing until it is told to."""
 
-    def __init__(self, library: Path, orders: Path) -> None:
-        orders.write_bytes(bytes(_ORDERS.size))
-        with orders.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), _ORDERS.size)
-        self.environment = {"LD_PRELOAD": str(library), "CHAOS_SHIM": str(orders)}
+    def __init__(self, library: Path, settings: Path) -> None:
+        settings.write_bytes(bytes(_SETTINGS.size))
+        with settings.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), _SETTINGS.size)
+        self.environment = {"LD_PRELOAD": str(library), "CHAOS_SHIM": str(settings)}
 
-    def tell(self, *, sync_fails: bool = False, sync_ms: int = 0, clock_ms: int = 0) -> None:
-        self._page[:] = _ORDERS.pack(sync_fails, sync_ms, clock_ms)
+    def set(self, *, sync_fails: bool = False, sync_ms: int = 0, clock_ms: int = 0) -> None:
+        self._page[:] = _SETTINGS.pack(sync_fails, sync_ms, clock_ms)

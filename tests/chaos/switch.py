@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 PACKET_MAX = 65_536
 QUEUE_MAX = 20_000
 """Packets under way at a time; beyond that they are dropped, as a router's would be."""
-ANSWER_TIMEOUT_S = 10
+RESPONSE_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class LinkQuality:
     """What happens to packets of one direction."""
 
     delay_ms: float = 0
@@ -35,9 +35,9 @@ class Weather:
 
 
 @dataclass(slots=True)
-class _Rules:
-    cuts: set[tuple[str, str]] = field(default_factory=set)
-    weather: dict[tuple[str, str], Weather] = field(default_factory=dict)
+class _LinkRules:
+    blocked: set[tuple[str, str]] = field(default_factory=set)
+    link_quality: dict[tuple[str, str], LinkQuality] = field(default_factory=dict)
 
 
 class Switch:
@@ -59,34 +59,39 @@ class Switch:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
-            _move_packets(ports, orders, seed)
+            _forward_packets(ports, orders, seed)
         except EOFError:
             return
 
     def cut(self, source: str, target: str) -> None:
         """No packet from source comes to target any more: nobody is told, packets are gone."""
-        self._tell({"do": "cut", "source": source, "target": target})
+        self._command({"do": "cut", "source": source, "target": target})
 
-    def weather(self, source: str, target: str, weather: Weather) -> None:
-        self._tell(
+    def link_quality(self, source: str, target: str, link_quality: LinkQuality) -> None:
+        self._command(
             {
-                "do": "weather",
+                "do": "link_quality",
                 "source": source,
                 "target": target,
-                "weather": [weather.delay_ms, weather.jitter_ms, weather.loss, weather.duplication],
+                "link_quality": [
+                    link_quality.delay_ms,
+                    link_quality.jitter_ms,
+                    link_quality.loss,
+                    link_quality.duplication,
+                ],
             }
         )
 
     def heal(self) -> None:
-        self._tell({"do": "heal"})
+        self._command({"do": "heal"})
 
     def counts(self) -> Counter[str]:
         """Packets passed, cut, lost, doubled and dropped."""
-        return Counter(self._tell({"do": "count"}))
+        return Counter(self._command({"do": "count"}))
 
     def close(self) -> None:
         try:
-            self._tell({"do": "end"})
+            self._command({"do": "end"})
         except (OSError, EOFError):
             # It is gone already.
             pass
@@ -94,28 +99,28 @@ class Switch:
         if self._process.is_alive():
             self._process.kill()
 
-    def _tell(self, order: object) -> dict[str, int]:
+    def _command(self, order: object) -> dict[str, int]:
         self._pipe.send_bytes(json.dumps(order).encode())
-        if not self._pipe.poll(ANSWER_TIMEOUT_S):
+        if not self._pipe.poll(RESPONSE_TIMEOUT_S):
             raise TimeoutError("the switch does not answer")
         answer: dict[str, int] = json.loads(self._pipe.recv_bytes())
         return answer
 
 
-def _move_packets(ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
-    rules, counts = _Rules(), Counter[str]()
+def _forward_packets(ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
+    rules, counts = _LinkRules(), Counter[str]()
     draw = random.Random(seed)
-    under_way: list[tuple[float, int, int, bytes]] = []
+    delayed: list[tuple[float, int, int, bytes]] = []
     number = 0
     selector = selectors.DefaultSelector()
     for address, descriptor in ports.items():
         selector.register(descriptor, selectors.EVENT_READ, address)
     selector.register(orders, selectors.EVENT_READ, None)
     while True:
-        wait = None if not under_way else max(0.0, under_way[0][0] - time.monotonic())
+        wait = None if not delayed else max(0.0, delayed[0][0] - time.monotonic())
         for key, _ in selector.select(wait):
             if key.data is None:
-                if not _obey(json.loads(orders.recv_bytes()), rules, counts, orders):
+                if not _apply_command(json.loads(orders.recv_bytes()), rules, counts, orders):
                     return
                 continue
             for packet in _packets(key.fd):
@@ -124,47 +129,49 @@ def _move_packets(ports: dict[str, int], orders: multiprocessing.connection.Conn
                 if port is None:
                     continue
                 source = key.data
-                if (source, target) in rules.cuts:
+                if (source, target) in rules.blocked:
                     counts["packets cut"] += 1
                     continue
-                weather = rules.weather.get((source, target))
-                if weather is None:
+                link_quality = rules.link_quality.get((source, target))
+                if link_quality is None:
                     _write(port, packet, counts)
                     continue
-                if draw.random() < weather.loss:
+                if draw.random() < link_quality.loss:
                     counts["packets lost"] += 1
                     continue
                 copies = 1
-                if draw.random() < weather.duplication:
+                if draw.random() < link_quality.duplication:
                     counts["packets doubled"] += 1
                     copies = 2
                 for _ in range(copies):
-                    if len(under_way) >= QUEUE_MAX:
+                    if len(delayed) >= QUEUE_MAX:
                         counts["packets dropped"] += 1
                         break
                     number += 1
-                    late_ms = weather.delay_ms + draw.uniform(0, weather.jitter_ms)
-                    heapq.heappush(under_way, (time.monotonic() + late_ms / 1000, number, port, packet))
+                    late_ms = link_quality.delay_ms + draw.uniform(0, link_quality.jitter_ms)
+                    heapq.heappush(delayed, (time.monotonic() + late_ms / 1000, number, port, packet))
         now = time.monotonic()
-        while under_way and under_way[0][0] <= now:
-            _, _, port, packet = heapq.heappop(under_way)
+        while delayed and delayed[0][0] <= now:
+            _, _, port, packet = heapq.heappop(delayed)
             _write(port, packet, counts)
 
 
-def _obey(
+def _apply_command(
     order: dict[str, object],
-    rules: _Rules,
+    rules: _LinkRules,
     counts: Counter[str],
     orders: multiprocessing.connection.Connection,
 ) -> bool:
     match order["do"]:
         case "cut":
-            rules.cuts.add((str(order["source"]), str(order["target"])))
-        case "weather":
-            rules.weather[str(order["source"]), str(order["target"])] = Weather(*order["weather"])  # type: ignore[misc]
+            rules.blocked.add((str(order["source"]), str(order["target"])))
+        case "link_quality":
+            rules.link_quality[str(order["source"]), str(order["target"])] = LinkQuality(
+                *order["link_quality"]
+            )  # type: ignore[misc]
         case "heal":
-            rules.cuts.clear()
-            rules.weather.clear()
+            rules.blocked.clear()
+            rules.link_quality.clear()
     orders.send_bytes(json.dumps(counts if order["do"] == "count" else {}).encode())
     return order["do"] != "end"
 

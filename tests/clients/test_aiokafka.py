@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from support.topics import Topics, let_other_brokers_settle, unique
+from support.topics import Topics, unique, wait_for_external_broker
 from support.wire import stored_codec
 
 DEADLINE_S = 20
@@ -229,7 +229,7 @@ def test_a_topic_is_created_described_altered_and_deleted(bootstrap: str) -> Non
                 name, num_partitions=2, replication_factor=1, topic_configs={"retention.ms": "5000"}
             )
             created = await admin.create_topics([new])
-            let_other_brokers_settle()
+            wait_for_external_broker()
             assert [(topic, code) for topic, code, *_ in created.topic_errors] == [(name, 0)]
             again = await admin.create_topics([new])
             assert [(topic, code) for topic, code, *_ in again.topic_errors] == [(name, 36)]
@@ -247,16 +247,16 @@ def test_a_topic_is_created_described_altered_and_deleted(bootstrap: str) -> Non
             assert await value("retention.ms") == "5000"
             change = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "6000"})
             await admin.alter_configs([change])
-            let_other_brokers_settle()
+            wait_for_external_broker()
             assert await value("retention.ms") == "6000"
             await admin.create_partitions({name: NewPartitions(4)})
-            let_other_brokers_settle()
+            wait_for_external_broker()
             assert len((await admin.describe_topics([name]))[0]["partitions"]) == 4
             with pytest.raises(errors.InvalidPartitionsError):
                 await admin.create_partitions({name: NewPartitions(1)})
             deleted = await admin.delete_topics([name])
             assert list(deleted.topic_error_codes) == [(name, 0)]
-            let_other_brokers_settle()
+            wait_for_external_broker()
             assert name not in await admin.list_topics()
 
     asyncio.run(scenario())

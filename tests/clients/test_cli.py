@@ -126,8 +126,8 @@ def test_what_cannot_be_done_is_told_with_what_to_do_next(
 def test_no_broker_is_waited_for_and_told_with_how_to_start_one(
     moldau: Moldau, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    monkeypatch.setattr(asking, "SILENT_S", 0.01)
-    monkeypatch.setattr(asking, "REACHED_WITHIN_MS", 300)
+    monkeypatch.setattr(asking, "SLOW_NOTICE_DELAY_S", 0.01)
+    monkeypatch.setattr(asking, "CONNECT_TIMEOUT_MS", 300)
     told = moldau(*command, "--bootstrap", "127.0.0.1:1", fails=True).stderr.splitlines()
     assert told[0] == "waiting for 127.0.0.1:1 ..."
     assert "MOLDAU_BOOTSTRAP; where there is none yet, `moldau serve` starts one" in told[-1]

@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from support.topics import QUIET, Topics, let_other_brokers_settle, unique
+from support.topics import QUIET, Topics, unique, wait_for_external_broker
 
 DEADLINE_S = 20
 
@@ -49,7 +49,7 @@ def test_a_topic_is_created_described_and_deleted(topics: Topics) -> None:
         assert [node.id for node in partition.replicas] == [broker.id]
         assert [node.id for node in partition.isr] == [broker.id]
     topics.admin.delete_topics([name])[name].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert name not in topics.admin.list_topics(timeout=DEADLINE_S).topics
     with pytest.raises(KafkaException) as refused:
         topics.admin.describe_topics(TopicCollection([name]))[name].result(DEADLINE_S)
@@ -64,7 +64,7 @@ def test_a_topic_of_the_same_name_may_be_created_after_deletion(topics: Topics, 
     first = topics.admin.describe_topics(TopicCollection([name]))[name].result(DEADLINE_S).topic_id
     topics.admin.delete_topics([name])[name].result(DEADLINE_S)
     topics.admin.create_topics([NewTopic(name, 1, 1)])[name].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
     second = topics.admin.describe_topics(TopicCollection([name]))[name].result(DEADLINE_S).topic_id
     assert str(first) != str(second)
     latest = topics.admin.list_offsets({TopicPartition(name, 0): OffsetSpec.latest()})
@@ -91,7 +91,7 @@ def test_what_cannot_be_created_is_refused_by_name(topics: Topics) -> None:
 def test_a_topic_name_that_differs_in_dots_and_underscores_only_is_refused(topics: Topics) -> None:
     name = unique("a.b")
     topics.admin.create_topics([NewTopic(name, 1, 1)])[name].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert create_error(topics, name.replace(".", "_"), num_partitions=1) == KafkaError.TOPIC_EXCEPTION
 
 
@@ -104,13 +104,13 @@ def test_validation_creates_nothing(topics: Topics) -> None:
 def test_default_partitions_and_manual_replicas(topics: Topics) -> None:
     name = unique()
     topics.admin.create_topics([NewTopic(name)])[name].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert len(topics.admin.list_topics(name, timeout=DEADLINE_S).topics[name].partitions) == 1
     (broker,) = topics.admin.describe_cluster().result(DEADLINE_S).nodes
     placed = unique()
     new = NewTopic(placed, num_partitions=2, replica_assignment=[[broker.id], [broker.id]])
     topics.admin.create_topics([new])[placed].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert len(topics.admin.list_topics(placed, timeout=DEADLINE_S).topics[placed].partitions) == 2
 
 
@@ -171,7 +171,7 @@ def test_unknown_resources_have_no_configs(topics: Topics) -> None:
 def incremental(topics: Topics, topic: str, *entries: ConfigEntry) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=list(entries))
     topics.admin.incremental_alter_configs([resource])[resource].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
 
 
 def change(name: str, value: str | None, operation: AlterConfigOpType) -> ConfigEntry:
@@ -223,7 +223,7 @@ def test_the_older_alter_configs_replaces_all(topics: Topics) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, set_config={"retention.ms": "7000"})
     with pytest.warns(DeprecationWarning, match="alter_configs"):
         topics.admin.alter_configs([resource])[resource].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert configs(topics, topic)["retention.ms"].value == "7000"
     assert configs(topics, topic)["segment.bytes"].is_default
 
@@ -237,7 +237,7 @@ def test_altering_a_missing_topic_is_an_error(topics: Topics) -> None:
 def test_partitions_are_added_and_never_taken_away(topics: Topics, bootstrap: str) -> None:
     topic = topics.create(partitions=2)
     topics.admin.create_partitions([NewPartitions(topic, 5)])[topic].result(DEADLINE_S)
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert len(topics.admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) == 5
     for count in (5, 3):
         with pytest.raises(KafkaException) as refused:

@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from support.topics import Topics, let_other_brokers_settle, unique
+from support.topics import Topics, unique, wait_for_external_broker
 from support.wire import stored_codec
 
 DEADLINE_S = 20
@@ -194,7 +194,7 @@ def test_records_of_a_log_append_time_topic_carry_the_brokers_time(
 def test_a_topic_is_created_described_altered_and_deleted(topics: Topics, admin: KafkaAdminClient) -> None:
     name = unique()
     admin.create_topics({name: {"num_partitions": 2, "configs": {"retention.ms": "5000"}}})
-    let_other_brokers_settle()
+    wait_for_external_broker()
     (described,) = admin.describe_topics([name])
     assert described["error_code"] == 0
     assert sorted(partition["partition_index"] for partition in described["partitions"]) == [0, 1]
@@ -208,18 +208,18 @@ def test_a_topic_is_created_described_altered_and_deleted(topics: Topics, admin:
     for incremental, wanted in ((True, "6000"), (False, "7000")):
         change = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": wanted})
         assert admin.alter_configs([change], incremental=incremental) == {"topic": {name: "OK"}}
-        let_other_brokers_settle()
+        wait_for_external_broker()
         assert value("retention.ms") == wanted
     reset = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": None})
     assert admin.reset_configs([reset]) == {"topic": {name: "OK"}}
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert value("retention.ms") == "604800000"
 
     admin.create_partitions({name: 4})
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert len(admin.describe_topics([name])[0]["partitions"]) == 4
     admin.delete_topics([name])
-    let_other_brokers_settle()
+    wait_for_external_broker()
     assert name not in admin.list_topics()
     with pytest.raises(errors.UnknownTopicOrPartitionError):
         admin.delete_topics([name])

@@ -6,18 +6,18 @@ import pytest
 
 from clients.test_moldau_client import read, records_in, run, with_topic
 from moldau.client import Cluster, ErrorCode, Fetcher, KafkaError, Producer, TopicPartition
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST, list_offsets
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
 from moldau.records.batch import Batch
-from moldau.records.build import Section, build_batch
-from moldau.records.compression import NUMBERS
+from moldau.records.batch_builder import Section, build_batch
+from moldau.records.compression import CODECS_BY_NAME
 from moldau.records.record import Record
 
 
 def section_of(*values: bytes, codec: str = "none", timestamp: int = 1_700_000_000_000) -> Section:
     """The values in one section, a millisecond apart."""
     records = [Record(timestamp=timestamp + number, value=value) for number, value in enumerate(values)]
-    batch = Batch(build_batch(records, compression=NUMBERS[codec]))
-    return Section(batch.section, len(values), timestamp, timestamp + len(values) - 1, NUMBERS[codec])
+    batch = Batch(build_batch(records, compression=CODECS_BY_NAME[codec]))
+    return Section(batch.section, len(values), timestamp, timestamp + len(values) - 1, CODECS_BY_NAME[codec])
 
 
 async def read_up_to(
@@ -39,7 +39,7 @@ async def read_up_to(
     return found
 
 
-@pytest.mark.parametrize("codec", NUMBERS)
+@pytest.mark.parametrize("codec", CODECS_BY_NAME)
 def test_sections_and_records_are_in_the_log_in_the_order_of_their_sending(
     bootstrap: str, codec: str
 ) -> None:

@@ -24,10 +24,10 @@ from moldau.client.admin.admin import (
     Operation,
     ResourceType,
 )
-from moldau.client.consumer.fetched import Fetched
-from moldau.client.consumer.positions import OffsetAndMetadata
-from moldau.client.net.versions import VERSIONS, Versions
-from moldau.client.record import ConsumerRecord, records_of
+from moldau.client.consumer.completed_fetch import CompletedFetch
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange
+from moldau.client.record import ConsumerRecord, decode_records
 from support.topics import unique
 
 DEADLINE_S = 30
@@ -65,9 +65,9 @@ async def read(fetcher: Fetcher, count: int) -> list[ConsumerRecord]:
     return records
 
 
-def records_in(fetched: Fetched) -> Iterable[ConsumerRecord]:
+def records_in(fetched: CompletedFetch) -> Iterable[ConsumerRecord]:
     for batch in fetched.batches:
-        yield from records_of(fetched.partition, batch, fetched.position)
+        yield from decode_records(fetched.partition, batch, fetched.position)
 
 
 async def error_of(fetcher: Fetcher) -> KafkaError:
@@ -656,8 +656,8 @@ def test_members_are_described_and_removed(bootstrap: str) -> None:
 def test_the_lowest_versions_do_the_same_as_the_highest(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lowest = {api: Versions(each.low, each.low) for api, each in VERSIONS.items()}
-    monkeypatch.setattr("moldau.client.net.versions.VERSIONS", lowest)
+    lowest = {api: VersionRange(each.minimum, each.minimum) for api, each in SUPPORTED_VERSIONS.items()}
+    monkeypatch.setattr("moldau.client.net.api_versions.SUPPORTED_VERSIONS", lowest)
 
     async def test() -> None:
         async with with_topic(bootstrap, 2) as (cluster, topic), Admin(cluster) as admin:

@@ -11,14 +11,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonPartition
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import QUIET, Topics
 
 DEADLINE_S = 30
 pytestmark = pytest.mark.usefixtures("only_moldau")
 
 
-def interrupt(served: Served, how: str) -> None:
+def interrupt(served: BrokerProcess, how: str) -> None:
     if how == "killed":
         served.kill()
     else:
@@ -28,7 +28,7 @@ def interrupt(served: Served, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_confluent_kafka_goes_on(tmp_path: Path, how: str) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         backoff = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
         producer = Producer({"bootstrap.servers": served.bootstrap, **backoff, **QUIET})
@@ -55,7 +55,7 @@ def test_confluent_kafka_goes_on(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_kafka_python_goes_on(tmp_path: Path, how: str) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         producer = KafkaProducer(bootstrap_servers=served.bootstrap)
         consumer = KafkaConsumer(
@@ -77,7 +77,7 @@ def test_kafka_python_goes_on(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_aiokafka_goes_on(tmp_path: Path, how: str) -> None:
-    async def scenario(served: Served, topic: str) -> None:
+    async def scenario(served: BrokerProcess, topic: str) -> None:
         producer = AIOKafkaProducer(bootstrap_servers=served.bootstrap)
         consumer = AIOKafkaConsumer(
             bootstrap_servers=served.bootstrap, group_id=None, auto_offset_reset="earliest"
@@ -95,5 +95,5 @@ def test_aiokafka_goes_on(tmp_path: Path, how: str) -> None:
             await producer.stop()
             await consumer.stop()
 
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         asyncio.run(scenario(served, Topics(served.bootstrap).create()))

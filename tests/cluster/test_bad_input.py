@@ -9,10 +9,20 @@ from uuid import UUID
 
 import pytest
 
+from support.broker_process import BrokerProcess, free_port
+from support.broker_process_cluster import CLUSTER_ID, BrokerProcessCluster, as_environment
 from support.replica_files import batches
-from support.served import Served, free_port
-from support.served_cluster import CLUSTER_ID, ServedCluster, as_environment
-from support.wire import API_VERSIONS, FETCH, Closed, Wire, batch, end_offset, fetch_tree, produce, topic_id
+from support.wire import (
+    API_VERSIONS,
+    FETCH,
+    ConnectionClosedError,
+    WireClient,
+    batch,
+    end_offset,
+    fetch_tree,
+    produce,
+    topic_id,
+)
 from support.wire import fetch as fetched
 
 VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, DESCRIBE_QUORUM = 52, 53, 54, 55
@@ -32,25 +42,25 @@ Tree = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
-    with ServedCluster(tmp_path_factory.mktemp("cluster")) as served:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessCluster]:
+    with BrokerProcessCluster(tmp_path_factory.mktemp("cluster")) as served:
         served.create_topic("honest")
         yield served
         for node in served.nodes.values():
             assert "Traceback" not in node.log_path.read_text()
 
 
-def quorum_of(cluster: ServedCluster) -> tuple[int, int]:
+def quorum_of(cluster: BrokerProcessCluster) -> tuple[int, int]:
     """The leader of the quorum and its epoch."""
     tree = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
     alive = next(node for node in cluster.nodes.values() if node.process is not None)
-    with Wire(alive.bootstrap) as wire:
-        found = wire.ask(DESCRIBE_QUORUM, 0, tree)["topics"][0]["partitions"][0]
+    with WireClient(alive.bootstrap) as wire:
+        found = wire.request(DESCRIBE_QUORUM, 0, tree)["topics"][0]["partitions"][0]
     return found["leader_id"], found["leader_epoch"]
 
 
 @pytest.fixture
-def voter(running: ServedCluster) -> Iterator[Served]:
+def voter(running: BrokerProcessCluster) -> Iterator[BrokerProcess]:
     """Node 3, which is running before and behind the test; files that the test damages it puts back itself."""
     yield running.nodes[3]
     if running.nodes[3].process is None:
@@ -59,10 +69,10 @@ def voter(running: ServedCluster) -> Iterator[Served]:
 
 
 @pytest.fixture
-def cluster(running: ServedCluster) -> Iterator[ServedCluster]:
+def cluster(running: BrokerProcessCluster) -> Iterator[BrokerProcessCluster]:
     """What a test does to it changes neither the quorum nor the in-sync set; a client wrote before and writes after."""
     leader, quorum = running.leader_of("honest"), quorum_of(running)
-    with Wire(running.nodes[leader].bootstrap) as wire:
+    with WireClient(running.nodes[leader].bootstrap) as wire:
         assert produce(wire, "honest", batch([b"before"])) == (0, end_offset(wire, "honest") - 1)
         yield running
         assert produce(wire, "honest", batch([b"after"])) == (0, end_offset(wire, "honest") - 1)
@@ -72,7 +82,7 @@ def cluster(running: ServedCluster) -> Iterator[ServedCluster]:
     assert sorted(running.metadata().brokers) == [1, 2, 3]
 
 
-def stranger(cluster: ServedCluster, data_dir: Path, **settings: str) -> Served:
+def stranger(cluster: BrokerProcessCluster, data_dir: Path, **settings: str) -> BrokerProcess:
     """A node that is told to join the cluster, with what is wrong about it."""
     voters = ",".join(f"{node_id}@{node.bootstrap}" for node_id, node in cluster.nodes.items())
     given = {
@@ -80,10 +90,10 @@ def stranger(cluster: ServedCluster, data_dir: Path, **settings: str) -> Served:
         "controller.quorum.voters": voters,
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
-    return Served(data_dir, environment=as_environment(given))
+    return BrokerProcess(data_dir, environment=as_environment(given))
 
 
-def complaint_of(node: Served) -> str:
+def complaint_of(node: BrokerProcess) -> str:
     """What a node says that gives up by itself."""
     node.spawn()
     process = node.process
@@ -114,13 +124,13 @@ def changed(path: Path, into: bytes) -> Iterator[None]:
 # Nodes
 
 
-def test_a_node_of_another_cluster_is_turned_away(cluster: ServedCluster, tmp_path: Path) -> None:
+def test_a_node_of_another_cluster_is_turned_away(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
     said = complaint_of(stranger(cluster, tmp_path / "data", node_id="4", cluster_id=OTHER_CLUSTER_ID))
     assert OTHER_CLUSTER_ID in said
     assert "cluster.id" in said
 
 
-def test_a_voter_with_a_disk_of_another_cluster_does_not_start(voter: Served) -> None:
+def test_a_voter_with_a_disk_of_another_cluster_does_not_start(voter: BrokerProcess) -> None:
     voter.kill()
     path = voter.data_dir / "meta.properties"
     with changed(path, path.read_bytes().replace(CLUSTER_ID.encode(), OTHER_CLUSTER_ID.encode())):
@@ -128,7 +138,7 @@ def test_a_voter_with_a_disk_of_another_cluster_does_not_start(voter: Served) ->
     assert f"belongs to the cluster {OTHER_CLUSTER_ID}, not {CLUSTER_ID}" in said
 
 
-def test_a_second_node_of_one_id_is_turned_away(cluster: ServedCluster, tmp_path: Path) -> None:
+def test_a_second_node_of_one_id_is_turned_away(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
     """Whether the other one leads the quorum makes a difference to how it is found out, and to nothing else."""
     for node_id in ("1", "2", "3"):
         hurried = {"broker_session_timeout_ms": "300", "broker_heartbeat_interval_ms": "100"}
@@ -137,7 +147,7 @@ def test_a_second_node_of_one_id_is_turned_away(cluster: ServedCluster, tmp_path
         assert "give this one another node.id" in said
 
 
-def test_two_processes_do_not_share_a_data_directory(cluster: ServedCluster) -> None:
+def test_two_processes_do_not_share_a_data_directory(cluster: BrokerProcessCluster) -> None:
     said = complaint_of(stranger(cluster, cluster.nodes[2].data_dir, node_id="2"))
     assert "in use" in said
 
@@ -147,7 +157,7 @@ def test_two_processes_do_not_share_a_data_directory(cluster: ServedCluster) -> 
 
 @pytest.mark.parametrize("keeps", [0, 20, -1])
 def test_a_torn_quorum_state_file_is_refused_and_the_others_go_on(
-    running: ServedCluster, voter: Served, keeps: int
+    running: BrokerProcessCluster, voter: BrokerProcess, keeps: int
 ) -> None:
     voter.kill()
     path = voter.data_dir / "__cluster_metadata-0" / "quorum-state"
@@ -159,7 +169,7 @@ def test_a_torn_quorum_state_file_is_refused_and_the_others_go_on(
     assert "Put back an undamaged copy" in said
 
 
-def is_noted(voter: Served) -> bool:
+def is_noted(voter: BrokerProcess) -> bool:
     """Whether all that is in the metadata log is known to be on disk: what comes after may pass for a torn end."""
     points = (voter.data_dir / "recovery-point-offset-checkpoint").read_text().splitlines()
     noted = [int(line.split()[2]) for line in points if line.startswith("__cluster_metadata 0 ")]
@@ -168,7 +178,7 @@ def is_noted(voter: Served) -> bool:
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_flipped_bit_in_the_metadata_log_is_refused_and_the_others_go_on(
-    running: ServedCluster, voter: Served, is_killed: bool
+    running: BrokerProcessCluster, voter: BrokerProcess, is_killed: bool
 ) -> None:
     if is_killed:
         running.wait_until(lambda: is_noted(voter), "it is noted how far the metadata log is synced")
@@ -192,10 +202,13 @@ def test_a_flipped_bit_in_the_metadata_log_is_refused_and_the_others_go_on(
 # Clients that pose as nodes
 
 
-def test_a_client_that_poses_as_a_replica_moves_no_high_watermark(cluster: ServedCluster) -> None:
+def test_a_client_that_poses_as_a_replica_moves_no_high_watermark(cluster: BrokerProcessCluster) -> None:
     leader = cluster.leader_of("honest")
     others = [node_id for node_id in cluster.nodes if node_id != leader]
-    with Wire(cluster.nodes[leader].bootstrap) as writer, Wire(cluster.nodes[leader].bootstrap) as poser:
+    with (
+        WireClient(cluster.nodes[leader].bootstrap) as writer,
+        WireClient(cluster.nodes[leader].bootstrap) as poser,
+    ):
         committed, known_id = end_offset(writer, "honest"), topic_id(writer, "honest")
         answer = fetched(writer, "honest", committed, current_leader_epoch=0)
         epoch = 0 if answer["error_code"] == 0 else -1
@@ -224,18 +237,18 @@ def _produce(topic: str, value: bytes) -> Tree:
 
 
 def _posing_fetches(
-    wire: Wire, known_id: UUID, replica_id: int, offset: int, known_epoch: int
+    wire: WireClient, known_id: UUID, replica_id: int, offset: int, known_epoch: int
 ) -> Iterator[int]:
     """The error codes of fetches of a partition as this replica: without a broker epoch, with none, with wrong ones."""
     asked = {"current_leader_epoch": known_epoch, "replica_id": replica_id}
-    yield wire.ask(FETCH, 12, fetch_tree("honest", offset, **asked))["responses"][0]["partitions"][0][
+    yield wire.request(FETCH, 12, fetch_tree("honest", offset, **asked))["responses"][0]["partitions"][0][
         "error_code"
     ]
     for broker_epoch in (-1, 0, LATE_EPOCH):
         tree = fetch_tree("honest", offset, current_leader_epoch=known_epoch)
         tree["replica_state"] = {"replica_id": replica_id, "replica_epoch": broker_epoch}
         tree["topics"][0]["topic_id"] = known_id
-        yield wire.ask(FETCH, 17, tree)["responses"][0]["partitions"][0]["error_code"]
+        yield wire.request(FETCH, 17, tree)["responses"][0]["partitions"][0]["error_code"]
 
 
 def of_log(partition: Tree) -> list[Tree]:
@@ -263,25 +276,25 @@ def posing_as_leader(node_id: int, sender: int, epoch: int) -> dict[str, tuple[i
 
 @pytest.mark.parametrize("request_", ["vote", "pre-vote", "begin", "end"])
 def test_a_client_that_poses_as_the_quorums_leader_deposes_nobody(
-    cluster: ServedCluster, request_: str
+    cluster: BrokerProcessCluster, request_: str
 ) -> None:
     _, epoch = quorum_of(cluster)
     for node_id, node in cluster.nodes.items():
-        with Wire(node.bootstrap) as wire:
+        with WireClient(node.bootstrap) as wire:
             api_key, version, tree = posing_as_leader(node_id, STRANGER, LATE_EPOCH)[request_]
-            answer = wire.ask(api_key, version, tree)
+            answer = wire.request(api_key, version, tree)
             code = answer["error_code"] or answer["topics"][0]["partitions"][0]["error_code"]
             assert code == INCONSISTENT_VOTER_SET
-            foreign = wire.ask(api_key, version, {**tree, "cluster_id": OTHER_CLUSTER_ID})
+            foreign = wire.request(api_key, version, {**tree, "cluster_id": OTHER_CLUSTER_ID})
             assert foreign["error_code"] == INCONSISTENT_CLUSTER_ID
             api_key, version, tree = posing_as_leader(node_id, STRANGER, epoch)[request_]
-            assert not wire.ask(api_key, version, tree)["topics"][0]["partitions"][0].get("vote_granted")
+            assert not wire.request(api_key, version, tree)["topics"][0]["partitions"][0].get("vote_granted")
         assert "node 99 is no voter" in node.output()
 
 
-def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: ServedCluster) -> None:
+def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: BrokerProcessCluster) -> None:
     leader, epoch = quorum_of(cluster)
-    with Wire(cluster.nodes[leader].bootstrap) as wire:
+    with WireClient(cluster.nodes[leader].bootstrap) as wire:
         for replica_id in (-1, STRANGER, *(each for each in cluster.nodes if each != leader)):
             asked = {
                 "partition": 0,
@@ -297,15 +310,15 @@ def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: ServedClust
                 "session_epoch": -1,
                 "topics": [{"topic_id": UUID(int=1), "partitions": [asked]}],
             }
-            found = wire.ask(FETCH, 17, tree)["responses"][0]["partitions"][0]
+            found = wire.request(FETCH, 17, tree)["responses"][0]["partitions"][0]
             assert found["error_code"] == (UNKNOWN_TOPIC_ID if replica_id < 0 else INVALID_REQUEST)
             assert not found["records"]
 
 
-def test_a_client_that_poses_as_a_leader_changes_no_in_sync_set(cluster: ServedCluster) -> None:
+def test_a_client_that_poses_as_a_leader_changes_no_in_sync_set(cluster: BrokerProcessCluster) -> None:
     controller, _ = quorum_of(cluster)
     leader = cluster.leader_of("honest")
-    with Wire(cluster.nodes[controller].bootstrap) as wire:
+    with WireClient(cluster.nodes[controller].bootstrap) as wire:
         change = {
             "partition_index": 0,
             "leader_epoch": 0,
@@ -317,13 +330,13 @@ def test_a_client_that_poses_as_a_leader_changes_no_in_sync_set(cluster: ServedC
         for broker_id, code in ((leader, STALE_BROKER_EPOCH), (STRANGER, BROKER_ID_NOT_REGISTERED)):
             for broker_epoch in (-1, 0, LATE_EPOCH):
                 tree = {"broker_id": broker_id, "broker_epoch": broker_epoch, "topics": topics}
-                assert wire.ask(ALTER_PARTITION, 3, tree)["error_code"] == code
+                assert wire.request(ALTER_PARTITION, 3, tree)["error_code"] == code
 
 
-def test_a_client_that_poses_as_a_broker_takes_nobodys_place(cluster: ServedCluster) -> None:
+def test_a_client_that_poses_as_a_broker_takes_nobodys_place(cluster: BrokerProcessCluster) -> None:
     controller, _ = quorum_of(cluster)
     other = next(node_id for node_id in cluster.nodes if node_id != controller)
-    with Wire(cluster.nodes[controller].bootstrap) as wire:
+    with WireClient(cluster.nodes[controller].bootstrap) as wire:
         registration = {
             "broker_id": other,
             "cluster_id": CLUSTER_ID,
@@ -335,15 +348,15 @@ def test_a_client_that_poses_as_a_broker_takes_nobodys_place(cluster: ServedClus
             "log_dirs": [],
             "previous_broker_epoch": -1,
         }
-        taken = wire.ask(BROKER_REGISTRATION, 3, registration)
+        taken = wire.request(BROKER_REGISTRATION, 3, registration)
         assert taken["error_code"] == DUPLICATE_BROKER_REGISTRATION
-        foreign = wire.ask(BROKER_REGISTRATION, 3, {**registration, "cluster_id": OTHER_CLUSTER_ID})
+        foreign = wire.request(BROKER_REGISTRATION, 3, {**registration, "cluster_id": OTHER_CLUSTER_ID})
         assert foreign["error_code"] == INCONSISTENT_CLUSTER_ID
         for broker_epoch in (-1, 0, LATE_EPOCH):
             beat = {"broker_id": other, "broker_epoch": broker_epoch, "want_shut_down": True}
-            assert wire.ask(BROKER_HEARTBEAT, 1, beat)["error_code"] == STALE_BROKER_EPOCH
+            assert wire.request(BROKER_HEARTBEAT, 1, beat)["error_code"] == STALE_BROKER_EPOCH
             ids = {"broker_id": other, "broker_epoch": broker_epoch}
-            assert wire.ask(ALLOCATE_PRODUCER_IDS, 0, ids)["error_code"] == STALE_BROKER_EPOCH
+            assert wire.request(ALLOCATE_PRODUCER_IDS, 0, ids)["error_code"] == STALE_BROKER_EPOCH
 
 
 def test_where_nodes_have_a_listener_of_their_own_clients_cannot_pose_at_all(tmp_path: Path) -> None:
@@ -351,15 +364,15 @@ def test_where_nodes_have_a_listener_of_their_own_clients_cannot_pose_at_all(tmp
     clients = f"127.0.0.1:{free_port()}"
     settings = {"inter.broker.listener.name": "NODES", "cluster.id": CLUSTER_ID}
     listeners = ("--listen", f"CLIENTS://{clients},NODES://{between}")
-    node = Served(tmp_path / "data", *listeners, environment=as_environment(settings))
+    node = BrokerProcess(tmp_path / "data", *listeners, environment=as_environment(settings))
     with node:
-        with Wire(clients) as wire:
-            served = {each["api_key"] for each in wire.ask(API_VERSIONS, 3, NAMED)["api_keys"]}
+        with WireClient(clients) as wire:
+            served = {each["api_key"] for each in wire.request(API_VERSIONS, 3, NAMED)["api_keys"]}
             assert served.isdisjoint({VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, ALTER_PARTITION})
             assert FETCH in served
         for api_key, version, tree in posing_as_leader(1, 1, LATE_EPOCH).values():
-            with Wire(clients) as wire, pytest.raises(Closed):
-                wire.ask(api_key, version, tree)
+            with WireClient(clients) as wire, pytest.raises(ConnectionClosedError):
+                wire.request(api_key, version, tree)
         assert "for nodes of this cluster alone" in node.output()
-        with Wire(between) as wire:
-            assert wire.ask(*posing_as_leader(1, 1, 0)["end"])["error_code"] == 0
+        with WireClient(between) as wire:
+            assert wire.request(*posing_as_leader(1, 1, 0)["end"])["error_code"] == 0

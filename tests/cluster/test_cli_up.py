@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.served import clean_environment
+from support.broker_process import clean_environment
 
 COMMAND = [sys.executable, "-m", "moldau"]
 WITHIN_S = 40.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from support.served_cluster import ServedCluster
+from support.broker_process_cluster import BrokerProcessCluster
 
 pytestmark = pytest.mark.clients
 
@@ -81,7 +81,7 @@ class Load:
 
 def test_full_load_costs_nobody_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Written at 200 MB/s, a disk would be full before retention first looks by default.
-    with ServedCluster(tmp_path, settings={"log.retention.check.interval.ms": "5000"}) as cluster:
+    with BrokerProcessCluster(tmp_path, settings={"log.retention.check.interval.ms": "5000"}) as cluster:
         cluster.create_topic(
             "load", partitions=PARTITIONS, retention_bytes="50000000", segment_bytes="20000000"
         )

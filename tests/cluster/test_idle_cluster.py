@@ -16,7 +16,7 @@ def test_followers_of_idle_partitions_stay_in_sync_and_leaders_stay_leaders() ->
     async def story(cluster: Cluster) -> None:
         def seen() -> list[tuple[int, int, tuple[int, ...]]]:
             topic = cluster.nodes[1].broker.metadata.image.topics["orders"]
-            return [(each.leader_epoch, each.partition_epoch, each.in_sync) for each in topic.partitions]
+            return [(each.leader_epoch, each.partition_epoch, each.isr) for each in topic.partitions]
 
         async with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
             await admin.create_topic("orders", 6, 3)
@@ -25,7 +25,7 @@ def test_followers_of_idle_partitions_stay_in_sync_and_leaders_stay_leaders() ->
             before, epoch = seen(), cluster.nodes[1].broker.quorum.epoch
             await asyncio.sleep(LAGS * LAG_MS / 1000)
             assert seen() == before
-            assert all(len(in_sync) == 3 for _, _, in_sync in before)
+            assert all(len(isr) == 3 for _, _, isr in before)
             assert cluster.nodes[1].broker.quorum.epoch == epoch
 
     with Cluster(3, settings=settings) as running:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from moldau.testing.simulation.checkers.history import History
-from moldau.testing.simulation.checkers.records import check
+from moldau.testing.simulation.checkers.records import check_records
+from support.broker_process_cluster import BrokerProcessCluster
 from support.log_reader import all_records
-from support.served_cluster import ServedCluster
-from support.steady_writer import SteadyWriter, shown
+from support.steady_writer import SteadyWriter, format_pauses
 
 pytestmark = pytest.mark.clients
 
@@ -22,7 +22,7 @@ PARTITIONS = 6
 def test_writes_resume_after_leaders_are_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = History()
     paused: list[float] = []
-    with ServedCluster(tmp_path) as cluster:
+    with BrokerProcessCluster(tmp_path) as cluster:
         cluster.create_topic("kills", partitions=PARTITIONS)
         cluster.wait_in_sync("kills")
         writer = SteadyWriter(cluster.bootstrap, "kills", PARTITIONS, history)
@@ -46,7 +46,7 @@ def test_writes_resume_after_leaders_are_killed(tmp_path: Path, capsys: pytest.C
             )
     acknowledged = sum(send.is_acknowledged for send in history.sends)
     with capsys.disabled():
-        print(f"\n{KILLS} kills of a leader, {acknowledged} writes acknowledged; {shown(paused)}")
-    assert check(history) == []
+        print(f"\n{KILLS} kills of a leader, {acknowledged} writes acknowledged; {format_pauses(paused)}")
+    assert check_records(history) == []
     assert not writer.failures
     assert acknowledged == len(history.sends)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.broker_process import clean_environment
+from support.broker_process_cluster import BrokerProcessCluster
 from support.real_clients import CLIENTS
-from support.served import clean_environment
-from support.served_cluster import ServedCluster
 
 pytestmark = pytest.mark.clients
 
@@ -18,8 +18,8 @@ CLIENT = CLIENTS[min(CLIENTS)]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ServedCluster]:
-    with ServedCluster(tmp_path) as served:
+def cluster(tmp_path: Path) -> Iterator[BrokerProcessCluster]:
+    with BrokerProcessCluster(tmp_path) as served:
         yield served
         for node in served.nodes.values():
             assert "Traceback" not in node.output()
@@ -29,11 +29,11 @@ def texts(count: int, prefix: str) -> list[str]:
     return [f"{prefix}-{number}" for number in range(count)]
 
 
-def replace_disk(cluster: ServedCluster, node_id: int) -> None:
+def replace_disk(cluster: BrokerProcessCluster, node_id: int) -> None:
     shutil.rmtree(cluster.nodes[node_id].data_dir)
 
 
-def moldau(cluster: ServedCluster, *words: str) -> str:
+def moldau(cluster: BrokerProcessCluster, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "moldau", *words, "--bootstrap", cluster.bootstrap],
         env=clean_environment(),
@@ -47,7 +47,7 @@ def moldau(cluster: ServedCluster, *words: str) -> str:
 
 
 def test_after_all_were_killed_two_serve_without_the_third_and_its_empty_disk_costs_nothing(
-    cluster: ServedCluster,
+    cluster: BrokerProcessCluster,
 ) -> None:
     cluster.create_topic("orders")
     cluster.wait_in_sync("orders")
@@ -61,7 +61,7 @@ def test_after_all_were_killed_two_serve_without_the_third_and_its_empty_disk_co
         cluster.nodes[node_id].spawn()
     for node_id in others:
         cluster.nodes[node_id].wait_ready()
-    cluster.wait_until(lambda: cluster.in_sync("orders") == others, "two are in sync")
+    cluster.wait_until(lambda: cluster.isr("orders") == others, "two are in sync")
     assert CLIENT.read(cluster.bootstrap, "orders", 100) == list(enumerate(before))
     assert CLIENT.produce(cluster.bootstrap, "orders", after) == list(range(100, 200))
 
@@ -72,7 +72,7 @@ def test_after_all_were_killed_two_serve_without_the_third_and_its_empty_disk_co
 
 
 def test_the_last_to_come_back_after_all_were_killed_does_not_lead_with_an_empty_disk(
-    cluster: ServedCluster,
+    cluster: BrokerProcessCluster,
 ) -> None:
     """However the in-sync set shrank meanwhile."""
     cluster.create_topic("orders", 6)
@@ -94,7 +94,7 @@ def test_the_last_to_come_back_after_all_were_killed_does_not_lead_with_an_empty
 
 
 def test_a_partition_whose_last_in_sync_replica_lost_its_disk_waits_for_an_unclean_election(
-    cluster: ServedCluster,
+    cluster: BrokerProcessCluster,
 ) -> None:
     cluster.create_topic("orders", replicas=2, min_insync_replicas="1")
     cluster.wait_in_sync("orders")
@@ -104,13 +104,13 @@ def test_a_partition_whose_last_in_sync_replica_lost_its_disk_waits_for_an_uncle
     last, other = replicas
     bystander = next(node_id for node_id in cluster.nodes if node_id not in replicas)
     cluster.kill(other)
-    cluster.wait_until(lambda: cluster.in_sync("orders") == [last], "one is left in sync")
+    cluster.wait_until(lambda: cluster.isr("orders") == [last], "one is left in sync")
     CLIENT.produce(cluster.bootstrap, "orders", alone)
     cluster.kill(last)
     cluster.start(other)
     replace_disk(cluster, last)
     cluster.start(last)
-    assert (cluster.leader_of("orders"), cluster.in_sync("orders")) == (-1, [])
+    assert (cluster.leader_of("orders"), cluster.isr("orders")) == (-1, [])
     said = "".join(cluster.nodes[node_id].output() for node_id in (other, bystander))
     assert "no replica is left that is known to have all records" in said
     status = moldau(cluster, "cluster", "status")

@@ -9,8 +9,8 @@ import pytest
 
 from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.client.record import ConsumerRecord
+from support.broker_process_cluster import BrokerProcessCluster
 from support.log_reader import all_records
-from support.served_cluster import ServedCluster
 
 PARTITIONS = 3
 BETWEEN = 300
@@ -20,8 +20,8 @@ GROUP = "readers"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
-    with ServedCluster(tmp_path_factory.mktemp("cluster")) as served:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessCluster]:
+    with BrokerProcessCluster(tmp_path_factory.mktemp("cluster")) as served:
         yield served
         for node in served.nodes.values():
             assert "Traceback" not in node.log_path.read_text()
@@ -98,7 +98,7 @@ class Story:
         return [b"%06d" % number for number in range(part, self.sent, PARTITIONS)]
 
 
-def test_the_producer_and_a_group_carry_on_when_nodes_are_killed(cluster: ServedCluster) -> None:
+def test_the_producer_and_a_group_carry_on_when_nodes_are_killed(cluster: BrokerProcessCluster) -> None:
     async def victim_of(role: str, story: Story, admin: Admin) -> int:
         if role == "leader":
             return await asyncio.to_thread(cluster.leader_of, story.topic)
@@ -132,7 +132,9 @@ def test_the_producer_and_a_group_carry_on_when_nodes_are_killed(cluster: Served
         assert story.read[part] == story.expected(part)
 
 
-def test_what_a_group_committed_is_there_when_its_coordinator_is_killed(cluster: ServedCluster) -> None:
+def test_what_a_group_committed_is_there_when_its_coordinator_is_killed(
+    cluster: BrokerProcessCluster,
+) -> None:
     topic = "committed"
     partitions = [TopicPartition(topic, part) for part in range(PARTITIONS)]
     cluster.create_topic(topic, PARTITIONS)

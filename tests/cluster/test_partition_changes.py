@@ -8,7 +8,7 @@ import pytest
 
 from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.client.admin.partitions import ElectionType
-from moldau.metadata.image import PartitionImage
+from moldau.metadata.image import PartitionRegistration
 from moldau.testing import Cluster
 
 ORDERS = TopicPartition("orders", 0)
@@ -21,7 +21,7 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-def partition(cluster: Cluster) -> PartitionImage:
+def partition(cluster: Cluster) -> PartitionRegistration:
     images = [node.broker.metadata.image for node in cluster.nodes.values()]
     found = max(images, key=lambda image: image.offset).partition(*ORDERS)
     assert found is not None
@@ -75,7 +75,7 @@ def test_replicas_are_added_and_moved_while_a_producer_writes(cluster: Cluster) 
             writing = asyncio.create_task(keep_writing())
             await until(lambda: written >= 100, "a hundred records are written")
             await reassign(admin, [first, *others[:2]])
-            assert set(partition(cluster).in_sync) == {first, *others[:2]}
+            assert set(partition(cluster).isr) == {first, *others[:2]}
             await reassign(admin, [others[2], others[1], others[0]])
             assert partition(cluster).leader in others
             before = written
@@ -100,7 +100,7 @@ def test_leadership_goes_back_to_the_preferred_replica(cluster: Cluster) -> None
             await until(lambda: partition(cluster).leader not in (-1, preferred), "another leads")
             await write(producer, range(10, 20))
             cluster.restart(preferred)
-            await until(lambda: preferred in partition(cluster).in_sync, "it has caught up")
+            await until(lambda: preferred in partition(cluster).isr, "it has caught up")
             assert await admin.elect_leaders(ElectionType.PREFERRED, [ORDERS]) == {ORDERS: None}
             assert partition(cluster).leader == preferred
             await write(producer, range(20, 30))
@@ -116,10 +116,10 @@ def test_an_unclean_election_asks_the_live_replicas_and_takes_the_longest_log() 
             leader, short, long = partition(cluster).replicas
             await write(producer, range(10))
             cluster.stop(short)
-            await until(lambda: short not in partition(cluster).in_sync, "a follower is left behind")
+            await until(lambda: short not in partition(cluster).isr, "a follower is left behind")
             await write(producer, range(10, 20))
             cluster.stop(long)
-            await until(lambda: partition(cluster).in_sync == (leader,), "the other one is too")
+            await until(lambda: partition(cluster).isr == (leader,), "the other one is too")
             await write(producer, range(20, 30))
             cluster.kill(leader)
             cluster.restart(short)
@@ -130,7 +130,7 @@ def test_an_unclean_election_asks_the_live_replicas_and_takes_the_longest_log() 
             assert await read(cluster, 20) == list(range(20))
             await write(producer, range(30, 40))
             cluster.restart(leader)
-            await until(lambda: leader in partition(cluster).in_sync, "the former leader follows")
+            await until(lambda: leader in partition(cluster).isr, "the former leader follows")
             assert await read(cluster, 30) == [*range(20), *range(30, 40)]
 
     with Cluster(5) as running:
@@ -145,7 +145,7 @@ def test_a_node_that_dies_alone_in_sync_is_waited_for(cluster: Cluster) -> None:
             await write(producer, range(10))
             cluster.kill(only)
             await until(lambda: partition(cluster).leader == -1, "nobody leads")
-            assert partition(cluster).in_sync == (only,)
+            assert partition(cluster).isr == (only,)
             cluster.restart(only)
             await until(lambda: partition(cluster).leader == only, "it leads again")
             assert await read(cluster, 10) == list(range(10))

@@ -7,11 +7,11 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from moldau.testing.simulation.workloads.client import Client
+from moldau.testing.simulation.workloads.client import RawClient
+from support.broker_process import BrokerProcess
+from support.broker_process_cluster import BrokerProcessCluster
 from support.real_clients import CLIENTS, RealClient
 from support.replica_files import batches
-from support.served import Served
-from support.served_cluster import ServedCluster
 
 pytestmark = pytest.mark.clients
 
@@ -24,15 +24,15 @@ def client(request: pytest.FixtureRequest) -> RealClient:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> ServedCluster:  # type: ignore[misc]
-    with ServedCluster(tmp_path_factory.mktemp("cluster")) as served:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> BrokerProcessCluster:  # type: ignore[misc]
+    with BrokerProcessCluster(tmp_path_factory.mktemp("cluster")) as served:
         yield served
         for node in served.nodes.values():
             assert "Traceback" not in node.output()
 
 
 @pytest.fixture
-def topic(cluster: ServedCluster) -> str:
+def topic(cluster: BrokerProcessCluster) -> str:
     """A topic of one partition with three replicas, all in sync; all nodes are up."""
     for node_id, node in cluster.nodes.items():
         if node.process is None:
@@ -43,11 +43,11 @@ def topic(cluster: ServedCluster) -> str:
     return name
 
 
-def committed_at(node: Served, topic: str) -> list[tuple[int, str]]:
+def committed_at(node: BrokerProcess, topic: str) -> list[tuple[int, str]]:
     """What this node gives a consumer that asks it, whoever leads now."""
 
     async def fetch() -> list[tuple[int, str]]:
-        asking = await Client.connect(node.host, node.port, "reader")
+        asking = await RawClient.connect(node.host, node.port, "reader")
         fetched = await asking.fetch((topic, 0), 0)
         asking.close()
         return [(record.offset, (record.value or b"").decode()) for record in fetched.records]
@@ -60,7 +60,7 @@ def texts(count: int, prefix: str = "v") -> list[str]:
 
 
 def test_scenario_1_normal_data_synchronisation(
-    cluster: ServedCluster, topic: str, client: RealClient
+    cluster: BrokerProcessCluster, topic: str, client: RealClient
 ) -> None:
     values = texts(200)
     assert client.produce(cluster.bootstrap, topic, values) == list(range(200))
@@ -71,7 +71,7 @@ def test_scenario_1_normal_data_synchronisation(
     assert held[0], "the followers have nothing"
 
 
-def test_scenario_2_leader_failover(cluster: ServedCluster, topic: str, client: RealClient) -> None:
+def test_scenario_2_leader_failover(cluster: BrokerProcessCluster, topic: str, client: RealClient) -> None:
     before = texts(100, "before")
     client.produce(cluster.bootstrap, topic, before)
     leader = cluster.leader_of(topic)
@@ -84,7 +84,7 @@ def test_scenario_2_leader_failover(cluster: ServedCluster, topic: str, client: 
 
 
 def test_scenario_3_a_broker_recovers_its_role_without_two_leaders(
-    cluster: ServedCluster, topic: str, client: RealClient
+    cluster: BrokerProcessCluster, topic: str, client: RealClient
 ) -> None:
     client.produce(cluster.bootstrap, topic, texts(50, "before"))
     old = cluster.leader_of(topic)
@@ -104,7 +104,7 @@ def test_scenario_3_a_broker_recovers_its_role_without_two_leaders(
 
 
 def test_scenario_4_a_leader_cut_off_from_its_followers_takes_no_writes(
-    cluster: ServedCluster, topic: str, client: RealClient
+    cluster: BrokerProcessCluster, topic: str, client: RealClient
 ) -> None:
     """The followers stand still, as if nothing reached them any more. (Cut cables are in `make chaos`.)"""
     client.produce(cluster.bootstrap, topic, texts(20, "before"))
@@ -141,7 +141,7 @@ def test_scenario_4_a_leader_cut_off_from_its_followers_takes_no_writes(
 
 
 def test_scenario_5_concurrent_writes_and_synchronisation(
-    cluster: ServedCluster, topic: str, client: RealClient
+    cluster: BrokerProcessCluster, topic: str, client: RealClient
 ) -> None:
     offsets: dict[int, list[int]] = {}
     failures: list[BaseException] = []
@@ -166,13 +166,13 @@ def test_scenario_5_concurrent_writes_and_synchronisation(
     assert held[0] == held[1] == held[2]
 
 
-def test_too_many_replicas_are_refused_with_the_number_of_nodes(cluster: ServedCluster) -> None:
+def test_too_many_replicas_are_refused_with_the_number_of_nodes(cluster: BrokerProcessCluster) -> None:
     with pytest.raises(KafkaException) as refused:
         cluster.create_topic("too-many", replicas=4)
     assert refused.value.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
 
 
-def test_an_assignment_that_names_unknown_brokers_is_refused(cluster: ServedCluster) -> None:
+def test_an_assignment_that_names_unknown_brokers_is_refused(cluster: BrokerProcessCluster) -> None:
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic("unknown-brokers", 1, replica_assignment=[[1, 2, 9]])

@@ -3,7 +3,7 @@
 import pytest
 
 from moldau.testing import Cluster
-from support.wire import PRODUCE, Wire, batch, produce_tree
+from support.wire import PRODUCE, WireClient, batch, produce_tree
 
 REQUESTS = 40
 RECORD_BYTES = 100_000
@@ -23,7 +23,7 @@ def cluster() -> Cluster:
 
 
 def test_records_are_committed_however_many_wait_for_it(cluster: Cluster) -> None:
-    with cluster, Wire(cluster.address(cluster.leader_of("orders")), timeout_s=30) as wire:
+    with cluster, WireClient(cluster.address(cluster.leader_of("orders")), timeout_s=30) as wire:
         large = batch([bytes(RECORD_BYTES)])
         for _ in range(REQUESTS):
             wire.send(PRODUCE, 9, produce_tree("orders", large))

@@ -153,18 +153,18 @@ def test_a_killed_leader_is_replaced_and_has_its_data_when_it_is_back(faulty: Cl
         faulty.restart(victim)
         assert await read(faulty, "orders", 3) == ["1", "2", "3"]
         # All others may go, and it still has everything.
-        await until(lambda: len(in_sync(faulty)) == 3)
+        await until(lambda: len(isr(faulty)) == 3)
 
     run(story())
 
 
-def in_sync(cluster: Cluster, but: int | None = None) -> tuple[int, ...]:
+def isr(cluster: Cluster, but: int | None = None) -> tuple[int, ...]:
     """As the nodes see it that run; `but` stands still or is cut off."""
     images = [node.broker.metadata.image for node_id, node in cluster.nodes.items() if node_id != but]
     newest = max(images, key=lambda image: image.offset)
     partition = newest.partition("orders", 0)
     assert partition is not None
-    return partition.in_sync
+    return partition.isr
 
 
 def test_a_killed_controller_is_replaced(faulty: Cluster) -> None:
@@ -189,10 +189,10 @@ def test_a_paused_node_stands_still_and_goes_on(faulty: Cluster) -> None:
         )
         faulty.pause(victim)
         faulty.pause(victim)
-        await until(lambda: victim not in in_sync(faulty, but=victim))
+        await until(lambda: victim not in isr(faulty, but=victim))
         await send(faulty, "orders", "1")
         faulty.resume(victim)
-        await until(lambda: victim in in_sync(faulty))
+        await until(lambda: victim in isr(faulty))
 
     run(story())
 
@@ -223,12 +223,12 @@ def test_nothing_comes_through_a_cut_until_it_heals(faulty: Cluster) -> None:
             if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
         )
         faulty.partition(victim)
-        await until(lambda: victim not in in_sync(faulty, but=victim))
+        await until(lambda: victim not in isr(faulty, but=victim))
         await send(faulty, "orders", "1")
         behind = faulty.nodes[victim].broker.metadata.image.offset
         assert behind < max(node.broker.metadata.image.offset for node in faulty.nodes.values())
         faulty.heal()
-        await until(lambda: victim in in_sync(faulty))
+        await until(lambda: victim in isr(faulty))
 
     run(story())
 
@@ -241,9 +241,9 @@ def test_what_a_node_sends_is_lost_one_way(faulty: Cluster) -> None:
             if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
         )
         faulty.partition(victim, one_way=True)
-        await until(lambda: victim not in in_sync(faulty, but=victim))
+        await until(lambda: victim not in isr(faulty, but=victim))
         faulty.heal()
-        await until(lambda: victim in in_sync(faulty))
+        await until(lambda: victim in isr(faulty))
 
     run(story())
 

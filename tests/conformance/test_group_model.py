@@ -10,18 +10,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from moldau.errors import FencedInstanceIdError, MemberIdRequiredError, MoldauError, UnknownMemberError
-from moldau.groups.records import GroupChanged
+from moldau.errors import FencedInstanceIdError, MemberIdRequiredError, MoldauError, UnknownMemberIdError
+from moldau.groups.records import GroupMetadataRecord
 from moldau.groups.requests import (
-    DONE,
-    UNKNOWN_MEMBER,
-    GroupLimits,
+    EMPTY_RESPONSE,
+    UNKNOWN_MEMBER_ID,
+    GroupCoordinatorConfig,
     GroupState,
-    JoinReply,
+    JoinResponse,
     LeavingMember,
     Protocol,
-    SyncReply,
-    Ticket,
+    RequestId,
+    SyncResponse,
 )
 from support.classic_group import Stage, speaking
 
@@ -49,11 +49,11 @@ class Client:
     def __init__(self, name: str, instance: str | None) -> None:
         self.name = name
         self.instance = instance
-        self.member_id = UNKNOWN_MEMBER
+        self.member_id = UNKNOWN_MEMBER_ID
         self.generation = -1
         self.leads = False
         self.protocols = PROTOCOLS[0]
-        self.waits_for: Ticket | None = None
+        self.waits_for: RequestId | None = None
         self.has_part = False
 
     @property
@@ -66,10 +66,10 @@ class GroupModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stage: Stage
-        self.asked: dict[Ticket, Client] = {}
+        self.asked: dict[RequestId, Client] = {}
         """Who waits, or has waited, for each answer."""
-        self.seen: set[Ticket] = set()
-        self.given_up: set[Ticket] = set()
+        self.seen: set[RequestId] = set()
+        self.given_up: set[RequestId] = set()
         """Requests that a crash has taken with it."""
         self.identities: dict[str, str] = {}
         """By member id."""
@@ -93,7 +93,7 @@ class GroupModel(RuleBasedStateMachine):
     def begin(
         self, size_max: int, delay_ms: int, first: list[tuple[str | None, tuple[Protocol, ...]]]
     ) -> None:
-        self.stage = Stage(GroupLimits(size_max=size_max, initial_rebalance_delay_ms=delay_ms))
+        self.stage = Stage(GroupCoordinatorConfig(size_max=size_max, initial_rebalance_delay_ms=delay_ms))
         for instance, protocols in first:
             self.join_anew(instance, protocols=protocols)
 
@@ -170,7 +170,7 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from(["one", "two", "strange"]))
     def remove_static_member(self, instance: str) -> None:
-        self.stage.leave(LeavingMember(UNKNOWN_MEMBER, instance))
+        self.stage.leave(LeavingMember(UNKNOWN_MEMBER_ID, instance))
         self.hear()
 
     # What the world does
@@ -228,49 +228,51 @@ class GroupModel(RuleBasedStateMachine):
                 member_id: f"{self.assigned} for {self.identities[member_id]}".encode()
                 for member_id in self.stage.group.members
             }
-        ticket = self.stage.sync(
+        request_id = self.stage.sync(
             client.member_id, assignments, generation=client.generation, instance=client.instance
         )
-        self.expect(client, ticket)
+        self.expect(client, request_id)
 
     def send_heartbeat(self, client: Client) -> None:
-        ticket = self.stage.heartbeat(
+        request_id = self.stage.heartbeat(
             client.member_id, generation=client.generation, instance=client.instance
         )
         holder = client.instance and self.stage.group._roster.holder(client.instance)
         if holder is not None and holder != client.member_id:
-            assert self.stage.refused(ticket) is FencedInstanceIdError
-        if self.stage.answer(ticket) is DONE:
+            assert self.stage.refused(request_id) is FencedInstanceIdError
+        if self.stage.answer(request_id) is EMPTY_RESPONSE:
             self.is_a_member(client)
-        self.expect(client, ticket)
+        self.expect(client, request_id)
 
     # What is seen of it
 
-    def expect(self, client: Client, ticket: Ticket) -> None:
-        self.asked[ticket] = client
-        client.waits_for = ticket
+    def expect(self, client: Client, request_id: RequestId) -> None:
+        self.asked[request_id] = client
+        client.waits_for = request_id
         self.hear()
 
     def hear(self) -> None:
         """Looks at every answer that has come since the last time."""
         self.read_log()
-        for ticket in [each for each in self.asked if each not in self.seen and each in self.stage.lost]:
-            self.seen.add(ticket)
-            self.asked[ticket].waits_for = None
-        for ticket in [each for each in self.asked if each not in self.seen and each in self.stage.answers]:
-            assert ticket not in self.given_up, "nobody answers for a coordinator that is gone"
-            self.seen.add(ticket)
-            client, answer = self.asked[ticket], self.stage.answers[ticket]
-            if client.waits_for == ticket:
+        for request_id in [each for each in self.asked if each not in self.seen and each in self.stage.lost]:
+            self.seen.add(request_id)
+            self.asked[request_id].waits_for = None
+        for request_id in [
+            each for each in self.asked if each not in self.seen and each in self.stage.answers
+        ]:
+            assert request_id not in self.given_up, "nobody answers for a coordinator that is gone"
+            self.seen.add(request_id)
+            client, answer = self.asked[request_id], self.stage.answers[request_id]
+            if client.waits_for == request_id:
                 client.waits_for = None
-            if isinstance(answer, JoinReply):
+            if isinstance(answer, JoinResponse):
                 self.hear_join(client, answer)
-            elif isinstance(answer, SyncReply):
+            elif isinstance(answer, SyncResponse):
                 self.hear_sync(client, answer)
             elif isinstance(answer, MoldauError):
                 self.hear_error(client, answer)
 
-    def hear_join(self, client: Client, reply: JoinReply) -> None:
+    def hear_join(self, client: Client, reply: JoinResponse) -> None:
         leader = self.identities[reply.leader]
         expected = self.told.setdefault(reply.generation, (reply.protocol_name, leader))
         assert expected == (reply.protocol_name, leader), "one generation, one story"
@@ -284,7 +286,7 @@ class GroupModel(RuleBasedStateMachine):
             self.fenced |= set(same) - {reply.member_id}
             self.fenced.discard(reply.member_id)
 
-    def hear_sync(self, client: Client, reply: SyncReply) -> None:
+    def hear_sync(self, client: Client, reply: SyncResponse) -> None:
         assert client.member_id not in self.fenced or client.member_id not in self.stage.group.members
         parts = self.parts.setdefault(self.generation_written, {})
         assert parts.setdefault(client.identity, reply.assignment) == reply.assignment
@@ -300,8 +302,8 @@ class GroupModel(RuleBasedStateMachine):
         client.generation = -1
         if isinstance(error, MemberIdRequiredError):
             client.member_id = error.member_id
-        elif isinstance(error, UnknownMemberError):
-            client.member_id = UNKNOWN_MEMBER
+        elif isinstance(error, UnknownMemberIdError):
+            client.member_id = UNKNOWN_MEMBER_ID
         elif isinstance(error, FencedInstanceIdError):
             self.lose(client)
 
@@ -312,7 +314,7 @@ class GroupModel(RuleBasedStateMachine):
 
     def read_log(self) -> None:
         for record in self.stage.log[self.records_seen :]:
-            assert isinstance(record, GroupChanged)
+            assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             assert record.metadata.generation >= self.generation_written, "what was synced is not taken back"
             self.generation_written = record.metadata.generation
@@ -354,17 +356,17 @@ class GroupModel(RuleBasedStateMachine):
     @invariant()
     def is_not_too_big(self) -> None:
         group = self.stage.group
-        assert len(group._joining) <= self.stage.limits.size_max
+        assert len(group._joining) <= self.stage.config.size_max
         if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             dynamic = [each for each in group.members.values() if not each.is_static]
-            assert len(dynamic) <= self.stage.limits.size_max
+            assert len(dynamic) <= self.stage.config.size_max
 
     @invariant()
     def is_what_the_log_says_when_stable(self) -> None:
         group = self.stage.group
         if group.state is GroupState.STABLE:
             record = self.stage.log[-1]
-            assert isinstance(record, GroupChanged)
+            assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             assert (record.metadata.generation, record.metadata.leader) == (group.generation, group.leader)
             assert [(each.member_id, each.assignment) for each in record.metadata.members] == [
@@ -383,7 +385,7 @@ class GroupModel(RuleBasedStateMachine):
         self.stage.wait(A_DAY_MS)
         assert self.stage.group.state is GroupState.EMPTY
         for record in self.stage.log[-1:]:
-            assert isinstance(record, GroupChanged)
+            assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             assert not record.metadata.members, "and the log says so"
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moldau.errors import StorageError
-from moldau.logs.files.store import FilesStore
-from moldau.logs.memory import MemoryStore
+from moldau.logs.files.store import FileLogStore
+from moldau.logs.memory import MemoryLogStore
 from moldau.logs.store import Log, LogStore
 from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch
-from moldau.records.record import iterate
+from moldau.records.record import iterate_records
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import NAME, TOPIC_ID, batch_at, batches_of
@@ -49,7 +49,7 @@ class ModelBatch:
         self.leader_epoch = batch.leader_epoch
         self.producer_id = batch.producer_id
         self.base_sequence = batch.base_sequence
-        self.records = list(iterate(batch))
+        self.records = list(iterate_records(batch))
 
 
 class LogModel(RuleBasedStateMachine):
@@ -116,8 +116,8 @@ class LogModel(RuleBasedStateMachine):
         self.epoch += 1
 
     @rule()
-    def make_durable(self) -> None:
-        self.run(self.log.make_durable())
+    def flush(self) -> None:
+        self.run(self.log.flush())
         assert self.log.durable_offset == self.end
 
     @rule(part=st.floats(0, 1))
@@ -159,14 +159,14 @@ class LogModel(RuleBasedStateMachine):
         assert len(self.log.epochs) == 0
 
     @rule(part=st.floats(0, 1))
-    def advance_start(self, part: float) -> None:
+    def advance_start_offset(self, part: float) -> None:
         self.start += int(part * (self.end - self.start))
-        self.run(self.log.advance_start(self.start))
+        self.run(self.log.advance_start_offset(self.start))
 
     @rule(later_ms=st.integers(0, 4_000))
     def apply_retention(self, later_ms: int) -> None:
         self.now_ms += later_ms
-        self.run(self.log.make_durable())
+        self.run(self.log.flush())
         self.run(self.log.apply_retention(self.now_ms, self.end))
         start = self.log.start_offset
         assert self.start <= start <= self.end
@@ -176,7 +176,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        self.run(self.log.make_durable())
+        self.run(self.log.flush())
         self.run(self.log.compact(self.now_ms, self.end))
         self.compacted = self.end
         newest: dict[bytes | None, int] = {}
@@ -198,7 +198,9 @@ class LogModel(RuleBasedStateMachine):
     @invariant()
     def records_are_right(self) -> None:
         found = self.run(batches_of(self.log))
-        actual = [record for batch in found for record in iterate(batch) if record.offset >= self.start]
+        actual = [
+            record for batch in found for record in iterate_records(batch) if record.offset >= self.start
+        ]
         expected = {
             record.offset: record
             for batch in self.batches
@@ -235,12 +237,12 @@ class LogModel(RuleBasedStateMachine):
         epochs = {batch.base_offset: batch.leader_epoch for batch in self.batches}
         for batch in self.run(batches_of(self.log)):
             assert batch.leader_epoch == epochs[batch.base_offset]
-            assert self.log.epochs.epoch_at(batch.last_offset) == batch.leader_epoch
+            assert self.log.epochs.epoch_for_offset(batch.last_offset) == batch.leader_epoch
 
     @rule(offset=st.integers(0, 200), bytes_max=st.integers(0, 3_000), bound=st.integers(0, 200))
     def read_somewhere(self, offset: int, bytes_max: int, bound: int) -> None:
         offset, below = max(offset, self.start), min(bound, self.end)
-        slices = self.run(self.log.read(offset, bytes_max, below, whole_first=False))
+        slices = self.run(self.log.read(offset, bytes_max, below, min_one_batch=False))
         data = slices.read()
         assert len(data) == slices.size <= bytes_max
         visible = self.run(batches_of(self.log, offset, below)) if offset < below else []
@@ -249,9 +251,11 @@ class LogModel(RuleBasedStateMachine):
     @rule(timestamp_ms=st.integers(9_000, 30_000), bound=st.integers(0, 200))
     def find_by_time(self, timestamp_ms: int, bound: int) -> None:
         below = min(bound, self.end)
-        found = self.run(self.log.offset_for_time(timestamp_ms, below))
+        found = self.run(self.log.offset_for_timestamp(timestamp_ms, below))
         visible = self.run(batches_of(self.log, self.start, below)) if self.start < below else []
-        times = [(r.timestamp, r.offset) for b in visible for r in iterate(b) if r.offset >= self.start]
+        times = [
+            (r.timestamp, r.offset) for b in visible for r in iterate_records(b) if r.offset >= self.start
+        ]
         later = [(timestamp, offset) for timestamp, offset in times if timestamp >= timestamp_ms]
         assert (found and (found.timestamp_ms, found.offset)) == (later[0] if later else None)
         newest = self.run(self.log.max_timestamp(below))
@@ -262,7 +266,7 @@ class LogModel(RuleBasedStateMachine):
 class MemoryModel(LogModel):
     @initialize()
     def begin(self) -> None:
-        self.store = MemoryStore()
+        self.store = MemoryLogStore()
         self.log = self.run(self.store.open(NAME, TOPIC_ID, SETTINGS))
 
 
@@ -274,7 +278,7 @@ class FilesModel(LogModel):
 
     def _open(self) -> None:
         async def open_again() -> None:
-            self.store = FilesStore(self.disk, "data", SystemClock())
+            self.store = FileLogStore(self.disk, "data", SystemClock())
             await self.store.start()
             self.log = await self.store.open(NAME, TOPIC_ID, SETTINGS)
 
@@ -284,7 +288,7 @@ class FilesModel(LogModel):
     def restart(self) -> None:
         self.run(self.store.close())
         self._open()
-        assert self.store.was_closed_cleanly
+        assert self.store.had_clean_shutdown
         assert self.log.durable_offset == self.end
 
     @rule()

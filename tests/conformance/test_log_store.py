@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from moldau.errors import OffsetOutOfRangeError, OutOfOrderSequenceError
-from moldau.logs.files.store import FilesStore
-from moldau.logs.memory import MemoryStore
-from moldau.logs.store import NOTHING, Log, LogName, LogStore, TimeAndOffset
+from moldau.logs.files.store import FileLogStore
+from moldau.logs.memory import MemoryLogStore
+from moldau.logs.store import NOTHING, Log, LogName, LogStore, TimestampAndOffset
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.records.batch import Batch, split
@@ -20,11 +20,11 @@ from support.logs import (
     NAME,
     OTHER_TOPIC_ID,
     TOPIC_ID,
-    AwaitingStore,
+    YieldingLogStore,
     append,
     batch_at,
     batches_of,
-    made_durable,
+    flush_and_finalize,
     records_of,
     values_of,
 )
@@ -46,10 +46,10 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     def make() -> LogStore:
         store: LogStore
         if kind.endswith("memory"):
-            store = MemoryStore()
+            store = MemoryLogStore()
         else:
-            store = FilesStore(OsDisk(), str(tmp_path / "data"), SystemClock())
-        return AwaitingStore(store) if kind.startswith("awaiting") else store
+            store = FileLogStore(OsDisk(), str(tmp_path / "data"), SystemClock())
+        return YieldingLogStore(store) if kind.startswith("awaiting") else store
 
     return make
 
@@ -69,9 +69,9 @@ def test_a_new_log_is_empty(make_store: MakeStore) -> None:
             assert (log.name, log.topic_id) == (NAME, TOPIC_ID)
             assert await log.read(0, 1000, 0) == NOTHING
             assert await log.read(0, 1000, 10) == NOTHING
-            assert await log.offset_for_time(0, 10) is None
+            assert await log.offset_for_timestamp(0, 10) is None
             assert await log.max_timestamp(10) is None
-            await made_durable(log)
+            await flush_and_finalize(log)
             await log.apply_retention(FOREVER, 0)
             assert not await log.compact(FOREVER, 0)
 
@@ -152,10 +152,10 @@ def test_reads_keep_to_the_byte_limit_but_may_give_the_first_batch_whole(make_st
             size = batches[0].size
             first = await log.read(0, 1, 5)
             assert first.read() == batches[0].to_bytes()
-            assert (await log.read(0, 1, 5, whole_first=False)).size == 0
-            assert (await log.read(0, size - 1, 5, whole_first=False)).size == 0
+            assert (await log.read(0, 1, 5, min_one_batch=False)).size == 0
+            assert (await log.read(0, size - 1, 5, min_one_batch=False)).size == 0
             for limit in range(size, 5 * size, 97):
-                slices = await log.read(0, limit, 5, whole_first=False)
+                slices = await log.read(0, limit, 5, min_one_batch=False)
                 assert size <= slices.size <= limit
                 data = slices.read()
                 assert b"".join(batch.to_bytes() for batch in batches).startswith(data)
@@ -183,7 +183,7 @@ def test_durable_follows_the_end_when_asked(make_store: MakeStore) -> None:
             for letter in (b"a", b"b", b"c"):
                 await append(log, big(letter))
             assert log.durable_offset <= log.end_offset
-            await asyncio.gather(*(log.make_durable() for _ in range(5)))
+            await asyncio.gather(*(log.flush() for _ in range(5)))
             assert log.durable_offset == log.end_offset == 3
 
     asyncio.run(body())
@@ -197,10 +197,10 @@ def test_appends_go_on_while_a_sync_runs(make_store: MakeStore) -> None:
                 for number in range(30):
                     await append(log, big(b"%d" % (number % 10)))
                     end = log.end_offset
-                    await made_durable(log)
+                    await flush_and_finalize(log)
                     assert log.durable_offset >= end
 
-            await asyncio.gather(produce(), *(log.make_durable() for _ in range(3)))
+            await asyncio.gather(produce(), *(log.flush() for _ in range(3)))
             assert log.durable_offset == log.end_offset == 30
             assert len(await records_of(log)) == 30
 
@@ -214,17 +214,17 @@ def test_records_are_found_by_time(make_store: MakeStore) -> None:
             for timestamp_ms in (100, 200, 150, 300, 400, 500, 600, 700, 800):
                 await append(log, *[b"v" * 100] * 3, timestamp_ms=timestamp_ms, leader_epoch=7)
             end = log.end_offset
-            assert await log.offset_for_time(0, end) == TimeAndOffset(100, 0, 7)
-            assert await log.offset_for_time(101, end) == TimeAndOffset(101, 1, 7)
-            assert await log.offset_for_time(103, end) == TimeAndOffset(200, 3, 7)
-            assert await log.offset_for_time(151, end) == TimeAndOffset(200, 3, 7)
-            assert await log.offset_for_time(202, end) == TimeAndOffset(202, 5, 7)
-            assert await log.offset_for_time(203, end) == TimeAndOffset(300, 9, 7)
-            assert await log.offset_for_time(802, end) == TimeAndOffset(802, 26, 7)
-            assert await log.offset_for_time(803, end) is None
-            assert await log.offset_for_time(701, 21) is None
-            assert await log.max_timestamp(end) == TimeAndOffset(802, 26, 7)
-            assert await log.max_timestamp(9) == TimeAndOffset(202, 5, 7)
+            assert await log.offset_for_timestamp(0, end) == TimestampAndOffset(100, 0, 7)
+            assert await log.offset_for_timestamp(101, end) == TimestampAndOffset(101, 1, 7)
+            assert await log.offset_for_timestamp(103, end) == TimestampAndOffset(200, 3, 7)
+            assert await log.offset_for_timestamp(151, end) == TimestampAndOffset(200, 3, 7)
+            assert await log.offset_for_timestamp(202, end) == TimestampAndOffset(202, 5, 7)
+            assert await log.offset_for_timestamp(203, end) == TimestampAndOffset(300, 9, 7)
+            assert await log.offset_for_timestamp(802, end) == TimestampAndOffset(802, 26, 7)
+            assert await log.offset_for_timestamp(803, end) is None
+            assert await log.offset_for_timestamp(701, 21) is None
+            assert await log.max_timestamp(end) == TimestampAndOffset(802, 26, 7)
+            assert await log.max_timestamp(9) == TimestampAndOffset(202, 5, 7)
             assert await log.max_timestamp(0) is None
 
     asyncio.run(body())
@@ -235,11 +235,11 @@ def test_time_queries_never_answer_below_the_start(make_store: MakeStore) -> Non
         async with opened(make_store) as log:
             await append(log, b"a", b"b", b"c", timestamp_ms=900)
             await append(log, b"d", b"e", b"f", timestamp_ms=500)
-            await log.advance_start(2)
-            assert await log.offset_for_time(0, 6) == TimeAndOffset(902, 2, 0)
-            await log.advance_start(4)
-            assert await log.offset_for_time(0, 6) == TimeAndOffset(501, 4, 0)
-            assert await log.max_timestamp(6) == TimeAndOffset(502, 5, 0)
+            await log.advance_start_offset(2)
+            assert await log.offset_for_timestamp(0, 6) == TimestampAndOffset(902, 2, 0)
+            await log.advance_start_offset(4)
+            assert await log.offset_for_timestamp(0, 6) == TimestampAndOffset(501, 4, 0)
+            assert await log.max_timestamp(6) == TimestampAndOffset(502, 5, 0)
 
     asyncio.run(body())
 
@@ -248,8 +248,8 @@ def test_append_time_and_missing_timestamps(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             await append(log, b"a", b"b", append_time_ms=77)
-            assert await log.offset_for_time(77, 2) == TimeAndOffset(77, 0, 0)
-            assert await log.max_timestamp(2) == TimeAndOffset(77, 0, 0)
+            assert await log.offset_for_timestamp(77, 2) == TimestampAndOffset(77, 0, 0)
+            assert await log.max_timestamp(2) == TimestampAndOffset(77, 0, 0)
 
     asyncio.run(body())
 
@@ -266,7 +266,7 @@ def test_truncation_drops_records_epochs_and_producers(make_store: MakeStore) ->
                     base_sequence=2 * number,
                     **producer,
                 )
-            await made_durable(log)
+            await flush_and_finalize(log)
             assert list(log.epochs) == [(0, 0), (1, 8), (2, 16)]
             await log.truncate_to(10)
             assert (log.end_offset, log.durable_offset) == (10, 10)
@@ -279,7 +279,7 @@ def test_truncation_drops_records_epochs_and_producers(make_store: MakeStore) ->
             assert (repeated.base_offset, repeated.last_offset) == (8, 9)
             assert log.producers.check(batch_at(10, [b"x"], base_sequence=10, **producer)) is None
             await append(log, b"new", leader_epoch=5, base_sequence=10, **producer)
-            await made_durable(log)
+            await flush_and_finalize(log)
             assert (await values_of(log))[-1] == b"new"
             assert list(log.epochs) == [(0, 0), (1, 8), (5, 10)]
 
@@ -307,7 +307,7 @@ def test_truncation_below_the_start_begins_anew_there(make_store: MakeStore) -> 
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
             for letter in (b"a", b"b", b"c", b"d"):
                 await append(log, big(letter))
-            await log.advance_start(3)
+            await log.advance_start_offset(3)
             await log.truncate_to(1)
             assert (log.start_offset, log.end_offset, log.durable_offset, log.size) == (1, 1, 1, 0)
             await append(log, b"x")
@@ -324,7 +324,7 @@ def test_truncation_into_the_batch_the_log_begins_in_keeps_what_producers_wrote_
         async with opened(make_store) as log:
             await append(log, b"a", base_sequence=0, **producer)
             await append(log, b"b", b"c", base_sequence=1, **producer)
-            await log.advance_start(2)
+            await log.advance_start_offset(2)
             await log.truncate_to(2)
             assert (log.start_offset, log.end_offset, log.size) == (2, 2, 0)
             repeated = log.producers.check(batch_at(2, [b"a"], base_sequence=0, **producer))
@@ -350,7 +350,7 @@ def test_a_log_begins_anew_anywhere(make_store: MakeStore, offset: int) -> None:
                     producer_epoch=0,
                     base_sequence=number,
                 )
-            await log.advance_start(2)
+            await log.advance_start_offset(2)
             await log.truncate_fully_and_start_at(offset)
             assert (log.start_offset, log.end_offset, log.durable_offset) == (offset,) * 3
             assert (log.size, list(log.epochs), len(log.producers)) == (0, [], 0)
@@ -358,7 +358,7 @@ def test_a_log_begins_anew_anywhere(make_store: MakeStore, offset: int) -> None:
             assert await log.max_timestamp(offset + 1) is None
             await append(log, b"x", leader_epoch=2)
             await append(log, big(b"y"), leader_epoch=2)
-            await made_durable(log)
+            await flush_and_finalize(log)
             assert [(record.offset, record.value) for record in await records_of(log)] == [
                 (offset, b"x"),
                 (offset + 1, big(b"y")),
@@ -374,7 +374,7 @@ def test_a_read_goes_on_while_the_log_begins_anew(make_store: MakeStore) -> None
     async def body() -> None:
         async with opened(make_store) as log:
             await append(log, b"a", b"b")
-            await made_durable(log)
+            await flush_and_finalize(log)
             slices = await log.read(0, 1000, 2)
             before = slices.read()
             await log.truncate_fully_and_start_at(0)
@@ -390,16 +390,16 @@ def test_the_start_moves_and_what_lies_below_is_dropped(make_store: MakeStore) -
             for number, letter in enumerate((b"a", b"b", b"c", b"d")):
                 await append(log, big(letter), leader_epoch=number)
             size = log.size
-            await log.advance_start(2)
+            await log.advance_start_offset(2)
             assert log.start_offset == 2
             assert log.size < size
             assert await values_of(log) == [big(b"c"), big(b"d")]
             assert list(log.epochs) == [(2, 2), (3, 3)]
-            await log.advance_start(1)
+            await log.advance_start_offset(1)
             assert log.start_offset == 2
             with pytest.raises(OffsetOutOfRangeError):
-                await log.advance_start(5)
-            await log.advance_start(4)
+                await log.advance_start_offset(5)
+            await log.advance_start_offset(4)
             assert (log.start_offset, log.end_offset, log.size) == (4, 4, 0)
             await append(log, b"e", leader_epoch=3)
             assert [record.offset for record in await records_of(log)] == [4]
@@ -413,7 +413,7 @@ def test_retention_by_time(make_store: MakeStore) -> None:
         async with opened(make_store, settings) as log:
             for number in range(5):
                 await append(log, big(b"%d" % number), timestamp_ms=10_000 + 500 * number)
-            await made_durable(log)
+            await flush_and_finalize(log)
             await log.apply_retention(11_000, log.end_offset)
             assert log.start_offset == 0
             await log.apply_retention(11_501, log.end_offset)
@@ -484,7 +484,7 @@ async def filler(log: Log) -> None:
     """Closes the segment in which everything so far lies, in stores that have segments."""
     await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
     await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
-    await made_durable(log)
+    await flush_and_finalize(log)
 
 
 def test_compaction_keeps_the_newest_record_of_each_key(make_store: MakeStore) -> None:
@@ -512,7 +512,7 @@ def test_compaction_stays_below_the_bound(make_store: MakeStore) -> None:
         async with opened(make_store, COMPACTED) as log:
             for number in range(10):
                 await append(log, big(b"%d" % number), keys=[b"k"])
-            await made_durable(log)
+            await flush_and_finalize(log)
             await log.compact(1_000_000, 5)
             offsets = [record.offset for record in await records_of(log)]
             assert offsets == [4, 5, 6, 7, 8, 9]
@@ -569,7 +569,7 @@ def test_compaction_waits_for_min_compaction_lag(make_store: MakeStore) -> None:
         async with opened(make_store, settings) as log:
             for number in range(6):
                 await append(log, big(b"%d" % number), keys=[b"k"], timestamp_ms=10_000)
-            await made_durable(log)
+            await flush_and_finalize(log)
             assert not await log.compact(14_999, log.end_offset)
             assert len(await records_of(log)) == 6
             assert await log.compact(15_000, log.end_offset)
@@ -586,11 +586,11 @@ def test_the_dirty_ratio_decides_when_compaction_is_worth_it(make_store: MakeSto
         async with opened(make_store, settings) as log:
             for number in range(9):
                 await append(log, big(b"%d" % number), keys=[b"k%d" % number])
-            await made_durable(log)
+            await flush_and_finalize(log)
             assert await log.compact(1_000_000, log.end_offset)
             await append(log, big(b"x"), keys=[b"k1"])
             await append(log, big(b"x"), keys=[b"k2"])
-            await made_durable(log)
+            await flush_and_finalize(log)
             assert not await log.compact(1_000_000, log.end_offset)
 
     asyncio.run(body())
@@ -601,14 +601,14 @@ def test_appends_and_reads_go_on_during_compaction(make_store: MakeStore) -> Non
         async with opened(make_store, COMPACTED) as log:
             for number in range(200):
                 await append(log, b"%d" % number * 50, keys=[b"k%d" % (number % 7)])
-            await made_durable(log)
+            await flush_and_finalize(log)
             held = await log.read(0, 1_000_000, log.end_offset)
             content = held.read()
 
             async def produce() -> None:
                 for number in range(50):
                     await append(log, b"during %d" % number, keys=[b"d%d" % number])
-                    await made_durable(log)
+                    await flush_and_finalize(log)
                     await batches_of(log)
 
             await asyncio.gather(log.compact(1_000_000, log.end_offset), produce())
@@ -626,7 +626,7 @@ def test_a_removed_log_is_gone_and_its_name_can_be_used_again(make_store: MakeSt
         log = await store.open(NAME, TOPIC_ID, ONE_BATCH_SEGMENTS)
         for letter in (b"a", b"b", b"c"):
             await append(log, big(letter))
-        await log.advance_start(2)
+        await log.advance_start_offset(2)
         await store.remove(NAME)
         assert NAME not in [name for name, _ in store.found()]
         await store.remove(NAME)
@@ -643,7 +643,7 @@ def test_a_log_of_another_topic_id_is_replaced(make_store: MakeStore) -> None:
         await store.start()
         old = await store.open(NAME, TOPIC_ID, TopicSettings())
         await append(old, b"of the deleted topic")
-        await old.make_durable()
+        await old.flush()
         new = await store.open(NAME, OTHER_TOPIC_ID, TopicSettings())
         assert (new.start_offset, new.end_offset, new.topic_id) == (0, 0, OTHER_TOPIC_ID)
         assert list(store.found()) == [(NAME, OTHER_TOPIC_ID)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import Topics
-from support.wire import METADATA, Wire, batch, end_offset, fetch, produce
+from support.wire import METADATA, WireClient, batch, end_offset, fetch, produce
 
 DISK_BYTES = 24 << 20
 STORAGE_ERROR = 56
@@ -42,7 +42,7 @@ def fill(where: Path, leave: int) -> Path:
     return ballast
 
 
-def produce_until_refused(wire: Wire, topic: str) -> tuple[int, int]:
+def produce_until_refused(wire: WireClient, topic: str) -> tuple[int, int]:
     """(records acknowledged, the code that ended it)."""
     acknowledged = 0
     while True:
@@ -54,7 +54,7 @@ def produce_until_refused(wire: Wire, topic: str) -> tuple[int, int]:
         assert acknowledged < 10_000, "the disk never filled up"
 
 
-def check_whole(wire: Wire, topic: str, acknowledged: int) -> None:
+def check_whole(wire: WireClient, topic: str, acknowledged: int) -> None:
     assert end_offset(wire, topic) >= acknowledged
     for offset in range(acknowledged):
         answer = fetch(wire, topic, offset, partition_max_bytes=100)
@@ -63,7 +63,7 @@ def check_whole(wire: Wire, topic: str, acknowledged: int) -> None:
 
 
 def test_a_full_disk_is_an_error_and_not_the_end(small_disk: Path) -> None:
-    with Served(small_disk / "data") as served, Wire(served.bootstrap) as wire:
+    with BrokerProcess(small_disk / "data") as served, WireClient(served.bootstrap) as wire:
         topics = Topics(served.bootstrap)
         full, other = topics.create(), topics.create()
         assert produce(wire, other, batch([b"before"])) == (0, 0)
@@ -72,7 +72,7 @@ def test_a_full_disk_is_an_error_and_not_the_end(small_disk: Path) -> None:
         assert code == STORAGE_ERROR
         assert acknowledged > 0
 
-        assert wire.ask(METADATA, 1, {"topics": []})["topics"] == []
+        assert wire.request(METADATA, 1, {"topics": []})["topics"] == []
         assert b"before" in fetch(wire, other, 0)["records"]
         check_whole(wire, full, acknowledged)
         assert served.process is not None
@@ -86,20 +86,20 @@ def test_a_full_disk_is_an_error_and_not_the_end(small_disk: Path) -> None:
 
         assert served.stop() == 0
         served.start()
-        with Wire(served.bootstrap) as after:
+        with WireClient(served.bootstrap) as after:
             check_whole(after, full, acknowledged + 1)
 
 
 def test_a_node_killed_on_a_full_disk_comes_back_with_all_it_acknowledged(small_disk: Path) -> None:
-    with Served(small_disk / "data") as served:
+    with BrokerProcess(small_disk / "data") as served:
         topic = Topics(served.bootstrap).create()
         ballast = fill(small_disk, leave=1 << 20)
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             acknowledged, _ = produce_until_refused(wire, topic)
         served.kill()
         ballast.unlink()
         served.start()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             check_whole(wire, topic, acknowledged)
             code, offset = produce(wire, topic, batch([b"more"]))
             assert code == 0
@@ -107,7 +107,7 @@ def test_a_node_killed_on_a_full_disk_comes_back_with_all_it_acknowledged(small_
 
 
 def test_topics_are_not_half_created_on_a_full_disk(small_disk: Path) -> None:
-    with Served(small_disk / "data") as served:
+    with BrokerProcess(small_disk / "data") as served:
         topics = Topics(served.bootstrap)
         first = topics.create()
         ballast = fill(small_disk, leave=0)
@@ -122,6 +122,6 @@ def test_topics_are_not_half_created_on_a_full_disk(small_disk: Path) -> None:
         served.start()
         known = set(Topics(served.bootstrap).admin.list_topics(timeout=20).topics)
         assert {first, *made} <= known
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             for name in sorted(known):
                 assert produce(wire, name, batch())[0] == 0

@@ -5,8 +5,16 @@ import os
 import random
 from pathlib import Path
 
-from support.acknowledged import DEADLINE_S, PARTITIONS, at_most_once, check, everything, idempotent, produce
-from support.served import Served
+from support.broker_process import BrokerProcess
+from support.checked_producer import (
+    DEADLINE_S,
+    PARTITIONS,
+    check_log,
+    idempotent_producer,
+    plain_producer,
+    produce,
+    read_all,
+)
 from support.topics import Topics
 
 KILLS = int(os.environ.get("MOLDAU_KILLS", "20"))
@@ -15,9 +23,9 @@ SEED = int(os.environ.get("MOLDAU_SEED", "1"))
 
 def test_acknowledged_records_survive_kill_nine(tmp_path: Path, only_moldau: None) -> None:
     chance = random.Random(SEED)
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create(partitions=PARTITIONS, segment_bytes=1_000_000)
-        senders = retrying, once = idempotent(served.bootstrap), at_most_once(served.bootstrap)
+        senders = retrying, once = idempotent_producer(served.bootstrap), plain_producer(served.bootstrap)
         for _ in range(KILLS):
             produce(topic, senders, chance.uniform(0.0, 0.3))
             served.kill()
@@ -26,17 +34,17 @@ def test_acknowledged_records_survive_kill_nine(tmp_path: Path, only_moldau: Non
             for sender in senders:
                 sender.producer.poll(0)
             served.start()
-            check(everything(served.bootstrap, topic), *senders)
+            check_log(read_all(served.bootstrap, topic), *senders)
         for sender in senders:
             assert sender.producer.flush(DEADLINE_S) == 0
-        check(everything(served.bootstrap, topic), *senders)
+        check_log(read_all(served.bootstrap, topic), *senders)
         assert not retrying.failed, "an idempotent producer gave up"
         assert len(retrying.acknowledged) == retrying.sent
         assert once.failed, "no kill came while a request was under way"
 
 
 def test_topics_and_configs_survive_kill_nine(tmp_path: Path, only_moldau: None) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         names = set()
         for number in range(5):
             topics = Topics(served.bootstrap)
@@ -47,7 +55,7 @@ def test_topics_and_configs_survive_kill_nine(tmp_path: Path, only_moldau: None)
 
 
 def test_a_deleted_topic_stays_deleted_after_kill_nine(tmp_path: Path, only_moldau: None) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topics = Topics(served.bootstrap)
         kept, gone = topics.create(), topics.create()
         topics.admin.delete_topics([gone])[gone].result(DEADLINE_S)

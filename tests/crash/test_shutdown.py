@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Producer
 
-from support.acknowledged import check, everything, idempotent
-from support.acknowledged import produce as produce_with
-from support.served import Served, clean_environment
+from support.broker_process import BrokerProcess, clean_environment
+from support.checked_producer import check_log, idempotent_producer, read_all
+from support.checked_producer import produce as produce_with
 from support.topics import QUIET, Topics
-from support.wire import FETCH, METADATA, Wire, batch, end_offset, fetch, fetch_tree, produce
+from support.wire import FETCH, METADATA, WireClient, batch, end_offset, fetch, fetch_tree, produce
 
 CLEAN = ".kafka_cleanshutdown"
 pytestmark = pytest.mark.usefixtures("only_moldau")
@@ -21,15 +21,15 @@ pytestmark = pytest.mark.usefixtures("only_moldau")
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT], ids=lambda by: by.name)
 def test_a_node_that_is_asked_to_end_ends_cleanly(tmp_path: Path, by: signal.Signals) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             assert produce(wire, topic, batch([b"a", b"b"])) == (0, 0)
         assert not (served.data_dir / CLEAN).exists(), "the mark must be gone while the node runs"
         assert served.stop(by) == 0
         assert (served.data_dir / CLEAN).exists()
         served.start()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             assert end_offset(wire, topic) == 2
             assert produce(wire, topic, batch()) == (0, 2)
 
@@ -42,39 +42,39 @@ def flip_last_byte(log: Path) -> None:
 
 def test_a_clean_start_does_not_scan_the_logs(tmp_path: Path) -> None:
     """Damage that only a scan could find stays unnoticed at a clean start: that is how one sees that none was made."""
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             assert produce(wire, topic, batch([b"a"])) == (0, 0)
             assert produce(wire, topic, batch([b"b"])) == (0, 1)
         served.stop()
         flip_last_byte(served.data_dir / f"{topic}-0" / "00000000000000000000.log")
         served.start()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             assert end_offset(wire, topic) == 2
 
 
 def test_a_torn_tail_is_cut_after_a_crash(tmp_path: Path) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             assert produce(wire, topic, batch([b"a", b"b"])) == (0, 0)
         served.kill()
         assert not (served.data_dir / CLEAN).exists()
         with (served.data_dir / f"{topic}-0" / "00000000000000000000.log").open("ab") as log:
             log.write(batch([b"torn"], base_offset=2)[:-3])
         served.start()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             assert end_offset(wire, topic) == 2
             assert produce(wire, topic, batch([b"c"])) == (0, 2)
             assert b"c" in fetch(wire, topic, 2)["records"]
 
 
 def test_requests_that_wait_are_answered_or_closed_when_the_node_ends(tmp_path: Path) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
-        with Wire(served.bootstrap) as waiting, Wire(served.bootstrap) as idle:
-            idle.ask(METADATA, 1, {"topics": []})
+        with WireClient(served.bootstrap) as waiting, WireClient(served.bootstrap) as idle:
+            idle.request(METADATA, 1, {"topics": []})
             waiting.send(FETCH, 12, fetch_tree(topic, 0, max_wait=60_000))
             waiting.send(METADATA, 1, {"topics": []})
             assert served.stop() == 0
@@ -84,23 +84,23 @@ def test_requests_that_wait_are_answered_or_closed_when_the_node_ends(tmp_path: 
 
 
 def test_a_producer_goes_on_through_clean_restarts_without_loss_or_repetition(tmp_path: Path) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create(partitions=3)
-        senders = (idempotent(served.bootstrap),)
+        senders = (idempotent_producer(served.bootstrap),)
         for _ in range(5):
             produce_with(topic, senders, 0.1)
             served.restart()
         (sender,) = senders
         assert sender.producer.flush(30) == 0
         assert not sender.failed
-        found = everything(served.bootstrap, topic)
-        check(found, sender)
+        found = read_all(served.bootstrap, topic)
+        check_log(found, sender)
         assert len(found) == sender.sent
 
 
 def test_a_client_learns_that_the_broker_is_gone(tmp_path: Path) -> None:
     errors: list[int] = []
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         producer = Producer(
             {"bootstrap.servers": served.bootstrap, "message.timeout.ms": 1000, **QUIET}
@@ -117,17 +117,17 @@ def test_a_client_learns_that_the_broker_is_gone(tmp_path: Path) -> None:
 
 
 def test_two_nodes_cannot_have_one_data_directory(tmp_path: Path) -> None:
-    with Served(tmp_path / "data") as served:
-        second = Served(tmp_path / "data")
+    with BrokerProcess(tmp_path / "data") as served:
+        second = BrokerProcess(tmp_path / "data")
         with pytest.raises(RuntimeError, match="before it was ready") as refused:
             second.start()
         assert "Traceback" not in str(refused.value)
-        with Wire(served.bootstrap) as wire:
-            assert wire.ask(METADATA, 1, {"topics": []})["topics"] == []
+        with WireClient(served.bootstrap) as wire:
+            assert wire.request(METADATA, 1, {"topics": []})["topics"] == []
 
 
 def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         command = [sys.executable, "-m", "moldau", "serve", "--listen", served.bootstrap]
         done = subprocess.run(
             [*command, "--data-dir", str(tmp_path / "other")],
@@ -142,17 +142,17 @@ def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_port_zero_takes_a_free_port_and_says_which(tmp_path: Path) -> None:
-    with Served(tmp_path / "data", port=0) as served:
+    with BrokerProcess(tmp_path / "data", port=0) as served:
         assert served.port != 0
-        with Wire(served.bootstrap) as wire:
-            (broker,) = wire.ask(METADATA, 1, {"topics": []})["brokers"]
+        with WireClient(served.bootstrap) as wire:
+            (broker,) = wire.request(METADATA, 1, {"topics": []})["brokers"]
             assert f"{broker['host']}:{broker['port']}" == served.bootstrap
 
 
 def test_the_logs_of_a_clean_run_are_whole(tmp_path: Path) -> None:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             for _ in range(10):
                 produce(wire, topic, batch([b"x"] * 10))
         served.stop()
@@ -162,7 +162,7 @@ def test_the_logs_of_a_clean_run_are_whole(tmp_path: Path) -> None:
 
 
 def test_json_logs_are_json_lines(tmp_path: Path) -> None:
-    with Served(tmp_path / "data", "--log-format", "json") as served:
+    with BrokerProcess(tmp_path / "data", "--log-format", "json") as served:
         served.stop()
         lines = [line for line in served.output().splitlines() if line.startswith("{")]
         assert len(lines) >= 2

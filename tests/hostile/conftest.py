@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.healthy_client import HealthyClient
 from support.topics import Topics
-from support.wire import Wire
-from support.witness import Witness
+from support.wire import WireClient
 
 
 @pytest.fixture(scope="session")
@@ -15,20 +15,20 @@ def witness_topic(topics: Topics) -> str:
 
 
 @pytest.fixture(autouse=True)
-def witness(request: pytest.FixtureRequest) -> Iterator[Witness | None]:
+def witness(request: pytest.FixtureRequest) -> Iterator[HealthyClient | None]:
     """Checked around every test that has a broker."""
     if "bootstrap" not in request.fixturenames:
         yield None
         return
     bootstrap: str = request.getfixturevalue("bootstrap")
-    found = Witness(bootstrap, request.getfixturevalue("witness_topic"))
-    assert found.works()
+    found = HealthyClient(bootstrap, request.getfixturevalue("witness_topic"))
+    assert found.check()
     yield found
-    assert found.works()
+    assert found.check()
     found.wire.close()
 
 
 @pytest.fixture
-def wire(bootstrap: str) -> Iterator[Wire]:
-    with Wire(bootstrap) as connection:
+def wire(bootstrap: str) -> Iterator[WireClient]:
+    with WireClient(bootstrap) as connection:
         yield connection

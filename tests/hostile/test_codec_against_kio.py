@@ -8,8 +8,8 @@ import pytest
 from kio.serial import entity_reader
 
 from moldau.wire.codec import Message, decoder, encoder
-from moldau.wire.own_fields import OWN_FIELDS
-from support.messages import all_versions, random_tree, schema
+from moldau.wire.extension_fields import EXTENSION_FIELDS
+from support.random_messages import all_versions, random_tree, schema
 from support.wire import entity, plain, write
 
 SAMPLES = 5
@@ -23,7 +23,9 @@ class Nothing:
 def tree_of(value: Any) -> Any:
     """What Moldau decoded, as a plain tree of what Kafka knows."""
     if isinstance(value, Message):
-        own = {field.name for field in dataclasses.fields(OWN_FIELDS.get(type(value).__name__, Nothing))}
+        own = {
+            field.name for field in dataclasses.fields(EXTENSION_FIELDS.get(type(value).__name__, Nothing))
+        }
         return {name: tree_of(each) for name, each in vars(value).items() if name not in own}
     if isinstance(value, list | tuple):
         return [tree_of(each) for each in value]

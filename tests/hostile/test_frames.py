@@ -7,21 +7,21 @@ import struct
 
 import pytest
 
+from support.healthy_client import HealthyClient
 from support.topics import Topics
 from support.wire import (
     API_VERSIONS,
     FETCH,
     METADATA,
     PRODUCE,
-    Closed,
-    Wire,
+    ConnectionClosedError,
+    WireClient,
     batch,
     decode,
     encode,
     fetch_tree,
     produce_tree,
 )
-from support.witness import Witness
 
 REQUEST_BYTES_MAX = 104_857_600
 NO_TOPICS = struct.pack(">i", 0)
@@ -68,7 +68,7 @@ def sized(frame: bytes) -> bytes:
         pytest.param(sized(header(METADATA, 12) + b"\x00" + b"\xff" * 12), id="a number that does not end"),
     ],
 )
-def test_what_is_no_request_closes_the_connection(wire: Wire, data: bytes) -> None:
+def test_what_is_no_request_closes_the_connection(wire: WireClient, data: bytes) -> None:
     wire.send_raw(data)
     assert wire.is_closed()
 
@@ -88,7 +88,7 @@ def test_what_is_no_request_closes_the_connection(wire: Wire, data: bytes) -> No
         ),
     ],
 )
-def test_what_is_only_odd_is_answered(wire: Wire, frame: bytes) -> None:
+def test_what_is_only_odd_is_answered(wire: WireClient, frame: bytes) -> None:
     wire.send_frame(frame)
     correlation_id, answer = decode(METADATA, frame[3], wire.receive_frame())
     assert correlation_id == 7
@@ -96,30 +96,30 @@ def test_what_is_only_odd_is_answered(wire: Wire, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
-def test_api_versions_of_an_unknown_version_says_which_are_known(wire: Wire, version: int) -> None:
+def test_api_versions_of_an_unknown_version_says_which_are_known(wire: WireClient, version: int) -> None:
     wire.send_frame(header(API_VERSIONS, version) + b"\x00whatever")
     assert wire.receive_frame() == struct.pack(">ihihhh", 7, 35, 1, API_VERSIONS, 0, 4)
-    answer = wire.ask(API_VERSIONS, 4, {"client_software_name": "test", "client_software_version": "1"})
+    answer = wire.request(API_VERSIONS, 4, {"client_software_name": "test", "client_software_version": "1"})
     assert answer["error_code"] == 0
 
 
 @pytest.mark.parametrize("name", ["", "no spaces!", "-begins-badly"])
-def test_api_versions_refuses_a_software_name_that_cannot_be(wire: Wire, name: str) -> None:
+def test_api_versions_refuses_a_software_name_that_cannot_be(wire: WireClient, name: str) -> None:
     tree = {"client_software_name": name, "client_software_version": "1"}
-    assert wire.ask(API_VERSIONS, 3, tree)["error_code"] == 42
+    assert wire.request(API_VERSIONS, 3, tree)["error_code"] == 42
 
 
 def test_a_request_cut_off_by_the_client_harms_nobody(bootstrap: str, topics: Topics) -> None:
     whole = sized(encode(PRODUCE, 9, produce_tree(topics.create(), batch()), 1))
     for length in (1, 3, 4, 10, len(whole) // 2, len(whole) - 1):
-        with Wire(bootstrap) as wire:
+        with WireClient(bootstrap) as wire:
             wire.send_raw(whole[:length])
 
 
 def test_garbage_is_closed_or_answered_and_never_hangs(bootstrap: str) -> None:
     chance = random.Random(20)
     for _ in range(100):
-        with Wire(bootstrap) as wire:
+        with WireClient(bootstrap) as wire:
             api_key, version = chance.choice(
                 [(0, 9), (1, 12), (2, 7), (3, 12), (18, 3), (19, 7), (22, 4), (32, 4)]
             )
@@ -127,31 +127,31 @@ def test_garbage_is_closed_or_answered_and_never_hangs(bootstrap: str) -> None:
             # acks=0 has no answer: the witness's request behind it is what must be answered then.
             with contextlib.suppress(ConnectionError):
                 wire.send(API_VERSIONS, 0, {})
-            with contextlib.suppress(Closed):
+            with contextlib.suppress(ConnectionClosedError):
                 wire.receive_frame()
 
 
 def test_a_request_that_comes_byte_by_byte_is_answered_and_holds_nobody_up(
-    wire: Wire, witness: Witness
+    wire: WireClient, witness: HealthyClient
 ) -> None:
     for byte in sized(encode(METADATA, 1, {"topics": []}, 55)):
         wire.send_raw(bytes([byte]))
-        assert witness.works()
+        assert witness.check()
     assert wire.receive(METADATA, 1)[0] == 55
 
 
 def test_many_large_requests_that_only_begin_hold_nobody_up(
-    bootstrap: str, witness: Witness, only_moldau: None
+    bootstrap: str, witness: HealthyClient, only_moldau: None
 ) -> None:
     """Kafka sets aside what a frame announces, and does not live through this with a small heap."""
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(Wire(bootstrap)) for _ in range(200)]
+        slow = [stack.enter_context(WireClient(bootstrap)) for _ in range(200)]
         for wire in slow:
             wire.send_raw(struct.pack(">i", REQUEST_BYTES_MAX) + b"only the beginning")
-        assert witness.works()
+        assert witness.check()
 
 
-def test_pipelined_requests_are_answered_in_order(wire: Wire, topics: Topics) -> None:
+def test_pipelined_requests_are_answered_in_order(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     kinds = []
     for round_ in range(20):
@@ -165,7 +165,7 @@ def test_pipelined_requests_are_answered_in_order(wire: Wire, topics: Topics) ->
         assert correlation_id == sent
 
 
-def test_a_produce_without_answer_leaves_the_order_of_the_others(wire: Wire, topics: Topics) -> None:
+def test_a_produce_without_answer_leaves_the_order_of_the_others(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     for _ in range(10):
         wire.send(PRODUCE, 9, produce_tree(topic, batch(), acks=0))
@@ -176,7 +176,7 @@ def test_a_produce_without_answer_leaves_the_order_of_the_others(wire: Wire, top
 def test_a_half_closed_connection_still_gets_its_answers(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     for wait_ms in (0, 300):
-        with Wire(bootstrap) as wire:
+        with WireClient(bootstrap) as wire:
             sent = wire.send(FETCH, 12, fetch_tree(topic, 0, max_wait=wait_ms))
             wire.socket.shutdown(socket.SHUT_WR)
             assert wire.receive(FETCH, 12)[0] == sent
@@ -186,29 +186,29 @@ def test_a_half_closed_connection_still_gets_its_answers(bootstrap: str, topics:
 def test_a_client_that_vanishes_while_its_request_waits_harms_nobody(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     for _ in range(20):
-        wire = Wire(bootstrap)
+        wire = WireClient(bootstrap)
         wire.send(FETCH, 12, fetch_tree(topic, 0, max_wait=30_000))
         wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         wire.close()
 
 
 def test_a_client_that_never_reads_its_answers_holds_nobody_up(
-    wire: Wire, topics: Topics, witness: Witness
+    wire: WireClient, topics: Topics, witness: HealthyClient
 ) -> None:
     topic = topics.create(max_message_bytes=2_000_000)
-    with Wire(f"{wire.socket.getpeername()[0]}:{wire.socket.getpeername()[1]}") as other:
+    with WireClient(f"{wire.socket.getpeername()[0]}:{wire.socket.getpeername()[1]}") as other:
         for _ in range(4):
-            other.ask(PRODUCE, 9, produce_tree(topic, batch([bytes(1_000_000)])))
+            other.request(PRODUCE, 9, produce_tree(topic, batch([bytes(1_000_000)])))
     wire.socket.settimeout(1)
     with contextlib.suppress(TimeoutError):
         for _ in range(2000):
             wire.send(FETCH, 12, fetch_tree(topic, 0, partition_max_bytes=5_000_000))
             if wire.correlation_id % 200 == 0:
-                assert witness.works()
-    assert witness.works()
+                assert witness.check()
+    assert witness.check()
 
 
-def test_connections_that_come_and_go_are_forgotten(bootstrap: str, witness: Witness) -> None:
+def test_connections_that_come_and_go_are_forgotten(bootstrap: str, witness: HealthyClient) -> None:
     for _ in range(200):
-        Wire(bootstrap).close()
-    assert witness.works()
+        WireClient(bootstrap).close()
+    assert witness.check()

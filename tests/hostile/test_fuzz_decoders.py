@@ -62,8 +62,8 @@ def too_slow(_: int, __: FrameType | None) -> None:
 
 def fuzz(seed: int, inputs: int) -> None:
     from moldau.wire.codec import DecodeError, decoder
-    from moldau.wire.frames import read_header, skip_tags
-    from support.messages import all_versions, random_tree, schema
+    from moldau.wire.frames import read_request_header, skip_tagged_fields
+    from support.random_messages import all_versions, random_tree, schema
     from support.wire import entity, write
 
     chance = random.Random(seed)
@@ -92,8 +92,8 @@ def fuzz(seed: int, inputs: int) -> None:
                 signal.alarm(0)
             header = struct.pack(">hhih", api_key, version, 1, 4) + data[:30]
             try:
-                skip_tags(memoryview(header), read_header(memoryview(header)).body_start)
-                read_header(memoryview(data))
+                skip_tagged_fields(memoryview(header), read_request_header(memoryview(header)).body_start)
+                read_request_header(memoryview(data))
             except DecodeError:
                 pass
     print(len(versions), accepted, refused)

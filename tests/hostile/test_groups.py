@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from support.members import (
+from support.broker_process import BrokerProcess
+from support.raw_group_member import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     FIND_COORDINATOR,
@@ -22,7 +23,7 @@ from support.members import (
     OFFSET_DELETE,
     OFFSET_FETCH,
     SYNC_GROUP,
-    Member,
+    RawGroupMember,
     codes_of,
     commit,
     commit_tree,
@@ -32,12 +33,11 @@ from support.members import (
     subscription,
     sync_tree,
 )
-from support.served import Served
 from support.topics import Topics, unique
-from support.wire import DELETE_RECORDS, Wire, batch, produce, topic_id
+from support.wire import DELETE_RECORDS, WireClient, batch, produce, topic_id
 
 UNKNOWN_TOPIC, METADATA_TOO_LARGE, ILLEGAL_GENERATION, INCONSISTENT_PROTOCOL = 3, 12, 22, 23
-INVALID_GROUP_ID, UNKNOWN_MEMBER, INVALID_SESSION_TIMEOUT, REBALANCING = 24, 25, 26, 27
+INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, INVALID_SESSION_TIMEOUT, REBALANCING = 24, 25, 26, 27
 INVALID_TOPIC, MESSAGE_TOO_LARGE = 17, 10
 INVALID_REQUEST, NON_EMPTY_GROUP, GROUP_NOT_FOUND, FENCED_INSTANCE = 42, 68, 69, 82
 SUBSCRIBED, UNKNOWN_TOPIC_ID = 86, 100
@@ -51,24 +51,24 @@ def topic(topics: Topics) -> str:
 
 
 @pytest.fixture
-def group(wire: Wire) -> str:
+def group(wire: WireClient) -> str:
     name = unique("group")
     find_coordinator(wire, name)
     return name
 
 
 @pytest.fixture(scope="module")
-def bystander(bootstrap: str, topic: str) -> Iterator[Member]:
+def bystander(bootstrap: str, topic: str) -> Iterator[RawGroupMember]:
     """A member of a stable group, which has done nothing wrong."""
-    with Wire(bootstrap) as wire:
+    with WireClient(bootstrap) as wire:
         group_id = unique("bystanders")
         find_coordinator(wire, group_id)
-    with Member(bootstrap, group_id, session_timeout=300_000) as member:
-        yield member.alone()
+    with RawGroupMember(bootstrap, group_id, session_timeout=300_000) as member:
+        yield member.join_alone()
 
 
 @pytest.fixture(autouse=True)
-def undisturbed(bystander: Member, topic: str) -> Iterator[None]:
+def undisturbed(bystander: RawGroupMember, topic: str) -> Iterator[None]:
     """The bystander keeps its membership through every test, and its commits are taken."""
     before = committed(bystander.wire, bystander.group_id).get((topic, 0), 0)
     yield
@@ -78,20 +78,22 @@ def undisturbed(bystander: Member, topic: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def member(bootstrap: str, group: str) -> Iterator[Member]:
+def member(bootstrap: str, group: str) -> Iterator[RawGroupMember]:
     """The only member of its group."""
-    with Member(bootstrap, group) as joined:
-        yield joined.alone()
+    with RawGroupMember(bootstrap, group) as member:
+        yield member.join_alone()
 
 
 # Who is not a member
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_a_member_that_nobody_knows_cannot_join(wire: Wire, member: Member, version: int) -> None:
+def test_a_member_that_nobody_knows_cannot_join(
+    wire: WireClient, member: RawGroupMember, version: int
+) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
-        answer = wire.ask(JOIN_GROUP, version, join_tree(group_id, "stranger"))
-        assert answer["error_code"] == UNKNOWN_MEMBER
+        answer = wire.request(JOIN_GROUP, version, join_tree(group_id, "stranger"))
+        assert answer["error_code"] == UNKNOWN_MEMBER_ID
         assert (answer["member_id"], answer["generation_id"], answer["leader"]) == ("stranger", -1, "")
         assert answer["members"] == []
         assert answer["protocol_name"] == (None if version >= 7 else "")
@@ -99,38 +101,42 @@ def test_a_member_that_nobody_knows_cannot_join(wire: Wire, member: Member, vers
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_a_member_that_nobody_knows_gets_no_assignment(wire: Wire, member: Member, version: int) -> None:
+def test_a_member_that_nobody_knows_gets_no_assignment(
+    wire: WireClient, member: RawGroupMember, version: int
+) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
-        answer = wire.ask(SYNC_GROUP, version, sync_tree(group_id, "stranger", 1))
-        assert (answer["error_code"], answer["assignment"]) == (UNKNOWN_MEMBER, b"")
+        answer = wire.request(SYNC_GROUP, version, sync_tree(group_id, "stranger", 1))
+        assert (answer["error_code"], answer["assignment"]) == (UNKNOWN_MEMBER_ID, b"")
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_a_heartbeat_of_a_stranger_is_refused(wire: Wire, member: Member, version: int) -> None:
+def test_a_heartbeat_of_a_stranger_is_refused(wire: WireClient, member: RawGroupMember, version: int) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
         tree = {"group_id": group_id, "generation_id": 1, "member_id": "stranger"}
-        assert wire.ask(HEARTBEAT, version, tree)["error_code"] == UNKNOWN_MEMBER
+        assert wire.request(HEARTBEAT, version, tree)["error_code"] == UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_a_stranger_cannot_leave(wire: Wire, member: Member, version: int) -> None:
+def test_a_stranger_cannot_leave(wire: WireClient, member: RawGroupMember, version: int) -> None:
     leaving = [{"member_id": "stranger"}, {"member_id": "", "group_instance_id": "stranger"}]
     for group_id in (member.group_id, unique("no-such-group")):
-        answer = wire.ask(
+        answer = wire.request(
             LEAVE_GROUP, version, {"group_id": group_id, "member_id": "stranger", "members": leaving}
         )
         if version < 3:
-            assert answer["error_code"] == UNKNOWN_MEMBER
+            assert answer["error_code"] == UNKNOWN_MEMBER_ID
         else:
             assert answer["error_code"] == 0
-            assert [each["error_code"] for each in answer["members"]] == [UNKNOWN_MEMBER] * 2
+            assert [each["error_code"] for each in answer["members"]] == [UNKNOWN_MEMBER_ID] * 2
 
 
 @pytest.mark.parametrize("version", range(2, 10))
-def test_a_commit_of_a_stranger_is_refused(wire: Wire, member: Member, topic: str, version: int) -> None:
+def test_a_commit_of_a_stranger_is_refused(
+    wire: WireClient, member: RawGroupMember, topic: str, version: int
+) -> None:
     stranger = {"member_id": "stranger", "generation_id_or_member_epoch": 1}
     codes = commit(wire, member.group_id, topic, (0, 5), (1, 6), version=version, **stranger)
-    assert codes == [UNKNOWN_MEMBER] * 2
+    assert codes == [UNKNOWN_MEMBER_ID] * 2
     codes = commit(wire, unique("no-such-group"), topic, (0, 5), version=version, **stranger)
     assert codes == [GROUP_NOT_FOUND if version >= 9 else ILLEGAL_GENERATION]
     assert committed(wire, member.group_id) == {}
@@ -140,53 +146,55 @@ def test_a_commit_of_a_stranger_is_refused(wire: Wire, member: Member, topic: st
 
 
 @pytest.mark.parametrize("generation", [-1, 0, 2, 2**31 - 1])
-def test_a_member_of_another_generation_is_refused(member: Member, topic: str, generation: int) -> None:
+def test_a_member_of_another_generation_is_refused(
+    member: RawGroupMember, topic: str, generation: int
+) -> None:
     assert generation != member.generation
     assert member.heartbeat(generation_id=generation) == ILLEGAL_GENERATION
     tree = sync_tree(member.group_id, member.member_id, generation)
-    assert member.wire.ask(SYNC_GROUP, 5, tree)["error_code"] == ILLEGAL_GENERATION
+    assert member.wire.request(SYNC_GROUP, 5, tree)["error_code"] == ILLEGAL_GENERATION
     codes = member.commit(topic, (0, 5), generation_id_or_member_epoch=generation)
     assert codes == [ILLEGAL_GENERATION]
     assert member.heartbeat() == 0, "it is still a member"
 
 
 def test_a_commit_without_membership_to_a_group_that_has_members_is_refused(
-    wire: Wire, member: Member, topic: str
+    wire: WireClient, member: RawGroupMember, topic: str
 ) -> None:
-    assert commit(wire, member.group_id, topic, (0, 5)) == [UNKNOWN_MEMBER]
+    assert commit(wire, member.group_id, topic, (0, 5)) == [UNKNOWN_MEMBER_ID]
     assert committed(wire, member.group_id) == {}
 
 
 # Group ids
 
 
-def test_an_empty_group_id_can_have_offsets_but_no_members(wire: Wire, topic: str, group: str) -> None:
+def test_an_empty_group_id_can_have_offsets_but_no_members(wire: WireClient, topic: str, group: str) -> None:
     for version in range(10):
-        assert wire.ask(JOIN_GROUP, version, join_tree(""))["error_code"] == INVALID_GROUP_ID
+        assert wire.request(JOIN_GROUP, version, join_tree(""))["error_code"] == INVALID_GROUP_ID
     for version in range(6):
-        assert wire.ask(SYNC_GROUP, version, sync_tree("", "who", 1))["error_code"] == INVALID_GROUP_ID
+        assert wire.request(SYNC_GROUP, version, sync_tree("", "who", 1))["error_code"] == INVALID_GROUP_ID
         leaving = {"group_id": "", "member_id": "who", "members": [{"member_id": "who"}]}
-        assert wire.ask(LEAVE_GROUP, version, leaving)["error_code"] == INVALID_GROUP_ID
+        assert wire.request(LEAVE_GROUP, version, leaving)["error_code"] == INVALID_GROUP_ID
     for version in range(5):
         tree = {"group_id": "", "generation_id": 1, "member_id": "who"}
-        assert wire.ask(HEARTBEAT, version, tree)["error_code"] == INVALID_GROUP_ID
+        assert wire.request(HEARTBEAT, version, tree)["error_code"] == INVALID_GROUP_ID
     deleted = {"group_id": "", "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
-    assert wire.ask(OFFSET_DELETE, 0, deleted)["error_code"] == INVALID_GROUP_ID
+    assert wire.request(OFFSET_DELETE, 0, deleted)["error_code"] == INVALID_GROUP_ID
     assert commit(wire, "", topic, (0, 5)) == [0]
     assert committed(wire, "")[topic, 0] == 5
-    (group_answer,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [""]})["groups"]
+    (group_answer,) = wire.request(DESCRIBE_GROUPS, 5, {"groups": [""]})["groups"]
     assert (group_answer["error_code"], group_answer["group_state"]) == (0, "Empty")
-    assert wire.ask(DELETE_GROUPS, 2, {"groups_names": [""]})["results"] == [
+    assert wire.request(DELETE_GROUPS, 2, {"groups_names": [""]})["results"] == [
         {"group_id": "", "error_code": 0}
     ]
     assert committed(wire, "") == {}
 
 
-def test_the_longest_group_id_is_taken(wire: Wire, topic: str, group: str) -> None:
+def test_the_longest_group_id_is_taken(wire: WireClient, topic: str, group: str) -> None:
     longest = (group + "x" * TEXT_BYTES_MAX)[:TEXT_BYTES_MAX]
     assert commit(wire, longest, topic, (0, 5), version=8) == [0]
     assert committed(wire, longest) == {(topic, 0): 5}
-    answer = wire.ask(JOIN_GROUP, 9, join_tree(longest))
+    answer = wire.request(JOIN_GROUP, 9, join_tree(longest))
     assert answer["error_code"] == MEMBER_ID_REQUIRED
 
 
@@ -204,7 +212,7 @@ def test_an_oversize_group_id_is_no_request(bootstrap: str, topic: str, api: int
         OFFSET_FETCH: {"group_id": oversize, "topics": None},
         FIND_COORDINATOR: {"coordinator_keys": [oversize], "key_type": 0},
     }
-    with Wire(bootstrap) as wire:
+    with WireClient(bootstrap) as wire:
         wire.send(api, version, trees[api])
         assert wire.is_closed()
 
@@ -214,8 +222,8 @@ def test_a_subscription_that_nobody_can_read_is_the_members_own_business(
 ) -> None:
     """Apache Kafka 4.3 fails on it inside, and the member is never answered."""
     protocols = [{"name": "range", "metadata": b"\xff\xfe nonsense"}]
-    with Member(bootstrap, group, protocols=protocols) as member:
-        member.alone()
+    with RawGroupMember(bootstrap, group, protocols=protocols) as member:
+        member.join_alone()
         assert member.commit(topic, (0, 5)) == [0]
         assert member.heartbeat() == 0
 
@@ -224,9 +232,9 @@ def test_a_subscription_that_nobody_can_read_is_the_members_own_business(
 
 
 @pytest.mark.parametrize("timeout_ms", [-1, 0, 5, 2**31 - 1])
-def test_a_session_timeout_out_of_range_is_refused(wire: Wire, group: str, timeout_ms: int) -> None:
+def test_a_session_timeout_out_of_range_is_refused(wire: WireClient, group: str, timeout_ms: int) -> None:
     for version in range(10):
-        answer = wire.ask(JOIN_GROUP, version, join_tree(group, session_timeout=timeout_ms))
+        answer = wire.request(JOIN_GROUP, version, join_tree(group, session_timeout=timeout_ms))
         assert (answer["error_code"], answer["member_id"]) == (INVALID_SESSION_TIMEOUT, "")
 
 
@@ -241,32 +249,32 @@ def test_a_session_timeout_out_of_range_is_refused(wire: Wire, group: str, timeo
     ids=str,
 )
 def test_protocols_that_do_not_fit_the_group_are_refused(
-    wire: Wire, member: Member, clash: dict[str, Any]
+    wire: WireClient, member: RawGroupMember, clash: dict[str, Any]
 ) -> None:
-    answer = wire.ask(JOIN_GROUP, 3, join_tree(member.group_id, **clash))
+    answer = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, **clash))
     assert answer["error_code"] == INCONSISTENT_PROTOCOL
     assert member.heartbeat() == 0, "nobody rebalances for it"
 
 
-def test_a_sync_by_another_protocol_than_the_chosen_one_is_refused(member: Member) -> None:
+def test_a_sync_by_another_protocol_than_the_chosen_one_is_refused(member: RawGroupMember) -> None:
     for clash in ({"protocol_type": "connect"}, {"protocol_name": "another"}, {"protocol_name": None}):
         tree = sync_tree(member.group_id, member.member_id, member.generation, **clash)
-        assert member.wire.ask(SYNC_GROUP, 5, tree)["error_code"] == INCONSISTENT_PROTOCOL
+        assert member.wire.request(SYNC_GROUP, 5, tree)["error_code"] == INCONSISTENT_PROTOCOL
     assert member.heartbeat() == 0
 
 
 def test_a_second_member_with_the_same_instance_id_fences_the_first(
     bootstrap: str, group: str, topic: str
 ) -> None:
-    with Member(bootstrap, group, group_instance_id="one") as first:
-        first.alone()
-        with Member(bootstrap, group, group_instance_id="one") as second:
+    with RawGroupMember(bootstrap, group, group_instance_id="one") as first:
+        first.join_alone()
+        with RawGroupMember(bootstrap, group, group_instance_id="one") as second:
             assert second.join()["error_code"] == 0
             assert second.member_id != first.member_id
             named = {"group_instance_id": "one"}
             assert first.heartbeat(**named) == FENCED_INSTANCE
             assert first.commit(topic, (0, 9), **named) == [FENCED_INSTANCE]
-            answer = first.wire.ask(JOIN_GROUP, 5, join_tree(group, first.member_id, **named))
+            answer = first.wire.request(JOIN_GROUP, 5, join_tree(group, first.member_id, **named))
             assert answer["error_code"] == FENCED_INSTANCE
             assert committed(first.wire, group) == {}
 
@@ -274,52 +282,54 @@ def test_a_second_member_with_the_same_instance_id_fences_the_first(
 def test_a_member_that_joins_and_never_syncs_is_given_up(bootstrap: str, group: str) -> None:
     """It was the leader: the others wait for its assignment, then for the rebalance without it."""
     quick = {"rebalance_timeout": 1_500}
-    with Member(bootstrap, group, **quick) as lazy, Member(bootstrap, group, **quick) as keen:
-        lazy.alone()
-        keen.ask_to_join()
-        assert keen.joined()["error_code"] == MEMBER_ID_REQUIRED
-        keen.ask_to_join()
-        lazy.until_told_to_rebalance()
+    with RawGroupMember(bootstrap, group, **quick) as lazy, RawGroupMember(bootstrap, group, **quick) as keen:
+        lazy.join_alone()
+        keen.send_join()
+        assert keen.receive_join()["error_code"] == MEMBER_ID_REQUIRED
+        keen.send_join()
+        lazy.heartbeat_until_rebalance()
         assert lazy.join()["leader"] == lazy.member_id
-        assert keen.joined()["error_code"] == 0
+        assert keen.receive_join()["error_code"] == 0
         assert keen.sync()["error_code"] == REBALANCING
         answer = keen.join()
         assert (answer["error_code"], answer["leader"]) == (0, keen.member_id)
         assert [each["member_id"] for each in answer["members"]] == [keen.member_id]
         assert keen.sync(keen.member_id)["assignment"] == keen.member_id.encode()
-        assert lazy.heartbeat() == UNKNOWN_MEMBER
+        assert lazy.heartbeat() == UNKNOWN_MEMBER_ID
 
 
 def test_a_thousand_members_come_and_go(bootstrap: str, group: str) -> None:
-    with Wire(bootstrap) as wire:
+    with WireClient(bootstrap) as wire:
         for number in range(1000):
-            answer = wire.ask(JOIN_GROUP, 3, join_tree(group))
+            answer = wire.request(JOIN_GROUP, 3, join_tree(group))
             assert (answer["error_code"], answer["generation_id"]) == (0, 2 * number + 1)
             leaving = {"group_id": group, "member_id": answer["member_id"]}
-            assert wire.ask(LEAVE_GROUP, 2, leaving)["error_code"] == 0
-        (described,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
+            assert wire.request(LEAVE_GROUP, 2, leaving)["error_code"] == 0
+        (described,) = wire.request(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
         assert (described["group_state"], described["members"]) == ("Empty", [])
-        assert wire.ask(DELETE_GROUPS, 2, {"groups_names": [group]})["results"][0]["error_code"] == 0
+        assert wire.request(DELETE_GROUPS, 2, {"groups_names": [group]})["results"][0]["error_code"] == 0
 
 
-def test_hundreds_that_ask_for_an_id_and_never_come_back_make_no_group(wire: Wire, group: str) -> None:
+def test_hundreds_that_ask_for_an_id_and_never_come_back_make_no_group(wire: WireClient, group: str) -> None:
     ids = set()
     for _ in range(300):
-        answer = wire.ask(JOIN_GROUP, 9, join_tree(group, session_timeout=6_000))
+        answer = wire.request(JOIN_GROUP, 9, join_tree(group, session_timeout=6_000))
         assert answer["error_code"] == MEMBER_ID_REQUIRED
         ids.add(answer["member_id"])
     assert len(ids) == 300
-    (described,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
+    (described,) = wire.request(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
     assert described["members"] == []
 
 
-def test_members_that_hang_up_while_they_wait_to_join_harm_nobody(bootstrap: str, member: Member) -> None:
+def test_members_that_hang_up_while_they_wait_to_join_harm_nobody(
+    bootstrap: str, member: RawGroupMember
+) -> None:
     for _ in range(4):
-        with Wire(bootstrap) as wire:
+        with WireClient(bootstrap) as wire:
             wire.send(
                 JOIN_GROUP, 3, join_tree(member.group_id, rebalance_timeout=1_000, session_timeout=6_000)
             )
-    member.until_told_to_rebalance()
+    member.heartbeat_until_rebalance()
     assert member.join()["error_code"] == 0
     assert member.sync(member.member_id)["assignment"] == member.member_id.encode()
 
@@ -328,29 +338,29 @@ def test_names_as_long_as_can_be_are_no_trouble(bootstrap: str, group: str, only
     """Apache Kafka gives ids longer than it can send, and answers with an error of its own."""
     longest = "n" * TEXT_BYTES_MAX
     for version in (3, 5, 9):
-        with Member(bootstrap, unique(group), client_id=longest) as member:
+        with RawGroupMember(bootstrap, unique(group), client_id=longest) as member:
             assert member.join(version)["error_code"] == 0
             assert member.sync(member.member_id)["error_code"] == 0
             assert len(member.member_id) < 1000
-    with Member(bootstrap, group, group_instance_id=longest) as static:
-        static.alone()
+    with RawGroupMember(bootstrap, group, group_instance_id=longest) as static:
+        static.join_alone()
         named = {"group_instance_id": longest}
         assert static.heartbeat(**named) == 0
-        answer = static.wire.ask(JOIN_GROUP, 9, join_tree(group, **named))
+        answer = static.wire.request(JOIN_GROUP, 9, join_tree(group, **named))
         assert (answer["error_code"], answer["member_id"] != static.member_id) == (0, True)
 
 
 def test_a_member_that_no_record_could_hold_is_refused_before_anybody_waits_for_it(
-    wire: Wire, member: Member, only_moldau: None
+    wire: WireClient, member: RawGroupMember, only_moldau: None
 ) -> None:
     """Apache Kafka takes it in, and fails everybody when the leader syncs."""
     large = [{"name": "range", "metadata": bytes(600_000)}, {"name": "other", "metadata": bytes(600_000)}]
-    answer = wire.ask(JOIN_GROUP, 3, join_tree(member.group_id, protocols=large))
+    answer = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, protocols=large))
     assert (answer["error_code"], answer["member_id"]) == (MESSAGE_TOO_LARGE, "")
     assert member.heartbeat() == 0, "nobody rebalances for it"
     tree = sync_tree(member.group_id, member.member_id, member.generation)
     tree["assignments"] = [{"member_id": each, "assignment": bytes(600_000)} for each in ("one", "another")]
-    assert wire.ask(SYNC_GROUP, 5, tree)["error_code"] == MESSAGE_TOO_LARGE
+    assert wire.request(SYNC_GROUP, 5, tree)["error_code"] == MESSAGE_TOO_LARGE
     assert member.heartbeat() == 0
 
 
@@ -359,25 +369,25 @@ def test_a_member_that_no_record_could_hold_is_refused_before_anybody_waits_for_
 
 @pytest.mark.parametrize("version", range(2, 10))
 def test_a_commit_for_a_topic_that_is_not_there_spoils_nothing_else(
-    wire: Wire, group: str, topic: str, version: int
+    wire: WireClient, group: str, topic: str, version: int
 ) -> None:
     tree = commit_tree(group, topic, (0, 5), (7, 1), (-1, 1))
     tree["topics"] += commit_tree(group, "no-such-topic", (0, 9))["topics"]
-    codes = codes_of(wire.ask(OFFSET_COMMIT, version, tree))
+    codes = codes_of(wire.request(OFFSET_COMMIT, version, tree))
     assert sorted(codes) == [0, UNKNOWN_TOPIC, UNKNOWN_TOPIC, UNKNOWN_TOPIC]
     assert committed(wire, group) == {(topic, 0): 5}
 
 
-def test_topic_ids_that_nobody_has_are_told_apart(wire: Wire, group: str, topic: str) -> None:
+def test_topic_ids_that_nobody_has_are_told_apart(wire: WireClient, group: str, topic: str) -> None:
     known, unknown = topic_id(wire, topic), UUID(int=77)
     tree = commit_tree(group, topic, (0, 5))
     partitions = tree["topics"][0]["partitions"]
     tree["topics"] = [{"topic_id": each, "partitions": partitions} for each in (known, unknown)]
-    answer = wire.ask(OFFSET_COMMIT, 10, tree)
+    answer = wire.request(OFFSET_COMMIT, 10, tree)
     found = {each["topic_id"]: each["partitions"][0]["error_code"] for each in answer["topics"]}
     assert found == {known: 0, unknown: UNKNOWN_TOPIC_ID}
     asked = [{"topic_id": each, "partition_indexes": [0]} for each in (known, unknown)]
-    fetched = wire.ask(OFFSET_FETCH, 10, {"groups": [{"group_id": group, "topics": asked}]})["groups"][0]
+    fetched = wire.request(OFFSET_FETCH, 10, {"groups": [{"group_id": group, "topics": asked}]})["groups"][0]
     assert fetched["error_code"] == 0
     offsets = {
         each["topic_id"]: (each["partitions"][0]["committed_offset"], each["partitions"][0]["error_code"])
@@ -386,19 +396,19 @@ def test_topic_ids_that_nobody_has_are_told_apart(wire: Wire, group: str, topic:
     assert offsets == {known: (5, 0), unknown: (-1, UNKNOWN_TOPIC_ID)}
 
 
-def test_metadata_over_the_limit_is_refused(wire: Wire, group: str, topic: str) -> None:
+def test_metadata_over_the_limit_is_refused(wire: WireClient, group: str, topic: str) -> None:
     assert commit(wire, group, topic, (0, 5), metadata="m" * 4097) == [METADATA_TOO_LARGE]
     assert committed(wire, group) == {}
     assert commit(wire, group, topic, (0, 5), metadata="m" * 4096) == [0]
 
 
-def test_an_offset_that_was_never_committed_is_minus_one(wire: Wire, group: str, topic: str) -> None:
+def test_an_offset_that_was_never_committed_is_minus_one(wire: WireClient, group: str, topic: str) -> None:
     asked = [
         {"name": topic, "partition_indexes": [0, 99]},
         {"name": "no-such-topic", "partition_indexes": [0]},
     ]
     for version in range(1, 8):
-        answer = wire.ask(OFFSET_FETCH, version, {"group_id": group, "topics": asked})
+        answer = wire.request(OFFSET_FETCH, version, {"group_id": group, "topics": asked})
         assert answer.get("error_code", 0) == 0
         for found in answer["topics"]:
             for each in found["partitions"]:
@@ -407,32 +417,32 @@ def test_an_offset_that_was_never_committed_is_minus_one(wire: Wire, group: str,
 
 def test_offsets_of_a_topic_that_members_read_are_not_deleted(bootstrap: str, group: str, topic: str) -> None:
     protocols = [{"name": "range", "metadata": subscription(topic)}]
-    with Member(bootstrap, group, protocols=protocols) as member:
-        member.alone()
+    with RawGroupMember(bootstrap, group, protocols=protocols) as member:
+        member.join_alone()
         assert member.commit(topic, (0, 5)) == [0]
         asked = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
-        answer = member.wire.ask(OFFSET_DELETE, 0, asked)
+        answer = member.wire.request(OFFSET_DELETE, 0, asked)
         assert (answer["error_code"], codes_of(answer)) == (0, [SUBSCRIBED])
         assert committed(member.wire, group) == {(topic, 0): 5}
 
 
-def test_nobody_writes_to_the_topic_of_groups_but_the_coordinator(wire: Wire, group: str) -> None:
+def test_nobody_writes_to_the_topic_of_groups_but_the_coordinator(wire: WireClient, group: str) -> None:
     assert produce(wire, OFFSETS_TOPIC, batch([b"value"], key=b"key")) == (INVALID_TOPIC, -1)
     deleted = [{"name": OFFSETS_TOPIC, "partitions": [{"partition_index": 0, "offset": -1}]}]
-    answer = wire.ask(DELETE_RECORDS, 2, {"topics": deleted, "timeout": 5_000})
+    answer = wire.request(DELETE_RECORDS, 2, {"topics": deleted, "timeout": 5_000})
     assert codes_of(answer) == [INVALID_TOPIC]
 
 
 def test_what_is_named_many_times_is_answered_once(
-    wire: Wire, group: str, topic: str, only_moldau: None
+    wire: WireClient, group: str, topic: str, only_moldau: None
 ) -> None:
     assert commit(wire, group, topic, (0, 5), (1, 6), metadata="m" * 4_000) == [0, 0]
     everything = {"group_id": group, "topics": None}
-    answer = wire.ask(OFFSET_FETCH, 8, {"groups": [everything] * 1_000, "require_stable": True})
+    answer = wire.request(OFFSET_FETCH, 8, {"groups": [everything] * 1_000, "require_stable": True})
     assert [(each["group_id"], len(each["topics"])) for each in answer["groups"]] == [(group, 1)]
     some = [{"name": topic, "partition_indexes": [0, 0, 0]}, {"name": topic, "partition_indexes": [1, 0]}]
     for version in range(1, 8):
-        answer = wire.ask(OFFSET_FETCH, version, {"group_id": group, "topics": some * 100})
+        answer = wire.request(OFFSET_FETCH, version, {"group_id": group, "topics": some * 100})
         (found,) = answer["topics"]
         assert [each["committed_offset"] for each in found["partitions"]] == [5, 6]
 
@@ -440,36 +450,40 @@ def test_what_is_named_many_times_is_answered_once(
 # Groups
 
 
-def test_groups_that_are_not_there(wire: Wire, group: str, topic: str) -> None:
+def test_groups_that_are_not_there(wire: WireClient, group: str, topic: str) -> None:
     for version in range(7):
-        (found,) = wire.ask(DESCRIBE_GROUPS, version, {"groups": [group]})["groups"]
+        (found,) = wire.request(DESCRIBE_GROUPS, version, {"groups": [group]})["groups"]
         assert found["error_code"] == (GROUP_NOT_FOUND if version >= 6 else 0)
         assert (found["group_state"], found["members"]) == ("Dead", [])
     for version in range(3):
-        answer = wire.ask(DELETE_GROUPS, version, {"groups_names": [group, unique("none")]})
+        answer = wire.request(DELETE_GROUPS, version, {"groups_names": [group, unique("none")]})
         assert [each["error_code"] for each in answer["results"]] == [GROUP_NOT_FOUND] * 2
     asked = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
-    assert wire.ask(OFFSET_DELETE, 0, asked)["error_code"] == GROUP_NOT_FOUND
+    assert wire.request(OFFSET_DELETE, 0, asked)["error_code"] == GROUP_NOT_FOUND
 
 
-def test_a_group_with_members_is_not_deleted(wire: Wire, member: Member) -> None:
+def test_a_group_with_members_is_not_deleted(wire: WireClient, member: RawGroupMember) -> None:
     for version in range(3):
-        answer = wire.ask(DELETE_GROUPS, version, {"groups_names": [member.group_id]})
+        answer = wire.request(DELETE_GROUPS, version, {"groups_names": [member.group_id]})
         assert [each["error_code"] for each in answer["results"]] == [NON_EMPTY_GROUP]
     assert member.heartbeat() == 0
 
 
-def test_filters_that_fit_nothing_list_nothing(wire: Wire, member: Member) -> None:
-    nonsense = wire.ask(LIST_GROUPS, 5, {"states_filter": ["Nonsense"], "types_filter": []})
+def test_filters_that_fit_nothing_list_nothing(wire: WireClient, member: RawGroupMember) -> None:
+    nonsense = wire.request(LIST_GROUPS, 5, {"states_filter": ["Nonsense"], "types_filter": []})
     assert (nonsense["error_code"], nonsense["groups"]) == (0, [])
-    stable = wire.ask(LIST_GROUPS, 5, {"states_filter": ["stable"], "types_filter": ["classic"]})
+    stable = wire.request(LIST_GROUPS, 5, {"states_filter": ["stable"], "types_filter": ["classic"]})
     assert member.group_id in [each["group_id"] for each in stable["groups"]]
 
 
 @pytest.mark.parametrize("kind", [-1, 3, 127])
-def test_there_is_no_coordinator_of_another_kind(wire: Wire, kind: int) -> None:
-    assert wire.ask(FIND_COORDINATOR, 2, {"key": "any", "key_type": kind})["error_code"] == INVALID_REQUEST
-    (found,) = wire.ask(FIND_COORDINATOR, 6, {"coordinator_keys": ["any"], "key_type": kind})["coordinators"]
+def test_there_is_no_coordinator_of_another_kind(wire: WireClient, kind: int) -> None:
+    assert (
+        wire.request(FIND_COORDINATOR, 2, {"key": "any", "key_type": kind})["error_code"] == INVALID_REQUEST
+    )
+    (found,) = wire.request(FIND_COORDINATOR, 6, {"coordinator_keys": ["any"], "key_type": kind})[
+        "coordinators"
+    ]
     assert (found["error_code"], found["node_id"], found["host"], found["port"]) == (
         INVALID_REQUEST,
         -1,
@@ -485,9 +499,9 @@ def test_a_flipped_bit_in_the_log_costs_the_groups_of_that_partition_alone(
     tmp_path: Path, only_moldau: None
 ) -> None:
     groups = [f"group-{number:02}" for number in range(20)]
-    with Served(tmp_path / "data", "--offsets-topic-num-partitions", "4") as served:
+    with BrokerProcess(tmp_path / "data", "--offsets-topic-num-partitions", "4") as served:
         topic = Topics(served.bootstrap).create()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             find_coordinator(wire, groups[0])
             for number, group_id in enumerate(groups):
                 assert commit(wire, group_id, topic, (0, number)) == [0]
@@ -499,19 +513,19 @@ def test_a_flipped_bit_in_the_log_costs_the_groups_of_that_partition_alone(
         data[data.index(damaged[0].encode())] ^= 1
         segment.write_bytes(data)
         served.start()
-        with Wire(served.bootstrap) as wire:
+        with WireClient(served.bootstrap) as wire:
             for number, group_id in enumerate(groups):
                 if group_id not in damaged:
                     find_coordinator(wire, group_id)
                     assert committed(wire, group_id) == {(topic, 0): number}
                     assert commit(wire, group_id, topic, (0, 100 + number)) == [0]
             for group_id in damaged:
-                asked = wire.ask(OFFSET_FETCH, 7, {"group_id": group_id, "topics": None})
+                asked = wire.request(OFFSET_FETCH, 7, {"group_id": group_id, "topics": None})
                 assert (asked["error_code"], asked["topics"]) == (NOT_COORDINATOR, [])
                 assert commit(wire, group_id, topic, (0, 5)) == [NOT_COORDINATOR]
-                answer = wire.ask(JOIN_GROUP, 5, join_tree(group_id))
+                answer = wire.request(JOIN_GROUP, 5, join_tree(group_id))
                 assert (answer["error_code"], answer["member_id"]) == (NOT_COORDINATOR, "")
-            listed = wire.ask(LIST_GROUPS, 5, {"states_filter": [], "types_filter": []})
+            listed = wire.request(LIST_GROUPS, 5, {"states_filter": [], "types_filter": []})
             assert listed["error_code"] == 0
             assert {each["group_id"] for each in listed["groups"]} == set(groups) - set(damaged)
         assert f"{OFFSETS_TOPIC}-1" in served.output()

@@ -10,7 +10,8 @@ import cramjam
 import psutil
 import pytest
 
-from support.members import (
+from support.broker_process import BrokerProcess
+from support.raw_group_member import (
     DESCRIBE_GROUPS,
     JOIN_GROUP,
     OFFSET_FETCH,
@@ -18,15 +19,14 @@ from support.members import (
     find_coordinator,
     join_tree,
 )
-from support.served import Served
 from support.topics import Topics
 from support.wire import (
     CREATE_TOPICS,
     FETCH,
     METADATA,
     PRODUCE,
-    Closed,
-    Wire,
+    ConnectionClosedError,
+    WireClient,
     batch,
     encode,
     fetch_tree,
@@ -43,11 +43,11 @@ pytestmark = pytest.mark.usefixtures("only_moldau")
 
 
 class Watched:
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: BrokerProcess) -> None:
         self.bootstrap = served.bootstrap
         self._process = psutil.Process(served.pid)
-        with Wire(self.bootstrap) as wire:
-            wire.ask(METADATA, 12, {"topics": []})
+        with WireClient(self.bootstrap) as wire:
+            wire.request(METADATA, 12, {"topics": []})
         self._before = self._process.memory_info().rss
         self._peak_file = Path(f"/proc/{served.pid}/status")
 
@@ -64,16 +64,16 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
-    with Served(tmp_path / "data") as served:
+    with BrokerProcess(tmp_path / "data") as served:
         yield Watched(served)
 
 
 def sent_and_closed(bootstrap: str, frame: bytes) -> None:
     """Sends a request that must end in a closed connection, or an answer."""
-    with Wire(bootstrap) as wire:
+    with WireClient(bootstrap) as wire:
         with contextlib.suppress(ConnectionError):
             wire.send_frame(frame)
-        with contextlib.suppress(Closed):
+        with contextlib.suppress(ConnectionClosedError):
             wire.receive_frame()
 
 
@@ -113,10 +113,10 @@ def test_many_small_elements_stay_bounded(watched: Watched, count: int) -> None:
 def test_announced_frames_cost_nothing_until_they_come(watched: Watched) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(100):
-            wire = stack.enter_context(Wire(watched.bootstrap))
+            wire = stack.enter_context(WireClient(watched.bootstrap))
             wire.send_raw(struct.pack(">i", FRAME) + bytes(10))
-        with Wire(watched.bootstrap) as other:
-            assert other.ask(METADATA, 1, {"topics": []})["topics"] == []
+        with WireClient(watched.bootstrap) as other:
+            assert other.request(METADATA, 1, {"topics": []})["topics"] == []
         assert watched.peak_growth() < GROWTH_MAX
 
 
@@ -135,7 +135,7 @@ def test_a_decompression_bomb_stays_small(watched: Watched, codec: str, setting:
         "lz4": (3, lambda: bytes(cramjam.lz4.compress(zeros)) * 8),
         "zstd": (4, lambda: bytes(cramjam.zstd.compress(zeros)) * 8),
     }[codec]
-    with Wire(watched.bootstrap, timeout_s=60) as wire:
+    with WireClient(watched.bootstrap, timeout_s=60) as wire:
         code, _ = produce(wire, topic, batch(attributes=number, records=squeezed()))
         assert code in (2, 10, 87)
         # On a busy machine the node may have been at it for longer than its lease, and has to hear of its controller.
@@ -155,7 +155,7 @@ def test_many_clients_that_send_at_once_stay_within_the_budget(watched: Watched)
     topic = Topics(watched.bootstrap).create()
     large = batch([bytes(900_000)])
     with contextlib.ExitStack() as stack:
-        wires = [stack.enter_context(Wire(watched.bootstrap)) for _ in range(30)]
+        wires = [stack.enter_context(WireClient(watched.bootstrap)) for _ in range(30)]
         for _ in range(10):
             for wire in wires:
                 wire.send(PRODUCE, 9, produce_tree(topic, large))
@@ -167,16 +167,16 @@ def test_many_clients_that_send_at_once_stay_within_the_budget(watched: Watched)
 
 def test_clients_that_never_read_stay_within_bounds(watched: Watched) -> None:
     topic = Topics(watched.bootstrap).create()
-    with Wire(watched.bootstrap) as wire:
+    with WireClient(watched.bootstrap) as wire:
         for _ in range(10):
             assert produce(wire, topic, batch([bytes(900_000)]))[0] == 0
     with contextlib.ExitStack() as stack:
         for _ in range(20):
-            deaf = stack.enter_context(Wire(watched.bootstrap, timeout_s=1))
+            deaf = stack.enter_context(WireClient(watched.bootstrap, timeout_s=1))
             with contextlib.suppress(TimeoutError):
                 for _ in range(100):
                     deaf.send(FETCH, 12, fetch_tree(topic, 0, partition_max_bytes=10 * MEGABYTE))
-        with Wire(watched.bootstrap) as other:
+        with WireClient(watched.bootstrap) as other:
             assert produce(other, topic, batch([record(0, b"x")]))[0] == 0
         assert watched.peak_growth() < 300 * MEGABYTE
 
@@ -200,12 +200,12 @@ def unsigned_varint(value: int) -> bytes:
 
 def test_members_that_wait_for_others_keep_what_they_say_and_not_its_frame(tmp_path: Path) -> None:
     patient = ("--group-initial-rebalance-delay-ms", "600000", "--offsets-topic-num-partitions", "1")
-    with Served(tmp_path / "data", *patient) as served, contextlib.ExitStack() as stack:
-        with Wire(served.bootstrap) as wire:
+    with BrokerProcess(tmp_path / "data", *patient) as served, contextlib.ExitStack() as stack:
+        with WireClient(served.bootstrap) as wire:
             find_coordinator(wire, "g")
         watched = Watched(served)
         for number in range(10):
-            wire = stack.enter_context(Wire(served.bootstrap))
+            wire = stack.enter_context(WireClient(served.bootstrap))
             tree = join_tree("g", group_instance_id=f"i{number}", protocols=protocols(200_000))
             wire.send_frame(with_ballast(encode(JOIN_GROUP, 9, tree, number), 30 * MEGABYTE))
         deadline = time.monotonic() + 30
@@ -214,17 +214,17 @@ def test_members_that_wait_for_others_keep_what_they_say_and_not_its_frame(tmp_p
         assert watched.grown() < GROWTH_MAX
 
 
-def members_of(served: Served, group_id: str) -> int:
-    with Wire(served.bootstrap) as wire:
-        (group,) = wire.ask(DESCRIBE_GROUPS, 5, {"groups": [group_id]})["groups"]
+def members_of(served: BrokerProcess, group_id: str) -> int:
+    with WireClient(served.bootstrap) as wire:
+        (group,) = wire.request(DESCRIBE_GROUPS, 5, {"groups": [group_id]})["groups"]
         return len(group["members"])
 
 
 def test_members_too_large_to_be_written_are_not_kept(watched: Watched) -> None:
-    with Wire(watched.bootstrap) as wire:
+    with WireClient(watched.bootstrap) as wire:
         find_coordinator(wire, "g")
         for _ in range(6):
-            answer = wire.ask(JOIN_GROUP, 3, join_tree("g", protocols=protocols(50 * MEGABYTE)))
+            answer = wire.request(JOIN_GROUP, 3, join_tree("g", protocols=protocols(50 * MEGABYTE)))
             assert answer["error_code"] == 10
     # The last one may still be on its way out.
     assert watched.grown() < 50 * MEGABYTE + GROWTH_MAX
@@ -232,7 +232,7 @@ def test_members_too_large_to_be_written_are_not_kept(watched: Watched) -> None:
 
 def test_a_group_that_is_named_many_times_is_not_answered_many_times(watched: Watched) -> None:
     topic = Topics(watched.bootstrap).create(partitions=100)
-    with Wire(watched.bootstrap) as wire:
+    with WireClient(watched.bootstrap) as wire:
         find_coordinator(wire, "g")
         offsets = [(index, index) for index in range(100)]
         assert set(commit(wire, "g", topic, *offsets, metadata="m" * 4096)) == {0}

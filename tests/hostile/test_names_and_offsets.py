@@ -16,7 +16,7 @@ from support.wire import (
     LIST_OFFSETS,
     METADATA,
     OFFSET_FOR_LEADER_EPOCH,
-    Wire,
+    WireClient,
     batch,
     fetch,
     fetch_tree,
@@ -30,25 +30,25 @@ TOPIC, BROKER = 2, 4
 ILLEGAL_NAMES = ["", ".", "..", "x" * 250, "no spaces!", "a/b", "a:b", "Vltava-řeka", "nul\0nul"]
 
 
-def create(wire: Wire, name: str, **more: Any) -> int:
+def create(wire: WireClient, name: str, **more: Any) -> int:
     topic = {"name": name, "num_partitions": 1, "replication_factor": 1, **more}
-    (answer,) = wire.ask(CREATE_TOPICS, 7, {"topics": [topic], "timeout": 10_000})["topics"]
+    (answer,) = wire.request(CREATE_TOPICS, 7, {"topics": [topic], "timeout": 10_000})["topics"]
     code: int = answer["error_code"]
     assert (code == 0) == (answer["error_message"] is None), "an error has a message, success has none"
     return code
 
 
 @pytest.mark.parametrize("name", ILLEGAL_NAMES)
-def test_an_illegal_topic_name_is_refused_everywhere(wire: Wire, name: str) -> None:
+def test_an_illegal_topic_name_is_refused_everywhere(wire: WireClient, name: str) -> None:
     assert create(wire, name) == 17
     for may_create in (False, True):
         tree = {"topics": [{"name": name}], "allow_auto_topic_creation": may_create}
-        assert [topic["error_code"] for topic in wire.ask(METADATA, 9, tree)["topics"]] == [17]
+        assert [topic["error_code"] for topic in wire.request(METADATA, 9, tree)["topics"]] == [17]
     assert describe(wire, TOPIC, name)["error_code"] == 17
     assert alter(wire, TOPIC, name, ("retention.ms", 0, "1")) == (17 if name else 42)
 
 
-def test_the_longest_name_is_taken(wire: Wire) -> None:
+def test_the_longest_name_is_taken(wire: WireClient) -> None:
     assert create(wire, unique("x" * 236)) == 0
 
 
@@ -66,11 +66,11 @@ def test_the_longest_name_is_taken(wire: Wire) -> None:
     ],
     ids=str,
 )
-def test_a_topic_that_cannot_be_is_not_created(wire: Wire, more: dict[str, Any], code: int) -> None:
+def test_a_topic_that_cannot_be_is_not_created(wire: WireClient, more: dict[str, Any], code: int) -> None:
     name = unique()
     assert create(wire, name, **more) == code
     tree = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
-    assert [topic["error_code"] for topic in wire.ask(METADATA, 9, tree)["topics"]] == [3]
+    assert [topic["error_code"] for topic in wire.request(METADATA, 9, tree)["topics"]] == [3]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_a_topic_that_cannot_be_is_not_created(wire: Wire, more: dict[str, Any],
     ],
     ids=["a gap", "an unknown broker", "one broker twice", "no broker", "one partition twice"],
 )
-def test_a_placement_that_cannot_be_is_refused(wire: Wire, placed: list[tuple[int, list[int]]]) -> None:
+def test_a_placement_that_cannot_be_is_refused(wire: WireClient, placed: list[tuple[int, list[int]]]) -> None:
     assignments = [{"partition_index": index, "broker_ids": brokers} for index, brokers in placed]
     assert create(wire, unique(), num_partitions=-1, replication_factor=-1, assignments=assignments) == 39
 
 
-def test_a_topic_named_twice_in_one_request_is_refused(wire: Wire) -> None:
+def test_a_topic_named_twice_in_one_request_is_refused(wire: WireClient) -> None:
     topic = {"name": unique(), "num_partitions": 1, "replication_factor": 1}
-    (answer,) = wire.ask(CREATE_TOPICS, 7, {"topics": [topic, topic], "timeout": 1000})["topics"]
+    (answer,) = wire.request(CREATE_TOPICS, 7, {"topics": [topic, topic], "timeout": 1000})["topics"]
     assert answer["error_code"] == 42
 
 
@@ -105,15 +105,17 @@ def test_a_topic_named_twice_in_one_request_is_refused(wire: Wire) -> None:
     ],
     ids=["an unknown name", "an unknown id", "neither", "both"],
 )
-def test_a_topic_that_is_not_there_is_not_deleted(wire: Wire, wanted: dict[str, Any], code: int) -> None:
-    (answer,) = wire.ask(DELETE_TOPICS, 6, {"topics": [wanted], "timeout": 5000})["responses"]
+def test_a_topic_that_is_not_there_is_not_deleted(
+    wire: WireClient, wanted: dict[str, Any], code: int
+) -> None:
+    (answer,) = wire.request(DELETE_TOPICS, 6, {"topics": [wanted], "timeout": 5000})["responses"]
     assert answer["error_code"] == code
 
 
-def test_metadata_names_what_it_does_not_know(wire: Wire, topics: Topics) -> None:
+def test_metadata_names_what_it_does_not_know(wire: WireClient, topics: Topics) -> None:
     def codes(version: int, *wanted: dict[str, Any]) -> list[int]:
         tree = {"topics": list(wanted), "allow_auto_topic_creation": False}
-        return [topic["error_code"] for topic in wire.ask(METADATA, version, tree)["topics"]]
+        return [topic["error_code"] for topic in wire.request(METADATA, version, tree)["topics"]]
 
     topic = topics.create()
     assert codes(12, {"name": MISSING}) == [3]
@@ -123,7 +125,7 @@ def test_metadata_names_what_it_does_not_know(wire: Wire, topics: Topics) -> Non
 
 
 @pytest.mark.parametrize("offset", [11, -1, -2, 2**62, -(2**63)])
-def test_an_offset_out_of_range_is_refused(wire: Wire, topics: Topics, offset: int) -> None:
+def test_an_offset_out_of_range_is_refused(wire: WireClient, topics: Topics, offset: int) -> None:
     topic = topics.create()
     produce(wire, topic, batch([b"x"] * 10))
     answer = fetch(wire, topic, offset)
@@ -132,7 +134,7 @@ def test_an_offset_out_of_range_is_refused(wire: Wire, topics: Topics, offset: i
     assert fetch(wire, topic, 10)["error_code"] == 0
 
 
-def test_an_offset_below_the_start_of_the_log_is_refused(wire: Wire, topics: Topics) -> None:
+def test_an_offset_below_the_start_of_the_log_is_refused(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     produce(wire, topic, batch([b"x"] * 10))
     assert delete_records(wire, topic, 4) == (0, 4)
@@ -145,7 +147,7 @@ def test_an_offset_below_the_start_of_the_log_is_refused(wire: Wire, topics: Top
     [(MISSING, 0), ("no spaces!", 0), ("", 0), (None, 1), (None, -1), (None, 2**31 - 1)],
 )
 def test_unknown_topics_and_partitions_are_named_by_every_api(
-    wire: Wire, topics: Topics, topic: str | None, partition: int
+    wire: WireClient, topics: Topics, topic: str | None, partition: int
 ) -> None:
     name = topics.create() if topic is None else topic
     assert fetch(wire, name, 0, partition=partition)["error_code"] == 3
@@ -154,18 +156,18 @@ def test_unknown_topics_and_partitions_are_named_by_every_api(
     assert epoch_end(wire, name, 0, partition=partition)["error_code"] == 3
 
 
-def test_unknown_topic_ids_are_refused_by_fetch(wire: Wire, topics: Topics) -> None:
+def test_unknown_topic_ids_are_refused_by_fetch(wire: WireClient, topics: Topics) -> None:
     def by_id(wanted: UUID) -> int:
         partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
         tree = {**fetch_tree("", 0), "topics": [{"topic_id": wanted, "partitions": [partition]}]}
-        code: int = wire.ask(FETCH, 13, tree)["responses"][0]["partitions"][0]["error_code"]
+        code: int = wire.request(FETCH, 13, tree)["responses"][0]["partitions"][0]["error_code"]
         return code
 
     assert by_id(UUID(int=5)) == 100
     assert by_id(topic_id(wire, topics.create())) == 0
 
 
-def test_leader_epochs_are_checked(wire: Wire, topics: Topics) -> None:
+def test_leader_epochs_are_checked(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     assert fetch(wire, topic, 0, current_leader_epoch=0)["error_code"] == 0
     assert fetch(wire, topic, 0, current_leader_epoch=5)["error_code"] == 75
@@ -178,7 +180,9 @@ def test_leader_epochs_are_checked(wire: Wire, topics: Topics) -> None:
 
 
 @pytest.mark.parametrize("replica_id", [1, 5])
-def test_a_client_that_poses_as_a_replica_gets_nothing(wire: Wire, topics: Topics, replica_id: int) -> None:
+def test_a_client_that_poses_as_a_replica_gets_nothing(
+    wire: WireClient, topics: Topics, replica_id: int
+) -> None:
     topic = topics.create()
     produce(wire, topic, batch())
     answer = fetch(wire, topic, 0, replica_id=replica_id)
@@ -187,14 +191,16 @@ def test_a_client_that_poses_as_a_replica_gets_nothing(wire: Wire, topics: Topic
 
 
 @pytest.mark.parametrize("odd", [{"max_bytes": 0}, {"max_wait": -1}], ids=str)
-def test_limits_of_nothing_are_taken_as_the_least(wire: Wire, topics: Topics, odd: dict[str, int]) -> None:
+def test_limits_of_nothing_are_taken_as_the_least(
+    wire: WireClient, topics: Topics, odd: dict[str, int]
+) -> None:
     topic = topics.create()
     produce(wire, topic, batch())
     assert fetch(wire, topic, 0, **odd)["error_code"] == 0
 
 
 @pytest.mark.parametrize("odd", [{"max_bytes": -1}, {"partition_max_bytes": -1}], ids=str)
-def test_limits_below_zero_are_answered(wire: Wire, topics: Topics, odd: dict[str, int]) -> None:
+def test_limits_below_zero_are_answered(wire: WireClient, topics: Topics, odd: dict[str, int]) -> None:
     """Kafka has UNKNOWN_SERVER_ERROR for these; any answer will do that leaves the connection in order."""
     topic = topics.create()
     produce(wire, topic, batch())
@@ -202,36 +208,36 @@ def test_limits_below_zero_are_answered(wire: Wire, topics: Topics, odd: dict[st
     assert fetch(wire, topic, 0)["error_code"] == 0
 
 
-def test_the_first_batch_is_sent_however_small_the_limit(wire: Wire, topics: Topics) -> None:
+def test_the_first_batch_is_sent_however_small_the_limit(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     produce(wire, topic, batch([bytes(5000)]))
     answer = fetch(wire, topic, 0, partition_max_bytes=1, max_bytes=1)
     assert len(answer["records"]) > 5000
 
 
-def test_fetch_sessions_are_checked(wire: Wire, topics: Topics) -> None:
+def test_fetch_sessions_are_checked(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
 
-    def ask(session_id: int, epoch: int, *, full: bool = False) -> dict[str, Any]:
+    def request(session_id: int, epoch: int, *, full: bool = False) -> dict[str, Any]:
         tree = fetch_tree(topic, 0, session_id=session_id, session_epoch=epoch)
-        return wire.ask(FETCH, 12, tree if full else {**tree, "topics": []})
+        return wire.request(FETCH, 12, tree if full else {**tree, "topics": []})
 
-    assert ask(12345, 1)["error_code"] == 70
-    assert ask(0, -1, full=True)["session_id"] == 0
-    made = ask(0, 0, full=True)
+    assert request(12345, 1)["error_code"] == 70
+    assert request(0, -1, full=True)["session_id"] == 0
+    made = request(0, 0, full=True)
     session_id = made["session_id"]
     assert (made["error_code"], len(made["responses"])) == (0, 1)
     assert session_id != 0
-    quiet = ask(session_id, 1)
+    quiet = request(session_id, 1)
     assert (quiet["error_code"], quiet["session_id"], quiet["responses"]) == (0, session_id, [])
-    assert ask(session_id, 1)["error_code"] == 71
-    assert ask(session_id, 9)["error_code"] == 71
+    assert request(session_id, 1)["error_code"] == 71
+    assert request(session_id, 9)["error_code"] == 71
     produce(wire, topic, batch())
-    news = ask(session_id, 2)
+    news = request(session_id, 2)
     assert (news["error_code"], len(news["responses"])) == (0, 1)
-    closed = ask(session_id, -1)
+    closed = request(session_id, -1)
     assert closed["session_id"] == 0
-    assert ask(session_id, 3)["error_code"] == 70
+    assert request(session_id, 3)["error_code"] == 70
 
 
 @pytest.mark.parametrize(
@@ -239,20 +245,22 @@ def test_fetch_sessions_are_checked(wire: Wire, topics: Topics) -> None:
     [(1, -3, 35), (7, -3, 0), (7, -4, 35), (8, -4, 0), (7, -7, 35), (11, -7, 35), (7, 2**62, 0)],
 )
 def test_special_timestamps_are_known_by_version(
-    wire: Wire, topics: Topics, version: int, timestamp: int, code: int
+    wire: WireClient, topics: Topics, version: int, timestamp: int, code: int
 ) -> None:
     assert list_offset(wire, topics.create(), timestamp, version=version)["error_code"] == code
 
 
-def test_a_partition_asked_for_twice_is_refused(wire: Wire, topics: Topics) -> None:
+def test_a_partition_asked_for_twice_is_refused(wire: WireClient, topics: Topics) -> None:
     partition = {"partition_index": 0, "timestamp": -1}
     tree = {"replica_id": -1, "topics": [{"name": topics.create(), "partitions": [partition, partition]}]}
-    (topic,) = wire.ask(LIST_OFFSETS, 7, tree)["topics"]
+    (topic,) = wire.request(LIST_OFFSETS, 7, tree)["topics"]
     assert {partition["error_code"] for partition in topic["partitions"]} == {42}
 
 
 @pytest.mark.parametrize(("offset", "code"), [(5, 1), (-2, 1), (-1, 0), (0, 0)])
-def test_records_are_not_deleted_beyond_the_end(wire: Wire, topics: Topics, offset: int, code: int) -> None:
+def test_records_are_not_deleted_beyond_the_end(
+    wire: WireClient, topics: Topics, offset: int, code: int
+) -> None:
     assert delete_records(wire, topics.create(), offset)[0] == code
 
 
@@ -260,13 +268,13 @@ def test_records_are_not_deleted_beyond_the_end(wire: Wire, topics: Topics, offs
     ("kind", "name", "code"),
     [(TOPIC, MISSING, 3), (BROKER, "77", 42), (BROKER, "x", 42), (3, "x", 42), (99, "x", 42)],
 )
-def test_unknown_resources_have_no_configs(wire: Wire, kind: int, name: str, code: int) -> None:
+def test_unknown_resources_have_no_configs(wire: WireClient, kind: int, name: str, code: int) -> None:
     answer = describe(wire, kind, name)
     assert answer["error_code"] == code
     assert answer["configs"] == []
 
 
-def test_unknown_config_names_are_left_out_of_descriptions(wire: Wire, topics: Topics) -> None:
+def test_unknown_config_names_are_left_out_of_descriptions(wire: WireClient, topics: Topics) -> None:
     answer = describe(wire, TOPIC, topics.create(), ["retention.ms", "no.such"])
     assert [config["name"] for config in answer["configs"]] == ["retention.ms"]
 
@@ -284,7 +292,7 @@ def test_unknown_config_names_are_left_out_of_descriptions(wire: Wire, topics: T
     ids=str,
 )
 def test_config_changes_that_cannot_be_are_refused(
-    wire: Wire, topics: Topics, changes: list[tuple[str, int, str | None]], code: int
+    wire: WireClient, topics: Topics, changes: list[tuple[str, int, str | None]], code: int
 ) -> None:
     topic = topics.create()
     assert alter(wire, TOPIC, topic, *changes) == code
@@ -293,64 +301,68 @@ def test_config_changes_that_cannot_be_are_refused(
 
 
 @pytest.mark.parametrize(("kind", "name", "code"), [(TOPIC, MISSING, 3), (BROKER, "77", 42), (99, "x", 42)])
-def test_configs_of_unknown_resources_are_not_altered(wire: Wire, kind: int, name: str, code: int) -> None:
+def test_configs_of_unknown_resources_are_not_altered(
+    wire: WireClient, kind: int, name: str, code: int
+) -> None:
     assert alter(wire, kind, name, ("retention.ms", 0, "1")) == code
 
 
 @pytest.mark.parametrize("count", [0, -1, 1])
-def test_partitions_are_never_taken_away(wire: Wire, topics: Topics, count: int) -> None:
+def test_partitions_are_never_taken_away(wire: WireClient, topics: Topics, count: int) -> None:
     tree = {"topics": [{"name": topics.create(), "count": count, "assignments": None}], "timeout": 5000}
-    (answer,) = wire.ask(CREATE_PARTITIONS, 3, tree)["results"]
+    (answer,) = wire.request(CREATE_PARTITIONS, 3, tree)["results"]
     assert answer["error_code"] == 37
 
 
-def test_describing_what_is_not_there_names_it(wire: Wire, topics: Topics) -> None:
+def test_describing_what_is_not_there_names_it(wire: WireClient, topics: Topics) -> None:
     tree = {"topics": [{"name": MISSING}, {"name": "no spaces!"}], "response_partition_limit": 10}
-    answer = wire.ask(DESCRIBE_TOPIC_PARTITIONS, 0, tree)
+    answer = wire.request(DESCRIBE_TOPIC_PARTITIONS, 0, tree)
     assert {topic["name"]: topic["error_code"] for topic in answer["topics"]} == {
         MISSING: 3,
         "no spaces!": 17,
     }
     tree = {"topics": [{"name": MISSING, "partition_indexes": [0]}]}
-    (partition,) = wire.ask(DESCRIBE_PRODUCERS, 0, tree)["topics"][0]["partitions"]
+    (partition,) = wire.request(DESCRIBE_PRODUCERS, 0, tree)["topics"][0]["partitions"]
     assert partition["error_code"] == 3
 
 
 def list_offset(
-    wire: Wire, topic: str, timestamp: int, partition: int = 0, epoch: int = -1, version: int = 7
+    wire: WireClient, topic: str, timestamp: int, partition: int = 0, epoch: int = -1, version: int = 7
 ) -> dict[str, Any]:
     wanted = {"partition_index": partition, "timestamp": timestamp, "current_leader_epoch": epoch}
     tree = {"replica_id": -1, "topics": [{"name": topic, "partitions": [wanted]}], "timeout_ms": 1000}
-    found: dict[str, Any] = wire.ask(LIST_OFFSETS, version, tree)["topics"][0]["partitions"][0]
+    found: dict[str, Any] = wire.request(LIST_OFFSETS, version, tree)["topics"][0]["partitions"][0]
     return found
 
 
-def delete_records(wire: Wire, topic: str, offset: int, partition: int = 0) -> tuple[int, int]:
+def delete_records(wire: WireClient, topic: str, offset: int, partition: int = 0) -> tuple[int, int]:
     wanted = {"partition_index": partition, "offset": offset}
     tree = {"topics": [{"name": topic, "partitions": [wanted]}], "timeout": 5000}
-    answer = wire.ask(DELETE_RECORDS, 2, tree)["topics"][0]["partitions"][0]
+    answer = wire.request(DELETE_RECORDS, 2, tree)["topics"][0]["partitions"][0]
     return answer["error_code"], answer["low_watermark"]
 
 
-def epoch_end(wire: Wire, topic: str, epoch: int, partition: int = 0, current: int = -1) -> dict[str, Any]:
+def epoch_end(
+    wire: WireClient, topic: str, epoch: int, partition: int = 0, current: int = -1
+) -> dict[str, Any]:
     wanted = {"partition": partition, "leader_epoch": epoch, "current_leader_epoch": current}
     tree = {"replica_id": -1, "topics": [{"topic": topic, "partitions": [wanted]}]}
-    found: dict[str, Any] = wire.ask(OFFSET_FOR_LEADER_EPOCH, 4, tree)["topics"][0]["partitions"][0]
+    found: dict[str, Any] = wire.request(OFFSET_FOR_LEADER_EPOCH, 4, tree)["topics"][0]["partitions"][0]
     return found
 
 
-def describe(wire: Wire, kind: int, name: str, keys: list[str] | None = None) -> dict[str, Any]:
+def describe(wire: WireClient, kind: int, name: str, keys: list[str] | None = None) -> dict[str, Any]:
     resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
-    (found,) = wire.ask(DESCRIBE_CONFIGS, 4, {"resources": [resource]})["results"]
+    (found,) = wire.request(DESCRIBE_CONFIGS, 4, {"resources": [resource]})["results"]
     answer: dict[str, Any] = found
     return answer
 
 
-def alter(wire: Wire, kind: int, name: str, *changes: tuple[str, int, str | None]) -> int:
+def alter(wire: WireClient, kind: int, name: str, *changes: tuple[str, int, str | None]) -> int:
     configs = [
         {"name": key, "config_operation": operation, "value": value} for key, operation, value in changes
     ]
     resource = {"resource_type": kind, "resource_name": name, "configs": configs}
-    (answer,) = wire.ask(INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})["responses"]
+    (answer,) = wire.request(INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})["responses"]
     code: int = answer["error_code"]
     return code

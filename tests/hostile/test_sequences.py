@@ -3,16 +3,16 @@
 import pytest
 
 from support.topics import Topics
-from support.wire import INIT_PRODUCER_ID, PRODUCE, Wire, batch, end_offset, produce, produce_tree
+from support.wire import INIT_PRODUCER_ID, PRODUCE, WireClient, batch, end_offset, produce, produce_tree
 
 OUT_OF_ORDER, STALE_EPOCH, INVALID_REQUEST, LOADING = 45, 47, 42, 14
 LAST_SEQUENCE = 2**31 - 1
 
 
-def new_producer(wire: Wire, **more: object) -> dict[str, int]:
+def new_producer(wire: WireClient, **more: object) -> dict[str, int]:
     tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
     while True:
-        answer = wire.ask(INIT_PRODUCER_ID, 4, {**tree, **more})
+        answer = wire.request(INIT_PRODUCER_ID, 4, {**tree, **more})
         if answer["error_code"] != LOADING:
             return answer
 
@@ -20,7 +20,7 @@ def new_producer(wire: Wire, **more: object) -> dict[str, int]:
 class Sending:
     """One producer's batches on one partition."""
 
-    def __init__(self, wire: Wire, topic: str) -> None:
+    def __init__(self, wire: WireClient, topic: str) -> None:
         self.wire = wire
         self.topic = topic
         self.producer_id = new_producer(wire)["producer_id"]
@@ -32,17 +32,17 @@ class Sending:
 
 
 @pytest.fixture
-def send(wire: Wire, topics: Topics) -> Sending:
+def send(wire: WireClient, topics: Topics) -> Sending:
     return Sending(wire, topics.create())
 
 
-def test_producer_ids_differ(wire: Wire) -> None:
+def test_producer_ids_differ(wire: WireClient) -> None:
     answers = [new_producer(wire) for _ in range(20)]
     assert all(answer["error_code"] == 0 and answer["producer_epoch"] == 0 for answer in answers)
     assert len({answer["producer_id"] for answer in answers}) == 20
 
 
-def test_an_empty_transactional_id_is_refused(wire: Wire) -> None:
+def test_an_empty_transactional_id_is_refused(wire: WireClient) -> None:
     assert new_producer(wire, transactional_id="")["error_code"] == INVALID_REQUEST
 
 
@@ -93,7 +93,7 @@ def test_sequences_wrap_within_a_batch(send: Sending) -> None:
     assert send(LAST_SEQUENCE - 1, 4) == (0, 0)
 
 
-def test_partitions_count_on_their_own(wire: Wire, topics: Topics) -> None:
+def test_partitions_count_on_their_own(wire: WireClient, topics: Topics) -> None:
     topic = topics.create(partitions=2)
     producer_id = new_producer(wire)["producer_id"]
     data = batch(producer_id=producer_id, producer_epoch=0, base_sequence=0)
@@ -102,7 +102,7 @@ def test_partitions_count_on_their_own(wire: Wire, topics: Topics) -> None:
     assert produce(wire, topic, data, partition=1) == (0, 0)
 
 
-def test_a_refused_batch_leaves_the_sequence_where_it_was(send: Sending, wire: Wire) -> None:
+def test_a_refused_batch_leaves_the_sequence_where_it_was(send: Sending, wire: WireClient) -> None:
     assert send(0) == (0, 0)
     spoiled = batch(producer_id=send.producer_id, producer_epoch=0, base_sequence=1, crc=1)
     assert produce(wire, send.topic, spoiled) == (2, -1)
@@ -121,7 +121,7 @@ def test_pipelined_batches_of_one_producer_stay_in_order(send: Sending) -> None:
         assert (correlation_id, partition["error_code"], partition["base_offset"]) == (expected, 0, offset)
 
 
-def test_transactions_are_refused_clearly(wire: Wire, topics: Topics, only_moldau: None) -> None:
+def test_transactions_are_refused_clearly(wire: WireClient, topics: Topics, only_moldau: None) -> None:
     assert new_producer(wire, transactional_id="tx")["error_code"] in (35, 42, 53)
     producer_id = new_producer(wire)["producer_id"]
     topic = topics.create()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from apache_kafka import ApacheKafka
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 
 AGAINST_KAFKA = os.environ.get("MOLDAU_TEST_BROKER") == "kafka"
-Broker = Served | ApacheKafka
+Broker = BrokerProcess | ApacheKafka
 GROUPS = {
     # A new group waits no longer than it must: what is tried here is who gets what, not how long it takes.
     "group.initial.rebalance.delay.ms": "0",
@@ -24,7 +24,7 @@ def broker(data_dir: Path, advertised_port: int | None = None) -> Broker:
     if not AGAINST_KAFKA:
         settings = {**GROUPS, **advertised}
         flags = [part for name, value in settings.items() for part in (f"--{name.replace('.', '-')}", value)]
-        return Served(data_dir, *flags)
+        return BrokerProcess(data_dir, *flags)
     # Topics made by the tests are waited for where this is set: Kafka says that a topic is there before it is.
     os.environ["MOLDAU_TEST_BOOTSTRAP"] = "Apache Kafka"
     named = {name: f"PLAINTEXT://{value}" for name, value in advertised.items()}

@@ -11,7 +11,7 @@ from broker_under_test import Broker, broker
 from command_line import Tools
 from java_clients import JavaClients
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import Topics
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def written(
 
     directory = tmp_path_factory.mktemp(request.param) / "data"
     if request.param == "moldau":
-        with Served(directory) as served:
+        with BrokerProcess(directory) as served:
             yield write(Topics(served.bootstrap))
         return
     reason = ApacheKafka.available()

@@ -66,7 +66,7 @@ class JavaClients:
         self._consumers: dict[str, Consumer] = {}
         self._last_id = 0
         self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read_file, daemon=True).start()
 
     def stop(self) -> None:
         """Closing its input ends the JVM."""
@@ -100,15 +100,15 @@ class JavaClients:
         return answer["result"]
 
     def wait_until(
-        self, is_so: Callable[[], bool], otherwise: str | Callable[[], str], timeout_s: float = WAIT_S
+        self, condition: Callable[[], bool], otherwise: str | Callable[[], str], timeout_s: float = WAIT_S
     ) -> None:
         """Returns when something that Java told has made it so."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ended or is_so(), timeout_s) or not is_so():
+            if not self._changed.wait_for(lambda: self._ended or condition(), timeout_s) or not condition():
                 reason = "the JVM has ended" if self._ended else "timed out"
                 raise AssertionError(f"{reason}: {otherwise if isinstance(otherwise, str) else otherwise()}")
 
-    def _read(self) -> None:
+    def _read_file(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             told = json.loads(line)
@@ -323,9 +323,9 @@ def wait_until_shared(consumers: Sequence[Consumer], partitions: set[str], timeo
     )
 
 
-def wait_a_moment_for(is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+def wait_a_moment_for(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
     """For what no event tells: asks again and again until it is so."""
     deadline = time.monotonic() + timeout_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"not so in {timeout_s} s: {what}"
         time.sleep(0.05)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from command_line import TOPICS, Tools
 
-from support.served_cluster import ServedCluster
+from support.broker_process_cluster import BrokerProcessCluster
 
 REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
@@ -21,15 +21,15 @@ GROUPS = {"group.min.session.timeout.ms": "1000"}
 @contextmanager
 def three_nodes(
     directory: Path, settings: Mapping[str, str] | None = None, racks: Mapping[int, str] | None = None
-) -> Iterator[ServedCluster]:
+) -> Iterator[BrokerProcessCluster]:
     """Nodes that failed in a way nobody planned for fail the tests."""
-    with ServedCluster(directory, settings={**GROUPS, **(settings or {})}, racks=racks) as cluster:
+    with BrokerProcessCluster(directory, settings={**GROUPS, **(settings or {})}, racks=racks) as cluster:
         yield cluster
         for node in cluster.nodes.values():
             assert "Traceback" not in node.log_path.read_text()
 
 
-def all_up(cluster: ServedCluster) -> ServedCluster:
+def all_up(cluster: BrokerProcessCluster) -> BrokerProcessCluster:
     """Starts what an earlier test has left dead, and waits until nothing is behind."""
     for node_id, node in cluster.nodes.items():
         if node.process is None:
@@ -48,19 +48,19 @@ def all_up(cluster: ServedCluster) -> ServedCluster:
     return cluster
 
 
-def at(cluster: ServedCluster) -> tuple[str, str]:
+def at(cluster: BrokerProcessCluster) -> tuple[str, str]:
     return ("--bootstrap-server", cluster.bootstrap)
 
 
 def described(
-    tools: Tools, cluster: ServedCluster, topic: str
+    tools: Tools, cluster: BrokerProcessCluster, topic: str
 ) -> dict[int, tuple[int, list[int], list[int]]]:
     """By partition, as kafka-topics shows it: leader, replicas and those in sync."""
     printed = tools.run(TOPICS, *at(cluster), "--describe", "--topic", topic)
     rows = re.findall(r"Partition: (\d+)\s+Leader: (\w+)\s+Replicas: ([\d,]*)\s+Isr: ([\d,]*)", printed)
     return {
-        int(partition): (-1 if leader == "none" else int(leader), _numbers(replicas), _numbers(in_sync))
-        for partition, leader, replicas, in_sync in rows
+        int(partition): (-1 if leader == "none" else int(leader), _numbers(replicas), _numbers(isr))
+        for partition, leader, replicas, isr in rows
     }
 
 

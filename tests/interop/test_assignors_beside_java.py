@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from apache_kafka import ApacheKafka, available
 
-from moldau.client.group.assignors import Assignments, Member, Remembered, assignor_named
+from moldau.client.group.assignors import Assignments, PreviousAssignment, SubscribedMember, get_assignor
 from moldau.wire.consumer_protocol import Subscription, decode_assignment, encode_subscription
 
 SOURCE = Path(__file__).parent / "java_assignors" / "Assignors.java"
 LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
 GROUPS = 150
 
-Assign = Callable[[str, Mapping[str, int], Sequence[Member]], Assignments]
+Assign = Callable[[str, Mapping[str, int], Sequence[SubscribedMember]], Assignments]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,9 @@ def java_assign() -> Iterator[Assign]:
     assert process.stdout is not None
     questions, answers = process.stdin, process.stdout
 
-    def assign(name: str, partition_counts: Mapping[str, int], members: Sequence[Member]) -> Assignments:
+    def assign(
+        name: str, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]
+    ) -> Assignments:
         topics = " ".join(f"{topic}:{count}" for topic, count in partition_counts.items())
         shown = " ".join(
             f"{each.member_id}/{each.instance_id or ''}/{encode_subscription(each.subscription).hex()}"
@@ -69,19 +71,21 @@ def groups(chance: random.Random, *, equal: bool) -> Iterator[tuple[dict[str, in
 
 
 def members_of(
-    name: str, wants: Mapping[str, set[str]], had: Mapping[str, Remembered], static: bool = False
-) -> list[Member]:
-    assignor = assignor_named(name)
+    name: str, wants: Mapping[str, set[str]], had: Mapping[str, PreviousAssignment], static: bool = False
+) -> list[SubscribedMember]:
+    assignor = get_assignor(name)
     found = []
     for who, topics in wants.items():
-        before = had.get(who, Remembered())
+        before = had.get(who, PreviousAssignment())
         kept = (
             tuple(each for each in before.partitions if each[0] in topics) if assignor.is_cooperative else ()
         )
         subscription = Subscription(
             tuple(sorted(topics)), assignor.user_data(before), kept, before.generation_id
         )
-        found.append(Member(who, subscription, f"i{who}" if static and who in ("m1", "m4") else None))
+        found.append(
+            SubscribedMember(who, subscription, f"i{who}" if static and who in ("m1", "m4") else None)
+        )
     return found
 
 
@@ -91,7 +95,7 @@ def test_range_and_roundrobin_give_the_same(java_assign: Assign, name: str, stat
     for seed in range(GROUPS):
         for topics, wants in groups(random.Random(seed), equal=seed % 2 == 0):
             members = members_of(name, wants, {}, static)
-            ours = assignor_named(name).assign(topics, members)
+            ours = get_assignor(name).assign(topics, members)
             assert dict(sorted(ours.items())) == java_assign(name, topics, members), seed
 
 
@@ -99,14 +103,14 @@ def test_range_and_roundrobin_give_the_same(java_assign: Assign, name: str, stat
 def test_sticky_is_as_even_and_as_sticky(java_assign: Assign, equal: bool) -> None:
     ours_moved = java_moved = 0
     for seed in range(GROUPS):
-        had: dict[str, Remembered] = {}
+        had: dict[str, PreviousAssignment] = {}
         for generation, (topics, wants) in enumerate(groups(random.Random(seed), equal=equal), 1000):
             members = members_of("sticky", wants, had)
-            ours = assignor_named("sticky").assign(topics, members)
+            ours = get_assignor("sticky").assign(topics, members)
             java = java_assign("sticky", topics, members)
             had_before, had = (
                 had,
-                had | {who: Remembered(tuple(some), generation) for who, some in ours.items()},
+                had | {who: PreviousAssignment(tuple(some), generation) for who, some in ours.items()},
             )
             if not is_allowed(java, wants):
                 # Java's may give a member what it had long ago and does not subscribe to any more.
@@ -129,17 +133,17 @@ def test_sticky_is_as_even_and_as_sticky(java_assign: Assign, equal: bool) -> No
 def test_cooperative_sticky_withholds_what_is_still_owned(java_assign: Assign, equal: bool) -> None:
     name = "cooperative-sticky"
     for seed in range(GROUPS):
-        had: dict[str, Remembered] = {}
+        had: dict[str, PreviousAssignment] = {}
         for generation, (topics, wants) in enumerate(groups(random.Random(seed), equal=equal), 1000):
             members = members_of(name, wants, had)
-            ours, java = assignor_named(name).assign(topics, members), java_assign(name, topics, members)
+            ours, java = get_assignor(name).assign(topics, members), java_assign(name, topics, members)
             owner = {each: who.member_id for who in members for each in who.subscription.owned_partitions}
             for assigned in (ours, java):
                 for who, some in assigned.items():
                     assert all(owner.get(each, who) == who for each in some), seed
             if equal:
                 assert sum(map(len, ours.values())) >= sum(map(len, java.values())), seed
-            had = {who: Remembered(tuple(some), generation) for who, some in ours.items()}
+            had = {who: PreviousAssignment(tuple(some), generation) for who, some in ours.items()}
 
 
 def is_allowed(assignments: Assignments, wants: Mapping[str, set[str]]) -> bool:
@@ -150,7 +154,7 @@ def squares(assignments: Assignments) -> int:
     return sum(len(some) ** 2 for some in assignments.values())
 
 
-def moved(assignments: Assignments, had: Mapping[str, Remembered]) -> int:
+def moved(assignments: Assignments, had: Mapping[str, PreviousAssignment]) -> int:
     """How many partitions were taken from members that are still there."""
     owner: dict[tuple[str, int], tuple[int, str]] = {}
     for who, before in had.items():

@@ -9,8 +9,8 @@ import pytest
 from java_clients import Consumer, Event, JavaClients, partitions_of, wait_until_shared
 from moldau_cluster import all_up, three_nodes
 
+from support.broker_process_cluster import BrokerProcessCluster
 from support.log_reader import all_records
-from support.served_cluster import ServedCluster
 from support.topics import unique
 
 PARTITIONS = 3
@@ -20,20 +20,20 @@ RECORDS_BEFORE = 1_000
 
 
 @pytest.fixture(scope="module")
-def running(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+def running(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessCluster]:
     with three_nodes(tmp_path_factory.mktemp("java")) as served:
         yield served
 
 
 @pytest.fixture
-def cluster(running: ServedCluster) -> ServedCluster:
+def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
     return all_up(running)
 
 
 class Sending(threading.Thread):
     """One producer with its default settings but small batches, so that the kill hits it with many on the way."""
 
-    def __init__(self, java: JavaClients, cluster: ServedCluster, topic: str) -> None:
+    def __init__(self, java: JavaClients, cluster: BrokerProcessCluster, topic: str) -> None:
         super().__init__()
         self._java = java
         self._servers = cluster.bootstrap
@@ -58,7 +58,7 @@ class Sending(threading.Thread):
         return self.places
 
 
-def victim_of(role: str, java: JavaClients, cluster: ServedCluster, topic: str, group: str) -> int:
+def victim_of(role: str, java: JavaClients, cluster: BrokerProcessCluster, topic: str, group: str) -> int:
     if role == "partition leader":
         return cluster.leader_of(topic)
     if role == "group coordinator":
@@ -68,7 +68,7 @@ def victim_of(role: str, java: JavaClients, cluster: ServedCluster, topic: str, 
     return controller
 
 
-def check_log(cluster: ServedCluster, topic: str, places: list[Event]) -> None:
+def check_log(cluster: BrokerProcessCluster, topic: str, places: list[Event]) -> None:
     """Every record is where its acknowledgement said, in the order it was sent in, and nothing else is there."""
     held: dict[int, list[str]] = defaultdict(list)
     for record in all_records(cluster.bootstrap, topic):
@@ -92,7 +92,7 @@ def check_read(members: list[Consumer]) -> None:
 
 @pytest.mark.parametrize("role", ["partition leader", "group coordinator", "controller"])
 def test_java_clients_carry_on_when_a_node_is_killed(
-    java: JavaClients, cluster: ServedCluster, role: str
+    java: JavaClients, cluster: BrokerProcessCluster, role: str
 ) -> None:
     topic, group = unique(), unique("group")
     cluster.create_topic(topic, PARTITIONS)
@@ -119,7 +119,7 @@ def test_java_clients_carry_on_when_a_node_is_killed(
 
 
 def test_a_new_member_begins_where_the_group_was_before_its_coordinator_was_killed(
-    java: JavaClients, cluster: ServedCluster
+    java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic, group = unique(), unique("group")
     cluster.create_topic(topic, PARTITIONS)

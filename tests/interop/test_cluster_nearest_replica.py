@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 from java_clients import JavaClients, wait_a_moment_for
 from moldau_cluster import all_up, at, three_nodes
 
-from support.served_cluster import ServedCluster
+from support.broker_process_cluster import BrokerProcessCluster
 from support.topics import QUIET, unique
 
 RACKS = {1: "east", 2: "north", 3: "west"}
@@ -21,18 +21,18 @@ BATCH = 100
 
 
 @pytest.fixture(scope="module")
-def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessCluster]:
     with three_nodes(tmp_path_factory.mktemp("racks"), {"replica.selector.class": SELECTOR}, RACKS) as served:
         yield served
 
 
 @pytest.fixture
-def cluster(running: ServedCluster) -> ServedCluster:
+def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
     return all_up(running)
 
 
 @pytest.fixture
-def topic(tools: Tools, cluster: ServedCluster) -> str:
+def topic(tools: Tools, cluster: BrokerProcessCluster) -> str:
     """Led by node 1, with a replica on each node."""
     name = unique()
     tools.run(TOPICS, *at(cluster), "--create", "--topic", name, "--replica-assignment", "1:2:3")
@@ -43,18 +43,18 @@ def texts(first: int) -> list[str]:
     return [f"value-{number}" for number in range(first, first + BATCH)]
 
 
-def send(java: JavaClients, cluster: ServedCluster, topic: str, first: int) -> None:
+def send(java: JavaClients, cluster: BrokerProcessCluster, topic: str, first: int) -> None:
     java.produce(cluster.bootstrap, topic, [{"value": value, "partition": 0} for value in texts(first)])
 
 
-def test_kafkas_tools_show_the_racks_of_the_nodes(tools: Tools, cluster: ServedCluster) -> None:
+def test_kafkas_tools_show_the_racks_of_the_nodes(tools: Tools, cluster: BrokerProcessCluster) -> None:
     versions = tools.run(VERSIONS, *at(cluster))
     for node_id, rack in RACKS.items():
         assert f"(id: {node_id} rack: {rack} isFenced: false)" in versions
 
 
 def test_a_java_consumer_reads_from_its_own_rack_and_from_the_leader_when_that_is_dead(
-    java: JavaClients, cluster: ServedCluster, topic: str
+    java: JavaClients, cluster: BrokerProcessCluster, topic: str
 ) -> None:
     partition = f"{topic}:0"
     send(java, cluster, topic, 0)
@@ -82,7 +82,7 @@ def test_a_java_consumer_reads_from_its_own_rack_and_from_the_leader_when_that_i
 
 
 def test_a_java_consumer_stays_with_its_rack_when_the_leader_is_killed(
-    java: JavaClients, cluster: ServedCluster, topic: str
+    java: JavaClients, cluster: BrokerProcessCluster, topic: str
 ) -> None:
     partition = f"{topic}:0"
     near = java.consumer(cluster.bootstrap, "near", partitions=[partition], client_rack="west")
@@ -95,7 +95,7 @@ def test_a_java_consumer_stays_with_its_rack_when_the_leader_is_killed(
 
 
 def test_a_confluent_consumer_reads_from_its_own_rack_and_from_the_leader_when_that_is_dead(
-    java: JavaClients, cluster: ServedCluster, topic: str
+    java: JavaClients, cluster: BrokerProcessCluster, topic: str
 ) -> None:
     fetched_from: list[int] = []
 

@@ -11,7 +11,7 @@ from command_line import CONFIGS, Tools
 from java_clients import Consumer, JavaClients, partitions_of, wait_until_shared
 from moldau_cluster import OFFSETS_TOPIC, REASSIGN, at, described, plan, three_nodes
 
-from support.served_cluster import ServedCluster
+from support.broker_process_cluster import BrokerProcessCluster
 
 PARTITIONS = 50
 ROTATION = ([1, 2, 3], [2, 3, 1], [3, 1, 2])
@@ -19,7 +19,7 @@ THROTTLE = "1000000"
 
 
 @pytest.fixture(scope="module")
-def cluster(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+def cluster(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessCluster]:
     settings = {"offsets.topic.replication.factor": "1", "offsets.topic.num.partitions": str(PARTITIONS)}
     with three_nodes(tmp_path_factory.mktemp("offsets"), settings) as served:
         served.create_topic("work", partitions=4)
@@ -29,7 +29,7 @@ def cluster(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 class Work:
     """A producer that sends without a pause, and the two members of a group that read and commit all the while."""
 
-    def __init__(self, java: JavaClients, cluster: ServedCluster) -> None:
+    def __init__(self, java: JavaClients, cluster: BrokerProcessCluster) -> None:
         self._java = java
         self._bootstrap = cluster.bootstrap
         self.sent = 0
@@ -75,7 +75,7 @@ class Work:
 
 
 def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
-    tools: Tools, java: JavaClients, cluster: ServedCluster, tmp_path: Path
+    tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     work = Work(java, cluster)
     assert all(len(replicas) == 1 for _, replicas, _ in described(tools, cluster, OFFSETS_TOPIC).values())
@@ -101,7 +101,7 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     assert "throttled" not in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
     found = described(tools, cluster, OFFSETS_TOPIC)
     assert {partition: replicas for partition, (_, replicas, _) in found.items()} == wanted
-    assert all(sorted(in_sync) == [1, 2, 3] for _, _, in_sync in found.values())
+    assert all(sorted(isr) == [1, 2, 3] for _, _, isr in found.values())
     assert "No partition reassignments found." in tools.run(REASSIGN, *at(cluster), "--list")
 
     coordinator = java.admin(cluster.bootstrap, "describeGroup", group="workers")["coordinator"]
@@ -117,7 +117,9 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     assert_committed_to_the_end(java, cluster, work.members)
 
 
-def assert_committed_to_the_end(java: JavaClients, cluster: ServedCluster, members: list[Consumer]) -> None:
+def assert_committed_to_the_end(
+    java: JavaClients, cluster: BrokerProcessCluster, members: list[Consumer]
+) -> None:
     """What the members commit when they leave is kept by the nodes that are left."""
     for member in members:
         member.close()

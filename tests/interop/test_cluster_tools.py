@@ -12,25 +12,25 @@ from command_line import CLUSTER, CONFIGS, LOG_DIRS, TOPICS, VERSIONS, Tools
 from java_clients import JavaClients
 from moldau_cluster import ELECTION, FEATURES, QUORUM, REASSIGN, all_up, at, described, plan, three_nodes
 
-from support.served import Served
-from support.served_cluster import CLUSTER_ID, ServedCluster
+from support.broker_process import BrokerProcess
+from support.broker_process_cluster import CLUSTER_ID, BrokerProcessCluster
 from support.topics import unique
 
 VERIFICATION = "org.apache.kafka.tools.ReplicaVerificationTool"
 
 
 @pytest.fixture(scope="module")
-def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessCluster]:
     with three_nodes(tmp_path_factory.mktemp("tools")) as served:
         yield served
 
 
 @pytest.fixture
-def cluster(running: ServedCluster) -> ServedCluster:
+def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
     return all_up(running)
 
 
-def new_topic(cluster: ServedCluster, partitions: int = 1, replicas: int = 3, **configs: str) -> str:
+def new_topic(cluster: BrokerProcessCluster, partitions: int = 1, replicas: int = 3, **configs: str) -> str:
     topic = unique()
     cluster.create_topic(topic, partitions, replicas, **configs)
     return topic
@@ -41,19 +41,19 @@ def values(count: int) -> list[dict[str, object]]:
 
 
 def test_kafka_topics_spreads_replicas_and_shows_what_a_dead_node_lacks(
-    tools: Tools, cluster: ServedCluster
+    tools: Tools, cluster: BrokerProcessCluster
 ) -> None:
     topic = unique()
     made = ["--create", "--topic", topic, "--partitions", "6", "--replication-factor", "3"]
     tools.run(TOPICS, *at(cluster), *made)
     found = described(tools, cluster, topic)
     assert sorted(leader for leader, _, _ in found.values()) == [1, 1, 2, 2, 3, 3]
-    assert all(sorted(replicas) == sorted(in_sync) == [1, 2, 3] for _, replicas, in_sync in found.values())
+    assert all(sorted(replicas) == sorted(isr) == [1, 2, 3] for _, replicas, isr in found.values())
     lacking = ("--under-replicated-partitions", "--under-min-isr-partitions", "--unavailable-partitions")
     for kind in lacking:
         assert topic not in tools.run(TOPICS, *at(cluster), "--describe", kind)
     cluster.kill(3)
-    cluster.wait_until(lambda: 3 not in cluster.in_sync(topic, 5), "node 3 is out of the in-sync sets")
+    cluster.wait_until(lambda: 3 not in cluster.isr(topic, 5), "node 3 is out of the in-sync sets")
     under = tools.run(TOPICS, *at(cluster), "--describe", "--under-replicated-partitions")
     assert len(re.findall(rf"Topic: {topic}\s+Partition: \d\s+Leader: [12]\s", under)) == 6
     for kind in lacking[1:]:
@@ -67,7 +67,7 @@ def test_kafka_topics_spreads_replicas_and_shows_what_a_dead_node_lacks(
 
 
 def test_kafka_leader_election_gives_leadership_back_to_the_preferred_replica(
-    tools: Tools, cluster: ServedCluster
+    tools: Tools, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster, partitions=3)
     preferred = {part: replicas[0] for part, (_, replicas, _) in described(tools, cluster, topic).items()}
@@ -92,14 +92,14 @@ def test_kafka_leader_election_gives_leadership_back_to_the_preferred_replica(
 
 
 def test_an_unclean_election_is_made_when_the_tool_asks_for_it_and_not_before(
-    tools: Tools, java: JavaClients, cluster: ServedCluster
+    tools: Tools, java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster, replicas=2, min_insync_replicas="1")
     leader, (first, second) = described(tools, cluster, topic)[0][:2]
     behind = second if leader == first else first
     java.produce(cluster.bootstrap, topic, values(10))
     cluster.kill(behind)
-    cluster.wait_until(lambda: cluster.in_sync(topic) == [leader], "the follower is out")
+    cluster.wait_until(lambda: cluster.isr(topic) == [leader], "the follower is out")
     java.produce(cluster.bootstrap, topic, values(5))
     cluster.kill(leader)
     cluster.start(behind)
@@ -119,13 +119,13 @@ def test_an_unclean_election_is_made_when_the_tool_asks_for_it_and_not_before(
     assert reader.wait_for_records(11) == [f"value-{number}" for number in [*range(10), 0]]
 
 
-def directory_id(node: Served) -> str:
+def directory_id(node: BrokerProcess) -> str:
     lines = (node.data_dir / "meta.properties").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines)["directory.id"]
 
 
 def test_kafka_metadata_quorum_removes_a_voter_and_adds_it_again(
-    tools: Tools, cluster: ServedCluster, tmp_path: Path
+    tools: Tools, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     def status() -> dict[int, str]:
         printed = tools.run(QUORUM, *at(cluster), "describe", "--replication")
@@ -155,7 +155,7 @@ def test_kafka_metadata_quorum_removes_a_voter_and_adds_it_again(
         tools.run(QUORUM, *at(cluster), *configured, "add-controller")
 
 
-def test_the_voters_of_the_quorum_outlive_its_leader(tools: Tools, cluster: ServedCluster) -> None:
+def test_the_voters_of_the_quorum_outlive_its_leader(tools: Tools, cluster: BrokerProcessCluster) -> None:
     def status() -> tuple[int, int]:
         printed = tools.run(QUORUM, *at(cluster), "describe", "--status")
         (leader,) = re.findall(r"^LeaderId:\s+(-?\d+)$", printed, re.MULTILINE)
@@ -173,7 +173,7 @@ def test_the_voters_of_the_quorum_outlive_its_leader(tools: Tools, cluster: Serv
 
 
 def test_a_throttled_move_is_slow_until_the_throttle_is_lifted(
-    tools: Tools, java: JavaClients, cluster: ServedCluster, tmp_path: Path
+    tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     topic = unique()
     tools.run(TOPICS, *at(cluster), "--create", "--topic", topic, "--replica-assignment", "1")
@@ -192,18 +192,18 @@ def test_a_throttled_move_is_slow_until_the_throttle_is_lifted(
         REASSIGN, *at(cluster), *file, "--verify", "--preserve-throttles"
     )
     assert f"{topic}-0: replicas: 1,2. adding: 2." in tools.run(REASSIGN, *at(cluster), "--list")
-    assert cluster.in_sync(topic) == [1]
+    assert cluster.isr(topic) == [1]
     for broker in ("1", "2"):
         rates = ",".join(f"{side}.replication.throttled.rate=100000000" for side in ("leader", "follower"))
         entity = ["--entity-type", "brokers", "--entity-name", broker]
         tools.run(CONFIGS, *at(cluster), *entity, "--alter", "--add-config", rates)
-    cluster.wait_until(lambda: cluster.in_sync(topic) == [1, 2], "the new replica is in sync")
+    cluster.wait_until(lambda: cluster.isr(topic) == [1, 2], "the new replica is in sync")
     verified = tools.run(REASSIGN, *at(cluster), *file, "--verify")
     assert f"Reassignment of partition {topic}-0 is completed" in verified
 
 
 def test_a_move_can_be_called_off(
-    tools: Tools, java: JavaClients, cluster: ServedCluster, tmp_path: Path
+    tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     topic = unique()
     tools.run(TOPICS, *at(cluster), "--create", "--topic", topic, "--replica-assignment", "1:2")
@@ -212,8 +212,8 @@ def test_a_move_can_be_called_off(
     tools.run(REASSIGN, *at(cluster), *file, "--execute", "--throttle", "10000")
     called_off = tools.run(REASSIGN, *at(cluster), *file, "--cancel")
     assert f"Successfully cancelled partition reassignment for: {topic}-0" in called_off
-    _, replicas, in_sync = described(tools, cluster, topic)[0]
-    assert sorted(replicas) == sorted(in_sync) == [1, 2]
+    _, replicas, isr = described(tools, cluster, topic)[0]
+    assert sorted(replicas) == sorted(isr) == [1, 2]
     assert "throttled" not in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
     for replicas, refusal in (([1, 9], "9"), ([1, 1], "duplicate|once|twice")):
         wrong = plan(tmp_path / "wrong.json", topic, {0: replicas})
@@ -222,7 +222,7 @@ def test_a_move_can_be_called_off(
 
 
 def test_kafka_log_dirs_and_features_and_api_versions_see_every_node(
-    tools: Tools, java: JavaClients, cluster: ServedCluster
+    tools: Tools, java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster)
     java.produce(cluster.bootstrap, topic, values(50))
@@ -243,7 +243,7 @@ def test_kafka_log_dirs_and_features_and_api_versions_see_every_node(
 
 
 def test_kafka_replica_verification_finds_replicas_alike(
-    tools: Tools, java: JavaClients, cluster: ServedCluster, tmp_path: Path
+    tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     topic = new_topic(cluster)
     java.produce(cluster.bootstrap, topic, values(200))
@@ -259,12 +259,12 @@ def test_kafka_replica_verification_finds_replicas_alike(
 
 
 def test_a_node_that_is_gone_for_good_is_unregistered_and_comes_back_as_a_new_one(
-    tools: Tools, java: JavaClients, cluster: ServedCluster
+    tools: Tools, java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster)
     java.produce(cluster.bootstrap, topic, values(20))
     cluster.kill(3)
-    cluster.wait_until(lambda: cluster.in_sync(topic) == [1, 2], "node 3 is out of the in-sync set")
+    cluster.wait_until(lambda: cluster.isr(topic) == [1, 2], "node 3 is out of the in-sync set")
     assert "Broker 3 is no longer registered" in tools.run(CLUSTER, "unregister", *at(cluster), "--id", "3")
     endpoints = tools.run(CLUSTER, "list-endpoints", *at(cluster), "--include-fenced-brokers")
     assert re.findall(r"^(\d)\s", endpoints, re.MULTILINE) == ["1", "2"]

@@ -11,14 +11,20 @@ from command_line import DUMP, Tools
 from confluent_kafka import Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
-from moldau.metadata.image import BrokerImage, ClusterImage, Endpoint, PartitionImage, TopicImage
+from moldau.metadata.image import (
+    BrokerRegistration,
+    Endpoint,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
 from moldau.metadata.image import ConfigResource as ConfigOf
 from moldau.metadata.records import TopicRecord, encode
-from moldau.metadata.snapshot import to_records
+from moldau.metadata.snapshot import image_to_records
 from moldau.raft import snapshot_format
-from moldau.raft.messages import SnapshotId, Voter, VoterEndpoint
+from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.snapshot_format import SnapshotContents
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import QUIET, Topics
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -52,7 +58,7 @@ def produce(bootstrap: str, topic: str, **settings: object) -> None:
 
 @pytest.fixture(scope="module")
 def written(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    with Served(tmp_path_factory.mktemp("dumped") / "data") as served:
+    with BrokerProcess(tmp_path_factory.mktemp("dumped") / "data") as served:
         topics = Topics(served.bootstrap)
         topic_of = {codec: topics.create(segment_bytes=60_000, index_interval_bytes=1024) for codec in CODECS}
         for codec, topic in topic_of.items():
@@ -128,7 +134,7 @@ def test_the_metadata_log_is_kafkas(tools: Tools, written: Written) -> None:
     printed = tools.run(DUMP, "--files", str(log), "--cluster-metadata-decoder")
     assert "isvalid: false" not in printed
     assert "Error" not in printed
-    assert "LeaderChange" in printed
+    assert "ControllerChange" in printed
     types = set(re.findall(r'"type":"(\w+)"', printed))
     assert {
         "FEATURE_LEVEL_RECORD",
@@ -146,9 +152,9 @@ def test_the_metadata_log_is_kafkas(tools: Tools, written: Written) -> None:
 
 def test_a_snapshot_of_the_metadata_is_kafkas(tools: Tools, tmp_path: Path) -> None:
     topic = TopicRecord(name="orders", topic_id=UUID(int=77))
-    partition = PartitionImage(0, (1, 2, 3), (1, 2), 1, 4, 9, (3,), (), (3,), (2,), True)
-    broker = BrokerImage(1, 7, UUID(int=5), (Endpoint("PLAINTEXT", "host-1", 9092),), "rack-1", False)
-    image = ClusterImage(
+    partition = PartitionRegistration(0, (1, 2, 3), (1, 2), 1, 4, 9, (3,), (), (3,), (2,), True)
+    broker = BrokerRegistration(1, 7, UUID(int=5), (Endpoint("PLAINTEXT", "host-1", 9092),), "rack-1", False)
+    image = MetadataImage(
         offset=41,
         features={"metadata.version": 25},
         brokers={1: broker},
@@ -156,15 +162,21 @@ def test_a_snapshot_of_the_metadata_is_kafkas(tools: Tools, tmp_path: Path) -> N
         configs={ConfigOf(2, "orders"): {"retention.ms": "12345"}},
         next_producer_id=4000,
     )
-    voters = (Voter(1, UUID(int=11), (VoterEndpoint("PLAINTEXT", "host-1", 9092),)),)
-    values = [encode(record) for record in to_records(image)]
+    voters = (VoterNode(1, UUID(int=11), (VoterEndpoint("PLAINTEXT", "host-1", 9092),)),)
+    values = [encode(record) for record in image_to_records(image)]
     made = SnapshotContents(SnapshotId(42, 3), voters, values, 1_700_000_000_000, leader_id=1)
     path = tmp_path / "00000000000000000042-0000000003.checkpoint"
     path.write_bytes(b"".join(snapshot_format.encode(made)))
     printed = tools.run(DUMP, "--files", str(path), "--cluster-metadata-decoder")
     assert "isvalid: false" not in printed
     assert "Error" not in printed
-    for control_record in ("SnapshotHeader", "KRaftVersion", "KRaftVoters", "LeaderChange", "SnapshotFooter"):
+    for control_record in (
+        "SnapshotHeader",
+        "KRaftVersion",
+        "KRaftVoters",
+        "ControllerChange",
+        "SnapshotFooter",
+    ):
         assert control_record in printed
     types = re.findall(r'"type":"(\w+)"', printed)
     assert types == [

@@ -11,10 +11,10 @@ import pytest
 from apache_kafka import ApacheKafka, available
 from broker_under_test import Broker
 
+from support.broker_process import BrokerProcess
 from support.classic_group import Stage
-from support.group_wire import WireStage
-from support.served import Served
-from transcripts.group_storyteller import GroupStoryteller
+from support.group_wire import WireGroupHarness
+from transcripts.group_runner import GroupTranscriptRunner
 
 pytestmark = pytest.mark.slow
 """Told in real time, with every timeout in full: five minutes for both brokers."""
@@ -37,7 +37,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     data_dir = tmp_path_factory.mktemp(request.param) / "data"
     if request.param == "moldau":
         flags = [part for name, value in SETTINGS.items() for part in (f"--{name.replace('.', '-')}", value)]
-        started: Broker = Served(data_dir, *flags)
+        started: Broker = BrokerProcess(data_dir, *flags)
     else:
         reason = available()
         if reason is not None:
@@ -47,23 +47,23 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield started
 
 
-class WireStoryteller(GroupStoryteller):
+class WireTranscriptRunner(GroupTranscriptRunner):
     """Sees what members see: no log, and no state but through their answers."""
 
-    def __init__(self, stage: WireStage, restart: Callable[[], None]) -> None:
+    def __init__(self, stage: WireGroupHarness, restart: Callable[[], None]) -> None:
         super().__init__(cast(Stage, _Adapted(stage, restart)))
         self._wire = stage
 
     def _let_pass(self, delay_ms: int) -> None:
         self._wire.wait(delay_ms / 1_000 + LATE_S)
-        self._tell_what_happened()
+        self._emit_changes()
 
-    def _tell_state(self) -> None:
+    def _emit_state(self) -> None:
         pass
 
 
 class _Adapted:
-    def __init__(self, stage: WireStage, restart: Callable[[], None]) -> None:
+    def __init__(self, stage: WireGroupHarness, restart: Callable[[], None]) -> None:
         self._stage = stage
         self.crash = restart
         self.now_ms = 0
@@ -85,7 +85,7 @@ def seen_by_members(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_brokers_tell_the_same_story(path: Path, broker: Broker) -> None:
-    stage = WireStage(broker.bootstrap, path.stem)
+    stage = WireGroupHarness(broker.bootstrap, path.stem)
     stage.prepare()
 
     def restart() -> None:
@@ -94,9 +94,9 @@ def test_brokers_tell_the_same_story(path: Path, broker: Broker) -> None:
         broker.start()
         stage.prepare()
 
-    storyteller = WireStoryteller(stage, restart)
+    runner = WireTranscriptRunner(stage, restart)
     for command, expected in commands(path.read_text()):
-        told = asyncio.run(storyteller.do(command))
+        told = asyncio.run(runner.execute(command))
         assert seen_by_members(told) == seen_by_members(expected), command
     stage.close()
 

@@ -8,7 +8,7 @@ import pytest
 from broker_under_test import Broker, broker
 from java_clients import JavaClients, JavaError, partitions_of, wait_until_shared
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import Topics, unique
 
 HOUR_MS = 3_600_000
@@ -175,7 +175,7 @@ def test_commits_and_members_outlive_a_restart_of_the_broker(java: JavaClients, 
 
 
 def test_commits_outlive_a_killed_broker(java: JavaClients, own_broker: Broker) -> None:
-    if not isinstance(own_broker, Served):
+    if not isinstance(own_broker, BrokerProcess):
         pytest.skip("Apache Kafka acknowledges from the page cache: that is another promise")
     topic, group = Topics(own_broker.bootstrap).create(), unique()
     java.produce(own_broker.bootstrap, topic, numbered(0, 10))

@@ -8,14 +8,14 @@ from confluent_kafka import Message, Producer
 from java_clients import JavaClients, JavaError
 
 from support.topics import QUIET, Topics
-from support.wire import Wire, end_offset, fetch, stored_codec
+from support.wire import WireClient, end_offset, fetch, stored_codec
 
 
 def test_the_java_producer_is_idempotent_by_default(java: JavaClients, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
     sent = java.produce(node.bootstrap, topic, [{"value": str(number)} for number in range(10)])
     assert [each["offset"] for each in sent] == list(range(10))
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         data = fetch(wire, topic, 0)["records"]
     producer_id, epoch, sequence = struct.unpack(">qhi", data[43:57])
     assert producer_id >= 0
@@ -93,5 +93,5 @@ def test_the_java_producer_is_told_what_is_wrong_with_its_records(java: JavaClie
     with pytest.raises(JavaError) as refused:
         java.produce(node.bootstrap, compacted, [{"value": "no key"}])
     assert refused.value.name == "InvalidRecordException"
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         assert (end_offset(wire, large), end_offset(wire, compacted)) == (0, 0)

@@ -15,7 +15,7 @@ from command_line import (
 from java_clients import JavaClients
 
 from support.topics import Topics, unique
-from support.wire import Wire, end_offset
+from support.wire import WireClient, end_offset
 
 
 def told(printed: str, name: str) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def test_producer_perf_and_consumer_perf_run_to_their_end(
     at = ("--bootstrap-server", node.bootstrap, "--topic", topic)
     size = ("--num-records", "20000", "--record-size", "200", "--throughput", "-1")
     assert "20000 records sent" in tools.run(PRODUCER_PERFORMANCE, *at, *size)
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         assert sum(end_offset(wire, topic, partition) for partition in range(4)) == 20_000
     printed = tools.run(CONSUMER_PERFORMANCE, *at, "--num-records", "20000", "--group", group)
     names, values = (line.split(", ") for line in printed.strip().splitlines())

@@ -14,9 +14,9 @@ from broker_under_test import Broker, broker
 from command_line import CONSUMER, DUMP, Tools
 from java_clients import JavaClients, partitions_of, wait_until_shared
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import Topics, unique
-from support.wire import Wire, end_offset
+from support.wire import WireClient, end_offset
 
 FORMATTERS = "org.apache.kafka.tools.consumer"
 PARTITIONS = 50
@@ -40,7 +40,7 @@ def partition_of(group: str) -> int:
 def formatted(tools: Tools, node: Broker, group: str, formatter: str) -> list[dict[str, Any]]:
     """What a formatter prints of a group's partition, of this group alone."""
     partition = partition_of(group)
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         count = end_offset(wire, "__consumer_offsets", partition)
     arguments = ["--bootstrap-server", node.bootstrap, "--topic", "__consumer_offsets"]
     arguments += ["--partition", str(partition), "--offset", "earliest", "--max-messages", str(count)]
@@ -130,7 +130,7 @@ def test_the_dump_tool_decodes_the_offsets_topic(tools: Tools, own_broker: Broke
     only.commit()
     only.close()
     own_broker.stop()
-    logs = own_broker.data_dir if isinstance(own_broker, Served) else own_broker.log_dir
+    logs = own_broker.data_dir if isinstance(own_broker, BrokerProcess) else own_broker.log_dir
     segment = logs / f"__consumer_offsets-{partition_of(group)}" / "00000000000000000000.log"
     printed = tools.run(DUMP, "--files", str(segment), "--offsets-decoder")
     assert "isvalid: false" not in printed

@@ -20,7 +20,7 @@ from command_line import (
 )
 
 from support.topics import Topics, unique
-from support.wire import Wire, batch, end_offset, fetch, produce
+from support.wire import WireClient, batch, end_offset, fetch, produce
 
 
 def at(node: Broker) -> tuple[str, str]:
@@ -72,7 +72,7 @@ def test_kafka_configs_describes_and_alters(tools: Tools, node: Broker) -> None:
 
 def test_kafka_get_offsets_lists_them(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create(partitions=2)
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         produce(wire, topic, batch([b"x"] * 7), partition=1)
     latest = tools.run(OFFSETS, *at(node), "--topic", topic).split()
     assert latest == [f"{topic}:0:0", f"{topic}:1:7"]
@@ -83,7 +83,7 @@ def test_kafka_get_offsets_lists_them(tools: Tools, node: Broker) -> None:
 
 def test_kafka_log_dirs_names_sizes(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         produce(wire, topic, batch([bytes(1000)]))
     printed = tools.run(LOG_DIRS, *at(node), "--describe", "--topic-list", topic)
     answer = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
@@ -109,7 +109,7 @@ def test_the_console_producer_and_consumer_round_trip(tools: Tools, node: Broker
         *properties,
         stdin="\n".join(lines) + "\n",
     )
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         assert end_offset(wire, topic) == 50
         attributes = fetch(wire, topic, 0)["records"][22] & 7
         assert attributes == ["none", "gzip", "snappy", "lz4", "zstd"].index(codec)
@@ -155,7 +155,7 @@ def test_kafka_delete_records_moves_the_start(
     tools: Tools, node: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     topic = Topics(node.bootstrap).create()
-    with Wire(node.bootstrap) as wire:
+    with WireClient(node.bootstrap) as wire:
         produce(wire, topic, batch([b"x"] * 7))
     wanted = tmp_path_factory.mktemp("delete") / "offsets.json"
     wanted.write_text(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import DUMP, Tools
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import Topics
 
 QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"
@@ -16,7 +16,7 @@ QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"
 
 @dataclass
 class Running:
-    served: Served
+    served: BrokerProcess
     topics: list[str]
 
     @property
@@ -27,7 +27,7 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     settings = ("--metadata-log-max-record-bytes-between-snapshots", "1000")
-    with Served(tmp_path_factory.mktemp("quorum") / "data", *settings) as served:
+    with BrokerProcess(tmp_path_factory.mktemp("quorum") / "data", *settings) as served:
         topics = Topics(served.bootstrap)
         created = [topics.create(partitions=3) for _ in range(12)]
         yield Running(served, created)

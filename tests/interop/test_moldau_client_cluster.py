@@ -12,9 +12,9 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from clients.test_moldau_bulk import *  # noqa: F403 - its tests run here as well, on the cluster below
 from moldau.client import Admin, Cluster, Consumer, Fetcher, Producer, TopicPartition
-from moldau.client.consumer.fetched import READ_COMMITTED
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
-from moldau.client.record import records_of
+from moldau.client.consumer.completed_fetch import READ_COMMITTED
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
+from moldau.client.record import decode_records
 from support.topics import unique
 
 DEADLINE_S = 120
@@ -149,7 +149,7 @@ async def read_to_the_end(
                 passed += fetched.next_offset - fetched.position
                 for batch in fetched.batches:
                     values[fetched.partition.partition] += [
-                        record.value for record in records_of(fetched.partition, batch, fetched.position)
+                        record.value for record in decode_records(fetched.partition, batch, fetched.position)
                     ]
             if passed >= total / 2 and not was_halfway:
                 was_halfway = True

@@ -10,7 +10,7 @@ import pytest
 from apache_kafka import ApacheKafka, available, free_port
 
 from moldau.client import Admin, AuthenticationError, Cluster, Consumer, KafkaError, Producer
-from moldau.client.security.config import Security, security_of
+from moldau.client.security.config import Security, parse_security
 from support.certificates import KEY_PASSWORD, Certificates, make_certificates
 from support.topics import unique
 
@@ -147,7 +147,7 @@ async def write_and_read(bootstrap: str, security: Security) -> None:
 
 
 async def failure(bootstrap: str, properties: dict[str, str], timeout_ms: int = 30_000) -> KafkaError:
-    settings = {"security": security_of(properties), "request_timeout_ms": timeout_ms}
+    settings = {"security": parse_security(properties), "request_timeout_ms": timeout_ms}
     with pytest.raises(KafkaError) as raised:
         async with Cluster(bootstrap, **settings):
             pass
@@ -159,9 +159,9 @@ async def failure(bootstrap: str, properties: dict[str, str], timeout_ms: int = 
 def test_sasl_with_and_without_tls(kafka: Kafka, mechanism: str) -> None:
     async def test() -> None:
         properties = sasl(mechanism, password=password_for(mechanism))
-        await write_and_read(kafka.bootstrap("OPEN"), security_of(properties))
+        await write_and_read(kafka.bootstrap("OPEN"), parse_security(properties))
         secured = {**kafka.trusting(), **properties, "security.protocol": "SASL_SSL"}
-        await write_and_read(kafka.bootstrap("SECURE"), security_of(secured))
+        await write_and_read(kafka.bootstrap("SECURE"), parse_security(secured))
 
     run(test)
 
@@ -169,7 +169,7 @@ def test_sasl_with_and_without_tls(kafka: Kafka, mechanism: str) -> None:
 def test_tls_with_librdkafkas_names(kafka: Kafka) -> None:
     async def test() -> None:
         properties = {"security.protocol": "ssl", "ssl.ca.location": str(kafka.certificates.authority)}
-        await write_and_read(kafka.bootstrap("TLS"), security_of(properties))
+        await write_and_read(kafka.bootstrap("TLS"), parse_security(properties))
 
     run(test)
 
@@ -187,7 +187,7 @@ def test_tls_with_a_certificate_of_the_client(kafka: Kafka, tmp_path: Path) -> N
                 "ssl.keystore.key": made.client_key.read_text(),
             },
         ):
-            security = security_of({**kafka.trusting(), "ssl.keystore.type": "PEM", **properties})
+            security = parse_security({**kafka.trusting(), "ssl.keystore.type": "PEM", **properties})
             await write_and_read(kafka.bootstrap("MUTUAL"), security)
 
     run(test)
@@ -259,7 +259,7 @@ def test_a_session_that_runs_out_is_renewed_while_records_flow(
     monkeypatch.setattr(Cluster, "note_failure", lambda _, connection: lost.append(str(connection)))
 
     async def test() -> None:
-        security = security_of(sasl("PLAIN"))
+        security = parse_security(sasl("PLAIN"))
         bootstrap, topic = kafka.bootstrap("SHORT"), unique()
         settings: dict[str, Any] = {"security": security}
         async with Admin(bootstrap, **settings) as admin:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from apache_kafka import ApacheKafka, available
 
-from support.consuming import BEHAVIOURS, Scene, resumes_over_a_restart
+from support.consumer_behaviours import CONSUMER_BEHAVIOURS, ConsumerFixture, resumes_over_a_restart
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,9 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
         yield started
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+@pytest.mark.parametrize("behaviour", CONSUMER_BEHAVIOURS)
 def test_a_consumer_of_ours_on_kafka(kafka: ApacheKafka, behaviour: str) -> None:
-    asyncio.run(BEHAVIOURS[behaviour](Scene(kafka.bootstrap)))
+    asyncio.run(CONSUMER_BEHAVIOURS[behaviour](ConsumerFixture(kafka.bootstrap)))
 
 
 def test_it_resumes_over_a_restart_of_kafka(kafka: ApacheKafka) -> None:
@@ -29,4 +29,4 @@ def test_it_resumes_over_a_restart_of_kafka(kafka: ApacheKafka) -> None:
         kafka.stop()
         kafka.start()
 
-    asyncio.run(resumes_over_a_restart(Scene(kafka.bootstrap), restart))
+    asyncio.run(resumes_over_a_restart(ConsumerFixture(kafka.bootstrap), restart))

@@ -28,7 +28,7 @@ ALL = {"startingOffsets": "earliest", "includeHeaders": "true"}
 def test_the_connector_reads_every_record_librdkafka_wrote(spark: SparkSession, written: Written) -> None:
     rows = in_order(batch(spark, "kafka", written.bootstrap, {"subscribe": written.plain, **ALL}))
     expected = read_with_librdkafka(written.bootstrap, written.plain, RECORDS)
-    assert [_read(row) for row in rows] == expected
+    assert [_read_file(row) for row in rows] == expected
 
 
 def test_the_connector_streams_every_record_librdkafka_wrote(
@@ -36,7 +36,7 @@ def test_the_connector_streams_every_record_librdkafka_wrote(
 ) -> None:
     options = {"subscribe": written.plain, "maxOffsetsPerTrigger": 70, **ALL}
     streamed = stream_to_end(stream(spark, "kafka", written.bootstrap, options), tmp_path)
-    assert [_read(row) for row in streamed.rows] == read_with_librdkafka(
+    assert [_read_file(row) for row in streamed.rows] == read_with_librdkafka(
         written.bootstrap, written.plain, RECORDS
     )
     assert len(streamed.ends) == 2
@@ -53,7 +53,7 @@ def test_rows_written_are_read_by_the_connector_and_by_librdkafka(
     assert read_with_librdkafka(written.bootstrap, into, RECORDS) == expected
     for reader in WRITERS:
         rows = in_order(batch(spark, reader, written.bootstrap, {"subscribe": into, **ALL}))
-        assert [_read(row) for row in rows] == expected
+        assert [_read_file(row) for row in rows] == expected
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -111,7 +111,7 @@ def _write(frame: DataFrame, writer: str, written: Written, topic: str) -> None:
     frame.write.format(writer).mode("append").options(**options).save()
 
 
-def _read(row: Row) -> Read:
+def _read_file(row: Row) -> Read:
     headers = tuple((one.key, _bytes(one.value)) for one in row.headers or ())
     return Read(row.partition, _bytes(row.key), _bytes(row.value), headers)
 

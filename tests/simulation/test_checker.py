@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from moldau.testing.simulation.checkers.history import History, Poll, Refusal, TopicChange
-from moldau.testing.simulation.checkers.records import check
+from moldau.testing.simulation.checkers.history import History, PollOperation, TopicChange, UnexpectedError
+from moldau.testing.simulation.checkers.records import check_records
 
 P = ("topic", 0)
 ALL = -1
@@ -20,9 +20,9 @@ def good() -> History:
     history.send("q", P, [b"unknown"], acks=ALL)
     kept = history.send("r", P, [b"d"], acks=1)
     history.acknowledge(kept, 3)
-    history.polls.append(Poll("c", P, 0, 2, [(0, b"a"), (1, b"b")]))
-    history.polls.append(Poll("c", P, 2, 4, [(2, b"c"), (3, b"d")]))
-    history.polls.append(Poll("other", P, 1, 4, [(1, b"b")]))
+    history.polls.append(PollOperation("c", P, 0, 2, [(0, b"a"), (1, b"b")]))
+    history.polls.append(PollOperation("c", P, 2, 4, [(2, b"c"), (3, b"d")]))
+    history.polls.append(PollOperation("other", P, 1, 4, [(1, b"b")]))
     history.topic_changes += [TopicChange("topic", True, True), TopicChange("old", True, True)]
     history.topic_changes += [TopicChange("old", False, True), TopicChange("perhaps", True, False)]
     history.topic_changes += [TopicChange("dying", True, True), TopicChange("dying", False, False)]
@@ -32,24 +32,24 @@ def good() -> History:
 
 
 def anomalies(history: History) -> set[str]:
-    return {violation.anomaly for violation in check(history)}
+    return {violation.anomaly for violation in check_records(history)}
 
 
 def test_a_good_history_is_clean() -> None:
-    assert check(good()) == []
+    assert check_records(good()) == []
 
 
 def test_what_was_acknowledged_by_one_replica_only_may_be_lost() -> None:
     history = good()
     history.logs[P] = list(history.logs[P])[:3]
-    history.polls[1] = Poll("c", P, 2, 3, [(2, b"c")])
-    assert check(history) == []
+    history.polls[1] = PollOperation("c", P, 2, 3, [(2, b"c")])
+    assert check_records(history) == []
 
 
 def test_an_unacknowledged_send_may_be_there() -> None:
     history = good()
     history.logs[P] = [*history.logs[P], (4, b"unknown")]
-    assert check(history) == []
+    assert check_records(history) == []
 
 
 def lost(history: History) -> None:
@@ -81,36 +81,36 @@ def never_sent(history: History) -> None:
 
 
 def polled_again(history: History) -> None:
-    history.polls.append(Poll("c", P, 3, 4, [(3, b"d")]))
+    history.polls.append(PollOperation("c", P, 3, 4, [(3, b"d")]))
 
 
 def skipped(history: History) -> None:
     del history.polls[0]
-    history.polls.insert(0, Poll("c", P, 0, 4, [(0, b"a")]))
+    history.polls.insert(0, PollOperation("c", P, 0, 4, [(0, b"a")]))
 
 
 def skipped_at_the_start(history: History) -> None:
-    history.polls.append(Poll("third", P, 0, 4, [(1, b"b")]))
+    history.polls.append(PollOperation("third", P, 0, 4, [(1, b"b")]))
 
 
 def skipped_inside(history: History) -> None:
-    history.polls.append(Poll("third", P, 0, 4, [(0, b"a"), (2, b"c")]))
+    history.polls.append(PollOperation("third", P, 0, 4, [(0, b"a"), (2, b"c")]))
 
 
 def above(history: History) -> None:
-    history.polls.append(Poll("third", P, 3, 3, [(3, b"d")]))
+    history.polls.append(PollOperation("third", P, 3, 3, [(3, b"d")]))
 
 
 def fell(history: History) -> None:
-    history.polls.append(Poll("c", P, 4, 3, []))
+    history.polls.append(PollOperation("c", P, 4, 3, []))
 
 
 def vanished(history: History) -> None:
-    history.polls.append(Poll("c", P, 4, 5, [(4, b"unknown")]))
+    history.polls.append(PollOperation("c", P, 4, 5, [(4, b"unknown")]))
 
 
 def changed(history: History) -> None:
-    history.polls.append(Poll("third", P, 3, 4, [(3, b"unknown")]))
+    history.polls.append(PollOperation("third", P, 3, 4, [(3, b"unknown")]))
 
 
 def elsewhere(history: History) -> None:
@@ -118,7 +118,7 @@ def elsewhere(history: History) -> None:
 
 
 def refused(history: History) -> None:
-    history.refusals.append(Refusal("p", P, "sequence refused"))
+    history.unexpected_errors.append(UnexpectedError("p", P, "sequence refused"))
 
 
 def topic_gone(history: History) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from moldau.testing.simulation.checkers.cluster import check_cluster
-from moldau.testing.simulation.checkers.history import Partition, Poll, Refusal, TopicChange
+from moldau.testing.simulation.checkers.history import Partition, PollOperation, TopicChange, UnexpectedError
 from moldau.testing.simulation.checkers.history_cluster import ClusterHistory
 
 ORDERS: Partition = ("orders", 0)
@@ -20,8 +20,8 @@ def sound() -> ClusterHistory:
     history.replicas[ORDERS] = {1: [(0, A), (1, B), (2, C)], 2: [(0, A), (1, B), (2, C)]}
     history.readers["consumer"] = [ORDERS]
     history.polls = [
-        Poll("consumer", ORDERS, 0, 3, [(0, A), (1, B)]),
-        Poll("consumer", ORDERS, 2, 3, [(2, C)]),
+        PollOperation("consumer", ORDERS, 0, 3, [(0, A), (1, B)]),
+        PollOperation("consumer", ORDERS, 2, 3, [(2, C)]),
     ]
     return history
 
@@ -52,7 +52,7 @@ def test_a_record_that_was_not_acknowledged_may_be_gone() -> None:
 def test_one_idempotent_send_at_two_offsets_is_a_duplicate() -> None:
     history = sound()
     history.logs[ORDERS] = [(0, A), (1, B), (2, C), (3, B)]
-    history.polls.append(Poll("consumer", ORDERS, 3, 4, [(3, B)]))
+    history.polls.append(PollOperation("consumer", ORDERS, 3, 4, [(3, B)]))
     assert anomalies(history) == ["duplicate"]
 
 
@@ -78,7 +78,7 @@ def test_two_values_acknowledged_at_one_offset_are_inconsistent() -> None:
 
 def test_two_values_read_at_one_offset_are_inconsistent() -> None:
     history = sound()
-    history.polls.append(Poll("other", ORDERS, 1, 3, [(1, C)]))
+    history.polls.append(PollOperation("other", ORDERS, 1, 3, [(1, C)]))
     assert set(anomalies(history)) == {"inconsistent offsets"}
 
 
@@ -101,20 +101,20 @@ def test_an_answer_with_offsets_out_of_order_is_noticed(
     records: list[tuple[int, bytes]], anomaly: str
 ) -> None:
     history = sound()
-    history.polls.append(Poll("other", ORDERS, records[0][0], 3, records))
+    history.polls.append(PollOperation("other", ORDERS, records[0][0], 3, records))
     assert anomalies(history) == [anomaly]
 
 
 def test_an_assigned_consumer_that_jumps_over_records_skips() -> None:
     history = sound()
-    history.polls.append(Poll("other", ORDERS, 0, 3, [(0, A)]))
-    history.polls.append(Poll("other", ORDERS, 1, 3, [(2, C)]))
+    history.polls.append(PollOperation("other", ORDERS, 0, 3, [(0, A)]))
+    history.polls.append(PollOperation("other", ORDERS, 1, 3, [(2, C)]))
     assert anomalies(history) == ["poll skip"]
 
 
 def test_an_assigned_consumer_that_goes_back_is_not_monotonic() -> None:
     history = sound()
-    history.polls.append(Poll("consumer", ORDERS, 3, 3, [(1, B)]))
+    history.polls.append(PollOperation("consumer", ORDERS, 3, 3, [(1, B)]))
     assert anomalies(history) == ["non-monotonic poll"]
 
 
@@ -124,7 +124,7 @@ def test_records_of_one_producer_in_another_order_are_a_non_monotonic_send() -> 
         send.offset = offset
     history.logs[ORDERS] = [(0, A), (1, C), (2, B)]
     history.replicas.clear()
-    history.polls = [Poll("consumer", ORDERS, 0, 3, [(0, A), (1, C), (2, B)])]
+    history.polls = [PollOperation("consumer", ORDERS, 0, 3, [(0, A), (1, C), (2, B)])]
     assert anomalies(history) == ["non-monotonic send"]
 
 
@@ -136,7 +136,7 @@ def test_what_a_reader_was_never_given_is_unseen() -> None:
 
 def test_reading_above_the_high_watermark_is_noticed() -> None:
     history = sound()
-    history.polls[1] = Poll("consumer", ORDERS, 2, 2, [(2, C)])
+    history.polls[1] = PollOperation("consumer", ORDERS, 2, 2, [(2, C)])
     assert anomalies(history) == ["read above the high watermark"]
 
 
@@ -157,7 +157,7 @@ def test_a_record_that_nobody_sent_is_noticed() -> None:
 
 def test_a_refusal_that_means_lost_data_is_a_violation() -> None:
     history = sound()
-    history.refusals.append(Refusal("consumer", ORDERS, "refused: offset_out_of_range"))
+    history.unexpected_errors.append(UnexpectedError("consumer", ORDERS, "refused: offset_out_of_range"))
     assert anomalies(history) == ["refused: offset_out_of_range"]
 
 
@@ -173,8 +173,8 @@ def test_a_deletion_that_was_confirmed_and_undone_is_noticed() -> None:
 
 def test_a_topic_that_may_lose_records_is_still_held_to_the_rest() -> None:
     history = sound()
-    history.lossy["orders"] = "unclean elections"
-    history.refusals.append(Refusal("consumer", ORDERS, "refused: offset_out_of_range"))
+    history.lossy_topics["orders"] = "unclean elections"
+    history.unexpected_errors.append(UnexpectedError("consumer", ORDERS, "refused: offset_out_of_range"))
     history.logs[ORDERS] = [(0, A), (1, C)]
     history.replicas[ORDERS] = {1: [(0, A), (1, C)], 2: [(0, A), (1, C)]}
     assert anomalies(history) == []
@@ -185,7 +185,7 @@ def test_a_topic_that_may_lose_records_is_still_held_to_the_rest() -> None:
 
 def test_a_topic_that_may_lose_records_may_have_forgotten_the_order_of_its_producers_too() -> None:
     history = sound()
-    history.lossy["orders"] = "write.caching"
+    history.lossy_topics["orders"] = "write.caching"
     history.logs[ORDERS] = [(0, C), (1, A)]
     history.replicas.clear()
     assert anomalies(history) == []

@@ -8,24 +8,24 @@ from moldau.testing.simulation.checkers.groups import check_groups
 from moldau.testing.simulation.checkers.history_groups import (
     NO_GENERATION,
     NOTHING_COMMITTED,
-    Beat,
-    Claim,
-    Commit,
-    Deletion,
+    CommitOperation,
+    DeleteOperation,
     Delivery,
-    Fate,
+    FinalGroupState,
     GroupHistory,
-    Join,
-    Look,
-    Settled,
-    Sync,
+    HeartbeatOperation,
+    JoinOperation,
+    OffsetFetchOperation,
+    OperationResult,
+    RequestIdentity,
+    SyncOperation,
 )
 
 P, Q = ("topic", 0), ("topic", 1)
 END = 100
 
 
-class Told:
+class GroupHistoryBuilder:
     """A history told event by event, in which every request is over before the next begins."""
 
     def __init__(self) -> None:
@@ -34,113 +34,127 @@ class Told:
     def commit(
         self,
         offset: int,
-        claim: Claim,
-        fate: Fate = Fate.DONE,
+        identity: RequestIdentity,
+        result: OperationResult = OperationResult.OK,
         *,
         group: str | None = None,
-    ) -> Commit:
+    ) -> CommitOperation:
         if group is not None:
-            claim = claim._replace(group=group)
-        made = Commit(
-            begun=self.history.now(),
-            ended=None if fate is Fate.UNKNOWN else self.history.now(),
-            fate=fate,
-            stamp=f"stamp-{len(self.history.commits)}",
-            claim=claim,
+            identity = identity._replace(group=group)
+        made = CommitOperation(
+            invoked_at=self.history.next_event(),
+            completed_at=None if result is OperationResult.INFO else self.history.next_event(),
+            result=result,
+            tag=f"stamp-{len(self.history.commits)}",
+            identity=identity,
             partition=P,
             offset=offset,
         )
         self.history.commits.append(made)
         return made
 
-    def look(self, commit: Commit | None, group: str = "group") -> None:
-        offset, stamp = (NOTHING_COMMITTED, "") if commit is None else (commit.offset, commit.stamp)
-        begun, ended = self.history.now(), self.history.now()
-        look = Look(group=group, partition=P, begun=begun, ended=ended, offset=offset, stamp=stamp)
-        self.history.looks.append(look)
+    def fetch(self, commit: CommitOperation | None, group: str = "group") -> None:
+        offset, tag = (NOTHING_COMMITTED, "") if commit is None else (commit.offset, commit.tag)
+        invoked_at, completed_at = self.history.next_event(), self.history.next_event()
+        fetch = OffsetFetchOperation(
+            group=group, partition=P, invoked_at=invoked_at, completed_at=completed_at, offset=offset, tag=tag
+        )
+        self.history.offset_fetches.append(fetch)
 
-    def delete(self, group: str, *, fate: Fate = Fate.DONE, whole: bool = False) -> None:
-        begun = self.history.now()
-        ended = None if fate is Fate.UNKNOWN else self.history.now()
+    def delete(
+        self, group: str, *, result: OperationResult = OperationResult.OK, whole: bool = False
+    ) -> None:
+        invoked_at = self.history.next_event()
+        completed_at = None if result is OperationResult.INFO else self.history.next_event()
         self.history.deletions.append(
-            Deletion(begun=begun, ended=ended, fate=fate, group=group, partition=None if whole else P)
+            DeleteOperation(
+                invoked_at=invoked_at,
+                completed_at=completed_at,
+                result=result,
+                group=group,
+                partition=None if whole else P,
+            )
         )
 
-    def join(self, member: str, instance: str | None = None) -> None:
+    def join(self, member: str, instance_id: str | None = None) -> None:
         self.history.joins.append(
-            Join(
-                begun=self.history.now(),
-                ended=self.history.now(),
-                fate=Fate.DONE,
+            JoinOperation(
+                invoked_at=self.history.next_event(),
+                completed_at=self.history.next_event(),
+                result=OperationResult.OK,
                 group="group",
-                instance=instance,
+                instance_id=instance_id,
                 member=member,
             )
         )
 
-    def sync(self, claim: Claim, *partitions: tuple[str, int]) -> None:
+    def sync(self, identity: RequestIdentity, *partitions: tuple[str, int]) -> None:
         self.history.syncs.append(
-            Sync(
-                begun=self.history.now(),
-                ended=self.history.now(),
-                fate=Fate.DONE,
-                claim=claim,
+            SyncOperation(
+                invoked_at=self.history.next_event(),
+                completed_at=self.history.next_event(),
+                result=OperationResult.OK,
+                identity=identity,
                 partitions=partitions,
             )
         )
 
-    def beat(self, claim: Claim) -> None:
-        begun, ended = self.history.now(), self.history.now()
-        self.history.beats.append(Beat(begun=begun, ended=ended, fate=Fate.DONE, claim=claim))
+    def heartbeat(self, identity: RequestIdentity) -> None:
+        invoked_at, completed_at = self.history.next_event(), self.history.next_event()
+        self.history.heartbeats.append(
+            HeartbeatOperation(
+                invoked_at=invoked_at, completed_at=completed_at, result=OperationResult.OK, identity=identity
+            )
+        )
 
     def deliver(self, *offsets: int, partition: tuple[str, int] = P) -> None:
         self.history.deliveries += [
-            Delivery(self.history.now(), "group", partition, offset) for offset in offsets
+            Delivery(self.history.next_event(), "group", partition, offset) for offset in offsets
         ]
 
 
-def member(name: str, generation: int, instance: str | None = None) -> Claim:
-    return Claim("group", generation, name, instance)
+def member(name: str, generation: int, instance_id: str | None = None) -> RequestIdentity:
+    return RequestIdentity("group", generation, name, instance_id)
 
 
-NOBODY = Claim("alone", NO_GENERATION, "", None)
+NOBODY = RequestIdentity("alone", NO_GENERATION, "", None)
 
 
-def good() -> Told:
+def good() -> GroupHistoryBuilder:
     """Two members, one of them static, over three generations; and commits of somebody outside."""
-    told = Told()
-    told.join("a")
-    told.join("s1", "static")
-    told.sync(member("a", 1), P)
-    told.sync(member("s1", 1, "static"), Q)
-    told.look(None)
-    told.deliver(*range(50))
-    first = told.commit(30, member("a", 1))
-    told.beat(member("a", 1))
-    told.commit(40, member("a", 1), Fate.UNKNOWN)
-    told.look(first)
-    told.join("s2", "static")
-    told.sync(member("s2", 1, "static"), Q)
-    told.beat(member("s2", 1, "static"))
-    told.sync(member("s2", 2, "static"), P, Q)
-    told.commit(10, member("a", 1), Fate.REFUSED)
-    told.look(first)
-    told.deliver(*range(30, END))
-    told.deliver(*range(END), partition=Q)
-    last = told.commit(END, member("s2", 2, "static"))
-    told.look(last)
-    told.commit(7, NOBODY)
-    told.look(told.commit(5, NOBODY), "alone")
-    told.delete("alone")
-    told.look(None, "alone")
-    told.look(told.commit(2, NOBODY), "alone")
-    told.history.ends = {P: END, Q: END}
-    told.history.settled["group"] = Settled("Stable", {"s2": [P, Q], "b": []})
-    return told
+    builder = GroupHistoryBuilder()
+    builder.join("a")
+    builder.join("s1", "static")
+    builder.sync(member("a", 1), P)
+    builder.sync(member("s1", 1, "static"), Q)
+    builder.fetch(None)
+    builder.deliver(*range(50))
+    first = builder.commit(30, member("a", 1))
+    builder.heartbeat(member("a", 1))
+    builder.commit(40, member("a", 1), OperationResult.INFO)
+    builder.fetch(first)
+    builder.join("s2", "static")
+    builder.sync(member("s2", 1, "static"), Q)
+    builder.heartbeat(member("s2", 1, "static"))
+    builder.sync(member("s2", 2, "static"), P, Q)
+    builder.commit(10, member("a", 1), OperationResult.FAIL)
+    builder.fetch(first)
+    builder.deliver(*range(30, END))
+    builder.deliver(*range(END), partition=Q)
+    last = builder.commit(END, member("s2", 2, "static"))
+    builder.fetch(last)
+    builder.commit(7, NOBODY)
+    builder.fetch(builder.commit(5, NOBODY), "alone")
+    builder.delete("alone")
+    builder.fetch(None, "alone")
+    builder.fetch(builder.commit(2, NOBODY), "alone")
+    builder.history.end_offsets = {P: END, Q: END}
+    builder.history.final_groups["group"] = FinalGroupState("Stable", {"s2": [P, Q], "b": []})
+    return builder
 
 
-def anomalies(told: Told) -> set[str]:
-    return {violation.anomaly for violation in check_groups(told.history)}
+def anomalies(builder: GroupHistoryBuilder) -> set[str]:
+    return {violation.anomaly for violation in check_groups(builder.history)}
 
 
 def test_a_good_history_is_clean() -> None:
@@ -148,121 +162,121 @@ def test_a_good_history_is_clean() -> None:
 
 
 def test_a_commit_whose_answer_was_lost_may_show_late_and_only_then() -> None:
-    told = Told()
-    first = told.commit(1, NOBODY)
-    lost = told.commit(2, NOBODY, Fate.UNKNOWN)
-    told.look(first, "alone")
-    told.look(lost, "alone")
-    assert check_groups(told.history) == []
-    told.look(first, "alone")
-    assert anomalies(told) == {"committed offset moved back"}
+    builder = GroupHistoryBuilder()
+    first = builder.commit(1, NOBODY)
+    lost = builder.commit(2, NOBODY, OperationResult.INFO)
+    builder.fetch(first, "alone")
+    builder.fetch(lost, "alone")
+    assert check_groups(builder.history) == []
+    builder.fetch(first, "alone")
+    assert anomalies(builder) == {"committed offset moved back"}
 
 
 def test_a_deletion_whose_answer_was_lost_may_take_effect_late() -> None:
-    told = Told()
-    told.delete("alone", fate=Fate.UNKNOWN, whole=True)
-    told.look(told.commit(1, NOBODY), "alone")
-    told.look(None, "alone")
-    assert check_groups(told.history) == []
+    builder = GroupHistoryBuilder()
+    builder.delete("alone", result=OperationResult.INFO, whole=True)
+    builder.fetch(builder.commit(1, NOBODY), "alone")
+    builder.fetch(None, "alone")
+    assert check_groups(builder.history) == []
 
 
 def test_generations_begin_anew_once_a_group_was_deleted() -> None:
-    told = Told()
-    told.join("a")
-    told.sync(member("a", 3), P)
-    told.delete("group", whole=True)
-    told.join("b")
-    told.sync(member("b", 3), P)
-    told.beat(member("b", 3))
-    assert check_groups(told.history) == []
+    builder = GroupHistoryBuilder()
+    builder.join("a")
+    builder.sync(member("a", 3), P)
+    builder.delete("group", whole=True)
+    builder.join("b")
+    builder.sync(member("b", 3), P)
+    builder.heartbeat(member("b", 3))
+    assert check_groups(builder.history) == []
 
 
-def acknowledged_and_gone(told: Told) -> None:
-    told.look(None)
+def acknowledged_and_gone(builder: GroupHistoryBuilder) -> None:
+    builder.fetch(None)
 
 
-def older_than_acknowledged(told: Told) -> None:
-    told.look(told.history.commits[0])
+def older_than_acknowledged(builder: GroupHistoryBuilder) -> None:
+    builder.fetch(builder.history.commits[0])
 
 
-def overwritten_and_back(told: Told) -> None:
+def overwritten_and_back(builder: GroupHistoryBuilder) -> None:
     """Nobody saw the second commit, but it was acknowledged."""
-    told.look(told.history.commits[4], "alone")
+    builder.fetch(builder.history.commits[4], "alone")
 
 
-def deleted_and_back(told: Told) -> None:
-    told.commit(8, NOBODY)
-    told.delete("alone")
-    told.look(told.history.commits[-1], "alone")
+def deleted_and_back(builder: GroupHistoryBuilder) -> None:
+    builder.commit(8, NOBODY)
+    builder.delete("alone")
+    builder.fetch(builder.history.commits[-1], "alone")
 
 
-def group_deleted_and_back(told: Told) -> None:
-    told.delete("alone", whole=True)
-    told.look(told.history.commits[-1], "alone")
+def group_deleted_and_back(builder: GroupHistoryBuilder) -> None:
+    builder.delete("alone", whole=True)
+    builder.fetch(builder.history.commits[-1], "alone")
 
 
-def recommitted_and_gone(told: Told) -> None:
-    told.look(None, "alone")
+def recommitted_and_gone(builder: GroupHistoryBuilder) -> None:
+    builder.fetch(None, "alone")
 
 
-def made_up(told: Told) -> None:
-    commit = told.commit(9, NOBODY)
-    told.history.commits.remove(commit)
-    told.look(commit, "alone")
+def made_up(builder: GroupHistoryBuilder) -> None:
+    commit = builder.commit(9, NOBODY)
+    builder.history.commits.remove(commit)
+    builder.fetch(commit, "alone")
 
 
-def changed_on_the_way(told: Told) -> None:
-    commit = told.commit(9, NOBODY)
-    told.look(commit, "alone")
+def changed_on_the_way(builder: GroupHistoryBuilder) -> None:
+    commit = builder.commit(9, NOBODY)
+    builder.fetch(commit, "alone")
     commit.offset = 8
 
 
-def refused_and_there(told: Told) -> None:
-    told.look(told.commit(9, NOBODY, Fate.REFUSED), "alone")
+def refused_and_there(builder: GroupHistoryBuilder) -> None:
+    builder.fetch(builder.commit(9, NOBODY, OperationResult.FAIL), "alone")
 
 
-def behind_what_was_committed(told: Told) -> None:
-    told.commit(60, member("s2", 2, "static"))
+def behind_what_was_committed(builder: GroupHistoryBuilder) -> None:
+    builder.commit(60, member("s2", 2, "static"))
 
 
-def two_owners(told: Told) -> None:
-    told.sync(member("b", 2), Q)
+def two_owners(builder: GroupHistoryBuilder) -> None:
+    builder.sync(member("b", 2), Q)
 
 
-def commit_of_an_old_generation(told: Told) -> None:
-    told.commit(END, member("a", 1))
+def commit_of_an_old_generation(builder: GroupHistoryBuilder) -> None:
+    builder.commit(END, member("a", 1))
 
 
-def heartbeat_of_an_old_generation(told: Told) -> None:
-    told.beat(member("s2", 1, "static"))
+def heartbeat_of_an_old_generation(builder: GroupHistoryBuilder) -> None:
+    builder.heartbeat(member("s2", 1, "static"))
 
 
-def commit_of_a_fenced_member(told: Told) -> None:
-    told.commit(END, member("s1", 2, "static"))
+def commit_of_a_fenced_member(builder: GroupHistoryBuilder) -> None:
+    builder.commit(END, member("s1", 2, "static"))
 
 
-def heartbeat_of_a_fenced_member(told: Told) -> None:
-    told.beat(member("s1", 2, "static"))
+def heartbeat_of_a_fenced_member(builder: GroupHistoryBuilder) -> None:
+    builder.heartbeat(member("s1", 2, "static"))
 
 
-def ahead_of_the_reader(told: Told) -> None:
-    told.commit(END + 1, member("s2", 2, "static"), Fate.UNKNOWN)
+def ahead_of_the_reader(builder: GroupHistoryBuilder) -> None:
+    builder.commit(END + 1, member("s2", 2, "static"), OperationResult.INFO)
 
 
-def a_record_left_out(told: Told) -> None:
-    told.history.deliveries = [each for each in told.history.deliveries if each.offset != 60]
+def a_record_left_out(builder: GroupHistoryBuilder) -> None:
+    builder.history.deliveries = [each for each in builder.history.deliveries if each.offset != 60]
 
 
-def a_partition_left_out(told: Told) -> None:
-    told.history.settled["group"] = Settled("Stable", {"s2": [P]})
+def a_partition_left_out(builder: GroupHistoryBuilder) -> None:
+    builder.history.final_groups["group"] = FinalGroupState("Stable", {"s2": [P]})
 
 
-def a_partition_with_two_owners_at_the_end(told: Told) -> None:
-    told.history.settled["group"] = Settled("Stable", {"s2": [P, Q], "b": [Q]})
+def a_partition_with_two_owners_at_the_end(builder: GroupHistoryBuilder) -> None:
+    builder.history.final_groups["group"] = FinalGroupState("Stable", {"s2": [P, Q], "b": [Q]})
 
 
-def still_rebalancing(told: Told) -> None:
-    told.history.settled["group"] = Settled("PreparingRebalance", {"s2": [P, Q]})
+def still_rebalancing(builder: GroupHistoryBuilder) -> None:
+    builder.history.final_groups["group"] = FinalGroupState("PreparingRebalance", {"s2": [P, Q]})
 
 
 @pytest.mark.parametrize(
@@ -291,7 +305,7 @@ def still_rebalancing(told: Told) -> None:
         ("not settled", still_rebalancing),
     ],
 )
-def test_each_anomaly_is_caught(anomaly: str, spoil: Callable[[Told], None]) -> None:
-    told = good()
-    spoil(told)
-    assert anomaly in anomalies(told)
+def test_each_anomaly_is_caught(anomaly: str, spoil: Callable[[GroupHistoryBuilder], None]) -> None:
+    builder = good()
+    spoil(builder)
+    assert anomaly in anomalies(builder)

@@ -10,10 +10,10 @@ from moldau.client.consumer.fetcher import Fetcher
 from moldau.client.errors import KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer
-from moldau.client.record import TopicPartition, records_of
+from moldau.client.record import TopicPartition, decode_records
 from moldau.node.node import Node
 from moldau.records.batch import Batch
-from moldau.records.build import Section, build_batch
+from moldau.records.batch_builder import Section, build_batch
 from moldau.records.record import Record
 from moldau.settings.broker import BrokerSettings
 from moldau.testing.simulation.platform.network import NetworkSettings
@@ -28,7 +28,8 @@ class Story:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"{seed}/story")
         self.simulation = Simulation(
-            seed, network=NetworkSettings(hiccup_chance=0.02, cut_up_chance=self.random.random() / 2)
+            seed,
+            network=NetworkSettings(slow_packet_chance=0.02, partial_read_chance=self.random.random() / 2),
         )
         self.server = self.simulation.add_host("server")
         self.client = self.simulation.add_host("client")
@@ -112,7 +113,7 @@ class Story:
                 for fetched in await fetcher.next(1_000):
                     assert fetched.error is None, fetched.error
                     for batch in fetched.batches:
-                        for record in records_of(fetched.partition, batch, fetched.position):
+                        for record in decode_records(fetched.partition, batch, fetched.position):
                             assert record.value is not None
                             self.read[record.partition].append((record.offset, record.value))
                             waiting.discard(int(record.value))

@@ -9,8 +9,8 @@ import pytest
 
 from moldau.testing.simulation.__main__ import main
 from moldau.testing.simulation.ablations.cluster import ABLATIONS
-from moldau.testing.simulation.scenarios.cluster import FAULTS_MIN, OPERATIONS_MIN, Cluster
-from moldau.testing.simulation.scenarios.outcome import Outcome
+from moldau.testing.simulation.scenarios.cluster import FAULTS_MIN, OPERATIONS_MIN, ClusterScenario
+from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 
 SEEDS = range(6)
 """`make simulate SEEDS=2000` plays the full number."""
@@ -19,11 +19,11 @@ FIRST_SEED = 1000
 """As in the proofs: where a safeguard was found out there, it is here."""
 
 
-def run_seed(seed: int, ablation: str | None = None) -> Outcome:
-    return Cluster(seed, ablation).run()
+def run_seed(seed: int, ablation: str | None = None) -> SimulationOutcome:
+    return ClusterScenario(seed, ablation).run()
 
 
-class OneNodeCluster(Cluster):
+class OneNodeCluster(ClusterScenario):
     NODES = (1,)
 
 

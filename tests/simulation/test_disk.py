@@ -429,7 +429,7 @@ def test_a_flipped_bit_is_there_at_once_and_after_a_crash() -> None:
 
 def test_lying_syncs_make_nothing_safe() -> None:
     async def one(seed: int) -> bool:
-        disk = make_disk(seed, syncs_lie="*")
+        disk = make_disk(seed, ignored_fsync_glob="*")
         await make_file(disk, "/x", b"safe?")
         return read(disk.crash(), "/x") == b"safe?"
 

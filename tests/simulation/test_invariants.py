@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from moldau.logs.store import LogName
-from moldau.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from moldau.testing.simulation.checkers.invariants import Invariants
+from moldau.metadata.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
+from moldau.testing.simulation.checkers.invariants import InvariantChecker
 
 TOPIC_ID = UUID(int=7)
 
@@ -38,11 +38,11 @@ class FakePartition:
     def is_leader(self) -> bool:
         return self._leader is not None
 
-    def lead(self, epoch: int, high_watermark: int, in_sync: tuple[int, ...] = (1, 2)) -> None:
+    def lead(self, epoch: int, high_watermark: int, isr: tuple[int, ...] = (1, 2)) -> None:
         self.leader_epoch, self.high_watermark = epoch, high_watermark
         self._leader = SimpleNamespace(
             high_watermark=high_watermark,
-            maximal_in_sync=lambda: in_sync,
+            maximal_isr=lambda: isr,
             image=SimpleNamespace(partition_epoch=0),
         )
 
@@ -68,22 +68,22 @@ class FakeServer:
             is_leader=False,
             _log=SimpleNamespace(start_offset=0, end_offset=5, epochs=[(1, 0)]),
         )
-        self.metadata = SimpleNamespace(image=ClusterImage())
-        self.membership = SimpleNamespace(broker_epoch=1, lease=SimpleNamespace(ends_ms=1000))
+        self.metadata = SimpleNamespace(image=MetadataImage())
+        self.lifecycle = SimpleNamespace(broker_epoch=1, lease=SimpleNamespace(expires_ms=1000))
         self.node = SimpleNamespace(
             _partitions=SimpleNamespace(_partitions={("orders", 0): self.partition}),
             _quorum=self.quorum,
             _metadata=self.metadata,
-            _membership=self.membership,
+            _lifecycle=self.lifecycle,
         )
 
 
 def image(
-    offset: int, *, leader: int = 1, epoch: int = 0, in_sync: tuple[int, ...] = (1, 2), fenced: bool = False
-) -> ClusterImage:
-    partition = PartitionImage(0, (1, 2), in_sync, leader, epoch, offset)
-    broker = BrokerImage(2, 1, UUID(int=2), (), None, fenced)
-    return ClusterImage(
+    offset: int, *, leader: int = 1, epoch: int = 0, isr: tuple[int, ...] = (1, 2), fenced: bool = False
+) -> MetadataImage:
+    partition = PartitionRegistration(0, (1, 2), isr, leader, epoch, offset)
+    broker = BrokerRegistration(2, 1, UUID(int=2), (), None, fenced)
+    return MetadataImage(
         offset=offset,
         brokers={2: broker},
         topics={"orders": TopicImage("orders", TOPIC_ID, (partition,))},
@@ -91,21 +91,21 @@ def image(
 
 
 class Cluster:
-    def __init__(self, lossy: dict[str, str] | None = None) -> None:
+    def __init__(self, lossy_topics: dict[str, str] | None = None) -> None:
         self.servers = [FakeServer(1), FakeServer(2)]
         self.found: list[str] = []
         self.counts: Counter[str] = Counter()
         self.story: list[tuple[Any, ...]] = []
-        self.invariants = Invariants(
+        self.checker = InvariantChecker(
             self.servers,  # type: ignore[arg-type]
             self.found.append,
             self.counts,
-            lossy or {},
+            lossy_topics or {},
             lambda *event: self.story.append(event),
         )
 
-    def look(self) -> list[str]:
-        self.invariants.look()
+    def check(self) -> list[str]:
+        self.checker.check()
         return self.found
 
 
@@ -120,125 +120,127 @@ def test_a_sound_cluster_is_left_in_peace(cluster: Cluster) -> None:
     one.quorum.is_leader = True
     for each in (one, two):
         each.metadata.image = image(1)
-    assert cluster.look() == []
+    assert cluster.check() == []
     one.partition.lead(0, 10)
-    assert cluster.look() == []
+    assert cluster.check() == []
 
 
 def test_two_leaders_of_a_partition_in_one_epoch(cluster: Cluster) -> None:
     for each in cluster.servers:
         each.partition.lead(3, 4)
-    assert "both lead orders-0 in epoch 3" in cluster.look()[0]
+    assert "both lead orders-0 in epoch 3" in cluster.check()[0]
 
 
 def test_two_leaders_of_the_quorum_in_one_epoch_even_one_after_the_other(cluster: Cluster) -> None:
     one, two = cluster.servers
     one.quorum.is_leader = True
-    assert cluster.look() == []
+    assert cluster.check() == []
     one.quorum.is_leader, two.quorum.is_leader = False, True
-    assert "both lead the metadata quorum in epoch 1" in cluster.look()[0]
+    assert "both lead the metadata quorum in epoch 1" in cluster.check()[0]
     assert cluster.counts["quorum elections"] == 1
 
 
 def test_a_high_watermark_that_falls(cluster: Cluster) -> None:
     one = cluster.servers[0]
     one.partition.lead(0, 8)
-    cluster.look()
+    cluster.check()
     one.partition.lead(0, 7)
-    assert "high watermark of orders-0 on node-1 fell from 8 to 7" in cluster.look()[0]
+    assert "high watermark of orders-0 on node-1 fell from 8 to 7" in cluster.check()[0]
 
 
 def test_a_quorum_epoch_that_falls_over_a_restart(cluster: Cluster) -> None:
     one = cluster.servers[0]
     one.quorum.is_leader, one.quorum.epoch = True, 4
-    cluster.look()
+    cluster.check()
     one.boot()
     one.quorum.epoch = 3
-    assert "the quorum epoch of node-1 fell to 3" in cluster.look()[0]
+    assert "the quorum epoch of node-1 fell to 3" in cluster.check()[0]
 
 
 def test_a_leader_without_what_is_committed(cluster: Cluster) -> None:
     one, two = cluster.servers
-    one.partition.lead(0, 9, in_sync=(1,))
-    cluster.look()
+    one.partition.lead(0, 9, isr=(1,))
+    cluster.check()
     one.partition.follow()
     two.partition.log.end_offset = 8
-    two.partition.lead(1, 8, in_sync=(2,))
+    two.partition.lead(1, 8, isr=(2,))
     assert (
-        "node-2 leads orders-0 in epoch 1 with a log that ends at 8, and 9 is committed" in cluster.look()[0]
+        "node-2 leads orders-0 in epoch 1 with a log that ends at 8, and 9 is committed" in cluster.check()[0]
     )
 
 
 def test_a_leader_of_the_past_need_not_know_what_came_later(cluster: Cluster) -> None:
     one, two = cluster.servers
-    one.partition.lead(5, 9, in_sync=(1,))
-    cluster.look()
+    one.partition.lead(5, 9, isr=(1,))
+    cluster.check()
     two.partition.log.end_offset = two.partition.log.durable_offset = 2
-    two.partition.lead(4, 2, in_sync=(2,))
-    assert cluster.look() == []
+    two.partition.lead(4, 2, isr=(2,))
+    assert cluster.check() == []
 
 
 def test_logs_that_differ_below_their_high_watermarks(cluster: Cluster) -> None:
     one, two = cluster.servers
     one.partition.log.epochs = [(0, 0), (1, 4)]
     one.partition.lead(1, 6)
-    assert cluster.look() == []
+    assert cluster.check() == []
     two.partition.log.epochs = [(0, 0), (1, 7)]
     two.partition.high_watermark = 8
-    assert "orders-0: what is committed at 5 was of epoch 1 and on node-2 of epoch 0" in cluster.look()[0]
+    assert "orders-0: what is committed at 5 was of epoch 1 and on node-2 of epoch 0" in cluster.check()[0]
 
 
 def test_metadata_that_is_committed_in_two_epochs(cluster: Cluster) -> None:
     one, two = cluster.servers
     one.quorum.high_watermark = 9
-    assert cluster.look() == []
+    assert cluster.check() == []
     two.quorum.high_watermark, two.quorum._log.epochs = 9, [(1, 0), (2, 6)]
-    assert "the metadata: what is committed at 8 was of epoch 1 and on node-2 of epoch 2" in cluster.look()[0]
+    assert (
+        "the metadata: what is committed at 8 was of epoch 1 and on node-2 of epoch 2" in cluster.check()[0]
+    )
 
 
 def test_a_topic_that_may_lose_records_may_have_such_a_leader() -> None:
     cluster = Cluster({"orders": "unclean elections"})
     one, two = cluster.servers
-    one.partition.lead(0, 9, in_sync=(1,))
-    cluster.look()
+    one.partition.lead(0, 9, isr=(1,))
+    cluster.check()
     one.partition.follow()
     two.partition.log.end_offset = 8
-    two.partition.lead(1, 8, in_sync=(2,))
-    assert cluster.look() == []
+    two.partition.lead(1, 8, isr=(2,))
+    assert cluster.check() == []
 
 
 def test_a_replica_in_sync_that_has_not_synced_what_is_committed(cluster: Cluster) -> None:
     one, two = cluster.servers
     two.partition.log.durable_offset = 6
     one.partition.lead(0, 7)
-    assert "node 2 is in sync for node-1 and has 6 of 7" in cluster.look()[0]
+    assert "node 2 is in sync for node-1 and has 6 of 7" in cluster.check()[0]
 
 
 def test_a_replica_that_joins_the_in_sync_set_without_what_is_committed(cluster: Cluster) -> None:
     one, two = cluster.servers
-    one.metadata.image = image(1, in_sync=(1,))
-    one.partition.lead(0, 10, in_sync=(1,))
+    one.metadata.image = image(1, isr=(1,))
+    one.partition.lead(0, 10, isr=(1,))
     two.partition.log.durable_offset = 3
-    assert cluster.look() == []
-    one.metadata.image = image(2, in_sync=(1, 2))
-    assert "node 2 is in sync for node-1 and has 3 of 10" in cluster.look()[0]
+    assert cluster.check() == []
+    one.metadata.image = image(2, isr=(1, 2))
+    assert "node 2 is in sync for node-1 and has 3 of 10" in cluster.check()[0]
 
 
 def test_metadata_that_goes_back(cluster: Cluster) -> None:
     one = cluster.servers[0]
     one.metadata.image = image(5)
-    cluster.look()
+    cluster.check()
     one.metadata.image = image(4)
-    assert "the metadata of node-1 went back from 5 to 4" in cluster.look()[0]
+    assert "the metadata of node-1 went back from 5 to 4" in cluster.check()[0]
 
 
 def test_elections_shrinks_and_truncations_are_counted(cluster: Cluster) -> None:
     one = cluster.servers[0]
     one.metadata.image = image(1)
-    cluster.look()
-    one.metadata.image = image(2, leader=2, epoch=1, in_sync=(2,))
+    cluster.check()
+    one.metadata.image = image(2, leader=2, epoch=1, isr=(2,))
     one.partition.log.end_offset = 7
-    assert cluster.look() == []
+    assert cluster.check() == []
     assert cluster.counts["elections"] == 1
     assert cluster.counts["in-sync shrinks"] == 1
     assert cluster.counts["truncations"] == 1
@@ -246,19 +248,19 @@ def test_elections_shrinks_and_truncations_are_counted(cluster: Cluster) -> None
 
 
 def test_a_node_that_votes_twice(cluster: Cluster) -> None:
-    cluster.invariants.voted(1, 4, 2)
-    cluster.invariants.voted(1, 4, 2)
-    cluster.invariants.voted(1, 5, 3)
+    cluster.checker.on_vote_granted(1, 4, 2)
+    cluster.checker.on_vote_granted(1, 4, 2)
+    cluster.checker.on_vote_granted(1, 5, 3)
     assert cluster.found == []
-    cluster.invariants.voted(1, 4, 3)
+    cluster.checker.on_vote_granted(1, 4, 3)
     assert "node 1 voted for nodes 2 and 3 in epoch 4" in cluster.found[0]
 
 
 def test_an_acknowledgement_without_a_lease(cluster: Cluster) -> None:
-    cluster.invariants.acknowledged(1, "orders-0")
+    cluster.checker.on_acknowledged(1, "orders-0")
     assert cluster.found == []
     cluster.servers[0].now_ms = 1000
-    cluster.invariants.acknowledged(1, "orders-0")
+    cluster.checker.on_acknowledged(1, "orders-0")
     assert "without a lease" in cluster.found[0]
 
 
@@ -266,7 +268,7 @@ def test_an_acknowledgement_without_a_lease(cluster: Cluster) -> None:
 def test_a_broker_that_is_fenced_before_its_lease_ends(cluster: Cluster, now_ms: int, is_sound: bool) -> None:
     one, two = cluster.servers
     one.metadata.image = image(1)
-    cluster.look()
+    cluster.check()
     two.now_ms = now_ms
     one.metadata.image = image(2, fenced=True)
-    assert (cluster.look() == []) is is_sound
+    assert (cluster.check() == []) is is_sound

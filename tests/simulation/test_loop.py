@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from moldau.testing.simulation.platform.escapes import SimulationEscape
+from moldau.testing.simulation.platform.determinism import DeterminismError
 from moldau.testing.simulation.platform.loop import DeadlockError, LivelockError, SimulatedLoop
-from moldau.testing.simulation.platform.simulation import HostCrashed, ProgramError, Simulation, Unfinished
+from moldau.testing.simulation.platform.simulation import (
+    HostCrashed,
+    Simulation,
+    SimulationTimeout,
+    UnhandledError,
+)
 
 
 def run(main: Callable[[], Awaitable[Any]], **options: Any) -> Any:
@@ -31,9 +36,9 @@ def test_sleepers_wake_in_the_order_of_their_deadlines_and_no_real_time_passes()
         await asyncio.gather(*(sleeper(seconds) for seconds in (86400, 3, 60, 1)))
         return woken, asyncio.get_running_loop().time()
 
-    woken, ended = run(main)
+    woken, completed_at = run(main)
     assert woken == [1, 3, 60, 86400]
-    assert 86400 <= ended < 86401
+    assert 86400 <= completed_at < 86401
 
 
 def test_callbacks_run_in_the_order_they_were_scheduled() -> None:
@@ -127,7 +132,7 @@ def test_an_endless_loop_is_stopped() -> None:
 )
 def test_ways_out_are_closed(escape: Callable[[Any], Any]) -> None:
     async def main() -> None:
-        with pytest.raises(SimulationEscape):
+        with pytest.raises(DeterminismError):
             await escape(asyncio.get_running_loop())
 
     run(main)
@@ -145,7 +150,7 @@ def test_real_randomness_threads_and_sleep_are_refused_within_a_simulation() -> 
             lambda: time.sleep(0),
             threading.Thread(target=print).start,
         ):
-            with pytest.raises(SimulationEscape):
+            with pytest.raises(DeterminismError):
                 escape()
 
     Simulation(1).run(main, 1000)
@@ -166,7 +171,7 @@ def test_an_exception_that_nobody_takes_fails_the_run() -> None:
     async def on_host() -> None:
         await host.run(main())
 
-    with pytest.raises(ProgramError, match="ZeroDivisionError"):
+    with pytest.raises(UnhandledError, match="ZeroDivisionError"):
         simulation.run(on_host, 10_000)
 
 
@@ -174,7 +179,7 @@ def test_a_run_that_takes_too_long_says_who_waits() -> None:
     async def main() -> None:
         await asyncio.create_task(asyncio.sleep(100), name="slow")
 
-    with pytest.raises(Unfinished, match="waiting are"):
+    with pytest.raises(SimulationTimeout, match="waiting are"):
         Simulation(1).run(main, 1000)
 
 

@@ -263,12 +263,12 @@ def test_writing_to_a_closed_side_ends_in_a_reset() -> None:
 
 
 def test_a_protocol_that_raises_loses_its_connection_and_fails_the_run() -> None:
-    class Broken(Collector):
+    class ScenarioError(Collector):
         def data_received(self, data: bytes) -> None:
             raise ZeroDivisionError
 
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
-        await server.run(listen(Broken))
+        await server.run(listen(ScenarioError))
         protocol = await client.run(connect())
         protocol.transport.write(b"x")
         assert isinstance(await protocol.lost, ConnectionResetError)

@@ -56,7 +56,7 @@ def test_a_stream_is_whole_and_in_order_however_its_packets_travel(seed: int) ->
         await server.run(serve_echo())
         assert await client.run(ask(data)) == data
 
-    settings = NetworkSettings(hiccup_chance=0.2, loss_chance=0.1, duplication_chance=0.2)
+    settings = NetworkSettings(slow_packet_chance=0.2, loss_chance=0.1, duplication_chance=0.2)
     simulation = simulate(main, seed=seed, network=settings)
     assert simulation.network.counts["packets lost"] > 0
     assert simulation.network.counts["duplicates dropped"] > 0
@@ -87,7 +87,7 @@ def test_a_lost_packet_comes_after_the_retransmission_timeout_and_holds_up_those
         assert b"".join(data for _, data in arrivals) == b"firstsecond"
         assert arrivals[0][0] >= began + 0.2
 
-    simulate(main, network=NetworkSettings(hiccup_chance=0, cut_up_chance=0))
+    simulate(main, network=NetworkSettings(slow_packet_chance=0, partial_read_chance=0))
 
 
 def test_a_mended_path_is_open_while_others_stay_cut() -> None:
@@ -95,7 +95,7 @@ def test_a_mended_path_is_open_while_others_stay_cut() -> None:
         bridge = simulation.add_host("bridge")
         await server.run(serve_echo())
         simulation.network.partition({"server"}, {"client", "bridge"})
-        simulation.network.mend({"server"}, {"bridge"})
+        simulation.network.heal_between({"server"}, {"bridge"})
         assert await bridge.run(ask(b"through")) == b"through"
         with pytest.raises(TimeoutError):
             await client.run(ask(b"not through"))

@@ -4,13 +4,13 @@ import itertools
 import math
 import random
 
-from moldau.testing.simulation.checkers.register import Interval, Value, contradictions
+from moldau.testing.simulation.checkers.register import Interval, RegisterValue, contradictions
 
 HISTORIES = 3000
 OPERATIONS_MAX = 6
 
 
-def has_an_order(values: list[Value]) -> bool:
+def has_an_order(values: list[RegisterValue]) -> bool:
     """Whether some order keeps what was over before what began later, and each read after its own write."""
     operations = [
         (number, is_write, when)
@@ -24,9 +24,9 @@ def _explains(order: tuple[tuple[int, bool, Interval], ...]) -> bool:
     held = None
     latest_begin = -math.inf
     for number, is_write, when in order:
-        if when.ended < latest_begin:
+        if when.completed_at < latest_begin:
             return False
-        latest_begin = max(latest_begin, when.begun)
+        latest_begin = max(latest_begin, when.invoked_at)
         if is_write:
             held = number
         elif held != number:
@@ -34,23 +34,23 @@ def _explains(order: tuple[tuple[int, bool, Interval], ...]) -> bool:
     return True
 
 
-def random_history(draw: random.Random) -> list[Value]:
+def random_history(draw: random.Random) -> list[RegisterValue]:
     times = draw.sample(range(100), 2 * OPERATIONS_MAX)
 
     def interval(not_before: float = -1) -> Interval:
-        begun, ended = sorted((times.pop(), times.pop()))
+        invoked_at, completed_at = sorted((times.pop(), times.pop()))
         # Nobody reads what is not written yet; such an answer is caught before.
-        return Interval(begun, max(ended, not_before))
+        return Interval(invoked_at, max(completed_at, not_before))
 
-    values: list[Value] = []
+    values: list[RegisterValue] = []
     left = OPERATIONS_MAX
     while left > 0:
         write = interval()
-        reads = [interval(write.begun + 0.5) for _ in range(min(left - 1, draw.choice((0, 1, 2))))]
+        reads = [interval(write.invoked_at + 0.5) for _ in range(min(left - 1, draw.choice((0, 1, 2))))]
         left -= 1 + len(reads)
         if reads and draw.random() < 0.3:
-            write = write._replace(ended=math.inf)
-        values.append(Value(str(len(values)), write, reads))
+            write = write._replace(completed_at=math.inf)
+        values.append(RegisterValue(str(len(values)), write, reads))
     return values
 
 
@@ -66,6 +66,6 @@ def test_it_agrees_with_every_order_tried() -> None:
 
 
 def test_a_write_whose_outcome_nobody_saw_contradicts_nothing() -> None:
-    lasting = Value("a", Interval(1, 2), [Interval(8, 9)])
-    assert list(contradictions([lasting, Value("b", Interval(4, math.inf), [])])) == []
-    assert list(contradictions([lasting, Value("b", Interval(4, 5), [])]))
+    lasting = RegisterValue("a", Interval(1, 2), [Interval(8, 9)])
+    assert list(contradictions([lasting, RegisterValue("b", Interval(4, math.inf), [])])) == []
+    assert list(contradictions([lasting, RegisterValue("b", Interval(4, 5), [])]))

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'moldau[spark]'")
 
-from kills.harness import Kills, Outcome
+from kills.harness import Kills, RunOutcome
 from kills.history import check_input, check_table, check_topic, duplicated
 from kills.queries import DELTA, PARQUET, TOPIC
 
@@ -37,7 +37,7 @@ def test_queries_that_are_killed_lose_nothing_and_write_twice_only_what_was_begu
     assert any(replays.count for replays in outcome.replays.values()), "no kill struck a batch under way"
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: RunOutcome) -> str:
     replayed = {query: replays.count for query, replays in outcome.replays.items()}
     twice, retried = duplicated(outcome.copies), len({copy.by for copy in outcome.copies if copy.by.number})
     summary = (

@@ -211,7 +211,7 @@ def test_a_class_cache_is_made_and_java_takes_it(
     assert "done in" in told[-1]
     cache = ClassCache(tmp_path / "spark", java, spark)
     assert cache.is_ready()
-    assert options == cache.use_options()
+    assert options == cache.jvm_options()
 
     log = tmp_path / "classes"
     program = tmp_path / "program.py"

@@ -10,10 +10,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.running.progress import State, latest_of
-from moldau.pipelines.running.progress_file import lines_of
-from moldau.pipelines.running.stopping import Wish
-from moldau.pipelines.shipped.generating import Made
+from moldau.pipelines.runtime.progress import QueryStatus, latest_progress
+from moldau.pipelines.runtime.progress_file import read_lines
+from moldau.pipelines.runtime.stop_request import StopRequest
+from moldau.pipelines.templates.generator import GeneratedRecord
 from moldau.testing import Broker
 from support.pipeline_runs import PipelineRuns, create_topics, read_json, send_all
 
@@ -30,8 +30,8 @@ def topic(broker: Broker) -> str:
     return name
 
 
-def values(*given: int) -> list[Made]:
-    return [Made(str(each).encode(), json.dumps({"number": each}).encode()) for each in given]
+def values(*given: int) -> list[GeneratedRecord]:
+    return [GeneratedRecord(str(each).encode(), json.dumps({"number": each}).encode()) for each in given]
 
 
 def pipeline(topic: str, sinks: str, select: str = "SELECT number FROM numbers", more: str = "") -> str:
@@ -55,7 +55,7 @@ def test_a_run_goes_on_where_the_last_one_ended_and_tells_what_it_did(
     )
     send_all(broker.bootstrap, topic, values(*range(10)))
     outcome = runs.caught_up()
-    assert [(each.query, each.state, each.rows) for each in outcome.states] == [("out", State.DONE, 10)]
+    assert [(each.query, each.state, each.rows) for each in outcome.states] == [("out", QueryStatus.DONE, 10)]
     send_all(broker.bootstrap, topic, values(*range(10, 15)))
     outcome = runs.caught_up()
     assert outcome.states[0].rows == 5
@@ -64,9 +64,9 @@ def test_a_run_goes_on_where_the_last_one_ended_and_tells_what_it_did(
     assert record is not None
     assert (record.outcome, record.error, record.generation) == ("done", None, 1)
     assert record.ended is not None
-    last = latest_of(lines_of(runs.state.progress))["out"]
+    last = latest_progress(read_lines(runs.state.progress))["out"]
     assert (last.lag, last.query) == (0, "out")
-    events = [json.loads(line) for line in lines_of(runs.state.progress)]
+    events = [json.loads(line) for line in read_lines(runs.state.progress)]
     assert [each["event"] for each in events if each["event"] != "batch"] == ["started", "done"] * 2
     assert sum(each["rows"] for each in events if each["event"] == "batch") == 15
     assert (runs.state.checkpoints / "1" / "out").is_dir()
@@ -79,16 +79,16 @@ def test_a_run_that_is_asked_to_stop_finishes_and_loses_nothing(
         spark, broker.bootstrap, tmp_path, pipeline(topic, f"{{out: {{topic: {topic}.out}}}}")
     )
     send_all(broker.bootstrap, topic, values(*range(10)))
-    wish = Wish()
+    stop_request = StopRequest()
 
     class Stopping(type(runs.heard)):  # type: ignore[misc]
         def batch(self, progress: object) -> None:
-            wish.make()
+            stop_request.request()
 
     runs.heard = Stopping()
-    outcome = runs.run(wish, available_now=False)
+    outcome = runs.run(stop_request, available_now=False)
     assert (outcome.name, outcome.error) == ("stopped", None)
-    assert [each.state for each in outcome.states] == [State.STOPPED]
+    assert [each.state for each in outcome.states] == [QueryStatus.STOPPED]
     assert not any(query.isActive for query in spark.streams.active)
     assert out(broker.bootstrap, topic) == list(range(10))
     send_all(broker.bootstrap, topic, values(10))
@@ -102,7 +102,7 @@ def test_while_it_runs_it_cannot_be_run_a_second_time(
     text = pipeline(topic, f"{{out: {{topic: {topic}.out}}}}")
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, text)
     refused: list[str] = []
-    wish = Wish()
+    stop_request = StopRequest()
 
     class Second(type(runs.heard)):  # type: ignore[misc]
         def states(self, states: object) -> None:
@@ -111,10 +111,10 @@ def test_while_it_runs_it_cannot_be_run_a_second_time(
                     runs.run()
                 except PipelineError as error:
                     refused.append(str(error))
-                wish.make()
+                stop_request.request()
 
     runs.heard = Second()
-    assert runs.run(wish, available_now=False).name == "stopped"
+    assert runs.run(stop_request, available_now=False).name == "stopped"
     assert f"{topic} is running already as process" in refused[0]
 
 
@@ -135,7 +135,7 @@ def test_when_one_query_fails_all_are_stopped_and_the_cause_is_told_in_a_sentenc
     assert "\n" not in outcome.error
     assert " at org.apache" not in outcome.error
     states = {each.query: each.state for each in outcome.states}
-    assert states == {"good": State.STOPPED, "bad": State.FAILED}
+    assert states == {"good": QueryStatus.STOPPED, "bad": QueryStatus.FAILED}
     assert not spark.streams.active
     record = runs.state.read_run()
     assert record is not None
@@ -216,7 +216,7 @@ def test_a_wish_from_another_thread_ends_an_idle_run(
     text = pipeline(topic, f"{{out: {{topic: {topic}.out}}}}", more="trigger: 1 hour")
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, text)
     send_all(broker.bootstrap, topic, values(1))
-    wish = Wish()
+    stop_request = StopRequest()
     has_batch = threading.Event()
 
     class Telling(type(runs.heard)):  # type: ignore[misc]
@@ -224,8 +224,8 @@ def test_a_wish_from_another_thread_ends_an_idle_run(
             has_batch.set()
 
     runs.heard = Telling()
-    thread = threading.Thread(target=lambda: has_batch.wait(60) and wish.make())
+    thread = threading.Thread(target=lambda: has_batch.wait(60) and stop_request.request())
     thread.start()
-    outcome = runs.run(wish, available_now=False)
+    outcome = runs.run(stop_request, available_now=False)
     thread.join()
     assert (outcome.name, outcome.states[0].rows) == ("stopped", 1)

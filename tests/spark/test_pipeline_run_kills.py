@@ -20,7 +20,7 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from moldau.pipelines.shipped.generating import Made
+from moldau.pipelines.templates.generator import GeneratedRecord
 from moldau.testing import Broker
 from support.pipeline_runs import create_topics, read_json, send_all
 
@@ -56,7 +56,8 @@ class Numbers:
     def add(self, count: int) -> None:
         numbers = range(self._count, self._count + count)
         made = [
-            Made(_name(n).encode(), json.dumps({"name": _name(n), "number": n}).encode()) for n in numbers
+            GeneratedRecord(_name(n).encode(), json.dumps({"name": _name(n), "number": n}).encode())
+            for n in numbers
         ]
         send_all(self._bootstrap, "numbers", made)
         self._count += count

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from moldau.pipelines.shipped.generating import Made
+from moldau.pipelines.templates.generator import GeneratedRecord
 from moldau.testing import Broker
 from support.pipeline_runs import read_json, send_all
 
@@ -48,7 +48,7 @@ def broker() -> Iterator[Broker]:
         send_all(
             running.bootstrap,
             "numbers",
-            [Made(b"", json.dumps({"number": each}).encode()) for each in range(10)],
+            [GeneratedRecord(b"", json.dumps({"number": each}).encode()) for each in range(10)],
         )
         yield running
 
@@ -82,7 +82,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.write_code_archive("HHHH", 40, 100, 0, 0))
         self._written = b""
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from moldau.pipelines import load
-from moldau.pipelines.planning.building import Place
-from moldau.pipelines.planning.checking import Finding, check
+from moldau.pipelines.planner.checks import Finding, check
+from moldau.pipelines.planner.query_planner import CheckpointLocation
 from moldau.testing import Broker
 from support.log_writer import LogWriter
 
@@ -38,7 +38,7 @@ on_bad: drop
 
 
 @pytest.fixture(scope="module")
-def good(broker: Broker) -> str:
+def good_records(broker: Broker) -> str:
     written = LogWriter(broker.bootstrap)
     things = written.create("things")
     written.send(things, [b'{"a": "x"}'])
@@ -47,7 +47,9 @@ def good(broker: Broker) -> str:
     )
 
 
-def findings(spark: SparkSession, folder: Path, text: str, place: Place | None = None) -> list[Finding]:
+def findings(
+    spark: SparkSession, folder: Path, text: str, place: CheckpointLocation | None = None
+) -> list[Finding]:
     path = folder / "test.yaml"
     path.write_text(textwrap.dedent(text))
     return check(spark, load(path), place)
@@ -56,7 +58,7 @@ def findings(spark: SparkSession, folder: Path, text: str, place: Place | None =
 def test_a_pipeline_that_would_run_has_no_findings_and_leaves_nothing_behind(
     spark: SparkSession, good: str, tmp_path: Path
 ) -> None:
-    place = Place(str(tmp_path / "checkpoints"), 1)
+    place = CheckpointLocation(str(tmp_path / "checkpoints"), 1)
     assert findings(spark, tmp_path, good.replace(", schema: a STRING", ""), place) == []
     assert [each.name for each in tmp_path.iterdir()] == ["test.yaml"]
     assert spark.streams.active == []
@@ -161,7 +163,7 @@ def test_a_table_whose_columns_do_not_fit_is_found(spark: SparkSession, good: st
 
 
 def test_the_checkpoint_of_another_pipeline_is_found(spark: SparkSession, good: str, tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "checkpoints"), 1)
+    place = CheckpointLocation(str(tmp_path / "checkpoints"), 1)
     checkpoint = Path(place.of("out"))
     checkpoint.mkdir(parents=True)
     (checkpoint / "pipeline.json").write_text(

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from moldau.pipelines import Pipeline as PythonPipeline
 from moldau.pipelines.definition import (
+    BadRecordPolicy,
     Format,
-    OnBad,
-    Pipeline,
+    PipelineDefinition,
     PipelineError,
     Sink,
     SinkKind,
@@ -32,11 +32,13 @@ pytestmark = pytest.mark.spark
 SCHEMA = "id STRING, n INT, price DOUBLE, at TIMESTAMP, inner STRUCT<a: INT, b: STRING>, many ARRAY<INT>"
 
 
-def pipeline(source: Source, *sinks: Sink, sql: str | None = None, on_bad: OnBad = OnBad.DROP) -> Pipeline:
+def pipeline(
+    source: Source, *sinks: Sink, sql: str | None = None, on_bad: BadRecordPolicy = BadRecordPolicy.DROP
+) -> PipelineDefinition:
     views = () if sql is None else (View("result", sql),)
     shown = views[0].name if views else source.name
     sinks = sinks or (Sink("rows", SinkKind.CONSOLE),)
-    return Pipeline(
+    return PipelineDefinition(
         "p", (source,), views, tuple(replace(each, view=each.view or shown) for each in sinks), on_bad=on_bad
     )
 
@@ -293,7 +295,7 @@ def test_a_dead_letter_is_the_record_as_it_came_with_headers_that_say_why(spark:
 
 
 def test_a_bad_record_fails_the_run_with_its_place_and_reason(spark: SparkSession) -> None:
-    one = pipeline(orders(), sql="SELECT count(*) AS n FROM orders", on_bad=OnBad.FAIL)
+    one = pipeline(orders(), sql="SELECT count(*) AS n FROM orders", on_bad=BadRecordPolicy.FAIL)
     with pytest.raises(PipelineError) as raised:
         run_pipeline(one, {"orders": [{"id": "a"}, b'{"n": "x"}']}, spark=spark)
     assert str(raised.value) == (
@@ -382,13 +384,13 @@ def test_a_function_that_fails_or_gives_no_frame_is_named(spark: SparkSession) -
     def broken(orders: Any) -> Any:
         raise KeyError("oh")
 
-    one = replace(pipeline(orders()), views=(View("v", shaping=broken),))
+    one = replace(pipeline(orders()), views=(View("v", transform=broken),))
     one = replace(one, sinks=(Sink("rows", SinkKind.CONSOLE, view="v"),))
     with pytest.raises(PipelineError, match="the view v: its function ended in KeyError: 'oh'"):
         run_pipeline(one, {"orders": []}, spark=spark)
     with pytest.raises(PipelineError, match="must return a DataFrame, not NoneType"):
         run_pipeline(
-            replace(one, views=(View("v", shaping=lambda orders: None),)), {"orders": []}, spark=spark
+            replace(one, views=(View("v", transform=lambda orders: None),)), {"orders": []}, spark=spark
         )
 
 
@@ -435,7 +437,7 @@ def test_texts_bytes_and_avro_are_written_and_can_be_read_again(spark: SparkSess
         ),
     )
     views = (View("names", "SELECT id, concat('order ', id) AS name FROM orders"),)
-    one = Pipeline("p", (avro(),), views, sinks, on_bad=OnBad.DROP)
+    one = PipelineDefinition("p", (avro(),), views, sinks, on_bad=BadRecordPolicy.DROP)
     records = run_pipeline(one, {"orders": [ORDER]}, spark=spark).records
     assert records["text"] == [(b"1", b"order 1")]
     value = records["avro"][0][1]
@@ -491,9 +493,9 @@ def test_a_value_is_parsed_once_and_many_bad_records_are_told_from_many_good_one
 ) -> None:
     from pyspark.sql import functions as F
 
-    from moldau.pipelines.planning.transforming import judged
-    from moldau.pipelines.records.bad_records import dead_letters, good
-    from moldau.pipelines.records.decoding import raw_schema, value_schema
+    from moldau.pipelines.planner.transformation import decode_and_check
+    from moldau.pipelines.records.bad_records import dead_letter_records, good_records
+    from moldau.pipelines.records.decoder import raw_schema, value_schema
 
     source = orders(schema="id BIGINT, n INT", expectations={"positive": "n > 0"})
     values = """CASE WHEN id % 100 = 0 THEN '{"id": "bad"}' WHEN id % 1000 = 1 THEN concat('{"id": ', id, ', "n": 0}')
@@ -501,14 +503,14 @@ def test_a_value_is_parsed_once_and_many_bad_records_are_told_from_many_good_one
     raw = spark.range(100_000).selectExpr(f"CAST({values} AS BINARY) AS value", "id AS offset")
     missing = [field for field in raw_schema().fields if field.name not in raw.columns]
     raw = raw.select("*", *[F.lit(None).cast(field.dataType).alias(field.name) for field in missing])
-    records = judged(raw, source, value_schema(source))
-    kept = good(records, source, OnBad.DROP)
+    records = decode_and_check(raw, source, value_schema(source))
+    kept = good_records(records, source, BadRecordPolicy.DROP)
     assert (
         str(kept.select("id", "n").where("n < 9")._jdf.queryExecution().optimizedPlan()).count("from_json")
         == 1
     )
     assert kept.agg(F.count("*"), F.min("n")).first() == (98_900, 1)
-    letters = dead_letters(records, "p", source)
+    letters = dead_letter_records(records, "p", source)
     reason = F.expr("CAST(filter(headers, h -> h.key = 'moldau.error.reason')[0].value AS STRING)")
     found = {row[0]: row[1] for row in letters.groupBy(reason).count().collect()}
     assert found == {"schema_mismatch": 1_000, "expectation": 100}

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 from moldau.client import Consumer, TopicPartition
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines import PipelineError, load
-from moldau.pipelines.failures import STATE_DOES_NOT_FIT, sentence_of
-from moldau.pipelines.planning.building import Place, Start, plan
-from moldau.pipelines.planning.checking import check
-from moldau.pipelines.planning.writing import ShownBatch
-from moldau.pipelines.records.dead_letters import redrive
+from moldau.pipelines.error_summary import STATE_INCOMPATIBLE, summarize_error
+from moldau.pipelines.planner.checks import check
+from moldau.pipelines.planner.query_planner import CheckpointLocation, StartPosition, plan
+from moldau.pipelines.planner.sink_writers import ConsoleBatch
+from moldau.pipelines.records.redrive import redrive
 from moldau.testing import Broker
-from support.log_writer import Given, LogWriter
+from support.log_writer import LogWriter, ProducedRecord
 
 pytestmark = pytest.mark.spark
 
@@ -51,12 +51,12 @@ def run(
     file: Path,
     *,
     generation: int = 1,
-    start: Start = Start(None),  # noqa: B008
+    start: StartPosition = StartPosition(None),  # noqa: B008
     only: Iterable[str] | None = None,
     **more: Any,
 ) -> Mapping[str, Any]:
     """All queries of a pipeline until they have read what is there; their progress."""
-    place = Place(str(file.parent / "checkpoints"), generation)
+    place = CheckpointLocation(str(file.parent / "checkpoints"), generation)
     planned = [
         each for each in plan(spark, load(file), place, start, **more) if only is None or each.name in only
     ]
@@ -85,8 +85,11 @@ def test_one_stream_reaches_every_kind_of_sink_and_bad_records_the_dead_letters(
 ) -> None:
     orders, out, dead = written.create("orders", partitions=2), written.create("out"), written.create("dead")
     written.send(orders, [order("tea", 1, 0), order("milk", 2, 0), order("tea", 3, 1)])
-    written.send(orders, [Given(order("tea", 4, 1), partition=1), Given(b"bad", key=b"k", partition=1)])
-    written.send(orders, [Given(order("tea", -1, 1), partition=1, headers=(("h", b"1"),))])
+    written.send(
+        orders,
+        [ProducedRecord(order("tea", 4, 1), partition=1), ProducedRecord(b"bad", key=b"k", partition=1)],
+    )
+    written.send(orders, [ProducedRecord(order("tea", -1, 1), partition=1, headers=(("h", b"1"),))])
     path = file_of(
         tmp_path,
         broker,
@@ -110,7 +113,7 @@ def test_one_stream_reaches_every_kind_of_sink_and_bad_records_the_dead_letters(
         dead_letters: {dead}
         """,
     )
-    shown: list[ShownBatch] = []
+    shown: list[ConsoleBatch] = []
     progress = run(spark, path, show=shown.append)
     assert list(progress) == ["out", "table", "whole", "log", "files", "screen", "orders.dead_letters"]
 
@@ -167,7 +170,11 @@ def test_a_compacted_topic_is_a_table_whose_rows_come_and_go(
     )
     written.send(
         topic,
-        [Given(b'{"name": "Ann"}', b"1"), Given(b'{"name": "Bo"}', b"2"), Given(b'{"name": "Cy"}', b"1")],
+        [
+            ProducedRecord(b'{"name": "Ann"}', b"1"),
+            ProducedRecord(b'{"name": "Bo"}', b"2"),
+            ProducedRecord(b'{"name": "Cy"}', b"1"),
+        ],
     )
     run(spark, path)
     table = DeltaTable(str(tmp_path / "table"))
@@ -175,7 +182,7 @@ def test_a_compacted_topic_is_a_table_whose_rows_come_and_go(
         {"id": "1", "name": "Cy"},
         {"id": "2", "name": "Bo"},
     ]
-    written.send(topic, [Given(None, b"2"), Given(b'{"name": "Di"}', b"3")])
+    written.send(topic, [ProducedRecord(None, b"2"), ProducedRecord(b'{"name": "Di"}', b"3")])
     run(spark, path)
     table.update_incremental()
     assert table.to_pyarrow_table().sort_by("id").to_pylist() == [
@@ -183,7 +190,7 @@ def test_a_compacted_topic_is_a_table_whose_rows_come_and_go(
         {"id": "3", "name": "Di"},
     ]
     # Read again from the beginning in a new generation, the table ends as it was.
-    run(spark, path, generation=2, start=Start("earliest"))
+    run(spark, path, generation=2, start=StartPosition("earliest"))
     table.update_incremental()
     assert table.to_pyarrow_table().sort_by("id").to_pylist() == [
         {"id": "1", "name": "Cy"},
@@ -204,7 +211,7 @@ def test_a_new_generation_has_files_of_its_own_and_those_of_another_query_are_no
     run(spark, path, generation=2)
     assert [row.value for row in spark.read.parquet(str(tmp_path / "files.2")).collect()] == ["one"]
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
-    (found,) = check(spark, load(path), Place(str(tmp_path / "checkpoints"), 1))
+    (found,) = check(spark, load(path), CheckpointLocation(str(tmp_path / "checkpoints"), 1))
     assert (found.severity, found.where) == ("error", "sinks.files.parquet")
     with pytest.raises(PipelineError, match=r"files begins anew, and .* has the rows of another query"):
         run(spark, path)
@@ -234,7 +241,8 @@ def test_a_query_starts_where_its_source_says_or_at_the_time_of_a_replay(
     topic, out = written.create("times"), written.create("out")
     day_ms = 86_400_000
     written.send(
-        topic, [Given(str(n).encode(), timestamp_ms=1_714_521_600_000 + n * day_ms) for n in range(3)]
+        topic,
+        [ProducedRecord(str(n).encode(), timestamp_ms=1_714_521_600_000 + n * day_ms) for n in range(3)],
     )
     path = file_of(
         tmp_path,
@@ -246,9 +254,9 @@ def test_a_query_starts_where_its_source_says_or_at_the_time_of_a_replay(
     )
     run(spark, path)
     assert [each.value for each in records_in(broker, out)] == [b"2"]
-    run(spark, path, generation=2, start=Start("2024-05-02T00:00:00Z"))
+    run(spark, path, generation=2, start=StartPosition("2024-05-02T00:00:00Z"))
     assert [each.value for each in records_in(broker, out)] == [b"2", b"1", b"2"]
-    run(spark, path, generation=3, start=Start("2030-01-01T00:00:00Z"))
+    run(spark, path, generation=3, start=StartPosition("2030-01-01T00:00:00Z"))
     assert len(records_in(broker, out)) == 3
 
 
@@ -264,7 +272,7 @@ def test_a_bad_record_fails_its_query_with_one_sentence(
     )
     with pytest.raises(Exception, match="PipelineError") as raised:
         run(spark, path)
-    assert sentence_of(raised.value) == (
+    assert summarize_error(raised.value) == (
         f"the record at {topic}-0 offset 1 is bad (schema_mismatch): n is INT, not x. "
         "The source strict fails on bad records: set on_bad: drop, or dead_letters: <topic>"
     )
@@ -295,20 +303,20 @@ def test_a_query_whose_state_does_not_fit_any_more_says_what_to_do(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic, out = written.create("counted"), written.create("out")
-    written.send(topic, [Given(b"1", b"a")])
+    written.send(topic, [ProducedRecord(b"1", b"a")])
     text = f"""
         sources: {{s: {{topic: {topic}, format: string}}}}
         transform: SELECT _key AS id, count(*) AS n FROM s GROUP BY _key
         sinks: {{out: {{topic: {out}, mode: update}}}}
         """
     run(spark, file_of(tmp_path, broker, text))
-    written.send(topic, [Given(b"1", b"a")])
+    written.send(topic, [ProducedRecord(b"1", b"a")])
     path = file_of(tmp_path, broker, text.replace("GROUP BY _key", "GROUP BY _key, value"))
-    (found,) = check(spark, load(path), Place(str(tmp_path / "checkpoints"), 1))
+    (found,) = check(spark, load(path), CheckpointLocation(str(tmp_path / "checkpoints"), 1))
     assert (found.severity, found.where) == ("warning", "checkpoint")
     with pytest.raises(Exception, match="state") as raised:
         run(spark, path)
-    assert sentence_of(raised.value) == STATE_DOES_NOT_FIT
+    assert summarize_error(raised.value) == STATE_INCOMPATIBLE
     with pytest.raises(PipelineError, match="What helps: mode: update or complete, or a watermark"):
         run(spark, file_of(tmp_path, broker, text.replace("mode: update", "mode: append")))
 
@@ -332,10 +340,10 @@ def test_the_checkpoint_of_another_pipeline_and_a_changed_source_are_refused(
 def test_only_the_columns_that_a_query_needs_are_read(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
-    from moldau.pipelines.planning.stream_plans import columns_needed, empty_stream
-    from moldau.pipelines.planning.transforming import rows_of
+    from moldau.pipelines.planner.plan_analysis import empty_stream, required_columns
+    from moldau.pipelines.planner.transformation import view_rows
 
-    def needed(sql: str, on_bad: str = "drop") -> list[str]:
+    def dependencies_of(sql: str, on_bad: str = "drop") -> list[str]:
         text = f"""
         sources: {{s: {{topic: t, schema: 'n INT, at TIMESTAMP', watermark: {{column: _timestamp, delay: 1 s}}}}}}
         transform: {sql}
@@ -343,16 +351,22 @@ def test_only_the_columns_that_a_query_needs_are_read(
         on_bad: {on_bad}
         """
         pipeline = load(file_of(tmp_path, broker, text))
-        from moldau.pipelines.records.decoding import value_schema
+        from moldau.pipelines.records.decoder import value_schema
 
         schemas = {"s": value_schema(pipeline.sources[0])}
-        frame = rows_of(spark, pipeline, "transform", lambda each: empty_stream(spark, each), schemas)
-        return columns_needed(frame, pipeline.sources[0])
+        frame = view_rows(spark, pipeline, "transform", lambda each: empty_stream(spark, each), schemas)
+        return required_columns(frame, pipeline.sources[0])
 
-    assert needed("SELECT n FROM s") == ["value", "timestamp"]
-    assert needed("SELECT n FROM s", "fail") == ["value", "topic", "partition", "offset", "timestamp"]
-    assert needed("SELECT count(*) AS c, _key FROM s GROUP BY _key") == ["key", "value", "timestamp"]
-    assert needed("SELECT a.n, b._headers FROM s a JOIN s b ON a.n = b.n") == [
+    assert dependencies_of("SELECT n FROM s") == ["value", "timestamp"]
+    assert dependencies_of("SELECT n FROM s", "fail") == [
+        "value",
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+    ]
+    assert dependencies_of("SELECT count(*) AS c, _key FROM s GROUP BY _key") == ["key", "value", "timestamp"]
+    assert dependencies_of("SELECT a.n, b._headers FROM s a JOIN s b ON a.n = b.n") == [
         "value",
         "timestamp",
         "headers",

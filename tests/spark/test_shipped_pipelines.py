@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from moldau.pipelines.shipped import template
-from moldau.pipelines.shipped.generating import Made, customers, orders
+from moldau.pipelines.templates import template
+from moldau.pipelines.templates.generator import GeneratedRecord, customers, orders
 from moldau.testing import Broker
 from support.pipeline_runs import PipelineRuns, create_topics, read_all, read_json, send_all
 
@@ -36,7 +36,7 @@ class Revenue:
     bad: list[bytes] = field(default_factory=list)
     watermark: datetime | None = None
 
-    def add(self, batch: Iterable[Made]) -> None:
+    def add(self, batch: Iterable[GeneratedRecord]) -> None:
         latest = self.watermark
         for made in batch:
             order = valid_order(made.value or b"")
@@ -90,7 +90,7 @@ def test_orders_become_revenue_per_minute_and_product(orders_revenue: PipelineRu
     bootstrap = orders_revenue.bootstrap
     # Five minutes in each part. Late orders of the first come before anything is closed; those of the others are late.
     made = list(islice(orders(3, start_ms=START_MS, rate=1.0), 900))
-    parts: Sequence[Sequence[Made]] = (made[:300], made[300:600], made[600:])
+    parts: Sequence[Sequence[GeneratedRecord]] = (made[:300], made[300:600], made[600:])
     expected = Revenue()
     for part in parts:
         send_all(bootstrap, "orders", part)

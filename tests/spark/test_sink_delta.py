@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from moldau.spark.errors import SparkSourceError, told
+from moldau.spark.errors import SparkSourceError, find_user_message
 from moldau.spark.sink import delta_upsert
 from moldau.spark.sink.delta import DeltaSink
 from moldau.spark.sink.delta_upsert import upsert
@@ -43,7 +43,7 @@ def data_files(path: Path) -> set[str]:
 def failure(write: Callable[[], Any]) -> str:
     with pytest.raises(PySparkException) as caught:
         write()
-    text = told(caught.value)
+    text = find_user_message(caught.value)
     assert text is not None, caught.value
     assert "\n" not in text
     return text

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from moldau.client.producer.partitioner import partition_of_key
-from moldau.spark.errors import told
+from moldau.spark.errors import find_user_message
 from moldau.testing import Broker
 from support.log_reader import all_records
 from support.log_writer import LogWriter
@@ -31,7 +31,7 @@ def save(frame: DataFrame, broker: Broker, mode: str = "append", **options: str)
 def failure(write: Callable[[], Any]) -> str:
     with pytest.raises(PySparkException) as caught:
         write()
-    text = told(caught.value)
+    text = find_user_message(caught.value)
     assert text is not None, caught.value
     assert "Traceback" not in str(caught.value)
     return text

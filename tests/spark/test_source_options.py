@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from moldau.spark.errors import told
+from moldau.spark.errors import find_user_message
 from moldau.testing import Broker
-from support.log_writer import Given, LogWriter
+from support.log_writer import LogWriter, ProducedRecord
 
 pytestmark = pytest.mark.spark
 
@@ -27,7 +27,7 @@ def topics(broker: Broker) -> dict[str, str]:
     written.send(
         orders,
         [
-            Given(
+            ProducedRecord(
                 b"v%d" % number if number else None,
                 key=b"k%d" % number if number % 3 else None,
                 partition=number % 2,
@@ -41,7 +41,7 @@ def topics(broker: Broker) -> dict[str, str]:
     payments = written.create("payments")
     written.send(payments, range(3))
     appended = written.create("appended", message_timestamp_type="LogAppendTime")
-    written.send(appended, [Given(b"late", timestamp_ms=5)])
+    written.send(appended, [ProducedRecord(b"late", timestamp_ms=5)])
     cut = written.create("cut")
     written.spread(cut, {0: 10})
     written.delete_records(cut, 6)
@@ -75,7 +75,7 @@ class Reads:
         """What the driver is told."""
         with pytest.raises(PySparkException) as refused:
             self.frame(schema, **options).collect()
-        text = told(refused.value)
+        text = find_user_message(refused.value)
         assert text is not None, refused.value
         assert "Traceback" not in str(refused.value)
         return text

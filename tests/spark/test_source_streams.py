@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from moldau.client.record import TopicPartition
-from moldau.spark.errors import told
+from moldau.spark.errors import find_user_message
 from moldau.testing import Broker
 from support.log_writer import LogWriter
 
@@ -58,7 +58,7 @@ class Query:
     def refusal(self) -> str:
         with pytest.raises(StreamingQueryException) as failed:
             self.run()
-        text = told(failed.value)
+        text = find_user_message(failed.value)
         assert text is not None, failed.value
         return text
 
@@ -67,11 +67,11 @@ class Query:
 def query(spark: SparkSession, written: LogWriter, tmp_path: Path) -> Iterator[Callable[..., Query]]:
     made: list[Query] = []
 
-    def make(**options: str) -> Query:
+    def request(**options: str) -> Query:
         made.append(Query(spark, written, tmp_path / f"checkpoint-{len(made)}", **options))
         return made[-1]
 
-    yield make
+    yield request
     for each in made:
         if each.query is not None:
             each.query.stop()
@@ -217,7 +217,7 @@ def test_a_wrong_option_is_told_on_the_driver(
 ) -> None:
     with pytest.raises(Exception, match=r"moldau\.spark\.errors") as failed:
         query(**{"subscribe": written.create(), **options}).run()
-    assert complaint in (told(failed.value) or "")
+    assert complaint in (find_user_message(failed.value) or "")
 
 
 def test_a_query_outlives_a_restart_of_its_broker(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from moldau.pipelines.shipped import template
+from moldau.pipelines.templates import template
 from moldau.testing import Broker
 from spark.standalone import StandaloneCluster, moldau, python_without_moldau
-from support.log_writer import Given, LogWriter
+from support.log_writer import LogWriter, ProducedRecord
 
 pytestmark = pytest.mark.spark
 
@@ -68,7 +68,7 @@ def test_batches_and_streams_run_on_executors_without_our_source_tree(
     cluster: StandaloneCluster, executor_python: str, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic, target = written.create("numbers", partitions=2), written.create("copies", partitions=2)
-    written.send(topic, [Given(str(number).encode(), partition=number % 2) for number in range(100)])
+    written.send(topic, [ProducedRecord(str(number).encode(), partition=number % 2) for number in range(100)])
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 

@@ -10,16 +10,21 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
-from moldau.broker_lifecycle.driver import Membership
-from moldau.controller.driver import Controller
-from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
+from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+from moldau.controller.driver import QuorumController
+from moldau.controller.requests import (
+    BrokerHeartbeat,
+    BrokerHeartbeatReply,
+    BrokerRegistrationRequest,
+    OfflineReplica,
+)
 from moldau.errors import NotControllerError, PeerUnreachableError
-from moldau.metadata.image import ClusterDelta, ClusterImage, Endpoint
+from moldau.metadata.image import Endpoint, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, decode
-from moldau.peers.probing import Probe
+from moldau.peers.probe import ProbeResult
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.messages import LogEnd
+from moldau.raft.messages import EpochEndOffset
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.testing.simulation.platform.clock import SimulatedClock
@@ -30,11 +35,13 @@ NETWORK_S = 0.001
 COMMIT_S = 0.004
 
 
-def on_virtual_time(story: Callable[["Stage"], Coroutine[Any, Any, None]], **settings: Any) -> None:
+def run_on_virtual_time(
+    story: Callable[["ControllerCluster"], Coroutine[Any, Any, None]], **settings: Any
+) -> None:
     """Runs a story; a bug anywhere in it fails the test."""
 
     async def run() -> None:
-        stage = Stage(**settings)
+        stage = ControllerCluster(**settings)
         await story(stage)
         await stage.close()
         assert stage.violations == []
@@ -45,7 +52,7 @@ def on_virtual_time(story: Callable[["Stage"], Coroutine[Any, Any, None]], **set
     assert loop.errors == []
 
 
-class Stage:
+class ControllerCluster:
     def __init__(self, **settings: Any) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulatedLoop)
@@ -57,7 +64,7 @@ class Stage:
         self.leader_id = -1
         self.epoch = 0
         self.on_append: Callable[[int, Record], None] = lambda offset, record: None
-        self.log_ends: dict[int, LogEnd] = {}
+        self.log_ends: dict[int, EpochEndOffset] = {}
         self.asked: list[int] = []
         self.violations: list[str] = []
         """What must not happen, and did: an exception would only be another failure to the code under test."""
@@ -72,7 +79,7 @@ class Stage:
         for node_id in node_ids:
             await self.nodes[node_id].start()
         for node_id in node_ids:
-            await self.nodes[node_id].membership.wait_active()
+            await self.nodes[node_id].lifecycle.wait_until_active()
 
     def add(self, node_id: int, *, previous_epoch: int = -1) -> "Node":
         """A process that begins, in the place of one that has ended."""
@@ -80,10 +87,10 @@ class Stage:
         node.see()
         return node
 
-    async def until(self, is_so: Callable[[], bool], within_ms: int = 20_000) -> int:
+    async def until(self, condition: Callable[[], bool], within_ms: int = 20_000) -> int:
         """How long it takes."""
         began_ms = self.clock.monotonic_ms()
-        while not is_so():
+        while not condition():
             assert self.clock.monotonic_ms() - began_ms <= within_ms, "it did not happen"
             await self.pass_ms(1)
         return self.clock.monotonic_ms() - began_ms
@@ -91,14 +98,14 @@ class Stage:
     def elect(self, node_id: int) -> None:
         former = self.nodes.get(self.leader_id)
         heard_ms = None if former is None else former.quorum.confirmed_until_ms
-        silent_ms = 0 if heard_ms is None else self.clock.monotonic_ms() - heard_ms
-        self.nodes[node_id].quorum.silent_ms = silent_ms
+        leader_silence_ms = 0 if heard_ms is None else self.clock.monotonic_ms() - heard_ms
+        self.nodes[node_id].quorum.leader_silence_ms = leader_silence_ms
         self.epoch += 1
         self.leader_id = node_id
         for node in self.nodes.values():
             if not node.is_cut_off and not node.is_dead:
                 node.controller.leader_changed(node_id, self.epoch)
-                node.membership.controller_changed()
+                node.lifecycle.on_controller_change()
         offset = self.end_offset
         self.commit(CommittedBatch(offset, offset, self.epoch, leader_id=node_id))
 
@@ -112,11 +119,11 @@ class Stage:
             node.see()
 
     @property
-    def image(self) -> ClusterImage:
+    def image(self) -> MetadataImage:
         return self.nodes[self.leader_id].loader.image
 
     @property
-    def controller(self) -> Controller:
+    def controller(self) -> QuorumController:
         return self.nodes[self.leader_id].controller
 
     async def pass_ms(self, milliseconds: int) -> None:
@@ -127,15 +134,15 @@ class Stage:
             await node.close()
 
 
-class StageQuorum:
+class FakeQuorum:
     """The quorum as one node's controller sees it."""
 
-    def __init__(self, stage: Stage, node: "Node") -> None:
+    def __init__(self, stage: ControllerCluster, node: "Node") -> None:
         self._stage = stage
         self._node = node
         self.confirmed_until_ms: int | None = None
         """Since when a majority is silent, to this node."""
-        self.silent_ms = 0
+        self.leader_silence_ms = 0
         """For how long its voters had heard of nobody when they elected it."""
         self.append_error: Exception | None = None
 
@@ -151,7 +158,7 @@ class StageQuorum:
         return self._node.led_epoch if self._node.is_cut_off else self._stage.epoch
 
     @property
-    def confirmed_ms(self) -> int:
+    def majority_confirmed_ms(self) -> int:
         now_ms = self._stage.clock.monotonic_ms()
         return now_ms if self.confirmed_until_ms is None else self.confirmed_until_ms
 
@@ -181,7 +188,7 @@ class StageQuorum:
 
 class Node:
     def __init__(
-        self, stage: Stage, node_id: int, *, previous_epoch: int = -1, cluster_id: str = CLUSTER
+        self, stage: ControllerCluster, node_id: int, *, previous_epoch: int = -1, cluster_id: str = CLUSTER
     ) -> None:
         self.stage = stage
         self.node_id = node_id
@@ -191,18 +198,18 @@ class Node:
         self.led_epoch = 0
         self.stuck_with: int | None = None
         """The only node it reaches, though that is not the controller any more."""
-        self.not_ready: list[NotReady] = []
+        self.not_ready: list[OfflineReplica] = []
         self.fatal: list[BaseException] = []
-        self.sent: list[Heartbeat] = []
+        self.sent: list[BrokerHeartbeat] = []
         incarnation_id = UUID(int=stage.random.getrandbits(128), version=4)
         self.former_lives = tuple(stage.lives.setdefault(node_id, []))
         stage.lives[node_id].append(incarnation_id)
         static = BrokerSettings(node_id=node_id, **stage.settings)
         self.settings = EffectiveSettings(static)
         self.loader = MetadataLoader(CLUSTER)
-        self.loader.subscribe(self._publish)
-        self.quorum = StageQuorum(stage, self)
-        self.controller = Controller(
+        self.loader.add_publisher(self._publish)
+        self.quorum = FakeQuorum(stage, self)
+        self.controller = QuorumController(
             node_id,
             self.quorum,
             self.loader,
@@ -210,12 +217,12 @@ class Node:
             stage.random,
             stage.clock,
             probe=self._probe,
-            ask_log_end=self._ask_log_end,
+            fetch_log_end=self._ask_log_end,
         )
-        self.membership = Membership(
+        self.lifecycle = BrokerLifecycleManager(
             node_id,
             incarnation_id,
-            StageGateway(stage, self),
+            FakeControllerChannel(stage, self),
             static,
             stage.clock,
             cluster_id=cluster_id,
@@ -223,12 +230,14 @@ class Node:
             previous_epoch=previous_epoch,
             on_fatal=self.fatal.append,
         )
-        self.loader.listen(lambda image: self.membership.report(image.offset, tuple(self.not_ready)))
+        self.loader.add_image_listener(
+            lambda image: self.lifecycle.report(image.offset, tuple(self.not_ready))
+        )
         self._waiting: list[asyncio.Future[None]] = []
         self._seen = 0
 
     async def start(self) -> None:
-        await self.membership.start(self.former_lives)
+        await self.lifecycle.start(self.former_lives)
 
     def see(self) -> None:
         """Takes what was committed since it last looked."""
@@ -238,7 +247,7 @@ class Node:
             new, self._seen = self.stage.batches[self._seen :], len(self.stage.batches)
             self.loader.commit(new)
 
-    def _publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
+    def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self.settings.apply(image, delta)
 
     def cut_off(self) -> None:
@@ -256,20 +265,20 @@ class Node:
         self.appended_offset = 0
         if self.controller.is_active and self.stage.leader_id != self.node_id:
             self.controller.leader_changed(self.stage.leader_id, self.stage.epoch)
-            self.membership.controller_changed()
+            self.lifecycle.on_controller_change()
         self.see()
 
     async def kill(self) -> None:
         """The process is gone: its connections close, and a new one is refused."""
         self.is_dead = True
-        epoch = self.membership.broker_epoch
+        epoch = self.lifecycle.broker_epoch
         await self.close()
         for node in self.stage.nodes.values():
             if node is not self and not node.is_dead:
                 node.controller.broker_connection_closed(self.node_id, epoch)
 
     async def close(self) -> None:
-        await self.membership.close()
+        await self.lifecycle.close()
         await self.controller.close()
         await self.loader.close()
 
@@ -279,14 +288,14 @@ class Node:
             self._waiting.append(waiting)
             await waiting
 
-    async def _probe(self, broker_id: int) -> Probe:
+    async def _probe(self, broker_id: int) -> ProbeResult:
         await asyncio.sleep(NETWORK_S)
         broker = self.stage.nodes[broker_id]
         if broker.is_dead:
-            return Probe.GONE
-        return Probe.SILENT if broker.is_cut_off or self.is_cut_off else Probe.ALIVE
+            return ProbeResult.REFUSED
+        return ProbeResult.UNKNOWN if broker.is_cut_off or self.is_cut_off else ProbeResult.REACHABLE
 
-    async def _ask_log_end(self, broker_id: int, topic: str, partition: int) -> LogEnd:
+    async def _ask_log_end(self, broker_id: int, topic: str, partition: int) -> EpochEndOffset:
         await asyncio.sleep(NETWORK_S)
         self.stage.asked.append(broker_id)
         broker = self.stage.nodes[broker_id]
@@ -295,23 +304,25 @@ class Node:
         return self.stage.log_ends[broker_id]
 
 
-class StageGateway:
+class FakeControllerChannel:
     """Finds the active controller as the quorum knows it at this moment."""
 
-    def __init__(self, stage: Stage, node: Node) -> None:
+    def __init__(self, stage: ControllerCluster, node: Node) -> None:
         self._stage = stage
         self._node = node
 
-    async def register_broker(self, broker: Registration) -> int:
+    async def register_broker(self, broker: BrokerRegistrationRequest) -> int:
         controller = await self._controller()
-        return await controller.register_broker(broker, from_afar=controller is not self._node.controller)
+        return await controller.register_broker(broker, is_remote=controller is not self._node.controller)
 
-    async def heartbeat(self, heartbeat: Heartbeat, timeout_ms: int | None = None) -> HeartbeatReply:
+    async def heartbeat(
+        self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
+    ) -> BrokerHeartbeatReply:
         self._node.sent.append(heartbeat)
         controller = await self._controller()
         return await controller.heartbeat(heartbeat)
 
-    async def _controller(self) -> Controller:
+    async def _controller(self) -> QuorumController:
         if self._node.controller.is_active:
             return self._node.controller
         await asyncio.sleep(NETWORK_S)
@@ -322,7 +333,7 @@ class StageGateway:
         if leader is None:
             raise NotControllerError("no controller is known")
         if leader.is_dead:
-            raise PeerUnreachableError("connection refused", is_gone=True)
+            raise PeerUnreachableError("connection refused", is_connection_refused=True)
         if leader.is_cut_off:
             await asyncio.get_running_loop().create_future()
         return leader.controller

@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moldau.errors import MoldauError
-from moldau.groups.classic import ClassicGroup
-from moldau.groups.records import GroupChanged, GroupRecord
+from moldau.groups.classic_group import ClassicGroup
+from moldau.groups.records import GroupMetadataRecord, GroupRecord
 from moldau.groups.requests import (
-    UNKNOWN_MEMBER,
+    UNKNOWN_MEMBER_ID,
+    GroupCoordinatorConfig,
     GroupDecision,
-    GroupLimits,
+    GroupResponse,
     GroupState,
-    JoinReply,
     JoinRequest,
+    JoinResponse,
     LeavingMember,
-    MemberClaim,
+    MemberIdentity,
     Now,
     Protocol,
-    Reply,
-    SyncReply,
+    RequestId,
     SyncRequest,
-    Ticket,
+    SyncResponse,
 )
 from moldau.wire.consumer_protocol import Subscription, encode_subscription
 
@@ -43,16 +43,16 @@ def subscribed_to(*topics: str) -> tuple[Protocol, ...]:
 
 
 class Stage:
-    def __init__(self, limits: GroupLimits | None = None) -> None:
-        self.limits = limits or GroupLimits()
-        self.group = ClassicGroup(GROUP, self.limits)
+    def __init__(self, config: GroupCoordinatorConfig | None = None) -> None:
+        self.config = config or GroupCoordinatorConfig()
+        self.group = ClassicGroup(GROUP, self.config)
         self.now_ms = 1_000
         self.log: list[GroupRecord] = []
         self.log_fails = False
-        self.answers: dict[Ticket, Reply | MoldauError] = {}
-        self.lost: list[Ticket] = []
+        self.answers: dict[RequestId, GroupResponse | MoldauError] = {}
+        self.lost: list[RequestId] = []
         """Whose answer depended on a record that could not be written."""
-        self._tickets = 0
+        self._request_ids = 0
         self._member_ids = 0
 
     @property
@@ -66,7 +66,7 @@ class Stage:
         until_ms = self.now_ms + delay_ms
         while (due_ms := self.group.next_deadline_ms) is not None and due_ms <= until_ms:
             self.now_ms = max(self.now_ms, due_ms)
-            self._take(self.group.tick(self.now))
+            self._apply_decision(self.group.tick(self.now))
         self.now_ms = until_ms
 
     def wait_for_generation(self) -> None:
@@ -78,17 +78,17 @@ class Stage:
 
     def crash(self) -> None:
         """The node is gone and back: only what the log has is left of the group."""
-        self.group = ClassicGroup(GROUP, self.limits)
+        self.group = ClassicGroup(GROUP, self.config)
         for record in self.log:
-            if isinstance(record, GroupChanged) and record.metadata is not None:
+            if isinstance(record, GroupMetadataRecord) and record.metadata is not None:
                 self.group.apply(record.metadata)
-        self._take(self.group.loaded(self.now))
+        self._apply_decision(self.group.on_loaded(self.now))
 
     # Requests: each returns its ticket
 
     def join(
         self,
-        member_id: str = UNKNOWN_MEMBER,
+        member_id: str = UNKNOWN_MEMBER_ID,
         *,
         instance: str | None = None,
         protocols: tuple[Protocol, ...] = RANGE,
@@ -99,12 +99,12 @@ class Stage:
         skips_assignment: bool = True,
         client_host: str = "/10.0.0.1",
         fresh_id: str | None = None,
-    ) -> Ticket:
+    ) -> RequestId:
         self._member_ids += 1
         request = JoinRequest(
             group_id=GROUP,
             member_id=member_id,
-            fresh_member_id=fresh_id or f"{instance or 'member'}-{self._member_ids}",
+            new_member_id=fresh_id or f"{instance or 'member'}-{self._member_ids}",
             instance_id=instance,
             client_id="client",
             client_host=client_host,
@@ -115,7 +115,7 @@ class Stage:
             requires_known_member_id=asks_for_id,
             supports_skipping_assignment=skips_assignment,
         )
-        return self._ask(lambda ticket: self.group.join(self.now, request, ticket))
+        return self._ask(lambda request_id: self.group.join(self.now, request, request_id))
 
     def sync(
         self,
@@ -126,7 +126,7 @@ class Stage:
         instance: str | None = None,
         protocol_type: str | None = None,
         protocol_name: str | None = None,
-    ) -> Ticket:
+    ) -> RequestId:
         request = SyncRequest(
             group_id=GROUP,
             generation=self.group.generation if generation is None else generation,
@@ -136,25 +136,27 @@ class Stage:
             protocol_name=protocol_name,
             assignments=assignments or {},
         )
-        return self._ask(lambda ticket: self.group.sync(self.now, request, ticket))
+        return self._ask(lambda request_id: self.group.sync(self.now, request, request_id))
 
     def heartbeat(
         self, member_id: str, *, generation: int | None = None, instance: str | None = None
-    ) -> Ticket:
-        claim = self.claim(member_id, generation=generation, instance=instance)
-        return self._ask(lambda ticket: self.group.heartbeat(self.now, claim, ticket))
+    ) -> RequestId:
+        identity = self.identity(member_id, generation=generation, instance=instance)
+        return self._ask(lambda request_id: self.group.heartbeat(self.now, identity, request_id))
 
-    def leave(self, *members: LeavingMember | str) -> Ticket:
+    def leave(self, *members: LeavingMember | str) -> RequestId:
         leaving = [LeavingMember(each, None) if isinstance(each, str) else each for each in members]
-        return self._ask(lambda ticket: self.group.leave(self.now, leaving, ticket))
+        return self._ask(lambda request_id: self.group.leave(self.now, leaving, request_id))
 
     def commit(self, member_id: str, *, generation: int | None = None, instance: str | None = None) -> None:
-        self.group.check_commit(self.now, self.claim(member_id, generation=generation, instance=instance))
+        self.group.validate_offset_commit(
+            self.now, self.identity(member_id, generation=generation, instance=instance)
+        )
 
-    def claim(
+    def identity(
         self, member_id: str, *, generation: int | None = None, instance: str | None = None
-    ) -> MemberClaim:
-        return MemberClaim(
+    ) -> MemberIdentity:
+        return MemberIdentity(
             group_id=GROUP,
             generation=self.group.generation if generation is None else generation,
             member_id=member_id,
@@ -163,22 +165,22 @@ class Stage:
 
     # Answers
 
-    def answer(self, ticket: Ticket) -> Reply | MoldauError | None:
-        return self.answers.get(ticket)
+    def answer(self, request_id: RequestId) -> GroupResponse | MoldauError | None:
+        return self.answers.get(request_id)
 
-    def joined(self, ticket: Ticket) -> JoinReply:
-        answer = self.answers[ticket]
-        assert isinstance(answer, JoinReply), answer
+    def joined(self, request_id: RequestId) -> JoinResponse:
+        answer = self.answers[request_id]
+        assert isinstance(answer, JoinResponse), answer
         return answer
 
-    def assignment(self, ticket: Ticket) -> bytes:
-        answer = self.answers[ticket]
-        assert isinstance(answer, SyncReply), answer
+    def assignment(self, request_id: RequestId) -> bytes:
+        answer = self.answers[request_id]
+        assert isinstance(answer, SyncResponse), answer
         return answer.assignment
 
-    def refused(self, ticket: Ticket) -> type[Any]:
+    def refused(self, request_id: RequestId) -> type[Any]:
         """The kind of error it was answered with."""
-        answer = self.answers[ticket]
+        answer = self.answers[request_id]
         assert isinstance(answer, MoldauError), answer
         return type(answer)
 
@@ -186,9 +188,9 @@ class Stage:
 
     def stable(self, *members: dict[str, Any]) -> list[str]:
         """A group whose members have all synced; the first of them leads."""
-        tickets = [self.join(**each) for each in members]
+        request_ids = [self.join(**each) for each in members]
         self.wait_for_generation()
-        ids = [self.joined(ticket).member_id for ticket in tickets]
+        ids = [self.joined(request_id).member_id for request_id in request_ids]
         self.sync_all(ids, [each.get("instance") for each in members])
         return ids
 
@@ -199,30 +201,30 @@ class Stage:
 
     # Underneath
 
-    def _ask(self, decide: Callable[[Ticket], GroupDecision]) -> Ticket:
-        self._tickets += 1
-        ticket = self._tickets
+    def _ask(self, decide: Callable[[RequestId], GroupDecision]) -> RequestId:
+        self._request_ids += 1
+        request_id = self._request_ids
         try:
-            decision = decide(ticket)
+            decision = decide(request_id)
         except MoldauError as error:
-            self._note(ticket, error)
+            self._note(request_id, error)
         else:
-            self._take(decision)
-        return ticket
+            self._apply_decision(decision)
+        return request_id
 
-    def _take(self, decision: GroupDecision) -> None:
+    def _apply_decision(self, decision: GroupDecision) -> None:
         if decision.records and self.log_fails:
-            self.lost += [answer.ticket for answer in decision.reply]
+            self.lost += [answer.request_id for answer in decision.reply]
             return
         for record in decision.records:
-            assert isinstance(record, GroupChanged)
+            assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             self.log.append(record)
             self.group.apply(record.metadata)
         for answer in decision.reply:
-            self._note(answer.ticket, answer.reply)
+            self._note(answer.request_id, answer.response)
 
-    def _note(self, ticket: Ticket, answer: Reply | MoldauError) -> None:
-        assert ticket not in self.answers, f"ticket {ticket} is answered twice"
-        assert ticket not in self.lost, f"ticket {ticket} is answered after it was lost"
-        self.answers[ticket] = answer
+    def _note(self, request_id: RequestId, answer: GroupResponse | MoldauError) -> None:
+        assert request_id not in self.answers, f"ticket {request_id} is answered twice"
+        assert request_id not in self.lost, f"ticket {request_id} is answered after it was lost"
+        self.answers[request_id] = answer

@@ -11,8 +11,8 @@ from moldau.columnar import native
 from moldau.columnar.columns import COLUMNS
 from moldau.columnar.decode import to_arrow
 from moldau.records.batch import Batch
-from moldau.records.build import assemble, build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import build_batch, encode_batch
+from moldau.records.record import Record, iterate_records
 
 TOPIC, PARTITION = "orders", 3
 END = 2**62
@@ -101,7 +101,7 @@ def expected_rows(batches: Sequence[Batch], *, start: int = 0, end: int = END) -
             or None,
         }
         for batch in batches
-        for record in iterate(batch)
+        for record in iterate_records(batch)
         if start <= record.offset < end
     ]
 
@@ -124,7 +124,7 @@ def batch_around(
     attributes: int = 0,
 ) -> Batch:
     return Batch(
-        assemble(
+        encode_batch(
             section,
             base_offset=base_offset,
             leader_epoch=0,

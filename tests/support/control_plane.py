@@ -6,29 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from moldau.controller.driver import Controller
-from moldau.controller.ids import new_id
-from moldau.controller.requests import Heartbeat, Registration
+from moldau.controller.driver import QuorumController
+from moldau.controller.ids import random_uuid
+from moldau.controller.requests import BrokerHeartbeat, BrokerRegistrationRequest
 from moldau.errors import PeerUnreachableError
 from moldau.logs.memory import MemoryLog
-from moldau.logs.store import Slices
-from moldau.metadata.image import ClusterDelta, ClusterImage, Endpoint
+from moldau.logs.store import RecordSlices
+from moldau.metadata.image import Endpoint, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
-from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID, Quorum
-from moldau.raft.elections import ElectionMemory, Elections
+from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID, RaftClient
 from moldau.raft.messages import (
-    BeginEpochRequest,
-    EndEpochRequest,
-    EpochReply,
-    QuorumFetch,
-    QuorumFetched,
-    SnapshotFetch,
-    SnapshotFetched,
-    Voter,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumEpochResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     VoterEndpoint,
-    VoteReply,
     VoteRequest,
+    VoteResponse,
+    VoterNode,
 )
+from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
 from moldau.records.batch import Batch
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -42,22 +42,22 @@ ENDPOINT = Endpoint("PLAINTEXT", "127.0.0.1", 9092)
 class NoPeers:
     """Of a quorum of one."""
 
-    def know(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+    def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
         raise AssertionError("there is nobody to know")
 
-    async def vote(self, node_id: int, request: VoteRequest) -> VoteReply:
+    async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse:
         raise PeerUnreachableError("there is nobody else")
 
-    async def begin_epoch(self, node_id: int, request: BeginEpochRequest) -> EpochReply:
+    async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
         raise PeerUnreachableError("there is nobody else")
 
-    async def end_epoch(self, node_id: int, request: EndEpochRequest) -> EpochReply:
+    async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
         raise PeerUnreachableError("there is nobody else")
 
-    async def fetch(self, node_id: int, request: QuorumFetch) -> QuorumFetched:
+    async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
         raise PeerUnreachableError("there is nobody else")
 
-    async def fetch_snapshot(self, node_id: int, request: SnapshotFetch) -> SnapshotFetched:
+    async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         raise PeerUnreachableError("there is nobody else")
 
 
@@ -98,7 +98,7 @@ class TestLog(MemoryLog):
         await super().append(batches)
         await self._pause()
 
-    async def make_durable(self) -> None:
+    async def flush(self) -> None:
         end_offset = self.end_offset
         await self._pause(turns=20)
         if self.sync_gate is not None:
@@ -108,9 +108,11 @@ class TestLog(MemoryLog):
         self.syncs += 1
         self.durable_offset = max(self.durable_offset, end_offset)
 
-    async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> RecordSlices:
         await self._pause()
-        return await super().read(offset, bytes_max, below, whole_first=whole_first)
+        return await super().read(offset, bytes_max, below, min_one_batch=min_one_batch)
 
     async def lose_power(self) -> None:
         await self.truncate_to(self.durable_offset)
@@ -125,12 +127,12 @@ class ControlPlane:
     """`boot` may be called again and again on what is left in `log` and `elections`: each is a restart."""
 
     def __init__(
-        self, *, log: TestLog | None = None, elections: Elections | None = None, seed: int = 1
+        self, *, log: TestLog | None = None, elections: QuorumStateStore | None = None, seed: int = 1
     ) -> None:
         self.log = log or TestLog()
-        self.elections = elections or ElectionMemory()
+        self.elections = elections or MemoryQuorumStateStore()
         self.random = random.Random(seed)
-        self.published: list[tuple[ClusterDelta, ClusterImage]] = []
+        self.published: list[tuple[MetadataDelta, MetadataImage]] = []
         self.failures: list[BaseException] = []
 
     async def boot(
@@ -139,29 +141,31 @@ class ControlPlane:
         register: bool = True,
         clean: bool = True,
         settings: BrokerSettings | None = None,
-        publisher: Callable[[ClusterDelta, ClusterImage], None] | None = None,
-    ) -> Controller:
+        publisher: Callable[[MetadataDelta, MetadataImage], None] | None = None,
+    ) -> QuorumController:
         self.loader = MetadataLoader("test-cluster")
         self.settings = EffectiveSettings(settings or BrokerSettings(node_id=NODE))
-        self.loader.subscribe(lambda delta, image: self.settings.apply(image, delta))
-        self.loader.subscribe(self._take)
+        self.loader.add_publisher(lambda delta, image: self.settings.apply(image, delta))
+        self.loader.add_publisher(self._take)
         if publisher is not None:
-            self.loader.subscribe(publisher)
+            self.loader.add_publisher(publisher)
         self.loader.on_failure(self.failures.append)
-        self.quorum = Quorum(
+        self.quorum = RaftClient(
             NODE,
             DIRECTORY,
             self.log,
             self.elections,
             FixedClock(),
             self.random,
-            first_voters=[Voter(NODE, DIRECTORY)],
+            initial_voters=[VoterNode(NODE, DIRECTORY)],
             peers=NoPeers(),
             on_commit=self.loader.commit,
             on_leader_change=lambda leader_id, epoch: self.controller.leader_changed(leader_id, epoch),
             on_fatal=self.loader.fail,
         )
-        self.controller = Controller(NODE, self.quorum, self.loader, self.settings, self.random, FixedClock())
+        self.controller = QuorumController(
+            NODE, self.quorum, self.loader, self.settings, self.random, FixedClock()
+        )
         await self.controller.start()
         if register:
             await self.register(clean=clean)
@@ -172,18 +176,20 @@ class ControlPlane:
         known = self.image.brokers.get(NODE)
         previous = known.epoch if clean and known is not None else -1
         former = () if known is None else (known.incarnation_id,)
-        anew = replace(self.registration(previous), former_incarnations=former)
+        anew = replace(self.registration(previous), previous_incarnations=former)
         self.broker_epoch = await self.controller.register_broker(anew)
         await self.until_published()
-        await self.controller.heartbeat(Heartbeat(NODE, self.broker_epoch, self.image.offset))
+        await self.controller.heartbeat(BrokerHeartbeat(NODE, self.broker_epoch, self.image.offset))
         await self.until_published()
 
     async def until_published(self) -> None:
-        await self.loader.wait_for(self.loader.committed.offset)
+        await self.loader.wait_for_offset(self.loader.committed.offset)
 
-    def registration(self, previous_epoch: int = -1, *, incarnation: UUID | None = None) -> Registration:
-        return Registration(
-            NODE, incarnation or new_id(self.random), [ENDPOINT], previous_epoch=previous_epoch
+    def registration(
+        self, previous_epoch: int = -1, *, incarnation: UUID | None = None
+    ) -> BrokerRegistrationRequest:
+        return BrokerRegistrationRequest(
+            NODE, incarnation or random_uuid(self.random), [ENDPOINT], previous_epoch=previous_epoch
         )
 
     async def shut_down(self) -> None:
@@ -192,9 +198,9 @@ class ControlPlane:
         await self.loader.close()
 
     @property
-    def image(self) -> ClusterImage:
+    def image(self) -> MetadataImage:
         return self.loader.image
 
-    async def _take(self, delta: ClusterDelta, image: ClusterImage) -> None:
+    async def _take(self, delta: MetadataDelta, image: MetadataImage) -> None:
         await asyncio.sleep(0)
         self.published.append((delta, image))

@@ -4,24 +4,24 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from moldau.controller.elections import become_available, elect_leaders, leave_in_sync
-from moldau.controller.ids import new_id
-from moldau.controller.in_sync import alter_in_sync
+from moldau.controller.alter_partition import alter_partition
+from moldau.controller.elections import elect_leaderless_partitions, elect_leaders, remove_broker_from_isrs
+from moldau.controller.ids import random_uuid
 from moldau.controller.index import PartitionName
-from moldau.controller.partition_change import Kept
-from moldau.controller.reassignment import alter_reassignments
+from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.reassignment import alter_partition_reassignments
 from moldau.controller.requests import (
     ElectionType,
-    InSyncChange,
-    InSyncResult,
+    IsrChange,
+    IsrChangeResult,
     NewTopic,
     PartitionResult,
     Reassignment,
 )
 from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_topics
-from moldau.coordinator import Decision
-from moldau.metadata.image import EMPTY_IMAGE, TOPIC_RESOURCE, PartitionImage
+from moldau.coordinator import CoordinatorResult
+from moldau.metadata.image import EMPTY_IMAGE, TOPIC_RESOURCE, PartitionRegistration
 from moldau.metadata.records import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
@@ -30,7 +30,7 @@ from moldau.metadata.records import (
     decode,
     encode,
 )
-from moldau.raft.messages import LogEnd
+from moldau.raft.messages import EpochEndOffset
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 
@@ -58,12 +58,14 @@ class ControlledCluster:
 
     # Brokers
 
-    def register(self, broker_id: int, kept: Kept = Kept.EVERYTHING, *, rack: str | None = None) -> None:
+    def register(
+        self, broker_id: int, kept: RetainedData = RetainedData.ALL, *, rack: str | None = None
+    ) -> None:
         known = self.state.image.brokers.get(broker_id)
-        records = [] if known is None else leave_in_sync(self.state, self.settings, broker_id, kept)
+        records = [] if known is None else remove_broker_from_isrs(self.state, self.settings, broker_id, kept)
         registration = RegisterBrokerRecord(
             broker_id=broker_id,
-            incarnation_id=new_id(self.random),
+            incarnation_id=random_uuid(self.random),
             broker_epoch=self.state.next_offset,
             rack=rack if known is None else known.rack,
             fenced=True,
@@ -74,7 +76,7 @@ class ControlledCluster:
         self.apply(
             [
                 self._broker_change(broker_id, fenced=1),
-                *leave_in_sync(self.state, self.settings, broker_id),
+                *remove_broker_from_isrs(self.state, self.settings, broker_id),
             ]
         )
 
@@ -82,7 +84,7 @@ class ControlledCluster:
         self.apply(
             [
                 self._broker_change(broker_id, fenced=-1),
-                *become_available(self.state, self.settings, broker_id),
+                *elect_leaderless_partitions(self.state, self.settings, broker_id),
             ]
         )
 
@@ -91,7 +93,7 @@ class ControlledCluster:
         self.apply(
             [
                 self._broker_change(broker_id, in_controlled_shutdown=1),
-                *leave_in_sync(self.state, self.settings, broker_id),
+                *remove_broker_from_isrs(self.state, self.settings, broker_id),
             ]
         )
 
@@ -122,7 +124,7 @@ class ControlledCluster:
     def configure(self, topic: str, key: str, value: str | None) -> None:
         self.apply([ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name=topic, name=key, value=value)])
 
-    def partition(self, topic: str = "orders", index: int = 0) -> PartitionImage:
+    def partition(self, topic: str = "orders", index: int = 0) -> PartitionRegistration:
         found = self.state.image.partition(topic, index)
         assert found is not None
         return found
@@ -131,7 +133,7 @@ class ControlledCluster:
 
     def alter(
         self,
-        in_sync: Sequence[int],
+        isr: Sequence[int],
         *,
         topic: str = "orders",
         index: int = 0,
@@ -140,27 +142,29 @@ class ControlledCluster:
         partition_epoch: int | None = None,
         broker_epochs: Mapping[int, int] | None = None,
         is_recovering: bool = False,
-    ) -> InSyncResult:
+    ) -> IsrChangeResult:
         """As the partition's leader asks for it, knowing all that is, but for what is given."""
         partition, brokers = self.partition(topic, index), self.state.image.brokers
         leader = partition.leader if leader is None else leader
         epochs = {each: broker.epoch for each, broker in brokers.items()} | dict(broker_epochs or {})
-        change = InSyncChange(
+        change = IsrChange(
             self.state.image.topics[topic].topic_id,
             index,
             partition.leader_epoch if leader_epoch is None else leader_epoch,
             partition.partition_epoch if partition_epoch is None else partition_epoch,
-            tuple((member, epochs.get(member, -1)) for member in in_sync),
+            tuple((member, epochs.get(member, -1)) for member in isr),
             is_recovering,
         )
-        [result] = self.do(alter_in_sync(self.state, self.settings, leader, brokers[leader].epoch, [change]))
+        [result] = self.do(
+            alter_partition(self.state, self.settings, leader, brokers[leader].epoch, [change])
+        )
         return result
 
     def elect(
         self,
         election: ElectionType,
         *partitions: tuple[str, int],
-        log_ends: Mapping[PartitionName, Mapping[int, LogEnd]] | None = None,
+        log_ends: Mapping[PartitionName, Mapping[int, EpochEndOffset]] | None = None,
     ) -> list[PartitionResult]:
         """Of all partitions when none is given."""
         return self.do(elect_leaders(self.state, self.settings, election, partitions or None, log_ends or {}))
@@ -175,11 +179,13 @@ class ControlledCluster:
     ) -> PartitionResult:
         wanted = Reassignment(topic, index, replicas)
         [result] = self.do(
-            alter_reassignments(self.state, self.settings, [wanted], allow_rf_change=allow_rf_change)
+            alter_partition_reassignments(
+                self.state, self.settings, [wanted], allow_rf_change=allow_rf_change
+            )
         )
         return result
 
-    def do(self, decision: Decision[Record, T]) -> T:
+    def do(self, decision: CoordinatorResult[Record, T]) -> T:
         self.apply(decision.records)
         return decision.reply
 

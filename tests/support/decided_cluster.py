@@ -5,23 +5,23 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from moldau.controller.brokers import heartbeat, register_broker
-from moldau.controller.configs import alter_configs
-from moldau.controller.ids import new_id
-from moldau.controller.liveness import Sessions
+from moldau.controller.cluster_control import process_broker_heartbeat, register_broker
+from moldau.controller.configuration_control import alter_configs
+from moldau.controller.heartbeat_manager import BrokerHeartbeatManager
+from moldau.controller.ids import random_uuid
 from moldau.controller.requests import (
+    BrokerHeartbeat,
+    BrokerRegistrationRequest,
     ConfigChange,
-    Heartbeat,
-    MorePartitions,
+    CreateTopicResult,
     NewTopic,
-    Registration,
-    TopicCreated,
+    PartitionIncrease,
     TopicRef,
     TopicResult,
 )
 from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
-from moldau.coordinator import Decision
+from moldau.coordinator import CoordinatorResult
 from moldau.errors import MoldauError
 from moldau.metadata.image import EMPTY_IMAGE, TOPIC_RESOURCE, ConfigResource, Endpoint
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record
@@ -41,7 +41,7 @@ class Cluster:
         self.state = ControllerState(EMPTY_IMAGE)
         self.settings = settings
         self.random = random.Random(1)
-        self.sessions = Sessions(3_000)
+        self.heartbeat_manager = BrokerHeartbeatManager(3_000)
         for broker_id in brokers:
             self.register(broker_id)
             self.unfence(broker_id)
@@ -50,20 +50,22 @@ class Cluster:
         """A new life of the broker, fenced."""
         endpoints = [Endpoint("P", "h", 9092)]
         return self.register_as(
-            Registration(broker_id, new_id(self.random), endpoints, rack, previous_epoch=previous_epoch)
+            BrokerRegistrationRequest(
+                broker_id, random_uuid(self.random), endpoints, rack, previous_epoch=previous_epoch
+            )
         )
 
-    def register_as(self, broker: Registration) -> int:
-        epoch = self._do(register_broker(self.state, self.settings, broker, self.sessions, 0))
+    def register_as(self, broker: BrokerRegistrationRequest) -> int:
+        epoch = self._do(register_broker(self.state, self.settings, broker, self.heartbeat_manager, 0))
         assert epoch is not None
         return epoch
 
     def unfence(self, broker_id: int) -> None:
         epoch = self.state.image.brokers[broker_id].epoch
-        beat = Heartbeat(broker_id, epoch, self.state.image.offset)
-        self._do(heartbeat(self.state, self.settings, beat, self.sessions))
+        beat = BrokerHeartbeat(broker_id, epoch, self.state.image.offset)
+        self._do(process_broker_heartbeat(self.state, self.settings, beat, self.heartbeat_manager))
 
-    def create(self, *topics: NewTopic, validate_only: bool = False) -> list[TopicCreated]:
+    def create(self, *topics: NewTopic, validate_only: bool = False) -> list[CreateTopicResult]:
         return self._do(
             create_topics(self.state, topics, self.settings, self.random, validate_only=validate_only)
         )
@@ -71,7 +73,7 @@ class Cluster:
     def delete(self, *topics: TopicRef) -> list[TopicResult]:
         return self._do(delete_topics(self.state, topics, self.settings))
 
-    def more(self, *changes: MorePartitions, validate_only: bool = False) -> list[TopicResult]:
+    def more(self, *changes: PartitionIncrease, validate_only: bool = False) -> list[TopicResult]:
         return self._do(
             create_partitions(self.state, changes, self.settings, self.random, validate_only=validate_only)
         )
@@ -99,14 +101,14 @@ class Cluster:
         record = BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=epoch, fenced=1)
         self.state.apply([record], self.state.next_offset + 1)
 
-    def _do(self, decision: Decision[Record, T]) -> T:
+    def _do(self, decision: CoordinatorResult[Record, T]) -> T:
         self.last_records = list(decision.records)
         if decision.records:
             self.state.apply(decision.records, self.state.next_offset + len(decision.records))
         return decision.reply
 
 
-def error_of(results: Sequence[TopicCreated] | Sequence[TopicResult]) -> tuple[type[MoldauError], str]:
+def error_of(results: Sequence[CreateTopicResult] | Sequence[TopicResult]) -> tuple[type[MoldauError], str]:
     [result] = results
     assert result.error is not None
     return type(result.error), str(result.error)

@@ -11,20 +11,20 @@ from typing import Any
 from moldau.errors import MemberIdRequiredError, MoldauError
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import (
-    DONE,
-    UNKNOWN_MEMBER,
+    EMPTY_RESPONSE,
+    UNKNOWN_MEMBER_ID,
+    GroupResponse,
     JoinedMember,
-    JoinReply,
-    LeaveReply,
+    JoinResponse,
+    LeaveResponse,
+    LeaveResult,
     LeavingMember,
-    LeftMember,
     Protocol,
-    Reply,
-    SyncReply,
-    Ticket,
+    RequestId,
+    SyncResponse,
 )
-from moldau.server.errors import KAFKA_CODES
-from support.wire import Wire
+from moldau.server.errors import ERROR_CODES
+from support.wire import WireClient
 
 METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 3, 8, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS = 11, 12, 13, 14, 15
@@ -36,32 +36,32 @@ TRANSIENT = {14, 15, 16}
 """The coordinator is loading, not there yet, or elsewhere for a moment."""
 
 
-class WireStage:
+class WireGroupHarness:
     def __init__(self, bootstrap: str, group_id: str, topic: str = "orders") -> None:
-        self.answers: dict[Ticket, Reply | MoldauError] = {}
+        self.answers: dict[RequestId, GroupResponse | MoldauError] = {}
         self.log: list[GroupRecord] = []
         """What is written cannot be seen from here."""
         self._bootstrap = bootstrap
         self._group_id = group_id
         self._topic = topic
-        self._waiting: dict[Ticket, tuple[Wire, int, int, str]] = {}
+        self._waiting: dict[RequestId, tuple[WireClient, int, int, str]] = {}
         """Connection, API, version, and the member id that was proposed."""
-        self._shown: dict[str, str] = {UNKNOWN_MEMBER: UNKNOWN_MEMBER}
-        self._real: dict[str, str] = {UNKNOWN_MEMBER: UNKNOWN_MEMBER}
-        self._tickets = 0
+        self._shown: dict[str, str] = {UNKNOWN_MEMBER_ID: UNKNOWN_MEMBER_ID}
+        self._real: dict[str, str] = {UNKNOWN_MEMBER_ID: UNKNOWN_MEMBER_ID}
+        self._request_ids = 0
 
     def prepare(self) -> None:
         """Waits until there is a coordinator and a topic to commit offsets of."""
-        with Wire(self._bootstrap) as wire:
-            while wire.ask(
+        with WireClient(self._bootstrap) as wire:
+            while wire.request(
                 METADATA, 9, {"topics": [{"name": self._topic}], "allow_auto_topic_creation": True}
             )["topics"][0]["error_code"]:
                 time.sleep(QUIET_S)
             tree = {"key_type": 0, "coordinator_keys": [self._group_id]}
-            while wire.ask(FIND_COORDINATOR, 4, tree)["coordinators"][0]["error_code"]:
+            while wire.request(FIND_COORDINATOR, 4, tree)["coordinators"][0]["error_code"]:
                 time.sleep(QUIET_S)
             described = {"groups": [self._group_id]}
-            while wire.ask(DESCRIBE_GROUPS, 5, described)["groups"][0]["error_code"] in TRANSIENT:
+            while wire.request(DESCRIBE_GROUPS, 5, described)["groups"][0]["error_code"] in TRANSIENT:
                 time.sleep(QUIET_S)
 
     def join(
@@ -74,7 +74,7 @@ class WireStage:
         rebalance_ms: int,
         asks_for_id: bool,
         fresh_id: str,
-    ) -> Ticket:
+    ) -> RequestId:
         version = 9 if asks_for_id or instance is not None else 3
         tree = {
             "group_id": self._group_id,
@@ -89,15 +89,15 @@ class WireStage:
 
     def sync(
         self, member_id: str, assignments: Mapping[str, bytes], *, generation: int, instance: str | None
-    ) -> Ticket:
+    ) -> RequestId:
         parts = [{"member_id": self._real[each], "assignment": part} for each, part in assignments.items()]
         tree = {**self._claim(member_id, generation, instance), "assignments": parts}
         return self._ask(SYNC_GROUP, 4, tree)
 
-    def heartbeat(self, member_id: str, *, generation: int, instance: str | None) -> Ticket:
+    def heartbeat(self, member_id: str, *, generation: int, instance: str | None) -> RequestId:
         return self._ask(HEARTBEAT, 4, self._claim(member_id, generation, instance))
 
-    def leave(self, leaving: LeavingMember) -> Ticket:
+    def leave(self, leaving: LeavingMember) -> RequestId:
         member = {"member_id": self._real[leaving.member_id], "group_instance_id": leaving.instance_id}
         return self._ask(LEAVE_GROUP, 5, {"group_id": self._group_id, "members": [member]})
 
@@ -108,8 +108,8 @@ class WireStage:
             "generation_id_or_member_epoch": generation,
             "topics": [{"name": self._topic, "partitions": [partition]}],
         }
-        with Wire(self._bootstrap) as wire:
-            code = wire.ask(OFFSET_COMMIT, 8, tree)["topics"][0]["partitions"][0]["error_code"]
+        with WireClient(self._bootstrap) as wire:
+            code = wire.request(OFFSET_COMMIT, 8, tree)["topics"][0]["partitions"][0]["error_code"]
         if code:
             raise _error(code)
 
@@ -119,9 +119,9 @@ class WireStage:
 
     def gather(self) -> None:
         """Takes the answers that have come, in the order of the requests."""
-        arrived: dict[Ticket, tuple[int, str, dict[str, Any]]] = {}
+        arrived: dict[RequestId, tuple[int, str, dict[str, Any]]] = {}
         while self._waiting:
-            sockets = {wire.socket: ticket for ticket, (wire, _, _, _) in self._waiting.items()}
+            sockets = {wire.socket: request_id for request_id, (wire, _, _, _) in self._waiting.items()}
             ready, _, _ = select.select(list(sockets), [], [], QUIET_S)
             if not ready:
                 break
@@ -131,10 +131,10 @@ class WireStage:
                 wire.close()
                 arrived[sockets[each]] = (api, fresh_id, answer)
         for _, fresh_id, answer in arrived.values():
-            self._learn(answer.get("member_id", UNKNOWN_MEMBER), fresh_id)
-        for ticket in sorted(arrived):
-            api, _, answer = arrived[ticket]
-            self.answers[ticket] = self._understood(api, answer)
+            self._learn(answer.get("member_id", UNKNOWN_MEMBER_ID), fresh_id)
+        for request_id in sorted(arrived):
+            api, _, answer = arrived[request_id]
+            self.answers[request_id] = self._understood(api, answer)
 
     def close(self) -> None:
         for wire, _, _, _ in self._waiting.values():
@@ -149,23 +149,25 @@ class WireStage:
             "group_instance_id": instance,
         }
 
-    def _ask(self, api: int, version: int, tree: dict[str, Any], fresh_id: str = UNKNOWN_MEMBER) -> Ticket:
-        self._tickets += 1
-        wire = Wire(self._bootstrap)
+    def _ask(
+        self, api: int, version: int, tree: dict[str, Any], fresh_id: str = UNKNOWN_MEMBER_ID
+    ) -> RequestId:
+        self._request_ids += 1
+        wire = WireClient(self._bootstrap)
         wire.send(api, version, tree)
-        self._waiting[self._tickets] = (wire, api, version, fresh_id)
+        self._waiting[self._request_ids] = (wire, api, version, fresh_id)
         self.gather()
-        return self._tickets
+        return self._request_ids
 
     def _learn(self, member_id: str, fresh_id: str) -> None:
         if member_id not in self._shown:
             self._shown[member_id], self._real[fresh_id] = fresh_id, member_id
 
-    def _understood(self, api: int, answer: dict[str, Any]) -> Reply | MoldauError:
+    def _understood(self, api: int, answer: dict[str, Any]) -> GroupResponse | MoldauError:
         if answer["error_code"]:
             return _error(answer["error_code"], self._shown.get(answer.get("member_id", "")) or "")
         if api == JOIN_GROUP:
-            return JoinReply(
+            return JoinResponse(
                 generation=answer["generation_id"],
                 protocol_type=answer.get("protocol_type") or "",
                 protocol_name=answer["protocol_name"],
@@ -180,11 +182,11 @@ class WireStage:
                 ),
             )
         if api == SYNC_GROUP:
-            return SyncReply(protocol_type="", protocol_name="", assignment=answer["assignment"])
+            return SyncResponse(protocol_type="", protocol_name="", assignment=answer["assignment"])
         if api == LEAVE_GROUP:
-            return LeaveReply(
+            return LeaveResponse(
                 tuple(
-                    LeftMember(
+                    LeaveResult(
                         self._shown[each["member_id"]],
                         each["group_instance_id"],
                         _error(each["error_code"]) if each["error_code"] else None,
@@ -192,9 +194,9 @@ class WireStage:
                     for each in answer["members"]
                 )
             )
-        return DONE
+        return EMPTY_RESPONSE
 
 
-def _error(code: int, member_id: str = UNKNOWN_MEMBER) -> MoldauError:
-    kind = next(kind for kind, its_code in KAFKA_CODES.items() if int(its_code) == code)
+def _error(code: int, member_id: str = UNKNOWN_MEMBER_ID) -> MoldauError:
+    kind = next(kind for kind, its_code in ERROR_CODES.items() if int(its_code) == code)
     return MemberIdRequiredError(member_id) if kind is MemberIdRequiredError else kind("said the broker")

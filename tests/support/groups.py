@@ -9,36 +9,36 @@ from moldau.errors import CoordinatorNotAvailableError, MoldauError
 from moldau.groups.formats import decode, encode
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupRecord
 from moldau.groups.requests import (
-    DONE,
-    CommitReply,
+    EMPTY_RESPONSE,
     CommitRequest,
-    DeleteOffsetsReply,
+    CommitResponse,
+    DeleteOffsetsResponse,
+    GroupCoordinatorConfig,
     GroupDecision,
     GroupDescription,
-    GroupLimits,
-    JoinReply,
+    GroupResponse,
     JoinRequest,
-    LeaveReply,
+    JoinResponse,
+    LeaveResponse,
     LeavingMember,
-    ListReply,
-    MemberClaim,
+    ListResponse,
+    MemberIdentity,
     Now,
-    OffsetsReply,
+    OffsetsResponse,
     OffsetToCommit,
     Protocol,
-    Reply,
-    SyncReply,
     SyncRequest,
+    SyncResponse,
     TopicKey,
     TopicPartition,
 )
-from moldau.groups.state import GroupsState
+from moldau.groups.shard import GroupCoordinatorShard
 from moldau.wire.consumer_protocol import Subscription, decode_subscription, encode_subscription
 
 R = TypeVar("R")
 
 RETENTION_MS = 1_000_000
-LIMITS = GroupLimits(initial_rebalance_delay_ms=0, offsets_retention_ms=RETENTION_MS)
+LIMITS = GroupCoordinatorConfig(initial_rebalance_delay_ms=0, offsets_retention_ms=RETENTION_MS)
 SESSION_MS = 10_000
 WALL_MS = 1_700_000_000_000
 TOPIC_ID = UUID(int=7)
@@ -48,11 +48,11 @@ TOPIC_ID = UUID(int=7)
 class Groups:
     """A state and its log, run as the driver runs them; records go through their bytes."""
 
-    state: GroupsState = field(default_factory=lambda: GroupsState(LIMITS))
+    state: GroupCoordinatorShard = field(default_factory=lambda: GroupCoordinatorShard(LIMITS))
     log: list[GroupRecord] = field(default_factory=list)
     now_ms: int = 1_000
-    tickets: int = 0
-    answers: dict[int, Reply | MoldauError] = field(default_factory=dict)
+    request_ids: int = 0
+    answers: dict[int, GroupResponse | MoldauError] = field(default_factory=dict)
     fresh_ids: int = 0
     lose_writes: bool = False
     """The log takes nothing: who asks gets an error, and nothing is applied."""
@@ -61,32 +61,32 @@ class Groups:
     def now(self) -> Now:
         return Now(self.now_ms, WALL_MS + self.now_ms)
 
-    def ask(self, step: Callable[[int], GroupDecision]) -> int:
+    def submit(self, step: Callable[[int], GroupDecision]) -> int:
         """Runs a request's decision; what is answered by it, to whomever, is in `answers`."""
-        self.tickets += 1
+        self.request_ids += 1
         try:
-            self.run(step(self.tickets))
+            self.run(step(self.request_ids))
         except MoldauError as error:
-            self.answers[self.tickets] = error
-        return self.tickets
+            self.answers[self.request_ids] = error
+        return self.request_ids
 
     def run(self, decision: GroupDecision) -> Sequence[GroupRecord]:
         records = [read for key, value in map(encode, decision.records) if (read := decode(key, value))]
         assert records == list(decision.records)
         if records and self.lose_writes:
             for answer in decision.reply:
-                self.answers[answer.ticket] = CoordinatorNotAvailableError("the log takes nothing")
+                self.answers[answer.request_id] = CoordinatorNotAvailableError("the log takes nothing")
             return []
         if records:
             self.log += records
             self.state.apply(records, len(self.log))
-        for ticket, reply in decision.reply:
-            assert ticket not in self.answers, "an answer is given once"
-            self.answers[ticket] = reply
+        for request_id, reply in decision.reply:
+            assert request_id not in self.answers, "an answer is given once"
+            self.answers[request_id] = reply
         return records
 
     def answer(self, kind: type[R], step: Callable[[int], GroupDecision]) -> R:
-        reply = self.answers[self.ask(step)]
+        reply = self.answers[self.submit(step)]
         if isinstance(reply, MoldauError):
             raise reply
         assert isinstance(reply, kind)
@@ -99,17 +99,17 @@ class Groups:
             self.run(self.state.tick(self.now))
         self.now_ms = until_ms
 
-    def expire(self) -> list[GroupRecord]:
+    def expire_offsets(self) -> list[GroupRecord]:
         written: list[GroupRecord] = []
-        while (decision := self.state.expire(self.now)) is not None:
+        while (decision := self.state.expire_offsets(self.now)) is not None:
             written += self.run(decision)
         return written
 
-    def forget(self, *topics: TopicKey) -> list[Sequence[GroupRecord]]:
+    def on_topics_deleted(self, *topics: TopicKey) -> list[Sequence[GroupRecord]]:
         """What each decision writes when these topics are deleted."""
         written = []
         deleted = dict.fromkeys(topics, self.now.wall_ms)
-        while (decision := self.state.forget_topics(self.now, deleted)) is not None:
+        while (decision := self.state.delete_offsets_of_topics(self.now, deleted)) is not None:
             written.append(self.run(decision))
         return written
 
@@ -117,7 +117,7 @@ class Groups:
         """The same log on another node, some time later."""
         after = Groups(log=list(self.log), now_ms=self.now_ms)
         after.state.apply(after.log, len(after.log))
-        after.run(after.state.loaded(after.now))
+        after.run(after.state.on_loaded(after.now))
         return after
 
     # Requests
@@ -138,7 +138,7 @@ class Groups:
         request = JoinRequest(
             group_id=group_id,
             member_id=member_id,
-            fresh_member_id=f"member-{self.fresh_ids}",
+            new_member_id=f"member-{self.fresh_ids}",
             instance_id=instance_id,
             client_id="client",
             client_host="/127.0.0.1",
@@ -149,51 +149,54 @@ class Groups:
             requires_known_member_id=requires_known_member_id,
             supports_skipping_assignment=True,
         )
-        return self.ask(lambda ticket: self.state.join(self.now, request, ticket))
+        return self.submit(lambda request_id: self.state.join(self.now, request, request_id))
 
-    def joined(self, group_id: str = "g", **details: object) -> MemberClaim:
+    def joined(self, group_id: str = "g", **details: object) -> MemberIdentity:
         """A member that is alone in its group, which waits for it to sync."""
-        ticket = self.join(group_id, **details)  # type: ignore[arg-type]
+        request_id = self.join(group_id, **details)  # type: ignore[arg-type]
         self.pass_time(0)
-        reply = self.answers[ticket]
-        assert isinstance(reply, JoinReply), reply
+        reply = self.answers[request_id]
+        assert isinstance(reply, JoinResponse), reply
         instance_id = details.get("instance_id")
         assert instance_id is None or isinstance(instance_id, str)
-        return MemberClaim(
+        return MemberIdentity(
             group_id=group_id,
             generation=reply.generation,
             member_id=reply.member_id,
             instance_id=instance_id,
         )
 
-    def member(self, group_id: str = "g", **details: object) -> MemberClaim:
+    def member(self, group_id: str = "g", **details: object) -> MemberIdentity:
         """A member that is alone in its group, which is stable."""
-        claim = self.joined(group_id, **details)
-        self.answer(SyncReply, lambda ticket: self.state.sync(self.now, synced(claim), ticket))
-        return claim
+        identity = self.joined(group_id, **details)
+        self.answer(SyncResponse, lambda request_id: self.state.sync(self.now, synced(identity), request_id))
+        return identity
 
-    def leave(self, claim: MemberClaim) -> None:
-        assert self.try_to_leave(claim) is None
+    def leave(self, identity: MemberIdentity) -> None:
+        assert self.try_to_leave(identity) is None
 
-    def try_to_leave(self, claim: MemberClaim) -> MoldauError | None:
-        leaving = [LeavingMember(claim.member_id, claim.instance_id)]
+    def try_to_leave(self, identity: MemberIdentity) -> MoldauError | None:
+        leaving = [LeavingMember(identity.member_id, identity.instance_id)]
         reply = self.answer(
-            LeaveReply, lambda ticket: self.state.leave(self.now, claim.group_id, leaving, ticket)
+            LeaveResponse,
+            lambda request_id: self.state.leave(self.now, identity.group_id, leaving, request_id),
         )
         (left,) = reply.members
         return left.error
 
-    def commit(self, claim: MemberClaim, *offsets: OffsetToCommit) -> CommitReply:
-        request = CommitRequest(claim=claim, offsets=offsets or (offset("orders", 0, 7),))
-        return self.answer(CommitReply, lambda ticket: self.state.commit(self.now, request, ticket))
+    def commit(self, identity: MemberIdentity, *offsets: OffsetToCommit) -> CommitResponse:
+        request = CommitRequest(identity=identity, offsets=offsets or (offset("orders", 0, 7),))
+        return self.answer(
+            CommitResponse, lambda request_id: self.state.commit(self.now, request, request_id)
+        )
 
     def fetch(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
         return dict(
             self.answer(
-                OffsetsReply,
-                lambda ticket: self.state.fetch_offsets(self.now, group_id, partitions, ticket),
+                OffsetsResponse,
+                lambda request_id: self.state.fetch_offsets(self.now, group_id, partitions, request_id),
             ).offsets
         )
 
@@ -205,17 +208,19 @@ class Groups:
     ) -> dict[TopicPartition, MoldauError | None]:
         return dict(
             self.answer(
-                DeleteOffsetsReply,
-                lambda ticket: self.state.delete_offsets(self.now, group_id, partitions, ticket),
+                DeleteOffsetsResponse,
+                lambda request_id: self.state.delete_offsets(self.now, group_id, partitions, request_id),
             ).errors
         )
 
     def delete_group(self, group_id: str) -> None:
-        reply = self.answer(object, lambda ticket: self.state.delete_group(self.now, group_id, ticket))
-        assert reply == DONE
+        reply = self.answer(
+            object, lambda request_id: self.state.delete_group(self.now, group_id, request_id)
+        )
+        assert reply == EMPTY_RESPONSE
 
     def describe(self, group_id: str) -> GroupDescription:
-        return self.answer(GroupDescription, lambda ticket: self.state.describe(group_id, ticket))
+        return self.answer(GroupDescription, lambda request_id: self.state.describe(group_id, request_id))
 
     def topics_of(self, group_id: str) -> list[str]:
         """What the members of a stable group of consumers read."""
@@ -223,16 +228,18 @@ class Groups:
         return [topic for member in members for topic in decode_subscription(member.metadata).topics]
 
     def listed(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[str]:
-        reply = self.answer(ListReply, lambda ticket: self.state.list_groups(states, types, ticket))
+        reply = self.answer(
+            ListResponse, lambda request_id: self.state.list_groups(states, types, request_id)
+        )
         return [group.group_id for group in reply.groups]
 
 
-def synced(claim: MemberClaim) -> SyncRequest:
+def synced(identity: MemberIdentity) -> SyncRequest:
     return SyncRequest(
-        group_id=claim.group_id,
-        generation=claim.generation,
-        member_id=claim.member_id,
-        instance_id=claim.instance_id,
+        group_id=identity.group_id,
+        generation=identity.generation,
+        member_id=identity.member_id,
+        instance_id=identity.instance_id,
         protocol_type="consumer",
         protocol_name="range",
         assignments={},
@@ -243,21 +250,21 @@ def offset(topic: str, partition: int, number: int, *, expire_at_ms: int = NO_EX
     return OffsetToCommit(topic, partition, number, -1, "", expire_at_ms, TOPIC_ID)
 
 
-def nobody(group_id: str = "g") -> MemberClaim:
+def nobody(group_id: str = "g") -> MemberIdentity:
     """A consumer that commits without being a member."""
-    return MemberClaim(group_id=group_id, generation=-1, member_id="", instance_id=None)
+    return MemberIdentity(group_id=group_id, generation=-1, member_id="", instance_id=None)
 
 
 def claims(
-    claim: MemberClaim,
+    identity: MemberIdentity,
     *,
     generation: int | None = None,
     member_id: str | None = None,
     instance_id: str | None = None,
-) -> MemberClaim:
-    return MemberClaim(
-        group_id=claim.group_id,
-        generation=claim.generation if generation is None else generation,
-        member_id=claim.member_id if member_id is None else member_id,
+) -> MemberIdentity:
+    return MemberIdentity(
+        group_id=identity.group_id,
+        generation=identity.generation if generation is None else generation,
+        member_id=identity.member_id if member_id is None else member_id,
         instance_id=instance_id,
     )

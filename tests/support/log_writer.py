@@ -12,7 +12,7 @@ from moldau.client.record import TopicPartition
 _numbers = itertools.count(1)
 
 
-class Given(NamedTuple):
+class ProducedRecord(NamedTuple):
     value: bytes | None
     key: bytes | None = None
     partition: int = 0
@@ -52,9 +52,9 @@ class LogWriter:
         offsets = self._admin(lambda admin: admin.list_group_offsets(group))
         return {partition: each.offset for partition, each in offsets.items()}
 
-    def send(self, topic: str, records: Iterable[Given | bytes | int], **settings: Any) -> None:
+    def send(self, topic: str, records: Iterable[ProducedRecord | bytes | int], **settings: Any) -> None:
         """Acknowledged when this returns. A number is sent as its digits; to partition 0 unless it is said."""
-        given = [_given(each) for each in records]
+        given = [_to_produced_record(each) for each in records]
 
         async def work() -> None:
             async with Producer(self.bootstrap, **settings) as producer:
@@ -76,7 +76,7 @@ class LogWriter:
         self.send(
             topic,
             [
-                Given(f"{partition}/{number}".encode(), partition=partition)
+                ProducedRecord(f"{partition}/{number}".encode(), partition=partition)
                 for partition, count in counts.items()
                 for number in range(count)
             ],
@@ -90,7 +90,7 @@ class LogWriter:
         return asyncio.run(work())
 
 
-def _given(record: Given | bytes | int) -> Given:
-    if isinstance(record, Given):
+def _to_produced_record(record: ProducedRecord | bytes | int) -> ProducedRecord:
+    if isinstance(record, ProducedRecord):
         return record
-    return Given(record if isinstance(record, bytes) else str(record).encode())
+    return ProducedRecord(record if isinstance(record, bytes) else str(record).encode())

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from moldau.logs.store import Log, LogName, LogStore, Slices, TimeAndOffset
+from moldau.logs.store import Log, LogName, LogStore, RecordSlices, TimestampAndOffset
 from moldau.records.batch import Batch, split
-from moldau.records.build import build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import build_batch
+from moldau.records.record import Record, iterate_records
 from moldau.settings.topic import TopicSettings
 
 TOPIC_ID = UUID(int=0x0123456789ABCDEF0123456789ABCDEF)
@@ -38,11 +38,11 @@ def batch_at(
     return Batch(build_batch(records, base_offset=offset, leader_epoch=leader_epoch, **more))
 
 
-async def made_durable(log: Log) -> None:
+async def flush_and_finalize(log: Log) -> None:
     """Synced, and with everything written that a partition would have written beside the syncs."""
-    await log.make_durable()
-    if log.needs_settling:
-        await log.settle()
+    await log.flush()
+    if log.has_unfinalized_segments:
+        await log.finalize_segments()
 
 
 async def append(log: Log, *values: bytes | None, **more: Any) -> Batch:
@@ -65,7 +65,7 @@ async def batches_of(log: Log, offset: int | None = None, below: int = FOREVER) 
 
 async def records_of(log: Log) -> list[Record]:
     """All records that a consumer would see."""
-    records = [record for batch in await batches_of(log) for record in iterate(batch)]
+    records = [record for batch in await batches_of(log) for record in iterate_records(batch)]
     return [record for record in records if record.offset >= log.start_offset]
 
 
@@ -73,7 +73,7 @@ async def values_of(log: Log) -> list[bytes | None]:
     return [record.value for record in await records_of(log)]
 
 
-class AwaitingLog(Log):
+class YieldingLog(Log):
     """Another log, but every call gives others their turn before and after it."""
 
     def __init__(self, inner: Log) -> None:
@@ -87,11 +87,11 @@ class AwaitingLog(Log):
             "start_offset",
             "end_offset",
             "durable_offset",
-            "saved_high_watermark",
+            "checkpointed_high_watermark",
             "producers",
             "epochs",
             "failure",
-            "needs_settling",
+            "has_unfinalized_segments",
         ):
             return getattr(self.inner, attribute)
         return super().__getattribute__(attribute)
@@ -101,29 +101,31 @@ class AwaitingLog(Log):
         await self.inner.append(batches)
         await asyncio.sleep(0)
 
-    async def make_durable(self) -> None:
+    async def flush(self) -> None:
         await asyncio.sleep(0)
-        await self.inner.make_durable()
-        await asyncio.sleep(0)
-
-    async def settle(self) -> None:
-        await asyncio.sleep(0)
-        await self.inner.settle()
+        await self.inner.flush()
         await asyncio.sleep(0)
 
-    async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:
+    async def finalize_segments(self) -> None:
         await asyncio.sleep(0)
-        slices = await self.inner.read(offset, bytes_max, below, whole_first=whole_first)
+        await self.inner.finalize_segments()
+        await asyncio.sleep(0)
+
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> RecordSlices:
+        await asyncio.sleep(0)
+        slices = await self.inner.read(offset, bytes_max, below, min_one_batch=min_one_batch)
         await asyncio.sleep(0)
         return slices
 
-    async def offset_for_time(self, timestamp_ms: int, below: int) -> TimeAndOffset | None:
+    async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         await asyncio.sleep(0)
-        found = await self.inner.offset_for_time(timestamp_ms, below)
+        found = await self.inner.offset_for_timestamp(timestamp_ms, below)
         await asyncio.sleep(0)
         return found
 
-    async def max_timestamp(self, below: int) -> TimeAndOffset | None:
+    async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
         await asyncio.sleep(0)
         found = await self.inner.max_timestamp(below)
         await asyncio.sleep(0)
@@ -139,9 +141,9 @@ class AwaitingLog(Log):
         await self.inner.truncate_fully_and_start_at(offset)
         await asyncio.sleep(0)
 
-    async def advance_start(self, offset: int) -> None:
+    async def advance_start_offset(self, offset: int) -> None:
         await asyncio.sleep(0)
-        await self.inner.advance_start(offset)
+        await self.inner.advance_start_offset(offset)
         await asyncio.sleep(0)
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
@@ -168,7 +170,7 @@ class AwaitingLog(Log):
         await asyncio.sleep(0)
 
 
-class AwaitingStore(LogStore):
+class YieldingLogStore(LogStore):
     """Another store, but nothing in it returns at once."""
 
     def __init__(self, inner: LogStore) -> None:
@@ -177,7 +179,7 @@ class AwaitingStore(LogStore):
     async def start(self) -> None:
         await asyncio.sleep(0)
         await self.inner.start()
-        self.was_closed_cleanly = self.inner.was_closed_cleanly
+        self.had_clean_shutdown = self.inner.had_clean_shutdown
 
     def found(self) -> Sequence[tuple[LogName, UUID]]:
         return self.inner.found()
@@ -186,21 +188,21 @@ class AwaitingStore(LogStore):
         await asyncio.sleep(0)
         log = await self.inner.open(name, topic_id, settings)
         await asyncio.sleep(0)
-        return AwaitingLog(log)
+        return YieldingLog(log)
 
     async def remove(self, name: LogName) -> None:
         await asyncio.sleep(0)
         await self.inner.remove(name)
         await asyncio.sleep(0)
 
-    async def set_aside(self, name: LogName) -> None:
+    async def move_to_stray(self, name: LogName) -> None:
         await asyncio.sleep(0)
-        await self.inner.set_aside(name)
+        await self.inner.move_to_stray(name)
         await asyncio.sleep(0)
 
-    async def save_high_watermarks(self) -> None:
+    async def checkpoint_high_watermarks(self) -> None:
         await asyncio.sleep(0)
-        await self.inner.save_high_watermarks()
+        await self.inner.checkpoint_high_watermarks()
 
     async def close(self, broker_epoch: int = -1) -> None:
         await asyncio.sleep(0)

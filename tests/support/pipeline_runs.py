@@ -11,14 +11,14 @@ from pyspark.sql import SparkSession
 from moldau.client import Admin, Consumer, Producer
 from moldau.client.admin.admin import NewTopic
 from moldau.client.record import ConsumerRecord, TopicPartition
-from moldau.pipelines.definition import Pipeline
-from moldau.pipelines.form.loading import load
-from moldau.pipelines.planning.writing import ShownBatch
-from moldau.pipelines.running.progress import Progress, QueryState
-from moldau.pipelines.running.run import Outcome, RunOptions, run
-from moldau.pipelines.running.state_directory import StateDirectory
-from moldau.pipelines.running.stopping import Wish
-from moldau.pipelines.shipped.generating import Made, send
+from moldau.pipelines.definition import PipelineDefinition
+from moldau.pipelines.planner.sink_writers import ConsoleBatch
+from moldau.pipelines.runtime.progress import Progress, QueryState
+from moldau.pipelines.runtime.run import RunOptions, RunOutcome, run
+from moldau.pipelines.runtime.state_directory import StateDirectory
+from moldau.pipelines.runtime.stop_request import StopRequest
+from moldau.pipelines.spec.loader import load
+from moldau.pipelines.templates.generator import GeneratedRecord, send
 
 
 class Heard:
@@ -27,7 +27,7 @@ class Heard:
     def __init__(self) -> None:
         self.batches: list[Progress] = []
         self.last: Sequence[QueryState] = ()
-        self.shown: list[ShownBatch] = []
+        self.shown: list[ConsoleBatch] = []
 
     def step(self, what: str) -> None:
         pass
@@ -38,7 +38,7 @@ class Heard:
     def states(self, states: Sequence[QueryState]) -> None:
         self.last = list(states)
 
-    def rows(self, batch: ShownBatch) -> None:
+    def rows(self, batch: ConsoleBatch) -> None:
         self.shown.append(batch)
 
 
@@ -51,17 +51,22 @@ class PipelineRuns:
         self.directory = directory
         self.file = directory / "pipeline.yaml"
         self.file.write_text(text)
-        self.pipeline: Pipeline = load(self.file, overrides={"bootstrap": bootstrap})
+        self.pipeline: PipelineDefinition = load(self.file, overrides={"bootstrap": bootstrap})
         self.state = StateDirectory.of(directory / "state", self.pipeline.name)
         self.heard = Heard()
 
-    def run(self, wish: Wish | None = None, **options: Any) -> Outcome:
+    def run(self, stop_request: StopRequest | None = None, **options: Any) -> RunOutcome:
         options.setdefault("available_now", True)
         return run(
-            self.pipeline, self.state, RunOptions(**options), wish or Wish(), self.heard, spark=self.spark
+            self.pipeline,
+            self.state,
+            RunOptions(**options),
+            stop_request or StopRequest(),
+            self.heard,
+            spark=self.spark,
         )
 
-    def caught_up(self, **options: Any) -> Outcome:
+    def caught_up(self, **options: Any) -> RunOutcome:
         outcome = self.run(**options)
         assert outcome.name == "done", outcome.error
         return outcome
@@ -79,7 +84,7 @@ def create_topics(bootstrap: str, topics: dict[str, int]) -> None:
     asyncio.run(create())
 
 
-def send_all(bootstrap: str, topic: str, records: Iterable[Made]) -> int:
+def send_all(bootstrap: str, topic: str, records: Iterable[GeneratedRecord]) -> int:
     async def sending() -> int:
         async with Producer(bootstrap) as producer:
             return await send(producer, topic, records)

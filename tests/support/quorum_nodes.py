@@ -8,29 +8,29 @@ from uuid import UUID
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import Quorum, QuorumSettings
-from moldau.raft.elections import ElectionMemory
+from moldau.raft.driver import QuorumConfig, RaftClient
 from moldau.raft.messages import (
-    BeginEpochRequest,
-    EndEpochRequest,
-    EpochReply,
-    QuorumFetch,
-    QuorumFetched,
-    SnapshotFetch,
-    SnapshotFetched,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumEpochResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     SnapshotId,
-    Voter,
     VoterEndpoint,
-    VoteReply,
     VoteRequest,
+    VoteResponse,
+    VoterNode,
 )
-from moldau.raft.snapshots import SnapshotMemory
+from moldau.raft.quorum_state_store import MemoryQuorumStateStore
+from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.testing.simulation.platform.loop import SimulatedLoop
 from support.control_plane import TestLog
 
 T = TypeVar("T")
 
-FAST = QuorumSettings(fetch_timeout_ms=150, election_timeout_ms=50, request_timeout_ms=100)
+FAST = QuorumConfig(fetch_timeout_ms=150, election_timeout_ms=50, request_timeout_ms=100)
 
 
 class LoopClock:
@@ -57,14 +57,16 @@ class Wires:
         self.calls: list[tuple[int, int, object]] = []
         self.known: dict[tuple[int, int], tuple[VoterEndpoint, ...]] = {}
 
-    async def call(self, sender: int, to: int, request: object, ask: Callable[[Quorum], Awaitable[T]]) -> T:
+    async def call(
+        self, sender: int, to: int, request: object, ask: Callable[[RaftClient], Awaitable[T]]
+    ) -> T:
         self.calls.append((sender, to, request))
         await asyncio.sleep(0)
         node = self.nodes.get(to)
         if sender in self.cut or to in self.cut:
             await asyncio.get_running_loop().create_future()
         if node is None or not node.is_up:
-            raise PeerUnreachableError(f"nobody listens at node {to}", is_gone=True)
+            raise PeerUnreachableError(f"nobody listens at node {to}", is_connection_refused=True)
         try:
             reply = await ask(node.quorum)
         except MoldauError as error:
@@ -79,22 +81,26 @@ class WiredPeers:
         self._wires = wires
         self._node_id = node_id
 
-    def know(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+    def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
         self._wires.known[self._node_id, node_id] = tuple(endpoints)
 
-    async def vote(self, node_id: int, request: VoteRequest) -> VoteReply:
+    async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse:
         return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.vote(request))
 
-    async def begin_epoch(self, node_id: int, request: BeginEpochRequest) -> EpochReply:
-        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.begin_epoch(request))
+    async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
+        return await self._wires.call(
+            self._node_id, node_id, request, lambda peer: peer.begin_quorum_epoch(request)
+        )
 
-    async def end_epoch(self, node_id: int, request: EndEpochRequest) -> EpochReply:
-        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.end_epoch(request))
+    async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
+        return await self._wires.call(
+            self._node_id, node_id, request, lambda peer: peer.end_quorum_epoch(request)
+        )
 
-    async def fetch(self, node_id: int, request: QuorumFetch) -> QuorumFetched:
+    async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
         return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.fetch(request))
 
-    async def fetch_snapshot(self, node_id: int, request: SnapshotFetch) -> SnapshotFetched:
+    async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         return await self._wires.call(
             self._node_id, node_id, request, lambda peer: peer.fetch_snapshot(request)
         )
@@ -115,8 +121,8 @@ class QuorumNode:
         self.node_id = node_id
         self._directory_id = directory_of(node_id) if has_disk else None
         self.log = TestLog(awaits=True)
-        self.elections = ElectionMemory()
-        self.snapshots = SnapshotMemory()
+        self.elections = MemoryQuorumStateStore()
+        self.snapshots = MemorySnapshotStore()
         self.committed: list[CommittedBatch] = []
         self.taken: list[tuple[SnapshotId, tuple[bytes, ...]]] = []
         self.leaders: list[tuple[int, int]] = []
@@ -124,7 +130,7 @@ class QuorumNode:
         self.is_up = False
         self._wires = wires
         self._voters = [
-            Voter(each, None, (VoterEndpoint("PLAINTEXT", f"node-{each}", 9092),)) for each in voters
+            VoterNode(each, None, (VoterEndpoint("PLAINTEXT", f"node-{each}", 9092),)) for each in voters
         ]
         self._bootstrap = bootstrap
         wires.nodes[node_id] = self
@@ -140,20 +146,20 @@ class QuorumNode:
 
     async def start(self) -> None:
         self.committed, self.taken, self.leaders = [], [], []
-        self.quorum = Quorum(
+        self.quorum = RaftClient(
             self.node_id,
             self._directory_id,
             self.log,
             self.elections,
             LoopClock(),
             random.Random(self.node_id),
-            first_voters=self._voters,
+            initial_voters=self._voters,
             peers=WiredPeers(self._wires, self.node_id),
             snapshots=self.snapshots,
             settings=FAST,
             bootstrap=self._bootstrap,
             on_commit=self.committed.extend,
-            on_snapshot=lambda values, end, leader_id: self.taken.append((end, tuple(values))),
+            on_load_snapshot=lambda values, end, leader_id: self.taken.append((end, tuple(values))),
             on_leader_change=lambda leader_id, epoch: self.leaders.append((leader_id, epoch)),
             on_fatal=self.failures.append,
         )
@@ -165,9 +171,9 @@ class QuorumNode:
         await self.quorum.close()
 
 
-async def until(is_so: Callable[[], object], *, seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], *, seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
-        while not is_so():
+        while not condition():
             await asyncio.sleep(0.002)
 
 

@@ -12,54 +12,54 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from moldau.errors import MoldauError
-from moldau.logs.epochs import EpochHistory
+from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.raft.events import (
-    Answer,
-    Answered,
-    Appended,
-    AppendRecords,
+    AppendFetchedRecords,
+    AppendLeaderChange,
     AppendVoters,
-    Asked,
-    BeginEpoch,
-    Committed,
-    Durable,
+    BatchesAppended,
     Effect,
-    Election,
+    ElectionState,
     Event,
-    Fatal,
+    FatalError,
     FetchSnapshot,
-    LeaderIs,
-    Leaving,
-    Persist,
-    Received,
-    Send,
-    Serve,
-    SnapshotFailed,
-    SnapshotMade,
-    SnapshotTaken,
-    Started,
-    Tick,
-    Told,
-    Truncate,
-    Truncated,
-    Unanswered,
+    HighWatermarkAdvanced,
+    LeaderChanged,
+    LogFlushed,
+    LogTruncated,
+    NodeStarted,
+    PersistElection,
+    RaftRequest,
+    RaftResponse,
+    RequestFailed,
+    RequestReceived,
+    ResignRequested,
+    ResponseReceived,
+    SendRequest,
+    SendResponse,
+    ServeFetch,
+    SnapshotCreated,
+    SnapshotFetchFailed,
+    SnapshotInstalled,
+    TimerExpired,
+    TruncateLog,
 )
-from moldau.raft.log_view import LogView, Span
 from moldau.raft.messages import (
     NO_EPOCH,
-    QuorumFetch,
-    QuorumFetched,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     ReplicaKey,
-    SnapshotFetch,
-    SnapshotFetched,
     SnapshotId,
-    Voter,
+    VoterNode,
 )
-from moldau.raft.ports import QuorumSettings
+from moldau.raft.network_channel import QuorumConfig
+from moldau.raft.raft_log_state import BatchSummary, RaftLogState
 from moldau.raft.state import QuorumState
-from moldau.raft.voters import VoterHistory
+from moldau.raft.voter_set import VoterSetHistory
 
-SETTINGS = QuorumSettings(fetch_timeout_ms=1_500, election_timeout_ms=500, request_timeout_ms=1_000)
+SETTINGS = QuorumConfig(fetch_timeout_ms=1_500, election_timeout_ms=500, request_timeout_ms=1_000)
 
 
 class Entry(NamedTuple):
@@ -72,15 +72,15 @@ def directory_of(node_id: int) -> UUID:
     return UUID(int=0xD0 + node_id)
 
 
-def voter(node_id: int) -> Voter:
-    return Voter(node_id, directory_of(node_id))
+def voter(node_id: int) -> VoterNode:
+    return VoterNode(node_id, directory_of(node_id))
 
 
 class Disk:
     """What a node finds again when it starts."""
 
     def __init__(self) -> None:
-        self.election = Election()
+        self.election = ElectionState()
         self.base = 0
         """The offset of the first entry."""
         self.base_epoch = NO_EPOCH
@@ -88,7 +88,7 @@ class Disk:
         self.entries: list[Entry] = []
         self.durable = 0
         self.snapshot: SnapshotId | None = None
-        self.below: list[Entry] = []
+        self.voters_below: list[Entry] = []
         """What the snapshot stands for."""
 
     @property
@@ -96,18 +96,18 @@ class Disk:
         return self.base + len(self.entries)
 
     def at(self, offset: int) -> Entry:
-        return self.below[offset] if offset < self.base else self.entries[offset - self.base]
+        return self.voters_below[offset] if offset < self.base else self.entries[offset - self.base]
 
-    def view(self, first: tuple[Voter, ...]) -> LogView:
-        voters = VoterHistory(first)
+    def view(self, first: tuple[VoterNode, ...]) -> RaftLogState:
+        voters = VoterSetHistory(first)
         if self.base:
-            voters.restart(self.base, tuple(map(voter, self.base_voters or ())))
-        epochs = EpochHistory()
+            voters.reset_to_snapshot(self.base, tuple(map(voter, self.base_voters or ())))
+        epochs = LeaderEpochCache()
         for offset, entry in enumerate(self.entries, self.base):
             epochs.assign(entry.epoch, offset)
             if entry.voters is not None:
                 voters.add(offset, map(voter, entry.voters))
-        return LogView(voters, self.base, self.end, self.end, self.base_epoch, epochs, self.snapshot)
+        return RaftLogState(voters, self.base, self.end, self.end, self.base_epoch, epochs, self.snapshot)
 
 
 class Faults(NamedTuple):
@@ -139,7 +139,7 @@ class World:
         self._ticks: dict[int, int] = {}
         self._calls: dict[int, list[tuple[int, Callable[[], None]]]] = {node_id: [] for node_id in self.disks}
         """Under way to each node: who is told when the connection breaks, and how."""
-        self._waiting: dict[int, list[tuple[QuorumFetch, Callable[[Told], None], int]]] = {}
+        self._waiting: dict[int, list[tuple[QuorumFetchRequest, Callable[[RaftResponse], None], int]]] = {}
 
         self.leaders: dict[int, int] = {}
         self.elected_ms: dict[int, int] = {}
@@ -189,7 +189,7 @@ class World:
         self.high_watermarks[node_id] = disk.base
         state = QuorumState(ReplicaKey(node_id, directory_of(node_id)), disk.election, SETTINGS)
         self.states[node_id] = state
-        self.step(node_id, Started(disk.view(self.first), disk.base))
+        self.step(node_id, NodeStarted(disk.view(self.first), disk.base))
 
     def crash(self, node_id: int) -> None:
         """What was not synced is lost, perhaps not all of it."""
@@ -205,19 +205,19 @@ class World:
         for sender, broken in calls:
             self._travel(node_id, sender, broken)
 
-    def step(self, node_id: int, event: Event) -> Told | Serve | MoldauError | None:
+    def step(self, node_id: int, event: Event) -> RaftResponse | ServeFetch | MoldauError | None:
         state = self.states[node_id]
         was_leader = state.is_leader
         self.tell(node_id, event)
-        answer: Told | Serve | MoldauError | None = None
+        answer: RaftResponse | ServeFetch | MoldauError | None = None
         now_ms = self.now_ms + self.skew[node_id]
         for effect in state.step(now_ms, event, self.random.random()):
-            if not isinstance(effect, Answer | Serve):
+            if not isinstance(effect, SendResponse | ServeFetch):
                 self.tell(node_id, effect)
             match effect:
-                case Answer():
+                case SendResponse():
                     answer = effect.reply
-                case Serve():
+                case ServeFetch():
                     answer = effect
                 case _:
                     self.perform(node_id, effect)
@@ -238,7 +238,7 @@ class World:
         def tick() -> None:
             if self._is_life(node_id, life) and self._ticks.get(node_id) == deadline_ms:
                 del self._ticks[node_id]
-                self.step(node_id, Tick())
+                self.step(node_id, TimerExpired())
 
         self.at(max(self.now_ms, deadline_ms - self.skew[node_id]), tick)
 
@@ -250,37 +250,37 @@ class World:
     def perform(self, node_id: int, effect: Effect) -> None:
         disk, state = self.disks[node_id], self.states[node_id]
         match effect:
-            case Persist():
+            case PersistElection():
                 self._persist(node_id, effect.election)
-            case Send():
+            case SendRequest():
                 self.send(node_id, effect.to, effect.request)
-            case BeginEpoch():
-                named = tuple(each.node_id for each in effect.voters) if effect.names_voters else None
+            case AppendLeaderChange():
+                named = tuple(each.node_id for each in effect.voters) if effect.includes_voters else None
                 self.append(node_id, [Entry(effect.epoch, f"leader {effect.leader_id}", named)])
             case AppendVoters():
                 self.append_voters(node_id, effect.voters)
-            case AppendRecords():
+            case AppendFetchedRecords():
                 entries = json.loads(effect.records)
                 self.append(
                     node_id, [Entry(epoch, what, voters and tuple(voters)) for epoch, what, voters in entries]
                 )
-            case Truncate():
+            case TruncateLog():
                 self.counts["truncations"] += 1
                 del disk.entries[effect.end_offset - disk.base :]
                 disk.durable = min(disk.durable, effect.end_offset)
-                self.step(node_id, Truncated(effect.end_offset))
+                self.step(node_id, LogTruncated(effect.end_offset))
                 self._sync(node_id)
             case FetchSnapshot():
-                request = SnapshotFetch(state.key, effect.epoch, effect.snapshot, 0)
+                request = FetchSnapshotRequest(state.key, effect.epoch, effect.snapshot, 0)
                 self.send(node_id, effect.leader_id, request)
-            case Committed():
+            case HighWatermarkAdvanced():
                 self._committed(node_id, effect.offset)
-            case LeaderIs():
+            case LeaderChanged():
                 pass
-            case Fatal():
+            case FatalError():
                 raise AssertionError(effect.reason)
 
-    def _persist(self, node_id: int, election: Election) -> None:
+    def _persist(self, node_id: int, election: ElectionState) -> None:
         self.disks[node_id].election = election
         if election.voted_for >= 0:
             voted = self.votes.setdefault((node_id, election.epoch), election.voted_for)
@@ -288,18 +288,18 @@ class World:
 
     def append(self, node_id: int, entries: list[Entry]) -> None:
         disk = self.disks[node_id]
-        spans = []
+        batches = []
         for entry in entries:
             offset = disk.end
             disk.entries.append(entry)
             known = self.known.setdefault((offset, entry.epoch), entry.payload)
             assert known == entry.payload, f"two records at {offset} in epoch {entry.epoch}"
             voters = None if entry.voters is None else tuple(map(voter, entry.voters))
-            spans.append(Span(offset, offset + 1, entry.epoch, voters))
-        self.step(node_id, Appended(tuple(spans)))
+            batches.append(BatchSummary(offset, offset + 1, entry.epoch, voters))
+        self.step(node_id, BatchesAppended(tuple(batches)))
         self._sync(node_id)
 
-    def append_voters(self, node_id: int, voters: tuple[Voter, ...]) -> None:
+    def append_voters(self, node_id: int, voters: tuple[VoterNode, ...]) -> None:
         self.counts["voters"] += 1
         ids = tuple(each.node_id for each in voters)
         self.append(node_id, [Entry(self.states[node_id].epoch, f"voters {ids}", ids)])
@@ -316,18 +316,18 @@ class World:
                 reached = min(end, disk.end)
                 if reached > disk.durable:
                     disk.durable = reached
-                self.step(node_id, Durable(disk.durable))
+                self.step(node_id, LogFlushed(disk.durable))
 
         if self.syncs:
             self.after(delay_ms, synced)
 
     # The network
 
-    def send(self, sender: int, to: int, request: Asked) -> None:
+    def send(self, sender: int, to: int, request: RaftRequest) -> None:
         life = self.lives[sender]
         settled: list[bool] = []
 
-        def outcome(event: Answered | Unanswered) -> None:
+        def outcome(event: ResponseReceived | RequestFailed) -> None:
             if not settled and self._is_life(sender, life):
                 settled.append(True)
                 self._calls[to] = [call for call in self._calls[to] if call[1] is not broken]
@@ -338,19 +338,19 @@ class World:
                 self._receive(to, request, lambda reply: self._travel(to, sender, lambda: back(reply)))
             else:
                 # Nobody listens there: that is news at once.
-                is_gone = (to, sender) not in self.cut
-                self._travel(to, sender, lambda: outcome(Unanswered(to, request, is_gone)))
+                is_connection_refused = (to, sender) not in self.cut
+                self._travel(to, sender, lambda: outcome(RequestFailed(to, request, is_connection_refused)))
 
-        def back(reply: Told) -> None:
-            outcome(Answered(to, request, reply))
+        def back(reply: RaftResponse) -> None:
+            outcome(ResponseReceived(to, request, reply))
 
         def broken() -> None:
-            outcome(Unanswered(to, request))
+            outcome(RequestFailed(to, request))
 
         self._calls[to].append((sender, broken))
         self._travel(sender, to, arrive)
-        wait_ms = request.wait_ms if isinstance(request, QuorumFetch) else 0
-        self.after(SETTINGS.request_timeout_ms + wait_ms, lambda: outcome(Unanswered(to, request)))
+        max_wait_ms = request.max_wait_ms if isinstance(request, QuorumFetchRequest) else 0
+        self.after(SETTINGS.request_timeout_ms + max_wait_ms, lambda: outcome(RequestFailed(to, request)))
 
     def _travel(self, sender: int, to: int, arrive: Callable[[], None]) -> None:
         copies = 1 + (self.random.random() < self.faults.doubling)
@@ -366,48 +366,48 @@ class World:
 
             self.after(delay_ms, land)
 
-    def _outcome(self, node_id: int, event: Answered | Unanswered) -> None:
+    def _outcome(self, node_id: int, event: ResponseReceived | RequestFailed) -> None:
         self.step(node_id, event)
-        if isinstance(event.request, SnapshotFetch):
+        if isinstance(event.request, FetchSnapshotRequest):
             state = self.states[node_id]
             snapshot = event.request.snapshot
             if state.fetching_snapshot != snapshot:
                 return
-            reply = event.reply if isinstance(event, Answered) else None
-            data = reply.data if isinstance(reply, SnapshotFetched) and reply.is_leader else b""
+            reply = event.reply if isinstance(event, ResponseReceived) else None
+            data = reply.data if isinstance(reply, FetchSnapshotResponse) and reply.is_leader else b""
             if data and snapshot.end_offset > state.high_watermark:
                 self._take_snapshot(node_id, snapshot, json.loads(data))
             else:
-                self.step(node_id, SnapshotFailed())
+                self.step(node_id, SnapshotFetchFailed())
 
     def _take_snapshot(self, node_id: int, snapshot: SnapshotId, data: Any) -> None:
         disk = self.disks[node_id]
         entries, voters = data
-        disk.below = [Entry(epoch, what, named and tuple(named)) for epoch, what, named in entries]
+        disk.voters_below = [Entry(epoch, what, named and tuple(named)) for epoch, what, named in entries]
         disk.entries = []
         disk.base = disk.durable = snapshot.end_offset
         disk.base_epoch = snapshot.epoch
         disk.base_voters = voters and tuple(voters)
         disk.snapshot = snapshot
-        assert disk.below == self.committed[: disk.base], "a snapshot of what was not committed"
+        assert disk.voters_below == self.committed[: disk.base], "a snapshot of what was not committed"
         self.high_watermarks[node_id] = max(self.high_watermarks[node_id], disk.base)
         self.counts["snapshots"] += 1
-        self.step(node_id, SnapshotTaken(snapshot, tuple(map(voter, voters or ()))))
+        self.step(node_id, SnapshotInstalled(snapshot, tuple(map(voter, voters or ()))))
 
-    def _receive(self, node_id: int, request: Asked, reply: Callable[[Told], None]) -> None:
-        answer = self.step(node_id, Received(request))
-        if isinstance(answer, Serve):
-            if isinstance(request, QuorumFetch):
-                deadline_ms = self.now_ms + request.wait_ms
+    def _receive(self, node_id: int, request: RaftRequest, reply: Callable[[RaftResponse], None]) -> None:
+        answer = self.step(node_id, RequestReceived(request))
+        if isinstance(answer, ServeFetch):
+            if isinstance(request, QuorumFetchRequest):
+                deadline_ms = self.now_ms + request.max_wait_ms
                 self._waiting[node_id].append((request, reply, deadline_ms))
                 life = self.lives[node_id]
                 self.after(
-                    request.wait_ms,
+                    request.max_wait_ms,
                     lambda: self._wake_waiting(node_id) if self._is_life(node_id, life) else None,
                 )
                 self._wake_waiting(node_id)
             else:
-                assert isinstance(request, SnapshotFetch)
+                assert isinstance(request, FetchSnapshotRequest)
                 reply(self._snapshot_of(node_id, request))
         elif not isinstance(answer, MoldauError):
             assert answer is not None
@@ -417,9 +417,9 @@ class World:
         state, disk = self.states[node_id], self.disks[node_id]
         waiting, self._waiting[node_id] = self._waiting[node_id], []
         for request, reply, deadline_ms in waiting:
-            offset = request.last.offset
+            offset = request.log_end.offset
             if not state.is_leader or state.epoch != request.epoch:
-                reply(QuorumFetched(state.epoch, state.leader_id, is_leader=False))
+                reply(QuorumFetchResponse(state.epoch, state.leader_id, is_leader=False))
             elif (
                 disk.end > offset
                 or state.announced_high_watermark > request.high_watermark
@@ -430,7 +430,7 @@ class World:
                     some = disk.entries[offset - disk.base :][: self.random.randint(1, 4)]
                     records = json.dumps(some).encode()
                 reply(
-                    QuorumFetched(
+                    QuorumFetchResponse(
                         state.epoch,
                         node_id,
                         True,
@@ -443,15 +443,15 @@ class World:
             else:
                 self._waiting[node_id].append((request, reply, deadline_ms))
 
-    def _snapshot_of(self, node_id: int, request: SnapshotFetch) -> SnapshotFetched:
+    def _snapshot_of(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         disk, state = self.disks[node_id], self.states[node_id]
         data = b""
         if disk.snapshot == request.snapshot:
-            below = [disk.at(offset) for offset in range(request.snapshot.end_offset)]
-            voters = state.log.voters.below(request.snapshot.end_offset)
-            data = json.dumps([below, [each.node_id for each in voters] or None]).encode()
+            voters_below = [disk.at(offset) for offset in range(request.snapshot.end_offset)]
+            voters = state.log.voters.voters_below(request.snapshot.end_offset)
+            data = json.dumps([voters_below, [each.node_id for each in voters] or None]).encode()
         sent_ms = self.now_ms + self.skew[node_id]
-        return SnapshotFetched(state.epoch, node_id, True, len(data), 0, data, sent_ms)
+        return FetchSnapshotResponse(state.epoch, node_id, True, len(data), 0, data, sent_ms)
 
     # What may be asked of nodes
 
@@ -469,16 +469,16 @@ class World:
         if end <= disk.base or disk.durable < end:
             return
         snapshot = SnapshotId(end, disk.at(end - 1).epoch)
-        voters = state.log.voters.below(end)
-        disk.below = [disk.at(offset) for offset in range(end)]
+        voters = state.log.voters.voters_below(end)
+        disk.voters_below = [disk.at(offset) for offset in range(end)]
         disk.base_epoch = snapshot.epoch
         disk.base_voters = tuple(each.node_id for each in voters) or None
         del disk.entries[: end - disk.base]
         disk.base = end
         disk.snapshot = snapshot
-        self.step(node_id, SnapshotMade(snapshot, end))
+        self.step(node_id, SnapshotCreated(snapshot, end))
 
-    def change_voters(self, node_id: int, change: Callable[[QuorumState], tuple[Voter, ...]]) -> bool:
+    def change_voters(self, node_id: int, change: Callable[[QuorumState], tuple[VoterNode, ...]]) -> bool:
         state = self.states[node_id]
         try:
             voters = change(state)
@@ -488,7 +488,7 @@ class World:
         return True
 
     def leave(self, node_id: int) -> None:
-        self.step(node_id, Leaving())
+        self.step(node_id, ResignRequested())
 
     # What must hold
 
@@ -497,7 +497,7 @@ class World:
         self.counts["elections"] += 1
         other = self.leaders.setdefault(state.epoch, node_id)
         assert other == node_id, f"nodes {other} and {node_id} lead in epoch {state.epoch}"
-        self.elected_ms[state.epoch] = self.now_ms - state.silent_ms
+        self.elected_ms[state.epoch] = self.now_ms - state.leader_silence_ms
         disk = self.disks[node_id]
         has = [disk.at(offset) for offset in range(disk.end)]
         self.logs_of_leaders[state.epoch] = has
@@ -507,10 +507,10 @@ class World:
                     f"leader {node_id} of epoch {state.epoch} lacks what is committed at {offset}"
                 )
 
-    def _committed(self, node_id: int, below: int) -> None:
+    def _committed(self, node_id: int, voters_below: int) -> None:
         disk, epoch = self.disks[node_id], self.states[node_id].epoch
         self.counts["commits"] += 1
-        for offset in range(self.high_watermarks[node_id], below):
+        for offset in range(self.high_watermarks[node_id], voters_below):
             entry = disk.at(offset)
             if offset < len(self.committed):
                 assert self.committed[offset] == entry, f"node {node_id} hands on another record at {offset}"
@@ -529,7 +529,7 @@ class World:
         self.epochs[node_id] = state.epoch
         assert state.high_watermark >= self.high_watermarks[node_id], f"the watermark of {node_id} falls"
         self.high_watermarks[node_id] = state.high_watermark
-        if state.is_current:
+        if state.is_caught_up:
             assert state.high_watermark >= self.former[node_id], f"node {node_id} acts on outdated metadata"
         self._check_confirmed(node_id, state)
         disk = self.disks[node_id]
@@ -538,10 +538,10 @@ class World:
 
     def _check_confirmed(self, node_id: int, state: QuorumState) -> None:
         """Leases count from when a majority had a leader, and what another one does rests on their end."""
-        confirmed_ms = state.confirmed_ms(self.now_ms + self.skew[node_id])
+        majority_confirmed_ms = state.majority_confirmed_ms(self.now_ms + self.skew[node_id])
         for epoch, silent_since_ms in self.elected_ms.items():
-            if confirmed_ms is not None and epoch > state.epoch:
-                assert confirmed_ms - self.skew[node_id] <= silent_since_ms, (
+            if majority_confirmed_ms is not None and epoch > state.epoch:
+                assert majority_confirmed_ms - self.skew[node_id] <= silent_since_ms, (
                     f"node {node_id} takes itself for confirmed, though another one was elected"
                 )
 

@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AioPartition
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-GIVE_UP_S = 60.0
+CLIENT_TIMEOUT_S = 60.0
 
 
 class RealClient(Protocol):
@@ -26,7 +26,7 @@ class Confluent:
             {
                 "bootstrap.servers": bootstrap,
                 "enable.idempotence": True,
-                "message.timeout.ms": int(GIVE_UP_S * 1000),
+                "message.timeout.ms": int(CLIENT_TIMEOUT_S * 1000),
                 "socket.timeout.ms": 5_000,
                 "request.timeout.ms": 4_000,
             }
@@ -42,7 +42,7 @@ class Confluent:
                     offsets.append(message.offset()) if error is None else errors.append(str(error))
                 ),
             )
-        left = producer.flush(GIVE_UP_S)
+        left = producer.flush(CLIENT_TIMEOUT_S)
         if errors or left:
             raise AssertionError(f"not acknowledged: {errors[:3]}, {left} without an answer")
         return offsets
@@ -53,7 +53,7 @@ class Confluent:
         )
         consumer.assign([TopicPartition(topic, partition, 0)])
         found: list[tuple[int, str]] = []
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + CLIENT_TIMEOUT_S
         while len(found) < count and time.monotonic() < deadline:
             found += [
                 (message.offset(), message.value().decode())
@@ -77,7 +77,7 @@ class Aiokafka:
             finally:
                 await producer.stop()
 
-        return asyncio.run(asyncio.wait_for(produce(), GIVE_UP_S))
+        return asyncio.run(asyncio.wait_for(produce(), CLIENT_TIMEOUT_S))
 
     def read(self, bootstrap: str, topic: str, count: int, partition: int = 0) -> list[tuple[int, str]]:
         async def read() -> list[tuple[int, str]]:
@@ -93,7 +93,7 @@ class Aiokafka:
             finally:
                 await consumer.stop()
 
-        return asyncio.run(asyncio.wait_for(read(), GIVE_UP_S))
+        return asyncio.run(asyncio.wait_for(read(), CLIENT_TIMEOUT_S))
 
 
 CLIENTS: dict[str, RealClient] = {"confluent-kafka": Confluent(), "aiokafka": Aiokafka()}

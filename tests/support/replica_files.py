@@ -16,7 +16,7 @@ def batches(data_dir: Path, topic: str, partition: int) -> dict[int, bytes]:
             if position + size > len(data):
                 break
             batch = Batch(memoryview(data)[position : position + size])
-            assert batch.checksum_is_right(), f"{segment} has a damaged batch at {position}"
+            assert batch.has_valid_checksum(), f"{segment} has a damaged batch at {position}"
             found[batch.base_offset] = data[position : position + size]
             position += size
     return found

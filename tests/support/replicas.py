@@ -7,13 +7,13 @@ from uuid import UUID
 
 from moldau.logs.memory import PRODUCER_EXPIRATION_MS, MemoryLog
 from moldau.logs.store import LogName
-from moldau.metadata.image import BrokerImage, PartitionImage
-from moldau.partitions.partition import Appended, Diverged, Fetched, Partition
-from moldau.partitions.state import ReplicaFetch
-from moldau.raft.messages import LogEnd
+from moldau.metadata.image import BrokerRegistration, PartitionRegistration
+from moldau.partitions.leader_state import ReplicaFetch
+from moldau.partitions.partition import DivergingEpochError, LogAppendInfo, LogReadInfo, Partition
+from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import build_batch
+from moldau.records.record import Record, iterate_records
 from moldau.settings.topic import TopicSettings
 
 NAME = LogName("orders", 0)
@@ -52,7 +52,7 @@ class PageCacheLog(MemoryLog):
         self.disk_is_stuck = False
         self.released = asyncio.Event()
 
-    async def make_durable(self) -> None:
+    async def flush(self) -> None:
         end_offset = self.end_offset
         while self.disk_is_stuck:
             self.released.clear()
@@ -69,14 +69,14 @@ class PageCacheLog(MemoryLog):
         batches = [Batch(data) for data in self._batches]
         await found.append([batch for batch in batches if batch.next_offset <= self.durable_offset])
         found.durable_offset = found.end_offset
-        found.saved_high_watermark = self.saved_high_watermark
+        found.checkpointed_high_watermark = self.checkpointed_high_watermark
         return found
 
 
 def broker_image(
     broker_id: int, *, epoch: int = 0, rack: str | None = None, fenced: bool = False
-) -> BrokerImage:
-    return BrokerImage(broker_id, epoch or broker_id * 100, UUID(int=broker_id), (), rack, fenced)
+) -> BrokerRegistration:
+    return BrokerRegistration(broker_id, epoch or broker_id * 100, UUID(int=broker_id), (), rack, fenced)
 
 
 def batch(*values: bytes, producer_id: int = -1, sequence: int = -1) -> Batch:
@@ -99,9 +99,9 @@ class Replicas:
         self.settings = TopicSettings(**settings)  # type: ignore[arg-type]
         self.nodes = tuple(nodes)
         self.leases = {node: TestLease() for node in nodes}
-        self.brokers: Mapping[int, BrokerImage] = {node: broker_image(node) for node in nodes}
+        self.brokers: Mapping[int, BrokerRegistration] = {node: broker_image(node) for node in nodes}
         self.partitions: dict[int, Partition] = {}
-        self.image = PartitionImage(0, self.nodes, self.nodes, -1, -1, -1)
+        self.image = PartitionRegistration(0, self.nodes, self.nodes, -1, -1, -1)
         for node in nodes:
             self.open(node, PageCacheLog(self.settings))
 
@@ -118,11 +118,11 @@ class Replicas:
 
     # What the controller does
 
-    def elects(self, leader: int, in_sync: Sequence[int] | None = None, *, recovering: bool = False) -> None:
-        self.image = PartitionImage(
+    def elect(self, leader: int, isr: Sequence[int] | None = None, *, recovering: bool = False) -> None:
+        self.image = PartitionRegistration(
             0,
             self.nodes,
-            self.image.in_sync if in_sync is None else tuple(in_sync),
+            self.image.isr if isr is None else tuple(isr),
             leader,
             self.image.leader_epoch + 1,
             self.image.partition_epoch + 1,
@@ -130,27 +130,27 @@ class Replicas:
             unclean_epoch=self.image.leader_epoch + 1 if recovering else self.image.unclean_epoch,
         )
 
-    async def tell(self, *nodes: int) -> None:
+    async def publish_image(self, *nodes: int) -> None:
         for node in nodes or self.nodes:
             if node in self.partitions:
-                await self.partitions[node].take_role(self.image, brokers=self.brokers)
+                await self.partitions[node].apply_image(self.image, brokers=self.brokers)
 
-    async def begin(self, leader: int = 1, in_sync: Sequence[int] | None = None) -> None:
-        self.elects(leader, in_sync or self.nodes)
-        await self.tell()
+    async def begin(self, leader: int = 1, isr: Sequence[int] | None = None) -> None:
+        self.elect(leader, isr or self.nodes)
+        await self.publish_image()
 
     # What nodes do
 
     async def produce(
-        self, node: int, *values: bytes, all_in_sync: bool = True, producer_id: int = -1, sequence: int = -1
-    ) -> Appended:
+        self, node: int, *values: bytes, acks_all: bool = True, producer_id: int = -1, sequence: int = -1
+    ) -> LogAppendInfo:
         appended = await self[node].append(
-            [batch(*values, producer_id=producer_id, sequence=sequence)], all_in_sync=all_in_sync
+            [batch(*values, producer_id=producer_id, sequence=sequence)], acks_all=acks_all
         )
         await asyncio.sleep(0)
         return appended
 
-    def asking(self, follower: int) -> ReplicaFetch:
+    def build_fetch(self, follower: int) -> ReplicaFetch:
         position = self[follower].fetch_position()
         assert position is not None, "it has nobody to fetch from, or something that is not safe"
         return ReplicaFetch(
@@ -162,11 +162,11 @@ class Replicas:
             position.start_offset,
         )
 
-    async def ask(self, follower: int, *, bytes_max: int = BYTES_MAX) -> Fetched:
+    async def send_fetch(self, follower: int, *, bytes_max: int = BYTES_MAX) -> LogReadInfo:
         """A fetch, answered; the answer is not yet taken."""
-        return await self[self[follower].leader_id].read_for_replica(self.asking(follower), bytes_max)
+        return await self[self[follower].leader_id].read_for_follower(self.build_fetch(follower), bytes_max)
 
-    async def take(self, follower: int, fetched: Fetched, leader_epoch: int | None = None) -> None:
+    async def apply_fetch(self, follower: int, fetched: LogReadInfo, leader_epoch: int | None = None) -> None:
         await self[follower].append_as_follower(
             memoryview(fetched.records.read()),
             self[follower].leader_epoch if leader_epoch is None else leader_epoch,
@@ -174,30 +174,30 @@ class Replicas:
             fetched.start_offset,
         )
 
-    async def fetch(self, follower: int) -> Fetched | LogEnd:
+    async def fetch(self, follower: int) -> LogReadInfo | EpochEndOffset:
         """A fetch, and what the follower does with its answer; where it has to cut, the end it was told."""
         epoch = self[follower].leader_epoch
         try:
-            fetched = await self.ask(follower)
-        except Diverged as diverged:
-            end = LogEnd(diverged.epoch, diverged.end_offset)
-            await self[follower].truncate_for(end, epoch)
+            fetched = await self.send_fetch(follower)
+        except DivergingEpochError as diverged:
+            end = EpochEndOffset(diverged.epoch, diverged.end_offset)
+            await self[follower].truncate_to_divergence(end, epoch)
             return end
-        await self.take(follower, fetched)
+        await self.apply_fetch(follower, fetched)
         return fetched
 
     async def replicate(self, *followers: int, times: int = 2) -> None:
         for _ in range(times):
             for follower in followers:
-                while isinstance(await self.fetch(follower), LogEnd):
+                while isinstance(await self.fetch(follower), EpochEndOffset):
                     pass
 
-    async def power_cut(self, node: int) -> None:
+    async def lose_power(self, node: int) -> None:
         """The node is gone, and what it had not synced."""
         partition = self.partitions.pop(node)
         log = partition.log
         assert isinstance(log, PageCacheLog)
-        log.saved_high_watermark = partition.high_watermark
+        log.checkpointed_high_watermark = partition.high_watermark
         self._kept = getattr(self, "_kept", {})
         self._kept[node] = await log.after_power_cut()
 
@@ -216,7 +216,9 @@ class Replicas:
         while position < len(data):
             size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
             each = Batch(data[position : position + size])
-            shown += [f"{(record.value or b'').decode()}@{each.leader_epoch}" for record in iterate(each)]
+            shown += [
+                f"{(record.value or b'').decode()}@{each.leader_epoch}" for record in iterate_records(each)
+            ]
             position += size
         return shown
 
@@ -232,6 +234,6 @@ def _records(data: bytes) -> list[Record]:
     position = 0
     while position < len(data):
         size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
-        records += list(iterate(Batch(data[position : position + size])))
+        records += list(iterate_records(Batch(data[position : position + size])))
         position += size
     return records

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from moldau.controller.requests import InSyncChange, InSyncResult
+from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,
@@ -19,24 +19,24 @@ from moldau.errors import (
     PeerUnreachableError,
 )
 from moldau.handlers.a01_fetch import fetch
-from moldau.logs.memory import MemoryStore
-from moldau.logs.store import Slices
+from moldau.logs.memory import MemoryLogStore
+from moldau.logs.store import RecordSlices
 from moldau.metadata.image import (
     TOPIC_RESOURCE,
-    BrokerImage,
-    ClusterDelta,
-    ClusterImage,
+    BrokerRegistration,
     ConfigResource,
     Endpoint,
-    PartitionImage,
+    MetadataDelta,
+    MetadataImage,
+    PartitionRegistration,
     TopicImage,
 )
 from moldau.partitions.partition import Partition
-from moldau.partitions.table import PartitionTable
-from moldau.partitions.waiting import Listeners
+from moldau.partitions.replica_manager import ReplicaManager
+from moldau.partitions.waiters import CallbackList
 from moldau.platform.clock import SystemClock
-from moldau.replication.driver import Replication
-from moldau.server.fetch_sessions import FetchSessions
+from moldau.replication.driver import ReplicaFetcherManager
+from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.session import ClientConnection, Session
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -69,7 +69,7 @@ class DirectPeers:
         assert version is not None
         request = through_the_wire(api, version, "request", tree)
         if node_id not in self.nodes:
-            raise PeerUnreachableError(f"node {node_id} is not there", is_gone=True)
+            raise PeerUnreachableError(f"node {node_id} is not there", is_connection_refused=True)
         dropped = asyncio.get_running_loop().create_future()
         self._calls[node_id, lane] = dropped
         serving = asyncio.ensure_future(self.nodes[node_id](request))
@@ -82,7 +82,7 @@ class DirectPeers:
             serving.cancel()
             dropped.cancel()
 
-    def drop(self, node_id: int, lane: str) -> None:
+    def disconnect(self, node_id: int, lane: str) -> None:
         self.drops += 1
         under_way = self._calls.pop((node_id, lane), None)
         if under_way is not None and not under_way.done():
@@ -97,7 +97,7 @@ def through_the_wire(api: ApiKey, version: int, kind: Any, tree: Mapping[str, An
 
 def _with_bytes(tree: Any) -> Any:
     """Records that lie in a log are sent from there by connections; here they are read."""
-    if isinstance(tree, Slices):
+    if isinstance(tree, RecordSlices):
         return tree.read()
     if isinstance(tree, Mapping):
         return {name: _with_bytes(value) for name, value in tree.items()}
@@ -120,12 +120,14 @@ class FakeController:
     def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
         replicas = tuple(node_ids)
         brokers = {
-            each: BrokerImage(each, 40 + each, UUID(int=each), (Endpoint(LISTENER, "h", each),), None, False)
+            each: BrokerRegistration(
+                each, 40 + each, UUID(int=each), (Endpoint(LISTENER, "h", each),), None, False
+            )
             for each in replicas
         }
-        partition = PartitionImage(0, replicas, replicas, replicas[0], 1, 1)
+        partition = PartitionRegistration(0, replicas, replicas, replicas[0], 1, 1)
         configs = {name.replace("_", "."): value for name, value in topic.items()}
-        self.image = ClusterImage(
+        self.image = MetadataImage(
             cluster_id="c",
             brokers=brokers,
             topics={TOPIC: TopicImage(TOPIC, TOPIC_ID, (partition,))},
@@ -136,7 +138,7 @@ class FakeController:
         self.is_reachable = True
 
     @property
-    def partition(self) -> PartitionImage:
+    def partition(self) -> PartitionRegistration:
         return self.image.topics[TOPIC].partitions[0]
 
     async def change(self, *, tell: Sequence[int] | None = None, **changes: Any) -> None:
@@ -150,9 +152,9 @@ class FakeController:
         for node_id in self.nodes if tell is None else tell:
             await self.nodes[node_id].publish(self.image)
 
-    async def alter_in_sync(
-        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
-    ) -> list[InSyncResult]:
+    async def alter_partition(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
+    ) -> list[IsrChangeResult]:
         if not self.is_reachable:
             raise PeerUnreachableError("the controller does not answer")
         results = []
@@ -163,16 +165,14 @@ class FakeController:
                 error = FencedLeaderEpochError("another epoch")
             elif each.partition_epoch != now.partition_epoch:
                 error = InvalidUpdateVersionError("changed since")
-            elif any(
-                self.image.brokers[member].epoch != epoch for member, epoch in each.in_sync if epoch >= 0
-            ):
+            elif any(self.image.brokers[member].epoch != epoch for member, epoch in each.isr if epoch >= 0):
                 error = IneligibleReplicaError("another life")
             if error is None:
-                await self.change(in_sync=tuple(member for member, _ in each.in_sync))
+                await self.change(isr=tuple(member for member, _ in each.isr))
             now = self.partition
             results.append(
-                InSyncResult(
-                    TOPIC_ID, 0, now.leader, now.leader_epoch, now.in_sync, False, now.partition_epoch, error
+                IsrChangeResult(
+                    TOPIC_ID, 0, now.leader, now.leader_epoch, now.isr, False, now.partition_epoch, error
                 )
             )
         return results
@@ -190,9 +190,9 @@ class ReplicaNode:
         broker_settings = BrokerSettings(node_id=node_id, **{"replica_fetch_backoff_ms": 5, **settings})
         self.settings = EffectiveSettings(broker_settings, controller.image)
         clock = SystemClock()
-        self.store = MemoryStore() if store is None else store
-        self.table = PartitionTable(node_id, self.store, self.settings, clock, not_ours=())
-        self.replication = Replication(
+        self.store = MemoryLogStore() if store is None else store
+        self.table = ReplicaManager(node_id, self.store, self.settings, clock, internal_logs=())
+        self.replication = ReplicaFetcherManager(
             node_id,
             self.table,
             peers,  # type: ignore[arg-type]
@@ -209,8 +209,8 @@ class ReplicaNode:
             settings=self.settings,
             metadata=self,
             partitions=self.table,
-            fetch_sessions=FetchSessions(random.Random(node_id), 100),
-            long_polls=Listeners(),
+            fetch_session_cache=FetchSessionCache(random.Random(node_id), 100),
+            shutdown_callbacks=CallbackList(),
             replication=self.replication,
         )
         self._connection = ClientConnection("node:1", LISTENER)
@@ -228,12 +228,12 @@ class ReplicaNode:
         await self.publish(self.image)
         self.replication.start()
 
-    async def publish(self, image: ClusterImage) -> None:
+    async def publish(self, image: MetadataImage) -> None:
         self.image = image
-        await self.table.publish(ClusterDelta(partitions_changed=((TOPIC, 0),)), image)
+        await self.table.publish(MetadataDelta(partitions_changed=((TOPIC, 0),)), image)
 
     async def close(self) -> None:
-        self.broker.long_polls.end()
+        self.broker.shutdown_callbacks.close()
         await self.replication.close()
         await self.table.close()
 

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
-from moldau.client.net.versions import VERSIONS, Versions
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message, decoder, encoder, uses_flexible_headers
-from moldau.wire.frames import read_header, skip_tags
+from moldau.wire.codec import Message, decoder, encoder, has_flexible_header
+from moldau.wire.frames import read_request_header, skip_tagged_fields
 
 Tree = dict[str, Any]
 NODE = 7
@@ -46,7 +46,7 @@ class ScriptedBroker:
         scripts: Mapping[ApiKey, Script] | None = None,
         *,
         topics: Mapping[str, int] | None = None,
-        versions: Mapping[int, Versions] | None = None,
+        versions: Mapping[int, VersionRange] | None = None,
         port: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class ScriptedBroker:
             **(scripts or {}),
         }
         self.topics = dict(topics or {})
-        self.versions = dict(versions or VERSIONS)
+        self.versions = dict(versions or SUPPORTED_VERSIONS)
         self.leader_epoch = 0
         self.asked: list[Asked] = []
         self.connections = 0
@@ -112,10 +112,10 @@ class ScriptedBroker:
             writer.close()
 
     async def _answer(self, frame: memoryview, number: int, writer: asyncio.StreamWriter) -> None:
-        header = read_header(frame)
+        header = read_request_header(frame)
         api, version = ApiKey(header.api_key), header.version
-        flexible = uses_flexible_headers(api, version)
-        body = skip_tags(frame, header.body_start) if flexible else header.body_start
+        flexible = has_flexible_header(api, version)
+        body = skip_tagged_fields(frame, header.body_start) if flexible else header.body_start
         asked = Asked(api, version, decoder(api, version, "request")(frame[body:]), number)
         self.asked.append(asked)
         answer = self.scripts[api](asked)
@@ -167,8 +167,8 @@ class ScriptedBroker:
         }
 
 
-def api_keys(versions: Mapping[int, Versions]) -> list[Tree]:
+def api_keys(versions: Mapping[int, VersionRange]) -> list[Tree]:
     return [
-        {"api_key": int(api), "min_version": each.low, "max_version": each.high}
+        {"api_key": int(api), "min_version": each.minimum, "max_version": each.maximum}
         for api, each in versions.items()
     ]

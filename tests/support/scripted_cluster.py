@@ -9,7 +9,7 @@ from moldau.client.errors import ConnectionLostError, ErrorCode
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 from moldau.testing.simulation.platform.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from moldau.testing.simulation.checkers.history import History, Partition, Send
+from moldau.testing.simulation.checkers.history import History, Partition, SendOperation
 
 RESUME_TIMEOUT_S = 60
-SEND_EVERY_S = 0.002
+SEND_INTERVAL_S = 0.002
 
 
 class SteadyWriter:
@@ -44,14 +44,16 @@ class SteadyWriter:
             value = f"w-{number}".encode()
             send = self._history.send("writer", (topic, index), [value], acks=-1, is_idempotent=True)
             self._producer.produce(
-                topic, value, partition=index, on_delivery=self._told(send, time.monotonic())
+                topic, value, partition=index, on_delivery=self._on_delivery(send, time.monotonic())
             )
             self._producer.poll(0)
             number += 1
-            self._stop.wait(SEND_EVERY_S)
+            self._stop.wait(SEND_INTERVAL_S)
 
-    def _told(self, send: Send, sent_at: float) -> Callable[[KafkaError | None, Message], None]:
-        def told(error: KafkaError | None, message: Message) -> None:
+    def _on_delivery(
+        self, send: SendOperation, sent_at: float
+    ) -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self.failures.append(str(error))
                 return
@@ -59,7 +61,7 @@ class SteadyWriter:
             self._history.acknowledge(send, offset if offset is not None and offset >= 0 else None)
             self._newest_acknowledged[send.partition[1]] = sent_at
 
-        return told
+        return report
 
     def wait_resumed(self, partitions: Sequence[int], since: float) -> float:
         """Seconds until a record sent after `since` is acknowledged in each of the partitions."""
@@ -75,7 +77,7 @@ class SteadyWriter:
         assert self._producer.flush(RESUME_TIMEOUT_S) == 0
 
 
-def shown(paused: Sequence[float]) -> str:
+def format_pauses(paused: Sequence[float]) -> str:
     """The pauses of writes, in seconds, as a line for people."""
     ordered = sorted(paused)
     median, late = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99))

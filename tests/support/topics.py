@@ -6,12 +6,12 @@ import uuid
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from support.wire import Wire, latest
+from support.wire import WireClient, latest
 
 QUIET = {"log_level": 0}
 
 
-def let_other_brokers_settle() -> None:
+def wait_for_external_broker() -> None:
     """What an admin client changed, Kafka shows a little later, with nothing to wait for. Moldau shows it at once."""
     if "MOLDAU_TEST_BOOTSTRAP" in os.environ:
         time.sleep(0.5)
@@ -41,6 +41,6 @@ class Topics:
     def _wait_for_leaders(self, name: str, partitions: int) -> None:
         # Kafka says that a topic is created before its partitions can be used. Moldau must not.
         deadline = time.monotonic() + 20
-        with Wire(self.bootstrap) as wire:
+        with WireClient(self.bootstrap) as wire:
             while any(latest(wire, name, partition)["error_code"] for partition in range(partitions)):
                 assert time.monotonic() < deadline, "the topic's partitions cannot be used"

@@ -125,11 +125,11 @@ def decode(api_key: int, version: int, frame: bytes) -> tuple[int, dict[str, Any
     return int(header.correlation_id), plain(body)
 
 
-class Closed(Exception):
+class ConnectionClosedError(Exception):
     """The broker closed the connection."""
 
 
-class Wire:
+class WireClient:
     """One connection to a broker."""
 
     def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S, *, client_id: str = "raw") -> None:
@@ -156,7 +156,7 @@ class Wire:
     def receive(self, api_key: int, version: int) -> tuple[int, dict[str, Any]]:
         return decode(api_key, version, self.receive_frame())
 
-    def ask(self, api_key: int, version: int, tree: dict[str, Any]) -> dict[str, Any]:
+    def request(self, api_key: int, version: int, tree: dict[str, Any]) -> dict[str, Any]:
         sent = self.send(api_key, version, tree)
         correlation_id, answer = self.receive(api_key, version)
         assert correlation_id == sent
@@ -175,16 +175,16 @@ class Wire:
             try:
                 chunk = self.socket.recv(min(size - len(data), 1 << 20))
             except ConnectionError as error:
-                raise Closed(str(error)) from None
+                raise ConnectionClosedError(str(error)) from None
             if not chunk:
-                raise Closed(f"closed after {len(data)} of {size} bytes")
+                raise ConnectionClosedError(f"closed after {len(data)} of {size} bytes")
             data += chunk
         return bytes(data)
 
     def close(self) -> None:
         self.socket.close()
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> "WireClient":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,9 +265,9 @@ def produce_tree(
     }
 
 
-def produce(wire: Wire, topic: str, *batches: bytes, version: int = 9, **more: Any) -> tuple[int, int]:
+def produce(wire: WireClient, topic: str, *batches: bytes, version: int = 9, **more: Any) -> tuple[int, int]:
     """(error code, base offset) of one partition's records."""
-    answer = wire.ask(PRODUCE, version, produce_tree(topic, *batches, **more))
+    answer = wire.request(PRODUCE, version, produce_tree(topic, *batches, **more))
     (topic_answer,) = answer["responses"]
     (partition_answer,) = topic_answer["partition_responses"]
     return partition_answer["error_code"], partition_answer["base_offset"]
@@ -292,36 +292,36 @@ def fetch_tree(topic: str, offset: int, partition: int = 0, **more: Any) -> dict
     return {**tree, **more}
 
 
-def fetch(wire: Wire, topic: str, offset: int, version: int = 12, **more: Any) -> dict[str, Any]:
+def fetch(wire: WireClient, topic: str, offset: int, version: int = 12, **more: Any) -> dict[str, Any]:
     """The answer for one partition."""
-    answer = wire.ask(FETCH, version, fetch_tree(topic, offset, **more))
+    answer = wire.request(FETCH, version, fetch_tree(topic, offset, **more))
     (topic_answer,) = answer["responses"]
     (partition_answer,) = topic_answer["partitions"]
     found: dict[str, Any] = partition_answer
     return found
 
 
-def latest(wire: Wire, topic: str, partition: int = 0) -> dict[str, Any]:
+def latest(wire: WireClient, topic: str, partition: int = 0) -> dict[str, Any]:
     """ListOffsets' answer for the end of one partition."""
     wanted = {"partition_index": partition, "timestamp": -1, "current_leader_epoch": -1}
     tree = {"replica_id": -1, "topics": [{"name": topic, "partitions": [wanted]}]}
-    found: dict[str, Any] = wire.ask(LIST_OFFSETS, 7, tree)["topics"][0]["partitions"][0]
+    found: dict[str, Any] = wire.request(LIST_OFFSETS, 7, tree)["topics"][0]["partitions"][0]
     return found
 
 
-def end_offset(wire: Wire, topic: str, partition: int = 0) -> int:
+def end_offset(wire: WireClient, topic: str, partition: int = 0) -> int:
     offset: int = latest(wire, topic, partition)["offset"]
     return offset
 
 
-def topic_id(wire: Wire, topic: str) -> UUID:
-    answer = wire.ask(METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
+def topic_id(wire: WireClient, topic: str) -> UUID:
+    answer = wire.request(METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
     found: UUID = answer["topics"][0]["topic_id"]
     return found
 
 
 def stored_codec(bootstrap: str, topic: str) -> str:
     """The compression of the first batch of a topic as it lies in the log, whatever the client was told to do."""
-    with Wire(bootstrap) as wire:
+    with WireClient(bootstrap) as wire:
         data: bytes = fetch(wire, topic, 0)["records"]
     return ("none", "gzip", "snappy", "lz4", "zstd")[data[22] & 7]

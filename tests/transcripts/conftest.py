@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from moldau.testing.simulation.platform.loop import SimulatedLoop
-from transcripts.broker_storyteller import BrokerStoryteller
-from transcripts.controller_storyteller import ControllerStoryteller
-from transcripts.group_storyteller import GroupStoryteller
-from transcripts.member_storyteller import MemberStoryteller
-from transcripts.quorum_storyteller import QuorumStoryteller
-from transcripts.replica_storyteller import ReplicaStoryteller
-from transcripts.storyteller import Storyteller
+from transcripts.broker_runner import BrokerTranscriptRunner
+from transcripts.control_plane_runner import ControlPlaneTranscriptRunner
+from transcripts.controller_runner import ControllerTranscriptRunner
+from transcripts.group_runner import GroupTranscriptRunner
+from transcripts.member_runner import MemberTranscriptRunner
+from transcripts.quorum_runner import QuorumTranscriptRunner
+from transcripts.replica_runner import ReplicaTranscriptRunner
 
-Teller = (
-    Storyteller
-    | BrokerStoryteller
-    | ControllerStoryteller
-    | GroupStoryteller
-    | MemberStoryteller
-    | QuorumStoryteller
+TranscriptRunner = (
+    ControlPlaneTranscriptRunner
+    | BrokerTranscriptRunner
+    | ControllerTranscriptRunner
+    | GroupTranscriptRunner
+    | MemberTranscriptRunner
+    | QuorumTranscriptRunner
 )
 
 
@@ -40,14 +40,14 @@ class TranscriptFile(pytest.File):
 class TranscriptItem(pytest.Item):
     def runtest(self) -> None:
         written = self.path.read_text()
-        storyteller = storyteller_of(self.name)
-        factory = SimulatedLoop if isinstance(storyteller, BrokerStoryteller) else None
+        runner = runner_for(self.name)
+        factory = SimulatedLoop if isinstance(runner, BrokerTranscriptRunner) else None
         with asyncio.Runner(loop_factory=factory) as runner:
-            told = runner.run(tell(written, storyteller))
+            replayed = runner.run(replay(written, runner))
         if self.config.getoption("--rewrite"):
-            self.path.write_text(told)
+            self.path.write_text(replayed)
         else:
-            assert told.splitlines() == written.splitlines(), (
+            assert replayed.splitlines() == written.splitlines(), (
                 "see the difference; `pytest --rewrite` accepts it"
             )
 
@@ -55,27 +55,27 @@ class TranscriptItem(pytest.Item):
         return self.path, 0, self.name
 
 
-def storyteller_of(name: str) -> Teller:
+def runner_for(name: str) -> TranscriptRunner:
     if name.startswith("broker_"):
-        return BrokerStoryteller()
+        return BrokerTranscriptRunner()
     if name.startswith("controller_"):
-        return ControllerStoryteller()
+        return ControllerTranscriptRunner()
     if name.startswith("group_"):
-        return GroupStoryteller()
+        return GroupTranscriptRunner()
     if name.startswith("quorum_"):
-        return QuorumStoryteller()
+        return QuorumTranscriptRunner()
     if name.startswith("replica_"):
-        return ReplicaStoryteller()
-    return MemberStoryteller() if name.startswith("member_") else Storyteller()
+        return ReplicaTranscriptRunner()
+    return MemberTranscriptRunner() if name.startswith("member_") else ControlPlaneTranscriptRunner()
 
 
-async def tell(written: str, storyteller: Teller) -> str:
+async def replay(written: str, runner: TranscriptRunner) -> str:
     """The transcript with its comments and commands as they are, and under each command what happens now."""
     lines: list[str] = []
     for line in written.splitlines():
         if line.startswith("> "):
             lines.append(line)
-            lines += ["  " + each for each in await storyteller.do(line[2:])]
+            lines += ["  " + each for each in await runner.execute(line[2:])]
         elif not line.startswith("  "):
             lines.append(line)
     return "\n".join(lines) + "\n"

@@ -2,21 +2,21 @@
 
 from moldau.platform.clock import Clock
 
-ENDED_MS = -1
+EXPIRED_MS = -1
 
 
-class Lease:
+class BrokerLease:
     """Without a valid lease nothing is appended, and nothing that was appended is acknowledged."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.ends_ms = ENDED_MS
+        self.expires_ms = EXPIRED_MS
 
     def is_valid(self) -> bool:
-        return self._clock.monotonic_ms() < self.ends_ms
+        return self._clock.monotonic_ms() < self.expires_ms
 
-    def prolong(self, ends_ms: int) -> None:
-        self.ends_ms = max(self.ends_ms, ends_ms)
+    def extend(self, expires_ms: int) -> None:
+        self.expires_ms = max(self.expires_ms, expires_ms)
 
     def end(self) -> None:
-        self.ends_ms = ENDED_MS
+        self.expires_ms = EXPIRED_MS

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from moldau.cli.settings import settings
 from moldau.cli.version import print_version, version
 
-GROUPED = {
+COMMANDS_BY_GROUP = {
     "topic": {
         "list": "moldau.cli.topic.list:topic_list",
         "create": "moldau.cli.topic.create:topic_create",
@@ -57,30 +57,30 @@ GROUPED = {
 }
 
 
-ENDS_AT_FIRST = {"moldau.cli.spark.submit:spark_submit"}
+NO_INTERSPERSED_ARGS = {"moldau.cli.spark.submit:spark_submit"}
 """Commands whose options end where their first argument is: what follows belongs to the program that they run."""
 
 
-def _load(name: str, place: str) -> Any:
+def _load_command(name: str, place: str) -> Any:
     module, _, function = place.partition(":")
-    return _command(name, getattr(import_module(module), function), place not in ENDS_AT_FIRST)
+    return _make_command(name, getattr(import_module(module), function), place not in NO_INTERSPERSED_ARGS)
 
 
-def _command(name: str, function: Callable[..., Any], options_anywhere: bool) -> Any:
+def _make_command(name: str, function: Callable[..., Any], options_anywhere: bool) -> Any:
     alone = typer.Typer(add_completion=False)
     alone.command(name, context_settings={"allow_interspersed_args": options_anywhere})(function)
     return typer.main.get_command(alone)
 
 
-class LazyCommands(TyperGroup):
+class LazyGroup(TyperGroup):
     """The commands of one group, which bring codecs and an event loop."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(GROUPED[self.name or ""])
+        return list(COMMANDS_BY_GROUP[self.name or ""])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        place = GROUPED[self.name or ""].get(cmd_name)
-        return None if place is None else _load(cmd_name, place)
+        place = COMMANDS_BY_GROUP[self.name or ""].get(cmd_name)
+        return None if place is None else _load_command(cmd_name, place)
 
 
 app = typer.Typer(name="moldau", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -96,11 +96,11 @@ def moldau(
     """A Kafka-compatible event log written in Python."""
 
 
-WHOLE_LINE = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+RAW_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """For commands that read their arguments elsewhere, `--help` among them."""
 
 
-@app.command("serve", context_settings=WHOLE_LINE)
+@app.command("serve", context_settings=RAW_ARGUMENTS)
 def serve(context: typer.Context) -> None:
     """Run a node until it is told to stop (Ctrl-C, SIGTERM)."""
     from moldau.cli.serve import serve
@@ -108,32 +108,32 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(serve(context.args))
 
 
-@app.command("up", context_settings=WHOLE_LINE)
+@app.command("up", context_settings=RAW_ARGUMENTS)
 def up(context: typer.Context) -> None:
     """Run a cluster of several nodes on this machine."""
-    _load("up", "moldau.cli.up.command:up").main(context.args, "moldau up")
+    _load_command("up", "moldau.cli.up.command:up").main(context.args, "moldau up")
 
 
-@app.command("produce", context_settings=WHOLE_LINE)
+@app.command("produce", context_settings=RAW_ARGUMENTS)
 def produce(context: typer.Context) -> None:
     """Send each line of standard input as a record."""
-    _load("produce", "moldau.cli.produce:produce").main(context.args, "moldau produce")
+    _load_command("produce", "moldau.cli.produce:produce").main(context.args, "moldau produce")
 
 
-@app.command("consume", context_settings=WHOLE_LINE)
+@app.command("consume", context_settings=RAW_ARGUMENTS)
 def consume(context: typer.Context) -> None:
     """Print records of topics as they come."""
-    _load("consume", "moldau.cli.consume:consume").main(context.args, "moldau consume")
+    _load_command("consume", "moldau.cli.consume:consume").main(context.args, "moldau consume")
 
 
-@app.command("demo", context_settings=WHOLE_LINE)
+@app.command("demo", context_settings=RAW_ARGUMENTS)
 def demo(context: typer.Context) -> None:
     """See it all at work: a node, orders that come in, and a pipeline on Spark."""
-    _load("demo", "moldau.cli.demo.command:demo").main(context.args, "moldau demo")
+    _load_command("demo", "moldau.cli.demo.command:demo").main(context.args, "moldau demo")
 
 
 def _add_group(name: str, doc: str) -> None:
-    group = typer.Typer(cls=LazyCommands, no_args_is_help=True)
+    group = typer.Typer(cls=LazyGroup, no_args_is_help=True)
     group.callback()(lambda: None)
     app.add_typer(group, name=name, help=doc)
 

@@ -8,29 +8,29 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Topics, name
-from moldau.cli.cluster_access import CommandError, reached, run_or_fail, say
-from moldau.cli.signals import stopping
-from moldau.cli.streams import Output
+from moldau.cli.cluster_access import CommandError, connected_cluster, print_notice, run_or_exit
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, name
+from moldau.cli.signals import stop_signal
+from moldau.cli.streams import OutputWriter
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import ConsumerRecord, TopicPartition
 
 POLL_MS = 200
-TOPIC_WITHIN_MS = 500
+TOPIC_TIMEOUT_MS = 500
 """A topic that was created a moment ago may not be known to all brokers yet."""
-SHARED_OUT_WITHIN_S = 5.0
+ASSIGNMENT_NOTICE_DELAY_S = 5.0
 """Longer than brokers wait for the first members of a group; after that somebody is slow to join."""
-NOTHING_ASSIGNED_S = 3.0
+UNASSIGNED_TIMEOUT_S = 3.0
 """Who has no partition for so long has none because others have them all."""
-POSITIONS_WITHIN_S = 5.0
-LAST_WRITE_S = 2.0
+POSITIONS_TIMEOUT_S = 5.0
+FINAL_WRITE_TIMEOUT_S = 2.0
 """When it is time to stop: how long whoever reads the output has to take what is being written."""
 
 
 def consume(
     topics: Topics,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     group: Annotated[
         str | None,
         typer.Option(
@@ -77,59 +77,59 @@ def consume(
 
     async def run() -> int | None:
         """Gives the number of the signal that ended it."""
-        async with reached(bootstrap) as cluster:
+        async with connected_cluster(bootstrap) as cluster:
             consumer = Consumer(cluster=cluster, group_id=group, auto_offset_reset=reset)
             await consumer.start()
-            with stopping() as asked, Output(sys.stdout.buffer) as output:
-                printing = _Printing(consumer, output, asked, group, as_json)
+            with stop_signal() as asked, OutputWriter(sys.stdout.buffer) as output:
+                printing = _RecordPrinter(consumer, output, asked, group, as_json)
                 try:
-                    await printing.begin(topics, may_wait=group is not None and not exit_at_end)
-                    await printing.go_on(count, exit_at_end)
+                    await printing.start(topics, may_wait=group is not None and not exit_at_end)
+                    await printing.run_until_done(count, exit_at_end)
                 except BrokenPipeError:
                     # Whoever read our output has seen enough, as `head` does.
                     return None
                 finally:
-                    await printing.end()
+                    await printing.close()
             return asked.result() if asked.done() else None
 
-    signal_number = run_or_fail(run(), bootstrap)
+    signal_number = run_or_exit(run(), bootstrap)
     if signal_number is not None:
         raise typer.Exit(128 + signal_number)
 
 
-class _Printing:
+class _RecordPrinter:
     def __init__(
         self,
         consumer: Consumer,
-        output: Output,
+        output: OutputWriter,
         asked: "asyncio.Future[int]",
         group: str | None,
         as_json: bool,
     ) -> None:
         self._consumer = consumer
         self._output = output
-        self._asked = asked
+        self._stop_requested = asked
         """Done when it is time to stop."""
         self._group = group
-        self._line = _json if as_json else _value
+        self._format_record = _format_json if as_json else _format_value
         self._assigned_at: float | None = None
         """When the group last said what this consumer has; never without a group."""
-        self._unassigned_for_long: asyncio.TimerHandle | None = None
+        self._unassigned_notice: asyncio.TimerHandle | None = None
 
-    async def begin(self, topics: list[str], *, may_wait: bool) -> None:
+    async def start(self, topics: list[str], *, may_wait: bool) -> None:
         """Raises KafkaError where a topic does not exist, and nobody would wait until it does."""
         cluster = self._consumer.cluster
         try:
-            await cluster.wait_for_topics(topics, timeout_ms=TOPIC_WITHIN_MS)
+            await cluster.wait_for_topics(topics, timeout_ms=TOPIC_TIMEOUT_MS)
         except KafkaError as error:
             if not may_wait or error.code != ErrorCode.unknown_topic_or_partition:
                 raise
             missing = ", ".join(topic for topic in topics if topic not in cluster.topics)
-            say(f"waiting until {missing} exists ... (`moldau topic list` shows what there is)")
+            print_notice(f"waiting until {missing} exists ... (`moldau topic list` shows what there is)")
         if self._group is not None:
-            self._unassigned_for_long = asyncio.get_running_loop().call_later(
-                SHARED_OUT_WITHIN_S,
-                say,
+            self._unassigned_notice = asyncio.get_running_loop().call_later(
+                ASSIGNMENT_NOTICE_DELAY_S,
+                print_notice,
                 f"waiting for other consumers of the group {self._group} to join ...",
             )
             self._consumer.subscribe(topics, on_assigned=self._on_assigned)
@@ -142,15 +142,15 @@ class _Printing:
 
     def _on_assigned(self, _: list[TopicPartition]) -> None:
         self._assigned_at = asyncio.get_running_loop().time()
-        self._stop_wondering()
+        self._cancel_unassigned_notice()
 
-    def _stop_wondering(self) -> None:
-        if self._unassigned_for_long is not None:
-            self._unassigned_for_long.cancel()
+    def _cancel_unassigned_notice(self) -> None:
+        if self._unassigned_notice is not None:
+            self._unassigned_notice.cancel()
 
-    async def go_on(self, count: int | None, exit_at_end: bool) -> None:
+    async def run_until_done(self, count: int | None, exit_at_end: bool) -> None:
         left = count
-        while left != 0 and not self._asked.done():
+        while left != 0 and not self._stop_requested.done():
             records = await self._consumer.poll(POLL_MS, max_records=left)
             if records and not await self._write(records):
                 return
@@ -159,19 +159,19 @@ class _Printing:
             if exit_at_end and not records and await self._is_at_end():
                 return
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Commits what was written, and leaves the group."""
-        self._stop_wondering()
+        self._cancel_unassigned_notice()
         await self._consumer.close()
 
     async def _write(self, records: list[ConsumerRecord]) -> bool:
         """Raises OSError. False when it is time to stop and nobody takes them."""
-        written = self._output.write(b"".join([self._line(record) + b"\n" for record in records]))
+        written = self._output.write(b"".join([self._format_record(record) + b"\n" for record in records]))
         is_written = False
         try:
-            either: list[asyncio.Future[Any]] = [written, self._asked]
+            either: list[asyncio.Future[Any]] = [written, self._stop_requested]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait([written], timeout=LAST_WRITE_S)
+            await asyncio.wait([written], timeout=FINAL_WRITE_TIMEOUT_S)
             if written.done():
                 written.result()
                 is_written = True
@@ -185,44 +185,44 @@ class _Printing:
     async def _is_at_end(self) -> bool:
         partitions = self._consumer.assignment
         if not partitions:
-            self._check_share()
+            self._check_has_partitions()
             return False
         ends = await self._consumer.end_offsets(partitions)
         try:
             # A partition may lose its topic while it is looked for; the next poll sees to that.
-            async with asyncio.timeout(POSITIONS_WITHIN_S):
+            async with asyncio.timeout(POSITIONS_TIMEOUT_S):
                 positions = await asyncio.gather(*(self._consumer.position(each) for each in partitions))
         except TimeoutError:
             return False
         return all(position >= ends[each] for each, position in zip(partitions, positions, strict=True))
 
-    def _check_share(self) -> None:
+    def _check_has_partitions(self) -> None:
         now = asyncio.get_running_loop().time()
-        if self._assigned_at is not None and now > self._assigned_at + NOTHING_ASSIGNED_S:
+        if self._assigned_at is not None and now > self._assigned_at + UNASSIGNED_TIMEOUT_S:
             raise CommandError(
                 f"There is nothing to read here: other consumers of the group {self._group} have all partitions. "
                 f"`moldau group describe {self._group}` shows them."
             )
 
 
-def _value(record: ConsumerRecord) -> bytes:
+def _format_value(record: ConsumerRecord) -> bytes:
     return record.value or b""
 
 
-def _json(record: ConsumerRecord) -> bytes:
+def _format_json(record: ConsumerRecord) -> bytes:
     shown = {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
-        "key": _text(record.key),
-        "value": _text(record.value),
-        "headers": [[name, _text(value)] for name, value in record.headers],
+        "key": _json_text(record.key),
+        "value": _json_text(record.value),
+        "headers": [[name, _json_text(value)] for name, value in record.headers],
     }
     return json.dumps(shown, ensure_ascii=False).encode()
 
 
-def _text(data: bytes | None) -> str | dict[str, str] | None:
+def _json_text(data: bytes | None) -> str | dict[str, str] | None:
     """Text where it is text; other bytes in base64, and marked as such."""
     if data is None:
         return None

@@ -8,36 +8,36 @@ from typing import Annotated, Any
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Topic
-from moldau.cli.cluster_access import reached, run_or_fail, say, told_if_slow
-from moldau.cli.signals import stopping
-from moldau.cli.streams import lines
+from moldau.cli.cluster_access import connected_cluster, notify_if_slow, print_notice, run_or_exit
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
+from moldau.cli.signals import stop_signal
+from moldau.cli.streams import read_lines
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer, RecordMetadata
-from moldau.records.compression import NUMBERS
+from moldau.records.compression import CODECS_BY_NAME
 
-CODECS = [each for each in NUMBERS if each != "uncompressed"]
+CODECS = [each for each in CODECS_BY_NAME if each != "uncompressed"]
 """That is a topic's word for none."""
-LINES_AT_ONCE = 500
+LINES_PER_YIELD = 500
 """So many are taken before batches get their chance to leave."""
-TOPIC_WITHIN_MS = 5_000
+TOPIC_TIMEOUT_MS = 5_000
 """As long as it may take until brokers have created a topic by themselves."""
 
 
 @dataclass
-class Counts:
-    taken: int = 0
+class RecordCounts:
+    sent: int = 0
     acknowledged: int = 0
 
     def __str__(self) -> str:
-        of_all = f" of {self.taken}" if self.acknowledged < self.taken else ""
-        is_one = self.taken == 1
+        of_all = f" of {self.sent}" if self.acknowledged < self.sent else ""
+        is_one = self.sent == 1
         return f"{self.acknowledged}{of_all} record{'' if is_one else 's'} {'is' if is_one else 'are'} acknowledged."
 
 
 def produce(
     topic: Topic,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     key_separator: Annotated[
         str | None,
         typer.Option(
@@ -67,7 +67,7 @@ def produce(
     if compression not in CODECS:
         raise typer.BadParameter(f"one of {', '.join(CODECS)}", param_hint="--compression")
     separator = None if not key_separator else os.fsencode(key_separator)
-    counts = Counts()
+    counts = RecordCounts()
 
     async def send_lines(
         cluster: Cluster, producer: Producer, failed: "asyncio.Future[BaseException]"
@@ -79,33 +79,36 @@ def produce(
             elif not failed.done():
                 failed.set_result(error)
 
-        async for some in lines(sys.stdin.buffer):
-            if counts.taken == 0:
-                with told_if_slow(f"waiting for the topic {topic} ..."):
-                    await cluster.wait_for_topics([topic], timeout_ms=TOPIC_WITHIN_MS, create=True)
+        async for some in read_lines(sys.stdin.buffer):
+            if counts.sent == 0:
+                with notify_if_slow(f"waiting for the topic {topic} ..."):
+                    await cluster.wait_for_topics([topic], timeout_ms=TOPIC_TIMEOUT_MS, create=True)
             for value in some:
                 key: bytes | None = None
                 if separator is not None and separator in value:
                     key, _, value = value.partition(separator)
                 (await producer.send(topic, value, key=key, partition=partition)).add_done_callback(settle)
-                counts.taken += 1
-                if counts.taken % LINES_AT_ONCE == 0:
+                counts.sent += 1
+                if counts.sent % LINES_PER_YIELD == 0:
                     await asyncio.sleep(0)
 
     async def run() -> int | None:
         """Gives the number of the signal that ended it."""
-        async with reached(bootstrap) as cluster, Producer(cluster, compression=compression) as producer:
+        async with (
+            connected_cluster(bootstrap) as cluster,
+            Producer(cluster, compression=compression) as producer,
+        ):
             if sys.stdin.isatty():
-                say(f"Every line becomes a record of {topic}; Ctrl-D ends.")
+                print_notice(f"Every line becomes a record of {topic}; Ctrl-D ends.")
             loop = asyncio.get_running_loop()
             failed: asyncio.Future[BaseException] = loop.create_future()
             sending = loop.create_task(send_lines(cluster, producer, failed), name="produce sends lines")
-            with stopping() as asked:
+            with stop_signal() as asked:
                 ends: list[asyncio.Future[Any]] = [sending, asked, failed]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 sending.cancel()
                 await asyncio.wait([sending])
-                with told_if_slow("waiting for acknowledgements; Ctrl-C leaves without them ..."):
+                with notify_if_slow("waiting for acknowledgements; Ctrl-C leaves without them ..."):
                     await producer.flush()
             if failed.done():
                 raise failed.result()
@@ -114,11 +117,11 @@ def produce(
             return asked.result() if asked.done() else None
 
     try:
-        signal_number = run_or_fail(run(), bootstrap)
+        signal_number = run_or_exit(run(), bootstrap)
     except typer.Exit:
-        if counts.taken:
-            say(str(counts))
+        if counts.sent:
+            print_notice(str(counts))
         raise
-    say(str(counts))
+    print_notice(str(counts))
     if signal_number is not None:
         raise typer.Exit(128 + signal_number)

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from moldau.cli.options import parse_flags
+from moldau.cli.serve_flags import parse_flags
 from moldau.errors import InvalidConfigError, MoldauError
 from moldau.settings.broker import BrokerSettings
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from moldau.node.node import Node
     from moldau.platform import Platform
 
-FAILED = 1
-MISUSED = 2
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -28,26 +28,26 @@ def serve(arguments: Sequence[str]) -> int:
     try:
         flags = parse_flags(arguments)
         if flags.wants_help:
-            from moldau.cli.help import serve_help
+            from moldau.cli.serve_help import serve_help
 
             sys.stdout.write(serve_help())
             return 0
-        settings = build(file=flags.config, environment=os.environ, flags=flags.settings)
+        settings = build_settings(file=flags.config, environment=os.environ, flags=flags.settings)
         settings = dataclasses.replace(settings, data_dir=os.path.abspath(settings.data_dir))
-        return _run_or_say_why_not(settings)
+        return _run_and_report_errors(settings)
     except InvalidConfigError as error:
-        return _complain(str(error), MISUSED)
+        return _print_error(str(error), EXIT_USAGE)
 
 
-def _run_or_say_why_not(settings: BrokerSettings) -> int:
+def _run_and_report_errors(settings: BrokerSettings) -> int:
     try:
         run(settings)
     except InvalidConfigError:
         raise
     except MoldauError as error:
-        return _complain(str(error), FAILED)
+        return _print_error(str(error), EXIT_FAILURE)
     except OSError as error:
-        return _complain(_sentence(error, settings), FAILED)
+        return _print_error(_describe_os_error(error, settings), EXIT_FAILURE)
     return 0
 
 
@@ -66,10 +66,10 @@ def run(settings: BrokerSettings) -> None:
         data_lock(settings.data_dir) if settings.store == "files" else nullcontext(),
         asyncio.Runner(loop_factory=loop_factory(settings.event_loop)) as runner,
     ):
-        runner.run(_serve_until_told(platform, settings))
+        runner.run(_run_until_stopped(platform, settings))
 
 
-async def _serve_until_told(platform: "Platform", settings: BrokerSettings) -> None:
+async def _run_until_stopped(platform: "Platform", settings: BrokerSettings) -> None:
     import asyncio
     import signal
 
@@ -90,7 +90,7 @@ async def _serve_until_told(platform: "Platform", settings: BrokerSettings) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
     node = Node(platform, settings, on_fatal=lambda _: told.set())
-    if not await _start_unless_told(node, told):
+    if not await _start_unless_stopped(node, told):
         return
     # What the node is made of lives as long as the node: the collector need not look at it ever again.
     gc.collect()
@@ -103,7 +103,7 @@ async def _serve_until_told(platform: "Platform", settings: BrokerSettings) -> N
         raise node.failure
 
 
-async def _start_unless_told(node: "Node", told: "asyncio.Event") -> bool:
+async def _start_unless_stopped(node: "Node", told: "asyncio.Event") -> bool:
     """A node waits for its cluster when it starts, and whoever wants it to stop need not wait with it."""
     import asyncio
 
@@ -153,7 +153,7 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _sentence(error: OSError, settings: BrokerSettings) -> str:
+def _describe_os_error(error: OSError, settings: BrokerSettings) -> str:
     import socket
 
     listen = ", ".join(listener.address for listener in settings.listeners)
@@ -168,6 +168,6 @@ def _sentence(error: OSError, settings: BrokerSettings) -> str:
     return f"{where}{error.strerror or error}"
 
 
-def _complain(sentence: str, code: int) -> int:
+def _print_error(sentence: str, code: int) -> int:
     sys.stderr.write(f"moldau: {sentence}\n")
     return code

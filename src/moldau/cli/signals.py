@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopping() -> Iterator["asyncio.Future[int]"]:
+def stop_signal() -> Iterator["asyncio.Future[int]"]:
     """Gives what the first signal puts its number into. Whoever sends a second does not want to wait: it cancels the
     task. A third does what signals do."""
     loop = asyncio.get_running_loop()

@@ -17,11 +17,11 @@ CHUNK_BYTES = 64 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 
 
-async def lines(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
+async def read_lines(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
     """The lines as they come, many at a time, without their newlines. What follows the last newline is a line."""
     begun: list[bytes] = []
     begun_bytes = 0
-    async for chunk in _chunks(stream):
+    async for chunk in _read_chunks(stream):
         first, *others = chunk.split(b"\n")
         begun.append(first)
         begun_bytes += len(first)
@@ -35,7 +35,7 @@ async def lines(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
         yield [b"".join(begun)]
 
 
-async def _chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
+async def _read_chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
     try:
         descriptor = stream.fileno()
     except io.UnsupportedOperation:
@@ -44,14 +44,14 @@ async def _chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
         return
     # Not as a pipe transport, which would make the terminal non-blocking for all who share it.
     while True:
-        await _readable(descriptor)
+        await _wait_readable(descriptor)
         chunk = os.read(descriptor, CHUNK_BYTES)
         if not chunk:
             return
         yield chunk
 
 
-async def _readable(descriptor: int) -> None:
+async def _wait_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
@@ -66,15 +66,15 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-class Output:
+class OutputWriter:
     """Writes in a thread of its own. It is a daemon, because a write that nobody takes cannot be called off."""
 
     def __init__(self, stream: BinaryIO) -> None:
         # Without the buffer, whose lock such a write would hold when the process wants to end.
         self._stream = getattr(stream, "raw", stream)
         self._loop = asyncio.get_running_loop()
-        self._orders: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="moldau-output", daemon=True)
+        self._queue: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="moldau-output", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -83,16 +83,16 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._orders.put(None)
+        self._queue.put(None)
 
     def write(self, data: bytes) -> "asyncio.Future[None]":
         """Done when all is written; raises OSError."""
         written: asyncio.Future[None] = self._loop.create_future()
-        self._orders.put((data, written))
+        self._queue.put((data, written))
         return written
 
-    def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
+    def _run(self) -> None:
+        while (order := self._queue.get()) is not None:
             data, written = order
             failure: OSError | None = None
             try:
@@ -101,7 +101,7 @@ class Output:
                 failure = error
             # The loop may have ended without waiting any longer.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(_settle, written, failure)
+                self._loop.call_soon_threadsafe(_complete_write, written, failure)
 
     def _write_all(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -114,7 +114,7 @@ class Output:
                 rest = rest[count:]
 
 
-def _settle(written: "asyncio.Future[None]", failure: OSError | None) -> None:
+def _complete_write(written: "asyncio.Future[None]", failure: OSError | None) -> None:
     if written.done():
         return
     if failure is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RebalanceInProgressError,
     )
     from moldau.client.consumer.fetcher import Fetcher
-    from moldau.client.consumer.positions import OffsetAndMetadata
+    from moldau.client.consumer.subscription_state import OffsetAndMetadata
     from moldau.client.errors import (
         AuthenticationError,
         ClientClosedError,
@@ -56,30 +56,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Admin": "admin",
-    "AuthenticationError": "errors",
-    "ClientClosedError": "errors",
-    "Cluster": "cluster",
-    "CommitFailedError": "consumer_errors",
-    "ConnectionLostError": "errors",
-    "Consumer": "consumer",
-    "ConsumerRecord": "record",
-    "ErrorCode": "errors",
-    "Fetcher": "fetcher",
-    "IllegalStateError": "errors",
-    "KafkaError": "errors",
-    "NoOffsetForPartitionError": "consumer_errors",
-    "OffsetAndMetadata": "positions",
-    "Producer": "producer",
-    "RebalanceInProgressError": "consumer_errors",
-    "RecordMetadata": "producer",
-    "RequestTimedOutError": "errors",
-    "Security": "security",
-    "TopicPartition": "record",
+    "Admin": "moldau.client.admin.admin",
+    "AuthenticationError": "moldau.client.errors",
+    "ClientClosedError": "moldau.client.errors",
+    "Cluster": "moldau.client.net.cluster",
+    "CommitFailedError": "moldau.client.consumer.errors",
+    "ConnectionLostError": "moldau.client.errors",
+    "Consumer": "moldau.client.consumer.consumer",
+    "ConsumerRecord": "moldau.client.record",
+    "ErrorCode": "moldau.client.errors",
+    "Fetcher": "moldau.client.consumer.fetcher",
+    "IllegalStateError": "moldau.client.errors",
+    "KafkaError": "moldau.client.errors",
+    "NoOffsetForPartitionError": "moldau.client.consumer.errors",
+    "OffsetAndMetadata": "moldau.client.consumer.subscription_state",
+    "Producer": "moldau.client.producer.producer",
+    "RebalanceInProgressError": "moldau.client.consumer.errors",
+    "RecordMetadata": "moldau.client.producer.producer",
+    "RequestTimedOutError": "moldau.client.errors",
+    "Security": "moldau.client.security.config",
+    "TopicPartition": "moldau.client.record",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -3,7 +3,7 @@
 from moldau.wire.kio import ErrorCode
 
 __all__ = [
-    "COORDINATOR_GONE",
+    "COORDINATOR_ERRORS",
     "AuthenticationError",
     "ClientClosedError",
     "ConnectionLostError",
@@ -12,11 +12,11 @@ __all__ = [
     "KafkaError",
     "RequestTimedOutError",
     "UnsupportedVersionError",
-    "check",
-    "code_of",
+    "raise_for_code",
+    "to_error_code",
 ]
 
-COORDINATOR_GONE = (
+COORDINATOR_ERRORS = (
     ErrorCode.coordinator_not_available,
     ErrorCode.not_coordinator,
     ErrorCode.network_exception,
@@ -96,12 +96,12 @@ class IllegalStateError(RuntimeError):
     """A call that does not fit what the client is doing."""
 
 
-def code_of(number: int) -> ErrorCode:
+def to_error_code(number: int) -> ErrorCode:
     """A code that this client does not know, of a newer broker, is one that it cannot handle."""
     return KafkaError(number).code
 
 
-def check(code: int, message: str | None = None) -> None:
+def raise_for_code(code: int, message: str | None = None) -> None:
     """Raises what a code of an answer stands for, unless it stands for success."""
     if code != ErrorCode.none:
         raise KafkaError(code, message)

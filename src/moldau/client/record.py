@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from moldau.records.batch import Batch
 from moldau.records.compression import DECOMPRESSED_BYTES_MAX
-from moldau.records.record import Header, iterate
+from moldau.records.record import Header, iterate_records
 
 
 class TopicPartition(NamedTuple):
@@ -29,7 +29,7 @@ class ConsumerRecord(NamedTuple):
     leader_epoch: int = -1
 
 
-def records_of(
+def decode_records(
     source: TopicPartition, batch: Batch, from_offset: int = 0, limit: int = DECOMPRESSED_BYTES_MAX
 ) -> Iterator[ConsumerRecord]:
     """The records of a batch from an offset on; none of a control batch. Raises CorruptRecordError."""
@@ -37,14 +37,14 @@ def records_of(
         return
     topic, partition = source
     is_log_append_time, leader_epoch = batch.is_log_append_time, batch.leader_epoch
-    for offset, timestamp, key, value, headers, _ in iterate(batch, limit):
+    for offset, timestamp, key, value, headers, _ in iterate_records(batch, limit):
         if offset >= from_offset:
             yield ConsumerRecord(
                 topic, partition, offset, timestamp, is_log_append_time, key, value, headers, leader_epoch
             )
 
 
-def is_topic_name(name: object) -> bool:
+def is_valid_topic_name(name: object) -> bool:
     """Whether it can be in a request at all; which names are allowed is the brokers' affair."""
     if not isinstance(name, str) or not name:
         return False
@@ -55,7 +55,7 @@ def is_topic_name(name: object) -> bool:
     return True
 
 
-def by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
+def group_by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
     """The partition numbers of each topic, as requests group them."""
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:

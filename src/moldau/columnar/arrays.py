@@ -10,11 +10,11 @@ import pyarrow as pa
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
-_NO_BYTES: Bytes = np.empty(0, np.uint8)
+_EMPTY_BYTES: Bytes = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
-class Spans:
+class ByteSpans:
     """Byte strings in a buffer; a length of -1 is a null."""
 
     data: Bytes
@@ -22,12 +22,12 @@ class Spans:
     lengths: Int64s
 
 
-def no_spans(rows: int) -> Spans:
+def null_spans(rows: int) -> ByteSpans:
     """A column of nulls."""
-    return Spans(_NO_BYTES, np.zeros(rows, np.int64), np.full(rows, -1, np.int64))
+    return ByteSpans(_EMPTY_BYTES, np.zeros(rows, np.int64), np.full(rows, -1, np.int64))
 
 
-def binary_of(array: Any, what: str) -> pa.Array:
+def to_binary(array: Any, what: str) -> pa.Array:
     """The column as one of binary or large_binary; raises TypeError for what holds neither bytes nor text."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -37,7 +37,7 @@ def binary_of(array: Any, what: str) -> pa.Array:
     if pa.types.is_large_string(kind):
         return array.cast(pa.large_binary())
     if pa.types.is_dictionary(kind):
-        return binary_of(array.cast(kind.value_type), what)
+        return to_binary(array.cast(kind.value_type), what)
     try:
         if pa.types.is_string_view(kind):
             array = array.cast(pa.string())
@@ -53,21 +53,21 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-def spans_of(array: Any, what: str) -> Spans:
+def byte_spans(array: Any, what: str) -> ByteSpans:
     """Where the values of a column of bytes or text lie; it may be a slice."""
-    array = binary_of(array, what)
+    array = to_binary(array, what)
     rows = len(array)
     if not rows:
-        return no_spans(0)
+        return null_spans(0)
     _, ends, data = array.buffers()
     width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
     bounds = np.frombuffer(ends, width)[array.offset : array.offset + rows + 1].astype(np.int64)
     lengths = np.diff(bounds)
     if array.null_count:
-        lengths[~valid_of(array)] = -1
-    return Spans(np.frombuffer(data, np.uint8) if data else _NO_BYTES, bounds[:-1], lengths)
+        lengths[~validity_mask(array)] = -1
+    return ByteSpans(np.frombuffer(data, np.uint8) if data else _EMPTY_BYTES, bounds[:-1], lengths)
 
 
-def valid_of(array: pa.Array) -> npt.NDArray[np.bool_]:
+def validity_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
     valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     return valid

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from moldau.columnar import decode_plain
+from moldau.columnar import decode_python
 from moldau.columnar.columns import arrow_schema
-from moldau.columnar.decode_plain import naming
+from moldau.columnar.decode_python import error_context
 from moldau.columnar.native import is_native
 from moldau.errors import CorruptRecordError
 from moldau.platform.disk import Buffer
@@ -18,10 +18,10 @@ from moldau.records.record import section as decompressed
 ARROW_BYTES_MAX = 2**31 - 1
 """What an Arrow column with offsets of 32 bits can hold."""
 
-PART_BYTES = 64 * 1024 * 1024
-"""How large `to_arrow_parts` makes a record batch."""
+ARROW_BATCH_BYTES = 64 * 1024 * 1024
+"""How large `to_arrow_batches` makes a record batch."""
 
-_CONSTANT = ("topic", "partition")
+_CONSTANT_COLUMNS = ("topic", "partition")
 _ROW_BYTES = 40
 """About what a record takes in columns of numbers and offsets."""
 _LONG_MAX = 2**63 - 1
@@ -33,15 +33,15 @@ def to_arrow(
     """The records with start <= offset < end, with these columns in this order; only they are decoded.
 
     Raises CorruptRecordError that names the batch, and ValueError for more than Arrow holds in one record batch:
-    `to_arrow_parts` takes any amount.
+    `to_arrow_batches` takes any amount.
     """
     schema = arrow_schema(columns)
-    with naming(f"{topic}-{partition}"):
+    with error_context(f"{topic}-{partition}"):
         sections = [_section(batch) for batch in batches]
-        return _decoded(topic, partition, batches, sections, start, end, schema)
+        return _decode(topic, partition, batches, sections, start, end, schema)
 
 
-def to_arrow_parts(
+def to_arrow_batches(
     topic: str,
     partition: int,
     batches: Iterable[Batch],
@@ -49,9 +49,9 @@ def to_arrow_parts(
     start: int,
     end: int,
     columns: Sequence[str],
-    part_bytes: int = PART_BYTES,
+    arrow_batch_bytes: int = ARROW_BATCH_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """What `to_arrow` gives, in record batches of about `part_bytes` or one batch, none of them empty.
+    """What `to_arrow` gives, in record batches of about `arrow_batch_bytes` or one batch, none of them empty.
 
     Batches are decompressed as their part comes, so what is held at a time is one part.
     """
@@ -63,20 +63,20 @@ def to_arrow_parts(
     for batch in batches:
         if batch.next_offset <= start or batch.base_offset >= end:
             continue
-        with naming(f"{topic}-{partition}"):
+        with error_context(f"{topic}-{partition}"):
             section = _section(batch)
         more = len(section) + batch.count * row_bytes
-        if part and size + more > part_bytes:
-            yield from _decoded_part(topic, partition, part, sections, start, end, schema, row_bytes)
+        if part and size + more > arrow_batch_bytes:
+            yield from _decode_group(topic, partition, part, sections, start, end, schema, row_bytes)
             part, sections, size = [], [], 0
         part.append(batch)
         sections.append(section)
         size += more
     if part:
-        yield from _decoded_part(topic, partition, part, sections, start, end, schema, row_bytes)
+        yield from _decode_group(topic, partition, part, sections, start, end, schema, row_bytes)
 
 
-def _decoded_part(
+def _decode_group(
     topic: str,
     partition: int,
     batches: Sequence[Batch],
@@ -93,8 +93,8 @@ def _decoded_part(
         low, high = max(start, batches[0].base_offset), min(end, batches[0].next_offset)
         ranges = [(first, min(first + rows_max, high)) for first in range(low, high, rows_max)]
     for low, high in ranges:
-        with naming(f"{topic}-{partition}"):
-            records = _decoded(topic, partition, batches, sections, low, high, schema)
+        with error_context(f"{topic}-{partition}"):
+            records = _decode(topic, partition, batches, sections, low, high, schema)
         if records.num_rows:
             yield records
 
@@ -103,11 +103,11 @@ def _section(batch: Batch) -> Buffer:
     """The records, decompressed, and not copied where they came so."""
     if batch.compression == NONE:
         return batch.section
-    with naming(batch):
+    with error_context(batch):
         return decompressed(batch)
 
 
-def _decoded(
+def _decode(
     topic: str,
     partition: int,
     batches: Sequence[Batch],
@@ -125,21 +125,21 @@ def _decoded(
     for batch in batches:
         if not -_LONG_MAX <= batch.last_offset <= _LONG_MAX:
             raise CorruptRecordError(f"{batch!r} has offsets of more than 64 bits")
-    decode = decode_plain.decode
+    decode = decode_python.decode
     if is_native():
         from moldau.columnar import decode_native
 
         decode = decode_native.decode
-    columns = [name for name in schema.names if name not in _CONSTANT]
+    columns = [name for name in schema.names if name not in _CONSTANT_COLUMNS]
     rows, arrays = decode(batches, sections, start=start, end=end, columns=columns)
     if "topic" in schema.names:
-        arrays["topic"] = _repeated(topic, rows)
+        arrays["topic"] = _repeat(topic, rows)
     if "partition" in schema.names:
         arrays["partition"] = pa.array(np.full(rows, partition, np.int32))
     return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
-def _repeated(text: str, rows: int) -> pa.Array:
+def _repeat(text: str, rows: int) -> pa.Array:
     if len(text.encode()) * rows > ARROW_BYTES_MAX:
         raise ValueError(
             f"{rows} times the topic's name {text!r} is more than the {ARROW_BYTES_MAX} bytes an Arrow column holds: "

@@ -5,7 +5,7 @@ of the record it is in, for the bytes come from the network. What is wrong is fo
 from typing import Any
 
 from moldau.columnar.columns import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
-from moldau.columnar.compiling import (
+from moldau.columnar.kernel_compiler import (
     BYTES_OUT,
     INT32_OUT,
     INT64,
@@ -14,7 +14,7 @@ from moldau.columnar.compiling import (
     byte_at,
     copy_bytes,
     kernel,
-    part,
+    kernel_helper,
 )
 from moldau.records.record import RECORD_BYTES_MIN, TIMESTAMP_MAX, TIMESTAMP_MIN
 
@@ -26,17 +26,17 @@ BATCH_FIELDS = 8
 """How a batch is described to a walk: so many numbers, in this order; its records lie from START to before END."""
 
 ROWS, KEY_NULLS, VALUE_NULLS, TIMESTAMP_NULLS, HEADER_COUNT, BAD_BATCH = range(6)
-TOTALS = 6
+TOTAL_FIELDS = 6
 """What a walk counts, and the batch it stopped at."""
 
-NO_VALUE = -(2**63)
+NULL_TIMESTAMP = -(2**63)
 """Stands for a timestamp that does not fit its column."""
 
 _LONG_MAX = 2**63 - 1
 _LONG_MIN = -(2**63)
 
 
-@part
+@kernel_helper
 def read_varint(position: int, end: int) -> tuple[int, int]:
     """The number and the position behind it, or a position of -1 where it does not end before `end`.
 
@@ -65,7 +65,7 @@ def read_varint(position: int, end: int) -> tuple[int, int]:
     return value ^ -negative, position + 1
 
 
-@part
+@kernel_helper
 def count_headers(position: int, end: int) -> int:
     """How many headers stand from `position` to exactly `end`; -1 where that is not so."""
     count, position = read_varint(position, end)
@@ -102,7 +102,7 @@ def count_headers(position: int, end: int) -> int:
     INT64_OUT,
     INT64_OUT,
 )
-def walk(
+def decode_batches(
     batches: Any,
     wanted: int,
     first: int,
@@ -192,7 +192,7 @@ def walk(
                 if TIMESTAMP_MS_MIN <= timestamp <= TIMESTAMP_MS_MAX:
                     timestamps[row] = timestamp * 1000
                 else:
-                    timestamps[row] = NO_VALUE
+                    timestamps[row] = NULL_TIMESTAMP
                     timestamp_nulls += 1
             if wanted & TIMESTAMP_TYPE:
                 timestamp_types[row] = batches[fields + IS_APPEND_TIME]
@@ -243,7 +243,7 @@ def walk(
     BYTES_OUT,
     INT64_OUT,
 )
-def take_headers(
+def decode_headers(
     spans: Any,
     rows: int,
     list_ends: Any,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from moldau.columnar import decode_kernels as kernels
-from moldau.columnar import decode_plain
+from moldau.columnar import decode_python
 from moldau.columnar.columns import HEADER_TYPE, arrow_schema
 from moldau.errors import CorruptRecordError
 from moldau.platform.disk import Buffer
@@ -30,7 +30,7 @@ _WANTED = {
 }
 
 
-class _Binary:
+class _BinaryColumn:
     """The buffers of a binary column in the making."""
 
     def __init__(self, rows: int, size: int) -> None:
@@ -50,28 +50,28 @@ class _Binary:
 
 
 _LONG_MAX = 2**63 - 1
-_NO_BINARY = _Binary(0, 0)
-_NO_INT32S: Int32s = np.empty(0, np.int32)
-_NO_INT64S: Int64s = np.empty(0, np.int64)
+_EMPTY_BINARY = _BinaryColumn(0, 0)
+_EMPTY_INT32S: Int32s = np.empty(0, np.int32)
+_EMPTY_INT64S: Int64s = np.empty(0, np.int64)
 
 
 def decode(
     batches: Sequence[Batch], sections: Sequence[Buffer], *, start: int, end: int, columns: Sequence[str]
 ) -> tuple[int, dict[str, pa.Array]]:
     """As decode_plain's."""
-    described = _describe(batches, sections)
+    described = _batch_fields(batches, sections)
     size = sum(map(len, sections))
     capacity = int(described[kernels.COUNT :: kernels.BATCH_FIELDS].sum())
     wanted = sum(_WANTED[name] for name in set(columns))
 
-    offsets = np.empty(capacity, np.int64) if "offset" in columns else _NO_INT64S
-    timestamps = np.empty(capacity, np.int64) if "timestamp" in columns else _NO_INT64S
-    timestamp_types = np.empty(capacity, np.int32) if "timestampType" in columns else _NO_INT32S
-    keys = _Binary(capacity, size) if "key" in columns else _NO_BINARY
-    values = _Binary(capacity, size) if "value" in columns else _NO_BINARY
-    header_spans = np.empty(2 * capacity, np.int64) if "headers" in columns else _NO_INT64S
-    totals = np.empty(kernels.TOTALS, np.int64)
-    corrupt = kernels.walk(
+    offsets = np.empty(capacity, np.int64) if "offset" in columns else _EMPTY_INT64S
+    timestamps = np.empty(capacity, np.int64) if "timestamp" in columns else _EMPTY_INT64S
+    timestamp_types = np.empty(capacity, np.int32) if "timestampType" in columns else _EMPTY_INT32S
+    keys = _BinaryColumn(capacity, size) if "key" in columns else _EMPTY_BINARY
+    values = _BinaryColumn(capacity, size) if "value" in columns else _EMPTY_BINARY
+    header_spans = np.empty(2 * capacity, np.int64) if "headers" in columns else _EMPTY_INT64S
+    totals = np.empty(kernels.TOTAL_FIELDS, np.int64)
+    corrupt = kernels.decode_batches(
         described,
         wanted,
         max(start, -_LONG_MAX),
@@ -89,7 +89,7 @@ def decode(
         totals,
     )
     if corrupt:
-        _complain(batches, sections, int(totals[kernels.BAD_BATCH]))
+        _raise_corrupt(batches, sections, int(totals[kernels.BAD_BATCH]))
 
     rows = int(totals[kernels.ROWS])
     arrays: dict[str, pa.Array] = {}
@@ -111,7 +111,7 @@ def decode(
     return rows, arrays
 
 
-def _describe(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64s:
+def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64s:
     fields: list[int] = []
     for batch, section in zip(batches, sections, strict=True):
         count = batch.count
@@ -132,10 +132,10 @@ def _describe(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64s:
     return np.array(fields, np.int64)
 
 
-def _complain(batches: Sequence[Batch], sections: Sequence[Buffer], index: int) -> NoReturn:
+def _raise_corrupt(batches: Sequence[Batch], sections: Sequence[Buffer], index: int) -> NoReturn:
     """The plain codec has the words for what is wrong with a batch."""
     batch = batches[index]
-    decode_plain.decode(
+    decode_python.decode(
         [batch], [sections[index]], start=batch.base_offset, end=batch.next_offset, columns=["headers"]
     )
     raise CorruptRecordError(f"the records of {batch!r} contradict themselves")
@@ -145,7 +145,7 @@ def _timestamps(micros: Int64s, rows: int, nulls: int, kind: pa.DataType) -> pa.
     micros = micros[:rows]
     valid = None
     if nulls:
-        valid = pa.py_buffer(np.packbits(micros != kernels.NO_VALUE, bitorder="little"))
+        valid = pa.py_buffer(np.packbits(micros != kernels.NULL_TIMESTAMP, bitorder="little"))
     return pa.Array.from_buffers(kind, rows, [valid, pa.py_buffer(micros)], nulls)
 
 
@@ -155,15 +155,15 @@ def _headers(spans: Int64s, rows: int, count: int, kind: pa.DataType) -> pa.Arra
     list_ends = np.empty(rows + 1, np.int32)
     list_ends[0] = 0
     size = int((spans[1 : 2 * rows : 2] - spans[: 2 * rows : 2]).sum())
-    names, contents = _Binary(count, size), _Binary(count, size)
-    totals = np.empty(kernels.TOTALS, np.int64)
-    if kernels.take_headers(
+    names, contents = _BinaryColumn(count, size), _BinaryColumn(count, size)
+    totals = np.empty(kernels.TOTAL_FIELDS, np.int64)
+    if kernels.decode_headers(
         spans, rows, list_ends, names.ends, names.data, contents.ends, contents.data, contents.valid, totals
     ):
         raise CorruptRecordError("the records changed while they were decoded")
     nulls = int(totals[kernels.VALUE_NULLS])
     structs = pa.StructArray.from_arrays(
-        [_text(names.array(count, 0, pa.binary())), contents.array(count, nulls, pa.binary())],
+        [_decode_names(names.array(count, 0, pa.binary())), contents.array(count, nulls, pa.binary())],
         fields=list(HEADER_TYPE),
     )
     has_any = np.diff(list_ends) > 0
@@ -173,7 +173,7 @@ def _headers(spans: Int64s, rows: int, count: int, kind: pa.DataType) -> pa.Arra
     )
 
 
-def _text(names: pa.Array) -> pa.Array:
+def _decode_names(names: pa.Array) -> pa.Array:
     """As strings; names that are no UTF-8 get replacement characters."""
     try:
         return names.cast(pa.string())

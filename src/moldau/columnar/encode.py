@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moldau.columnar import encode_plain
+from moldau.columnar import encode_python
 from moldau.columnar.native import is_native
-from moldau.columnar.rows import Rows, rows_of
+from moldau.columnar.rows import EncoderRows, encoder_rows
 from moldau.errors import RecordTooLargeError
-from moldau.records.build import Section
+from moldau.records.batch_builder import Section
 from moldau.records.compression import NONE, compress
 
 SECTION_BYTES_MAX = 2**31 - 1
@@ -19,7 +19,7 @@ SECTION_BYTES_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedSection:
     """A section and the partition it is for."""
 
     partition: int
@@ -35,7 +35,7 @@ def to_sections(
     timestamp_ms: npt.NDArray[np.int64],
     batch_bytes_max: int,
     compression: int,
-) -> Iterator[Encoded]:
+) -> Iterator[EncodedSection]:
     """The rows as sections of at most `batch_bytes_max` bytes before compression, unless one record is larger.
 
     Those of a partition come together and keep the order of its rows. `key` and `value` are Arrow columns of bytes or
@@ -45,12 +45,12 @@ def to_sections(
     """
     if batch_bytes_max < 1:
         raise ValueError(f"batch_bytes_max must be at least 1, not {batch_bytes_max}")
-    rows = rows_of(partitions, key=key, value=value, headers=headers, timestamp_ms=timestamp_ms)
+    rows = encoder_rows(partitions, key=key, value=value, headers=headers, timestamp_ms=timestamp_ms)
     return _sections(rows, min(batch_bytes_max, SECTION_BYTES_MAX), compression)
 
 
-def _sections(rows: Rows, batch_bytes_max: int, compression: int) -> Iterator[Encoded]:
-    encode = encode_plain.encode
+def _sections(rows: EncoderRows, batch_bytes_max: int, compression: int) -> Iterator[EncodedSection]:
+    encode = encode_python.encode
     if is_native():
         from moldau.columnar import encode_native
 
@@ -59,4 +59,4 @@ def _sections(rows: Rows, batch_bytes_max: int, compression: int) -> Iterator[En
         if len(data) > SECTION_BYTES_MAX:
             raise RecordTooLargeError(f"a record for partition {partition} takes {len(data)} bytes")
         records = bytes(data) if compression == NONE else compress(compression, data)
-        yield Encoded(partition, Section(records, count, base_timestamp, max_timestamp, compression))
+        yield EncodedSection(partition, Section(records, count, base_timestamp, max_timestamp, compression))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moldau.columnar.compiling import (
+from moldau.columnar.kernel_compiler import (
     BYTES_IN,
     BYTES_OUT,
     INT32_IN,
@@ -12,11 +12,11 @@ from moldau.columnar.compiling import (
     INT64_OUT,
     copy_bytes,
     kernel,
-    part,
+    kernel_helper,
 )
 
 ROWS, BYTES, BASE_TIMESTAMP, MAX_TIMESTAMP = range(4)
-RESULTS = 4
+RESULT_FIELDS = 4
 """What is known of a section once it is encoded."""
 
 _NO_TIMESTAMP = -1
@@ -26,7 +26,7 @@ _MULTIPLIER = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 
 
-@part
+@kernel_helper
 def varint_size(value: int) -> int:
     # Negative numbers may fill all 64 bits once they are zig-zag, so the sign that >> brings is cut off.
     rest = (((value << 1) ^ (value >> 63)) >> 7) & _BITS_57
@@ -37,13 +37,13 @@ def varint_size(value: int) -> int:
     return size
 
 
-@part
-def sized(length: int) -> int:
+@kernel_helper
+def encoded_size(length: int) -> int:
     """Bytes that a length (-1 for null) and what it counts take."""
     return varint_size(length) + max(length, 0)
 
 
-@part
+@kernel_helper
 def write_varint(out: Any, position: int, value: int) -> int:
     """The position behind it."""
     zigzag = (value << 1) ^ (value >> 63)
@@ -57,7 +57,7 @@ def write_varint(out: Any, position: int, value: int) -> int:
     return position + 1
 
 
-@part
+@kernel_helper
 def write_bytes(out: Any, position: int, data: int, start: int, length: int) -> int:
     position = write_varint(out, position, length)
     if length <= 0:
@@ -127,10 +127,14 @@ def encode_section(
         timestamp_delta = timestamps[row] - base_timestamp
         headers_end = header_starts[row] + header_counts[row]
         body = 1 + varint_size(timestamp_delta) + varint_size(count)
-        body += sized(key_lengths[row]) + sized(value_lengths[row]) + varint_size(header_counts[row])
+        body += (
+            encoded_size(key_lengths[row])
+            + encoded_size(value_lengths[row])
+            + varint_size(header_counts[row])
+        )
         for header in range(header_starts[row], headers_end):
-            body += sized(name_lengths[header]) + sized(content_lengths[header])
-        size = sized(body)
+            body += encoded_size(name_lengths[header]) + encoded_size(content_lengths[header])
+        size = encoded_size(body)
         if size > len(out) - position:
             if not count:
                 return size
@@ -158,13 +162,13 @@ def encode_section(
 
 @kernel(INT64, BYTES_IN, INT64_IN, INT64_IN, INT64, INT64, INT32_OUT)
 def key_partitions(
-    data: Any, starts: Any, lengths: Any, count: int, without_key: int, partitions: Any
+    data: Any, starts: Any, lengths: Any, count: int, no_key_partition: int, partitions: Any
 ) -> int:
     """Kafka's murmur2 of each key, over `count` partitions."""
     for row in range(len(lengths)):
         length = lengths[row]
         if length < 0:
-            partitions[row] = without_key
+            partitions[row] = no_key_partition
             continue
         value = _SEED ^ (length & _MASK)
         position = starts[row]

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from moldau.columnar import encode_kernels as kernels
-from moldau.columnar.encode_plain import EncodedRows
-from moldau.columnar.rows import Rows
+from moldau.columnar.encode_python import EncodedRows
+from moldau.columnar.rows import EncoderRows
 
 
-def encode(rows: Rows, bytes_max: int) -> Iterator[EncodedRows]:
+def encode(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
     """As encode_plain's. The bytes hold until the next section is asked for."""
     columns = (
         rows.order,
@@ -31,7 +31,7 @@ def encode(rows: Rows, bytes_max: int) -> Iterator[EncodedRows]:
         rows.contents.lengths,
     )
     out = np.empty(bytes_max, np.uint8)
-    results = np.empty(kernels.RESULTS, np.int64)
+    results = np.empty(kernels.RESULT_FIELDS, np.int64)
     first = 0
     while first < len(rows.order):
         section = out

@@ -17,20 +17,20 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-_COMPILING = "moldau.columnar.compiling"
+_COMPILER_MODULE = "moldau.columnar.kernel_compiler"
 
 
-def cache_of(function: Callable[..., Any]) -> Any:
+def kernel_cache_for(function: Callable[..., Any]) -> Any:
     """A cache for this function as numba's dispatchers want it, or None where there can be none."""
     try:
-        return _cache_class()(function)
+        return _kernel_cache_class()(function)
     except Exception as error:
         log.debug("the kernel %s is compiled without a cache: %s", function.__name__, error)
         return None
 
 
 @cache
-def _cache_class() -> Any:
+def _kernel_cache_class() -> Any:
     """Made when it is asked for, because these names of numba's may be others in another version."""
     caching: Any = import_module("numba.core.caching")
 
@@ -96,5 +96,5 @@ def _digest(function: Callable[..., Any]) -> str:
     """Of all that a kernel is made of: its module, the one that compiles it, and numbers from elsewhere."""
     numba: Any = import_module("numba")
     numbers = sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int))
-    sources = [inspect.getsource(sys.modules[name]) for name in (function.__module__, _COMPILING)]
+    sources = [inspect.getsource(sys.modules[name]) for name in (function.__module__, _COMPILER_MODULE)]
     return hashlib.sha256("\0".join([numba.__version__, repr(numbers), *sources]).encode()).hexdigest()

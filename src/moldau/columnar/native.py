@@ -6,21 +6,21 @@ from functools import cache
 
 log = logging.getLogger(__name__)
 
-_wanted = True
+_is_enabled = True
 
 
 def use_native(wanted: bool) -> None:
     """Without it the plain codec is used, even where there is numba."""
-    global _wanted
-    _wanted = wanted
+    global _is_enabled
+    _is_enabled = wanted
 
 
 def is_native() -> bool:
-    return _wanted and available()
+    return _is_enabled and is_available()
 
 
 @cache
-def available() -> bool:
+def is_available() -> bool:
     """Whether numba is there and compiles the kernels; where it does not, that is logged once."""
     try:
         import moldau.columnar.decode_kernels

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from moldau.columnar.arrays import Int64s, Spans, no_spans, spans_of, valid_of
+from moldau.columnar.arrays import ByteSpans, Int64s, byte_spans, null_spans, validity_mask
 
 Int32s = npt.NDArray[np.int32]
 
@@ -18,21 +18,23 @@ _RADIX_PARTITIONS = 2**16
 
 
 @dataclass(frozen=True)
-class Rows:
+class EncoderRows:
     order: Int64s
     """The rows partition by partition, each partition's in the order they came."""
     partitions: Int32s
     timestamps: Int64s
-    keys: Spans
-    values: Spans
+    keys: ByteSpans
+    values: ByteSpans
     header_starts: Int64s
     """Where the headers of a row begin among all headers, and how many there are."""
     header_counts: Int64s
-    names: Spans
-    contents: Spans
+    names: ByteSpans
+    contents: ByteSpans
 
 
-def rows_of(partitions: Int32s, *, key: Any, value: Any, headers: Any, timestamp_ms: Int64s) -> Rows:
+def encoder_rows(
+    partitions: Int32s, *, key: Any, value: Any, headers: Any, timestamp_ms: Int64s
+) -> EncoderRows:
     count = len(partitions)
     partitions = np.ascontiguousarray(partitions, np.int32)
     timestamps = np.ascontiguousarray(timestamp_ms, np.int64)
@@ -45,12 +47,12 @@ def rows_of(partitions: Int32s, *, key: Any, value: Any, headers: Any, timestamp
         if timestamps.min() <= -TIMESTAMP_MS_LIMIT or timestamps.max() >= TIMESTAMP_MS_LIMIT:
             raise ValueError(f"no record can have a timestamp of {timestamps.min()} or {timestamps.max()} ms")
     header_starts, header_counts, names, contents = _headers(headers, count)
-    return Rows(
+    return EncoderRows(
         order=_order(partitions),
         partitions=partitions,
         timestamps=timestamps,
-        keys=no_spans(count) if key is None else spans_of(key, "key"),
-        values=no_spans(count) if value is None else spans_of(value, "value"),
+        keys=null_spans(count) if key is None else byte_spans(key, "key"),
+        values=null_spans(count) if value is None else byte_spans(value, "value"),
         header_starts=header_starts,
         header_counts=header_counts,
         names=names,
@@ -67,9 +69,9 @@ def _order(partitions: Int32s) -> Int64s:
     return np.argsort(partitions, kind="stable")
 
 
-def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, Spans, Spans]:
+def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, ByteSpans, ByteSpans]:
     if headers is None or not count or headers.null_count == count:
-        return np.zeros(count, np.int64), np.zeros(count, np.int64), no_spans(0), no_spans(0)
+        return np.zeros(count, np.int64), np.zeros(count, np.int64), null_spans(0), null_spans(0)
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     kind = headers.type
@@ -78,12 +80,12 @@ def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, Spans, Spans]:
     bounds = headers.offsets.to_numpy().astype(np.int64)
     counts = np.diff(bounds)
     if headers.null_count:
-        counts[~valid_of(headers)] = 0
+        counts[~validity_mask(headers)] = 0
     structs = headers.values
-    names = spans_of(structs.field("key"), "the key of headers")
-    contents = spans_of(structs.field("value"), "the value of headers")
+    names = byte_spans(structs.field("key"), "the key of headers")
+    contents = byte_spans(structs.field("value"), "the value of headers")
     if structs.null_count:
-        names.lengths[~valid_of(structs)] = -1
+        names.lengths[~validity_mask(structs)] = -1
     _check_names(names, bounds[:-1], counts)
     return bounds[:-1], counts, names, contents
 
@@ -95,7 +97,7 @@ def _is_header(kind: pa.DataType) -> bool:
     }
 
 
-def _check_names(names: Spans, starts: Int64s, counts: Int64s) -> None:
+def _check_names(names: ByteSpans, starts: Int64s, counts: Int64s) -> None:
     if not len(names.lengths) or names.lengths.min() >= 0:
         return
     nameless = np.flatnonzero(names.lengths < 0)

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from moldau.controller.elections import preferred_election
-from moldau.controller.partition_change import active_brokers, settings_as_decided
+from moldau.controller.elections import build_preferred_election
+from moldau.controller.partition_change_builder import active_brokers, speculative_settings
 from moldau.controller.state import ControllerState
-from moldau.coordinator import Decision
+from moldau.coordinator import CoordinatorResult
 from moldau.metadata.records import Record
 from moldau.settings.effective import EffectiveSettings
 
@@ -13,13 +13,13 @@ ELECTIONS_MAX = 1000
 """In one decision: clients of all moved partitions look for their leaders at the same time."""
 
 
-def balance_leaders(
+def balance_partition_leaders(
     state: ControllerState, settings: EffectiveSettings, *, elections_max: int = ELECTIONS_MAX
-) -> Decision[Record, bool]:
+) -> CoordinatorResult[Record, bool]:
     """The reply says whether there may be more to move: decide again then."""
-    decided = settings_as_decided(state, settings)
+    decided = speculative_settings(state, settings)
     active = active_brokers(state)
-    elsewhere = state.index.led_elsewhere()
+    elsewhere = state.index.imbalanced_partitions()
     preferred = {
         name: state.image.topics[name.topic].partitions[name.partition].replicas[0] for name in elsewhere
     }
@@ -28,11 +28,11 @@ def balance_leaders(
     records: list[Record] = []
     for name in elsewhere:
         broker_id = preferred[name]
-        if missing[broker_id] * 100 <= allowed * state.index.count_preferring(broker_id):
+        if missing[broker_id] * 100 <= allowed * state.index.preferred_leader_count(broker_id):
             continue
-        record = preferred_election(state, decided, name, active)
+        record = build_preferred_election(state, decided, name, active)
         if record is not None:
             if len(records) == elections_max:
-                return Decision(records, True)
+                return CoordinatorResult(records, True)
             records.append(record)
-    return Decision(records, False)
+    return CoordinatorResult(records, False)

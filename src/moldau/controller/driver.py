@@ -9,46 +9,51 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from moldau.controller.brokers import (
+from moldau.controller.alter_partition import alter_partition
+from moldau.controller.background_tasks import (
+    BackgroundTasks,
+    FetchLogEnd,
+    ProbeBroker,
+    has_leaderless_partitions,
+)
+from moldau.controller.cluster_control import (
     allocate_producer_ids,
-    heartbeat,
-    left_without_records,
+    partitions_without_isr,
+    process_broker_heartbeat,
     register_broker,
     unregister_broker,
 )
-from moldau.controller.configs import alter_configs
-from moldau.controller.elections import elect_leaders, unclean_candidates
-from moldau.controller.failed_replicas import note_failed
+from moldau.controller.configuration_control import alter_configs
+from moldau.controller.elections import elect_leaders, unclean_election_candidates
 from moldau.controller.ids import Randomness
-from moldau.controller.in_sync import alter_in_sync
-from moldau.controller.inquiry import Inquiry
-from moldau.controller.readiness import unready
-from moldau.controller.reassignment import alter_reassignments, list_reassignments
+from moldau.controller.log_end_query import LogEndQuery
+from moldau.controller.offline_replicas import update_offline_replicas
+from moldau.controller.readiness import find_unready_replicas
+from moldau.controller.reassignment import alter_partition_reassignments, list_partition_reassignments
 from moldau.controller.requests import (
+    BrokerHeartbeat,
+    BrokerHeartbeatReply,
+    BrokerRegistrationRequest,
     ConfigChange,
     ConfigResult,
+    CreateTopicResult,
     ElectionType,
-    Heartbeat,
-    HeartbeatReply,
-    InSyncChange,
-    InSyncResult,
-    MorePartitions,
+    IsrChange,
+    IsrChangeResult,
     NewTopic,
     OngoingReassignment,
+    PartitionIncrease,
     PartitionResult,
     Reassignment,
-    Registration,
-    TopicCreated,
     TopicRef,
     TopicResult,
 )
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
-from moldau.controller.upkeep import AskLogEnd, ProbeBroker, Upkeep, has_leaderless
-from moldau.coordinator import Decision
-from moldau.coordinator.runtime import DecisionRuntime
+from moldau.coordinator import CoordinatorResult
+from moldau.coordinator.runtime import CoordinatorRuntime
 from moldau.errors import NotControllerError, RequestTimedOutError, StorageError
-from moldau.metadata.image import NO_LEADER, ClusterDelta, ClusterImage, ConfigResource
+from moldau.metadata.image import NO_LEADER, ConfigResource, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, encode
 from moldau.observe.logging import get_logger
@@ -72,12 +77,12 @@ class MetadataQuorum(Protocol):
     def epoch(self) -> int: ...
 
     @property
-    def confirmed_ms(self) -> int:
+    def majority_confirmed_ms(self) -> int:
         """When a majority of the voters last confirmed this leader: no other can have been elected before the fetch
         timeout has passed since."""
 
     @property
-    def silent_ms(self) -> int:
+    def leader_silence_ms(self) -> int:
         """For how long the majority that elected this leader had heard of no other one, at least."""
 
     async def start(self) -> None: ...
@@ -95,7 +100,7 @@ class _MetadataLog:
         return await self._quorum.append([encode(record) for record in records]) + 1
 
 
-class Controller:
+class QuorumController:
     def __init__(
         self,
         node_id: int,
@@ -106,9 +111,10 @@ class Controller:
         clock: Clock,
         *,
         probe: ProbeBroker | None = None,
-        ask_log_end: AskLogEnd | None = None,
+        fetch_log_end: FetchLogEnd | None = None,
     ) -> None:
-        """`probe` looks whether a broker's process is there at all. `ask_log_end` asks a broker, this one too, for the
+        """`probe` looks whether a broker's process is there at all. `fetch_log_end` asks a broker, this one
+        too, for the
         end of its log of a partition: only where it is given are there unclean elections."""
         self._node_id = node_id
         self._quorum = quorum
@@ -117,21 +123,21 @@ class Controller:
         self._random = random
         self._clock = clock
         self._probe = probe
-        self._ask_log_end = ask_log_end
-        self._runtime: DecisionRuntime[ControllerState, Record] = DecisionRuntime(
-            _MetadataLog(quorum), refuse_with=_not_controller, on_failure=loader.fail
+        self._ask_log_end = fetch_log_end
+        self._runtime: CoordinatorRuntime[ControllerState, Record] = CoordinatorRuntime(
+            _MetadataLog(quorum), not_loaded_error=_not_controller_error, on_failure=loader.fail
         )
         self._state: ControllerState | None = None
-        self._upkeep: Upkeep | None = None
-        self._ended: list[Upkeep] = []
+        self._tasks: BackgroundTasks | None = None
+        self._stopped_tasks: list[BackgroundTasks] = []
         """Those of former terms whose tasks may still be ending."""
-        self._former_controller = NO_LEADER
+        self._previous_controller = NO_LEADER
         self._is_closed = False
         """Then it does not begin again: the image may lack decisions that it has appended."""
-        self._awaiting_news: list[asyncio.Future[None]] = []
-        loader.foresee(self._committed)
-        loader.listen(lambda _: self._tell_news())
-        loader.on_failure(self._failed)
+        self._waiters: list[asyncio.Future[None]] = []
+        loader.add_commit_listener(self._on_commit)
+        loader.add_image_listener(lambda _: self._notify_waiters())
+        loader.on_failure(self._on_loader_failure)
 
     @property
     def is_active(self) -> bool:
@@ -150,57 +156,57 @@ class Controller:
     async def start(self) -> None:
         """Joins the quorum; returns when the cluster has a controller and this node its committed image."""
         await self._quorum.start()
-        await self._loader.wait_for(0)
+        await self._loader.wait_for_offset(0)
 
     async def close(self) -> None:
         """Refuses from now on; returns when no decision is being appended any more."""
         self._is_closed = True
         self._deactivate(NotControllerError("the controller is shutting down"))
-        for upkeep in self._ended:
-            await upkeep.wait_ended()
+        for tasks in self._stopped_tasks:
+            await tasks.wait_stopped()
         await self._runtime.close(NotControllerError("the controller is shutting down"))
 
     # Topics and configs
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
-    ) -> list[TopicCreated]:
-        await self._active().until_found()
-        return await self._change(
+    ) -> list[CreateTopicResult]:
+        await self._require_active().wait_until_probed()
+        return await self._submit_and_publish(
             lambda state: create_topics(
                 state, topics, self._settings, self._random, validate_only=validate_only
             )
         )
 
     async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
-        return await self._change(lambda state: delete_topics(state, topics, self._settings))
+        return await self._submit_and_publish(lambda state: delete_topics(state, topics, self._settings))
 
     async def create_partitions(
-        self, changes: Sequence[MorePartitions], *, validate_only: bool = False
+        self, changes: Sequence[PartitionIncrease], *, validate_only: bool = False
     ) -> list[TopicResult]:
-        await self._active().until_found()
-        return await self._change(
+        await self._require_active().wait_until_probed()
+        return await self._submit_and_publish(
             lambda state: create_partitions(
                 state, changes, self._settings, self._random, validate_only=validate_only
             )
         )
 
-    async def wait_ready(
+    async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
     ) -> dict[str, list[str]]:
         """Returns when all replicas of these topics are ready (of those with more partitions than before: from the
         first new one on), or else at the deadline with what is not, in words, by topic."""
-        upkeep = self._active()
+        tasks = self._require_active()
         offset = self._loader.image.offset
         wanted = {name: (first_partition or {}).get(name, 0) for name in topics}
         while True:
-            found = unready(self._loader.image, upkeep.sessions, wanted, offset)
+            found = find_unready_replicas(self._loader.image, tasks.heartbeat_manager, wanted, offset)
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if not found or left_ms <= 0:
                 return found
-            await self._news(left_ms)
-            if self._upkeep is not upkeep:
-                raise _not_controller()
+            await self._wait_for_change(left_ms)
+            if self._tasks is not tasks:
+                raise _not_controller_error()
 
     async def alter_configs(
         self,
@@ -209,7 +215,7 @@ class Controller:
         incremental: bool,
         validate_only: bool = False,
     ) -> list[ConfigResult]:
-        return await self._change(
+        return await self._submit_and_publish(
             lambda state: alter_configs(
                 state, changes, self._settings, incremental=incremental, validate_only=validate_only
             )
@@ -217,18 +223,18 @@ class Controller:
 
     # Brokers
 
-    async def register_broker(self, broker: Registration, *, from_afar: bool = False) -> int:
-        """The broker's epoch. A broker that is not `from_afar` is in this process, so its former life is over."""
-        upkeep = self._active()
-        sessions = upkeep.sessions
+    async def register_broker(self, broker: BrokerRegistrationRequest, *, is_remote: bool = False) -> int:
+        """The broker's epoch. A broker that is not `is_remote` is in this process, so its former life is over."""
+        tasks = self._require_active()
+        heartbeat_manager = tasks.heartbeat_manager
 
-        def decide(state: ControllerState) -> Decision[Record, int | None]:
+        def decide(state: ControllerState) -> CoordinatorResult[Record, int | None]:
             now_ms = self._clock.monotonic_ms()
             known = state.image.brokers.get(broker.broker_id)
-            if not from_afar and known is not None and known.incarnation_id != broker.incarnation_id:
-                sessions.cut_short(known.broker_id, known.epoch, now_ms)
-            decision = register_broker(state, self._settings, broker, sessions, now_ms)
-            abandoned.extend(left_without_records(state.image, decision.records))
+            if not is_remote and known is not None and known.incarnation_id != broker.incarnation_id:
+                heartbeat_manager.expire_session(known.broker_id, known.epoch, now_ms)
+            decision = register_broker(state, self._settings, broker, heartbeat_manager, now_ms)
+            abandoned.extend(partitions_without_isr(state.image, decision.records))
             return decision
 
         abandoned: list[str] = []
@@ -244,64 +250,64 @@ class Controller:
                 partitions=len(abandoned),
                 first=",".join(abandoned[:ABANDONED_SHOWN_MAX]),
             )
-        sessions.begin(broker.broker_id, epoch, self._clock.monotonic_ms())
-        upkeep.sessions_changed()
+        heartbeat_manager.begin(broker.broker_id, epoch, self._clock.monotonic_ms())
+        tasks.reschedule_timer()
         return epoch
 
     async def unregister_broker(self, broker_id: int) -> None:
-        upkeep = self._active()
+        tasks = self._require_active()
         while not await self._runtime.submit(
             lambda state: unregister_broker(state, self._settings, broker_id)
         ):
             pass
         # At once: if it is alive it registers anew, and that session must stay.
-        upkeep.sessions.forget(broker_id)
-        await self._until_published()
+        tasks.heartbeat_manager.remove_broker(broker_id)
+        await self._wait_until_published()
 
-    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        upkeep = self._active()
-        sessions = upkeep.sessions
+    async def heartbeat(self, beat: BrokerHeartbeat) -> BrokerHeartbeatReply:
+        tasks = self._require_active()
+        heartbeat_manager = tasks.heartbeat_manager
         now_ms = self._clock.monotonic_ms()
-        confirmed_age_ms = self._confirmed_age_ms(now_ms)
-        if sessions.heard(beat, now_ms):
-            self._tell_news()
+        confirmed_age_ms = self._quorum_contact_age_ms(now_ms)
+        if heartbeat_manager.touch(beat, now_ms):
+            self._notify_waiters()
 
-        def decide(state: ControllerState) -> Decision[Record, HeartbeatReply]:
-            failed_have_changed = note_failed(state, beat)
-            decision = heartbeat(state, self._settings, beat, sessions)
+        def decide(state: ControllerState) -> CoordinatorResult[Record, BrokerHeartbeatReply]:
+            failed_have_changed = update_offline_replicas(state, beat)
+            decision = process_broker_heartbeat(state, self._settings, beat, heartbeat_manager)
             # What else has to be done is not waited for: the broker's lease runs on the answer.
             if len(decision.records) == RECORDS_PER_DECISION_MAX:
-                upkeep.finish(beat.broker_id)
+                tasks.start_reconciliation(beat.broker_id)
             if failed_have_changed or beat.not_ready:
-                upkeep.replicas_failed(beat)
-            if sessions.of(beat.broker_id, beat.broker_epoch) is None:
+                tasks.on_offline_replicas(beat)
+            if heartbeat_manager.of(beat.broker_id, beat.broker_epoch) is None:
                 # Whoever registered it did not wait for the answer. It must not be unfenced and unwatched.
-                sessions.begin(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
-                upkeep.sessions_changed()
+                heartbeat_manager.begin(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
+                tasks.reschedule_timer()
             return decision
 
         reply = await self._runtime.submit(decide)
-        if beat.wants_shutdown and reply.should_shut_down:
-            sessions.cut_short(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
-        return HeartbeatReply(
+        if beat.want_shut_down and reply.should_shut_down:
+            heartbeat_manager.expire_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
+        return BrokerHeartbeatReply(
             reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
         )
 
-    def _confirmed_age_ms(self, now_ms: int) -> int:
+    def _quorum_contact_age_ms(self, now_ms: int) -> int:
         """How long ago a majority last confirmed this controller.
 
         A controller that is cut off does not know of its successor, and must not prolong leases that the successor
         takes to have run out. So leases count from this time, and it stops to answer before there can be another.
         """
-        age_ms = now_ms - self._quorum.confirmed_ms
+        age_ms = now_ms - self._quorum.majority_confirmed_ms
         if not self._quorum.is_leader or age_ms > self._settings.static.quorum_fetch_timeout_ms:
             raise NotControllerError("This controller has not heard of a majority of the quorum lately.")
         return max(age_ms, 0)
 
     def broker_connection_closed(self, broker_id: int, broker_epoch: int) -> None:
         """A connection on which this broker's heartbeats came has closed."""
-        if self._upkeep is not None:
-            self._upkeep.connection_closed(broker_id, broker_epoch)
+        if self._tasks is not None:
+            self._tasks.on_connection_closed(broker_id, broker_epoch)
 
     async def allocate_producer_ids(self, broker_id: int, broker_epoch: int) -> range:
         """A block of producer ids that nobody has had before."""
@@ -309,11 +315,11 @@ class Controller:
 
     # Partitions
 
-    async def alter_in_sync(
-        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
-    ) -> list[InSyncResult]:
+    async def alter_partition(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
+    ) -> list[IsrChangeResult]:
         return await self._runtime.submit(
-            lambda state: alter_in_sync(state, self._settings, broker_id, broker_epoch, changes)
+            lambda state: alter_partition(state, self._settings, broker_id, broker_epoch, changes)
         )
 
     async def elect_leaders(
@@ -321,38 +327,40 @@ class Controller:
     ) -> list[PartitionResult]:
         """For an unclean election the live replicas are first asked for the ends of their logs. Where one does not
         answer nobody is elected: its log may be the longest."""
-        upkeep = self._active()
+        tasks = self._require_active()
         if election is not ElectionType.UNCLEAN:
-            return await self._change(
+            return await self._submit_and_publish(
                 lambda state: elect_leaders(state, self._settings, election, partitions)
             )
 
-        def ask(state: ControllerState) -> Decision[Record, Inquiry]:
-            wanted = unclean_candidates(state, self._settings, _named(state, partitions))
-            return Decision([], Inquiry(state, wanted))
+        def ask(state: ControllerState) -> CoordinatorResult[Record, LogEndQuery]:
+            wanted = unclean_election_candidates(
+                state, self._settings, _requested_partitions(state, partitions)
+            )
+            return CoordinatorResult([], LogEndQuery(state, wanted))
 
-        inquiry = await self._runtime.submit(ask)
-        await upkeep.ask_patiently(inquiry)
-        return await self._change(
+        query = await self._runtime.submit(ask)
+        await tasks.query_log_ends(query)
+        return await self._submit_and_publish(
             lambda state: elect_leaders(
-                state, self._settings, election, partitions, inquiry.log_ends(state, whole=True)
+                state, self._settings, election, partitions, query.log_ends(state, complete_only=True)
             )
         )
 
-    async def alter_reassignments(
+    async def alter_partition_reassignments(
         self, reassignments: Sequence[Reassignment], allow_rf_change: bool = True
     ) -> list[PartitionResult]:
-        return await self._change(
-            lambda state: alter_reassignments(
+        return await self._submit_and_publish(
+            lambda state: alter_partition_reassignments(
                 state, self._settings, reassignments, allow_rf_change=allow_rf_change
             )
         )
 
-    def list_reassignments(
+    def list_partition_reassignments(
         self, partitions: Sequence[tuple[str, int]] | None = None
     ) -> list[OngoingReassignment]:
-        self._active()
-        return list_reassignments(self._loader.image, partitions)
+        self._require_active()
+        return list_partition_reassignments(self._loader.image, partitions)
 
     # Becoming active and ceasing to be
 
@@ -360,100 +368,106 @@ class Controller:
         """The quorum has another leader, or none: decisions could not be committed any more."""
         term = self._loader.committed.controller_epoch
         if self.is_active and (leader_id != self._node_id or epoch != term):
-            self._deactivate(_not_controller())
+            self._deactivate(_not_controller_error())
 
-    async def _change(self, decide: Callable[[ControllerState], Decision[Record, T]]) -> T:
+    async def _submit_and_publish(
+        self, decide: Callable[[ControllerState], CoordinatorResult[Record, T]]
+    ) -> T:
         """For clients: whoever looks at this node afterwards sees what was changed."""
         reply = await self._runtime.submit(decide)
-        await self._until_published()
+        await self._wait_until_published()
         return reply
 
-    async def _until_published(self) -> None:
+    async def _wait_until_published(self) -> None:
         """All of this node has what is committed now."""
         try:
-            await self._loader.wait_for(self._loader.committed.offset)
+            await self._loader.wait_for_offset(self._loader.committed.offset)
         except Exception as error:
-            raise _failed_metadata(error) from error
+            raise _metadata_failed(error) from error
 
-    def _committed(self, delta: ClusterDelta, image: ClusterImage) -> None:
+    def _on_commit(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """It holds the record by which its controller began, and all before it, so from here on that controller may
         decide. The other parts of this node are not waited for: one that has just started opens its logs, and all
         leases would run out meanwhile."""
         elected = image.controller_id == self._node_id and image.controller_epoch == self._quorum.epoch
         if self.is_active and not elected:
-            self._deactivate(_not_controller())
+            self._deactivate(_not_controller_error())
         elif elected and self._quorum.is_leader and not self.is_active and not self._is_closed:
             self._activate(image)
-        self._former_controller = image.controller_id
+        self._previous_controller = image.controller_id
         self._runtime.committed(image.offset + 1)
-        if self._upkeep is not None and self._state is not None:
-            self._upkeep.image_changed(has_leaderless(self._state))
+        if self._tasks is not None and self._state is not None:
+            self._tasks.on_image_change(has_leaderless_partitions(self._state))
 
-    def _activate(self, image: ClusterImage) -> None:
+    def _activate(self, image: MetadataImage) -> None:
         log.info("controller is active", epoch=image.controller_epoch, offset=image.offset)
         self._state = ControllerState(image)
         self._runtime.load(self._state, image.offset + 1)
-        self._upkeep = Upkeep(
+        self._tasks = BackgroundTasks(
             self._node_id,
             self._runtime,
             self._settings,
             self._clock,
             image,
-            former_controller=self._former_controller,
-            silent_ms=self._quorum.silent_ms,
+            previous_controller=self._previous_controller,
+            leader_silence_ms=self._quorum.leader_silence_ms,
             probe=self._probe,
-            ask_log_end=self._ask_log_end,
+            fetch_log_end=self._ask_log_end,
         )
 
     def _deactivate(self, error: BaseException) -> None:
-        if self._upkeep is not None:
-            self._upkeep.end()
-            self._ended = [each for each in self._ended if not each.has_ended]
-            self._ended.append(self._upkeep)
-        self._upkeep = self._state = None
-        self._runtime.unload(error, in_doubt=_in_doubt() if isinstance(error, NotControllerError) else None)
-        self._tell_news()
+        if self._tasks is not None:
+            self._tasks.stop()
+            self._stopped_tasks = [each for each in self._stopped_tasks if not each.has_stopped]
+            self._stopped_tasks.append(self._tasks)
+        self._tasks = self._state = None
+        self._runtime.unload(
+            error, in_doubt_error=_outcome_unknown() if isinstance(error, NotControllerError) else None
+        )
+        self._notify_waiters()
 
-    def _failed(self, error: BaseException) -> None:
-        self._deactivate(_failed_metadata(error))
+    def _on_loader_failure(self, error: BaseException) -> None:
+        self._deactivate(_metadata_failed(error))
 
-    def _active(self) -> Upkeep:
-        if self._upkeep is None or not self._runtime.is_loaded:
-            raise _not_controller()
-        return self._upkeep
+    def _require_active(self) -> BackgroundTasks:
+        if self._tasks is None or not self._runtime.is_loaded:
+            raise _not_controller_error()
+        return self._tasks
 
     # News for those who wait until something is ready
 
-    async def _news(self, within_ms: int) -> None:
+    async def _wait_for_change(self, within_ms: int) -> None:
         """Returns when something has changed in what is ready, or the time is over."""
         loop = asyncio.get_running_loop()
         told: asyncio.Future[None] = loop.create_future()
-        self._awaiting_news.append(told)
-        timer = loop.call_later(within_ms / 1000, _tell, told)
+        self._waiters.append(told)
+        timer = loop.call_later(within_ms / 1000, _wake, told)
         try:
             await told
         finally:
             timer.cancel()
-            if told in self._awaiting_news:
-                self._awaiting_news.remove(told)
+            if told in self._waiters:
+                self._waiters.remove(told)
 
-    def _tell_news(self) -> None:
-        awaiting, self._awaiting_news = self._awaiting_news, []
+    def _notify_waiters(self) -> None:
+        awaiting, self._waiters = self._waiters, []
         for told in awaiting:
-            _tell(told)
+            _wake(told)
 
 
-def _tell(told: "asyncio.Future[None]") -> None:
+def _wake(told: "asyncio.Future[None]") -> None:
     if not told.done():
         told.set_result(None)
 
 
-def _named(state: ControllerState, partitions: Sequence[tuple[str, int]] | None) -> Sequence[tuple[str, int]]:
+def _requested_partitions(
+    state: ControllerState, partitions: Sequence[tuple[str, int]] | None
+) -> Sequence[tuple[str, int]]:
     """An administrator who names no partitions means all that have no leader."""
-    return state.index.leaderless() if partitions is None else partitions
+    return state.index.leaderless_partitions() if partitions is None else partitions
 
 
-def _in_doubt() -> RequestTimedOutError:
+def _outcome_unknown() -> RequestTimedOutError:
     """For changes that the next controller may find in the log: NOT_CONTROLLER would say that nothing was done, and
     nodes that hand requests on would ask again."""
     return RequestTimedOutError(
@@ -461,9 +475,9 @@ def _in_doubt() -> RequestTimedOutError:
     )
 
 
-def _failed_metadata(error: BaseException) -> StorageError:
+def _metadata_failed(error: BaseException) -> StorageError:
     return StorageError(f"the metadata of this node has failed: {error}")
 
 
-def _not_controller() -> NotControllerError:
+def _not_controller_error() -> NotControllerError:
     return NotControllerError("This is not the correct controller for this cluster.")

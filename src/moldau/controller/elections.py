@@ -8,15 +8,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from moldau.controller.index import PartitionName
-from moldau.controller.partition_change import (
-    Kept,
-    PartitionChange,
+from moldau.controller.partition_change_builder import (
+    PartitionChangeBuilder,
+    RetainedData,
     active_brokers,
-    settings_as_decided,
+    speculative_settings,
 )
 from moldau.controller.requests import ElectionType, PartitionResult
-from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, bounded
-from moldau.coordinator import Decision
+from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, check_batch_size
+from moldau.coordinator import CoordinatorResult
 from moldau.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
@@ -24,19 +24,19 @@ from moldau.errors import (
     PreferredLeaderNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from moldau.metadata.image import NO_LEADER, PartitionImage
+from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.metadata.records import PartitionChangeRecord, Record
-from moldau.raft.messages import LogEnd
+from moldau.raft.messages import EpochEndOffset
 from moldau.settings.effective import EffectiveSettings
 
-LogEnds = Mapping[PartitionName, Mapping[int, LogEnd]]
+LogEnds = Mapping[PartitionName, Mapping[int, EpochEndOffset]]
 """By partition, what its live replicas say of their logs."""
 
-_NOT_ASKED: LogEnds = MappingProxyType({})
+_NO_LOG_ENDS: LogEnds = MappingProxyType({})
 
 
-def leave_in_sync(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int, kept: Kept = Kept.EVERYTHING
+def remove_broker_from_isrs(
+    state: ControllerState, settings: EffectiveSettings, broker_id: int, kept: RetainedData = RetainedData.ALL
 ) -> list[Record]:
     """A broker is fenced, shuts down, or registers anew: others lead in its place and nobody waits for it.
 
@@ -44,36 +44,38 @@ def leave_in_sync(
     is committed, save where write.caching commits without that: there it is counted on only if nobody else is left.
     """
     active = active_brokers(state) - {broker_id}
-    decided = settings_as_decided(state, settings)
+    decided = speculative_settings(state, settings)
     records: list[Record] = []
-    for name in state.index.partitions_of(broker_id):
+    for name in state.index.partitions_on(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
-        has_everything = kept is Kept.EVERYTHING or (
-            kept is Kept.SYNCED and not decided.topic(name.topic).write_caching
+        has_everything = kept is RetainedData.ALL or (
+            kept is RetainedData.SYNCED and not decided.topic(name.topic).write_caching
         )
-        if broker_id not in partition.in_sync and (has_everything or broker_id not in partition.eligible):
+        if broker_id not in partition.isr and (has_everything or broker_id not in partition.elr):
             continue
-        change = _change(state, decided, name, active)
-        change.in_sync = tuple(replica for replica in partition.in_sync if replica != broker_id)
+        change = _change_builder(state, decided, name, active)
+        change.isr = tuple(replica for replica in partition.isr if replica != broker_id)
         if not has_everything:
-            change.restarted_uncleanly = broker_id
-            change.has_lost_everything = kept is Kept.NOTHING
-        record = change.record()
+            change.unclean_shutdown_replica = broker_id
+            change.has_lost_all_records = kept is RetainedData.NONE
+        record = change.build()
         if record is not None:
             records.append(record)
     return records
 
 
-def become_available(state: ControllerState, settings: EffectiveSettings, broker_id: int) -> list[Record]:
+def elect_leaderless_partitions(
+    state: ControllerState, settings: EffectiveSettings, broker_id: int
+) -> list[Record]:
     """A broker is unfenced: it leads the leaderless partitions that it has everything committed of."""
     active = active_brokers(state)
     if not state.image.brokers[broker_id].in_controlled_shutdown:
         active.add(broker_id)
-    decided = settings_as_decided(state, settings)
+    decided = speculative_settings(state, settings)
     records: list[Record] = []
-    for name in state.index.leaderless():
+    for name in state.index.leaderless_partitions():
         if broker_id in state.image.topics[name.topic].partitions[name.partition].replicas:
-            record = _change(state, decided, name, active).record()
+            record = _change_builder(state, decided, name, active).build()
             if record is not None:
                 records.append(record)
     return records
@@ -84,22 +86,23 @@ def elect_leaders(
     settings: EffectiveSettings,
     election: ElectionType,
     partitions: Sequence[tuple[str, int]] | None,
-    log_ends: LogEnds = _NOT_ASKED,
+    log_ends: LogEnds = _NO_LOG_ENDS,
     *,
-    at_most: int | None = None,
-) -> Decision[Record, list[PartitionResult]]:
+    elections_max: int | None = None,
+) -> CoordinatorResult[Record, list[PartitionResult]]:
     """As an administrator asks for it, partition by partition; of all partitions (None) those that need no
-    election are not mentioned. An unclean one needs `log_ends` for what `unclean_candidates` named. After `at_most`
+    election are not mentioned. An unclean one needs `log_ends` for what `unclean_election_candidates` named.
+    After `elections_max`
     elections the rest is left for another decision."""
     active = active_brokers(state)
-    decided = settings_as_decided(state, settings)
+    decided = speculative_settings(state, settings)
     records: list[Record] = []
     results: list[PartitionResult] = []
-    for name in _asked(state, partitions):
-        if len(records) == at_most:
+    for name in _requested_partitions(state, partitions):
+        if len(records) == elections_max:
             break
         try:
-            records.append(_elect(state, decided, election, name, active, log_ends.get(name)))
+            records.append(_elect_leader(state, decided, election, name, active, log_ends.get(name)))
         except ElectionNotNeededError as error:
             if partitions is not None:
                 results.append(PartitionResult(name.topic, name.partition, error))
@@ -107,74 +110,75 @@ def elect_leaders(
             results.append(PartitionResult(name.topic, name.partition, error))
         else:
             results.append(PartitionResult(name.topic, name.partition))
-    return Decision(bounded(records), results)
+    return CoordinatorResult(check_batch_size(records), results)
 
 
-def unclean_candidates(
+def unclean_election_candidates(
     state: ControllerState, settings: EffectiveSettings, partitions: Sequence[tuple[str, int]] | None = None
 ) -> dict[PartitionName, tuple[int, ...]]:
     """Leaderless partitions that only an unclean election can help, with the live replicas to be asked for the
     end of their log. `partitions` are an administrator's wish; without, only topics that allow it count."""
     active = active_brokers(state)
-    decided = settings_as_decided(state, settings)
+    decided = speculative_settings(state, settings)
     wanted = None if partitions is None else {PartitionName(*each) for each in partitions}
     found = {}
-    for name in state.index.leaderless():
+    for name in state.index.leaderless_partitions():
         if wanted is None:
             if not decided.topic(name.topic).unclean_leader_election_enable:
                 continue
         elif name not in wanted:
             continue
         partition = state.image.topics[name.topic].partitions[name.partition]
-        usable = state.without_failed(active, state.image.topics[name.topic].topic_id, name.partition)
+        usable = state.exclude_offline(active, state.image.topics[name.topic].topic_id, name.partition)
         live = tuple(replica for replica in partition.replicas if replica in usable)
-        if live and not any(
-            replica in partition.in_sync or replica in partition.eligible for replica in live
-        ):
+        if live and not any(replica in partition.isr or replica in partition.elr for replica in live):
             found[name] = live
     return found
 
 
-def elect_uncleanly(
+def elect_unclean_leaders(
     state: ControllerState, settings: EffectiveSettings, log_ends: LogEnds
-) -> Decision[Record, list[PartitionResult]]:
-    """By the controller itself, for what `unclean_candidates` named, if that is still so and still allowed. As many
+) -> CoordinatorResult[Record, list[PartitionResult]]:
+    """By the controller itself, for what `unclean_election_candidates` named, if that is still so and still
+    allowed. As many
     as one decision may hold: the rest are candidates still."""
-    decided = settings_as_decided(state, settings)
+    decided = speculative_settings(state, settings)
     wanted = [
         (topic, index)
         for topic, index in log_ends
         if topic in state.image.topics and decided.topic(topic).unclean_leader_election_enable
     ]
     return elect_leaders(
-        state, settings, ElectionType.UNCLEAN, wanted, log_ends, at_most=RECORDS_PER_DECISION_MAX
+        state, settings, ElectionType.UNCLEAN, wanted, log_ends, elections_max=RECORDS_PER_DECISION_MAX
     )
 
 
-def settle_eligible(
-    state: ControllerState, decided: EffectiveSettings, topics: Iterable[str]
-) -> list[Record]:
+def recompute_elrs(state: ControllerState, decided: EffectiveSettings, topics: Iterable[str]) -> list[Record]:
     """min.insync.replicas is another one (`decided` has it): where enough are in sync by it, records are committed
     again, and nobody else is eligible."""
     active = active_brokers(state)
     records: list[Record] = []
     for topic in topics:
         for partition in state.image.topics[topic].partitions:
-            if partition.eligible:
-                record = _change(state, decided, PartitionName(topic, partition.index), active).record()
+            if partition.elr:
+                record = _change_builder(
+                    state, decided, PartitionName(topic, partition.index), active
+                ).build()
                 if record is not None:
                     records.append(record)
     return records
 
 
-def finish_eligible(state: ControllerState, settings: EffectiveSettings) -> Decision[Record, bool]:
+def reconcile_elrs(state: ControllerState, settings: EffectiveSettings) -> CoordinatorResult[Record, bool]:
     """What a controller decides that takes over with another min.insync.replicas in its own settings than the one
     before had. True when nothing is left to be done."""
-    records = settle_eligible(state, settings_as_decided(state, settings), list(state.image.topics))
-    return Decision(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
+    records = recompute_elrs(state, speculative_settings(state, settings), list(state.image.topics))
+    return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
 
 
-def _asked(state: ControllerState, partitions: Sequence[tuple[str, int]] | None) -> list[PartitionName]:
+def _requested_partitions(
+    state: ControllerState, partitions: Sequence[tuple[str, int]] | None
+) -> list[PartitionName]:
     if partitions is not None:
         return [PartitionName(*each) for each in dict.fromkeys(partitions)]
     return [
@@ -184,22 +188,22 @@ def _asked(state: ControllerState, partitions: Sequence[tuple[str, int]] | None)
     ]
 
 
-def _elect(
+def _elect_leader(
     state: ControllerState,
     decided: EffectiveSettings,
     election: ElectionType,
     name: PartitionName,
     active: Container[int],
-    log_ends: Mapping[int, LogEnd] | None,
+    log_ends: Mapping[int, EpochEndOffset] | None,
 ) -> PartitionChangeRecord:
     partition = state.image.partition(*name)
     if partition is None:
         raise UnknownTopicOrPartitionError(f"No such partition as {name.topic}-{name.partition}")
     if election is ElectionType.PREFERRED:
-        return _prefer(state, decided, name, partition, active)
+        return _elect_preferred_leader(state, decided, name, partition, active)
     if partition.leader != NO_LEADER:
         raise ElectionNotNeededError(f"{name.topic}-{name.partition} is led by broker {partition.leader}.")
-    record = _change(state, decided, name, active).record(log_ends=log_ends)
+    record = _change_builder(state, decided, name, active).build(log_ends=log_ends)
     if record is None or record.leader < 0:
         raise EligibleLeadersNotAvailableError(
             f"No broker that has a replica of {name.topic}-{name.partition} is alive, or not all that are say where "
@@ -208,16 +212,16 @@ def _elect(
     return record
 
 
-def _prefer(
+def _elect_preferred_leader(
     state: ControllerState,
     decided: EffectiveSettings,
     name: PartitionName,
-    partition: PartitionImage,
+    partition: PartitionRegistration,
     active: Container[int],
 ) -> PartitionChangeRecord:
     if partition.leader == partition.replicas[0]:
         raise ElectionNotNeededError(f"{name.topic}-{name.partition} is led by its preferred replica.")
-    record = preferred_election(state, decided, name, active)
+    record = build_preferred_election(state, decided, name, active)
     if record is None:
         raise PreferredLeaderNotAvailableError(
             f"The preferred leader of {name.topic}-{name.partition}, broker {partition.replicas[0]}, "
@@ -226,22 +230,22 @@ def _prefer(
     return record
 
 
-def preferred_election(
+def build_preferred_election(
     state: ControllerState, decided: EffectiveSettings, name: PartitionName, active: Container[int]
 ) -> PartitionChangeRecord | None:
     """None where the preferred replica leads already or cannot."""
     partition = state.image.topics[name.topic].partitions[name.partition]
-    record = _change(state, decided, name, active).record(prefer_first=True)
+    record = _change_builder(state, decided, name, active).build(elect_preferred=True)
     return record if record is not None and record.leader == partition.replicas[0] else None
 
 
-def _change(
+def _change_builder(
     state: ControllerState, decided: EffectiveSettings, name: PartitionName, active: Container[int]
-) -> PartitionChange:
+) -> PartitionChangeBuilder:
     topic = state.image.topics[name.topic]
-    return PartitionChange(
+    return PartitionChangeBuilder(
         topic.topic_id,
         topic.partitions[name.partition],
-        min_in_sync=decided.topic(name.topic).min_insync_replicas,
-        active=state.without_failed(active, topic.topic_id, name.partition),
+        min_isr=decided.topic(name.topic).min_insync_replicas,
+        active=state.exclude_offline(active, topic.topic_id, name.partition),
     )

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from moldau.controller.ids import Randomness
 from moldau.controller.index import PartitionIndex
 from moldau.errors import InvalidReplicaAssignmentError, InvalidReplicationFactorError
-from moldau.metadata.image import BrokerImage, PartitionImage
+from moldau.metadata.image import BrokerRegistration, PartitionRegistration
 
 Replicas = tuple[int, ...]
 """The first is the preferred leader."""
 
 
-class Load:
-    """How much brokers have already, which those to be placed make even. `place` adds what it places."""
+class ReplicaLoad:
+    """How much brokers have already, which those to be placed make even. `place_replicas` adds what it places."""
 
     def __init__(self) -> None:
         self.leaders: Counter[int] = Counter()
         self.followers: Counter[int] = Counter()
 
     @classmethod
-    def of_topic(cls, partitions: Iterable[PartitionImage]) -> "Load":
+    def from_topic(cls, partitions: Iterable[PartitionRegistration]) -> "ReplicaLoad":
         """Round robin goes on where the topic's other partitions ended."""
         load = cls()
         for partition in partitions:
@@ -28,18 +28,18 @@ class Load:
         return load
 
     @classmethod
-    def of_cluster(cls, index: PartitionIndex, brokers: Iterable[int]) -> "Load":
+    def from_cluster(cls, index: PartitionIndex, brokers: Iterable[int]) -> "ReplicaLoad":
         load = cls()
         for broker_id in brokers:
-            load.leaders[broker_id] = index.count_preferring(broker_id)
-            load.followers[broker_id] = index.count_of(broker_id) - load.leaders[broker_id]
+            load.leaders[broker_id] = index.preferred_leader_count(broker_id)
+            load.followers[broker_id] = index.replica_count(broker_id) - load.leaders[broker_id]
         return load
 
-    def as_leader(self, broker_id: int) -> tuple[int, int]:
+    def leader_load(self, broker_id: int) -> tuple[int, int]:
         """The less, the sooner it leads."""
         return self.leaders[broker_id], self.followers[broker_id]
 
-    def as_follower(self, broker_id: int) -> tuple[int, int]:
+    def follower_load(self, broker_id: int) -> tuple[int, int]:
         followers = self.followers[broker_id]
         return self.leaders[broker_id] + followers, followers
 
@@ -48,12 +48,12 @@ class Load:
         self.followers.update(replicas[1:])
 
 
-def place(
-    brokers: Mapping[int, BrokerImage],
+def place_replicas(
+    brokers: Mapping[int, BrokerRegistration],
     partitions: int,
     replication_factor: int,
     random: Randomness,
-    load: Load | None = None,
+    load: ReplicaLoad | None = None,
 ) -> list[Replicas]:
     """Replicas for new partitions. Leaders go round the brokers from a random one on, or first to those that have
     fewest; a partition's other replicas go to as many other racks as there are. A broker that is fenced leads
@@ -69,21 +69,21 @@ def place(
             f"Unable to replicate the partition {replication_factor} time(s): The target replication factor "
             f"of {replication_factor} cannot be reached because only {len(brokers)} broker(s) are registered."
         )
-    ring = _ring(active)
-    rest = _ring([broker for broker in brokers.values() if not broker.is_active])
+    ring = _interleave_racks(active)
+    rest = _interleave_racks([broker for broker in brokers.values() if not broker.is_active])
     start = random.randrange(len(ring))
     ring = ring[start:] + ring[:start]
-    load = Load() if load is None else load
+    load = ReplicaLoad() if load is None else load
     placed = []
     for _ in range(partitions):
-        placed.append(_pick(ring, rest, replication_factor, load))
+        placed.append(_choose_replicas(ring, rest, replication_factor, load))
         load.add(placed[-1])
     return placed
 
 
-def _ring(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
+def _interleave_racks(brokers: Iterable[BrokerRegistration]) -> list[BrokerRegistration]:
     """The brokers in an order in which neighbours are in different racks, as far as that can be."""
-    racks: dict[str, list[BrokerImage]] = {}
+    racks: dict[str, list[BrokerRegistration]] = {}
     for broker in sorted(brokers, key=lambda each: each.broker_id):
         racks.setdefault(broker.rack or "", []).append(broker)
     members = [racks[rack] for rack in sorted(racks)]
@@ -91,9 +91,11 @@ def _ring(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
     return [rack[row] for row in range(longest) for rack in members if row < len(rack)]
 
 
-def _pick(ring: Sequence[BrokerImage], rest: Sequence[BrokerImage], count: int, load: Load) -> Replicas:
+def _choose_replicas(
+    ring: Sequence[BrokerRegistration], rest: Sequence[BrokerRegistration], count: int, load: ReplicaLoad
+) -> Replicas:
     """The leader from `ring`; from `rest` only what the ring cannot give. Of equals the next in the ring."""
-    leads = min(range(len(ring)), key=lambda at: load.as_leader(ring[at].broker_id))
+    leads = min(range(len(ring)), key=lambda at: load.leader_load(ring[at].broker_id))
     leader = ring[leads]
     # With each lap the followers move on by one, so that a broker shares partitions with all others.
     others = [*ring[leads + 1 :], *ring[:leads]]
@@ -102,15 +104,15 @@ def _pick(ring: Sequence[BrokerImage], rest: Sequence[BrokerImage], count: int, 
     chosen, racks = [leader], Counter([leader.rack])
     for candidates in (others, list(rest)):
         while candidates and len(chosen) < count:
-            best = min(candidates, key=lambda each: (racks[each.rack], load.as_follower(each.broker_id)))
+            best = min(candidates, key=lambda each: (racks[each.rack], load.follower_load(each.broker_id)))
             candidates.remove(best)
             chosen.append(best)
             racks[best.rack] += 1
     return tuple(broker.broker_id for broker in chosen)
 
 
-def check_manual(
-    replicas: Sequence[int], brokers: Mapping[int, BrokerImage], replication_factor: int | None
+def validate_manual_assignment(
+    replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], replication_factor: int | None
 ) -> None:
     """Raises InvalidReplicaAssignmentError for a partition's replicas that cannot be."""
     prefix = "The manual partition assignment includes"
@@ -132,7 +134,9 @@ def check_manual(
         )
 
 
-def in_sync_at_first(replicas: Sequence[int], brokers: Mapping[int, BrokerImage], partition: int) -> Replicas:
+def initial_isr(
+    replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], partition: int
+) -> Replicas:
     """The replicas of a new, empty partition that are in sync: those on active brokers. The first leads."""
     active = tuple(broker_id for broker_id in replicas if brokers[broker_id].is_active)
     if not active:

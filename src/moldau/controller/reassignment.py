@@ -8,11 +8,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from moldau.controller.index import PartitionName
-from moldau.controller.partition_change import PartitionChange, active_brokers, settings_as_decided
-from moldau.controller.placement import check_manual
+from moldau.controller.partition_change_builder import (
+    PartitionChangeBuilder,
+    active_brokers,
+    speculative_settings,
+)
+from moldau.controller.placement import validate_manual_assignment
 from moldau.controller.requests import OngoingReassignment, PartitionResult, Reassignment
-from moldau.controller.state import ControllerState, bounded
-from moldau.coordinator import Decision
+from moldau.controller.state import ControllerState, check_batch_size
+from moldau.coordinator import CoordinatorResult
 from moldau.errors import (
     InvalidReplicaAssignmentError,
     InvalidReplicationFactorError,
@@ -21,21 +25,21 @@ from moldau.errors import (
     NoReassignmentInProgressError,
     UnknownTopicOrPartitionError,
 )
-from moldau.metadata.image import ClusterImage, PartitionImage
+from moldau.metadata.image import MetadataImage, PartitionRegistration
 from moldau.metadata.records import Record
 from moldau.settings.effective import EffectiveSettings
 
 
-def alter_reassignments(
+def alter_partition_reassignments(
     state: ControllerState,
     settings: EffectiveSettings,
     reassignments: Sequence[Reassignment],
     *,
     allow_rf_change: bool,
-) -> Decision[Record, list[PartitionResult]]:
+) -> CoordinatorResult[Record, list[PartitionResult]]:
     """Begins, changes or cancels reassignments, partition by partition. What adds nothing is done at once."""
     active = active_brokers(state)
-    decided = settings_as_decided(state, settings)
+    decided = speculative_settings(state, settings)
     times_named = Counter((wanted.topic, wanted.partition) for wanted in reassignments)
     records: list[Record] = []
     results: dict[PartitionName, PartitionResult] = {}
@@ -48,72 +52,74 @@ def alter_reassignments(
             if partition is None:
                 raise UnknownTopicOrPartitionError(f"Unable to find partition {name.topic}:{name.partition}.")
             topic_id = state.image.topics[name.topic].topic_id
-            change = PartitionChange(
+            change = PartitionChangeBuilder(
                 topic_id,
                 partition,
-                min_in_sync=decided.topic(name.topic).min_insync_replicas,
-                active=state.without_failed(active, topic_id, name.partition),
+                min_isr=decided.topic(name.topic).min_insync_replicas,
+                active=state.exclude_offline(active, topic_id, name.partition),
             )
             if wanted.replicas is None:
-                _cancel(change, partition)
+                _cancel_reassignment(change, partition)
             else:
-                check_manual(wanted.replicas, state.image.brokers, None)
+                validate_manual_assignment(wanted.replicas, state.image.brokers, None)
                 if not allow_rf_change:
-                    _check_count(partition, len(wanted.replicas))
-                _begin(change, partition, tuple(wanted.replicas))
+                    _check_replication_factor(partition, len(wanted.replicas))
+                _start_reassignment(change, partition, tuple(wanted.replicas))
         except MoldauError as error:
             results[name] = PartitionResult(name.topic, name.partition, error)
         else:
-            record = change.record()
+            record = change.build()
             if record is not None:
                 records.append(record)
             results[name] = PartitionResult(name.topic, name.partition)
-    return Decision(bounded(records), list(results.values()))
+    return CoordinatorResult(check_batch_size(records), list(results.values()))
 
 
-def _check_count(partition: PartitionImage, wanted: int) -> None:
-    count = len(partition.replicas) - len(partition.removing)
+def _check_replication_factor(partition: PartitionRegistration, wanted: int) -> None:
+    count = len(partition.replicas) - len(partition.removing_replicas)
     if wanted != count:
         raise InvalidReplicationFactorError(f"The replication factor is changed from {count} to {wanted}")
 
 
-def _begin(change: PartitionChange, partition: PartitionImage, target: tuple[int, ...]) -> None:
+def _start_reassignment(
+    change: PartitionChangeBuilder, partition: PartitionRegistration, target: tuple[int, ...]
+) -> None:
     """Towards `target` from where the partition was before any reassignment, so that this one can be cancelled too.
     What a former one was adding and nobody wants any more goes at once."""
-    before = _before_reassignment(partition)
-    change.adding = tuple(replica for replica in target if replica not in before)
-    change.removing = tuple(replica for replica in before if replica not in target)
-    change.replicas = target + change.removing
-    _leave_out_of_sync(change, partition)
+    before = _original_replicas(partition)
+    change.adding_replicas = tuple(replica for replica in target if replica not in before)
+    change.removing_replicas = tuple(replica for replica in before if replica not in target)
+    change.replicas = target + change.removing_replicas
+    _restrict_isr(change, partition)
 
 
-def _cancel(change: PartitionChange, partition: PartitionImage) -> None:
+def _cancel_reassignment(change: PartitionChangeBuilder, partition: PartitionRegistration) -> None:
     if not partition.is_reassigning:
         raise NoReassignmentInProgressError("No partition reassignment is in progress.")
-    change.replicas = _before_reassignment(partition)
-    change.adding = change.removing = ()
-    _leave_out_of_sync(change, partition)
+    change.replicas = _original_replicas(partition)
+    change.adding_replicas = change.removing_replicas = ()
+    _restrict_isr(change, partition)
 
 
-def _before_reassignment(partition: PartitionImage) -> tuple[int, ...]:
-    return tuple(replica for replica in partition.replicas if replica not in partition.adding)
+def _original_replicas(partition: PartitionRegistration) -> tuple[int, ...]:
+    return tuple(replica for replica in partition.replicas if replica not in partition.adding_replicas)
 
 
-def _leave_out_of_sync(change: PartitionChange, partition: PartitionImage) -> None:
-    if not partition.in_sync:
+def _restrict_isr(change: PartitionChangeBuilder, partition: PartitionRegistration) -> None:
+    if not partition.isr:
         raise InvalidReplicaAssignmentError(
             "No replica is known to have all records, so that none can be copied. Elect a leader uncleanly first."
         )
-    change.in_sync = tuple(replica for replica in partition.in_sync if replica in change.replicas)
-    if not change.in_sync:
+    change.isr = tuple(replica for replica in partition.isr if replica in change.replicas)
+    if not change.isr:
         raise InvalidReplicaAssignmentError(
-            f"Only {list(partition.in_sync)}, which would go, are in sync: records would be lost. "
+            f"Only {list(partition.isr)}, which would go, are in sync: records would be lost. "
             "Try again when a replica that stays has caught up; if those are gone for good, elect one uncleanly."
         )
 
 
-def list_reassignments(
-    image: ClusterImage, partitions: Sequence[tuple[str, int]] | None
+def list_partition_reassignments(
+    image: MetadataImage, partitions: Sequence[tuple[str, int]] | None
 ) -> list[OngoingReassignment]:
     """Those under way, of all partitions or of these; who is not being reassigned is not mentioned."""
     if partitions is None:
@@ -128,11 +134,15 @@ def list_reassignments(
     for name in asked:
         partition = image.partition(*name)
         if partition is not None and partition.is_reassigning:
-            found.append(OngoingReassignment(*name, partition.replicas, partition.adding, partition.removing))
+            found.append(
+                OngoingReassignment(
+                    *name, partition.replicas, partition.adding_replicas, partition.removing_replicas
+                )
+            )
     return found
 
 
-def drain(
+def plan_drain(
     replicas: Mapping[tuple[str, int], Sequence[int]],
     racks: Mapping[int, str | None],
     broker_id: int,

@@ -23,7 +23,7 @@ class NewTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicCreated:
+class CreateTopicResult:
     name: str
     topic_id: UUID | None = None
     partitions: int = -1
@@ -32,7 +32,7 @@ class TopicCreated:
 
 
 @dataclass(frozen=True, slots=True)
-class MorePartitions:
+class PartitionIncrease:
     topic: str
     count: int
     """The new total."""
@@ -82,7 +82,7 @@ class ConfigResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class BrokerRegistrationRequest:
     """What a broker says of itself when it starts."""
 
     broker_id: int
@@ -95,7 +95,7 @@ class Registration:
     previous_epoch: int = -1
     """The broker epoch of its former life, if that ended cleanly: its logs are as it left them. -1: records that
     were not yet safe may be gone."""
-    former_incarnations: Sequence[UUID] = ()
+    previous_incarnations: Sequence[UUID] = ()
     """The lives that its disk has seen last, however they ended. The registered one is among them, unless this is
     another disk or an older state of it."""
     features: Mapping[str, tuple[int, int]] | None = None
@@ -103,19 +103,19 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class BrokerHeartbeat:
     broker_id: int
     broker_epoch: int
     metadata_offset: int
     """The last metadata record that all of the broker has taken: logs of topics up to there are open, save those in
     `not_ready`."""
-    wants_fence: bool = False
-    wants_shutdown: bool = False
-    not_ready: Sequence["NotReady"] = ()
+    want_fence: bool = False
+    want_shut_down: bool = False
+    not_ready: Sequence["OfflineReplica"] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class NotReady:
+class OfflineReplica:
     """A replica that its broker could not open or write, and why."""
 
     topic_id: UUID
@@ -127,7 +127,7 @@ class NotReady:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReply:
+class BrokerHeartbeatReply:
     is_caught_up: bool
     is_fenced: bool
     should_shut_down: bool
@@ -137,7 +137,7 @@ class HeartbeatReply:
 
 
 @dataclass(frozen=True, slots=True)
-class InSyncChange:
+class IsrChange:
     """What the leader of a partition wants its in-sync set to be (AlterPartition)."""
 
     topic_id: UUID
@@ -145,20 +145,20 @@ class InSyncChange:
     leader_epoch: int
     partition_epoch: int
     """Of the state the change was thought up on; another one since refuses it."""
-    in_sync: tuple[tuple[int, int], ...]
+    isr: tuple[tuple[int, int], ...]
     """Broker ids with their broker epochs: a member that started anew since is refused."""
     is_recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class InSyncResult:
+class IsrChangeResult:
     """The partition as it is after the change, or why there was none."""
 
     topic_id: UUID
     partition: int
     leader: int = -1
     leader_epoch: int = -1
-    in_sync: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
     is_recovering: bool = False
     partition_epoch: int = -1
     error: MoldauError | None = None
@@ -193,5 +193,5 @@ class OngoingReassignment:
     topic: str
     partition: int
     replicas: tuple[int, ...]
-    adding: tuple[int, ...]
-    removing: tuple[int, ...]
+    adding_replicas: tuple[int, ...]
+    removing_replicas: tuple[int, ...]

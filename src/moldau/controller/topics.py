@@ -4,13 +4,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from moldau.controller.ids import Randomness, new_id
-from moldau.controller.names import METADATA_TOPIC, collision_key, is_internal, validate_topic_name
-from moldau.controller.partition_change import settings_as_decided
-from moldau.controller.placement import Load, Replicas, check_manual, in_sync_at_first, place
-from moldau.controller.requests import MorePartitions, NewTopic, TopicCreated, TopicRef, TopicResult
-from moldau.controller.state import ControllerState, bounded
-from moldau.coordinator import Decision
+from moldau.controller.ids import Randomness, random_uuid
+from moldau.controller.partition_change_builder import speculative_settings
+from moldau.controller.placement import (
+    ReplicaLoad,
+    Replicas,
+    initial_isr,
+    place_replicas,
+    validate_manual_assignment,
+)
+from moldau.controller.requests import CreateTopicResult, NewTopic, PartitionIncrease, TopicRef, TopicResult
+from moldau.controller.state import ControllerState, check_batch_size
+from moldau.controller.topic_names import METADATA_TOPIC, collision_key, is_internal, validate_topic_name
+from moldau.coordinator import CoordinatorResult
 from moldau.errors import (
     InvalidConfigError,
     InvalidPartitionsError,
@@ -25,7 +31,7 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from moldau.metadata.image import TOPIC_RESOURCE, ClusterImage, TopicImage
+from moldau.metadata.image import TOPIC_RESOURCE, MetadataImage, TopicImage
 from moldau.metadata.records import (
     ConfigRecord,
     PartitionRecord,
@@ -48,16 +54,16 @@ def create_topics(
     random: Randomness,
     *,
     validate_only: bool,
-) -> Decision[Record, list[TopicCreated]]:
+) -> CoordinatorResult[Record, list[CreateTopicResult]]:
     """One result for each name, in the order of the names."""
-    settings = settings_as_decided(state, settings)
-    if sum(_partitions_asked(topic, settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
+    settings = speculative_settings(state, settings)
+    if sum(_requested_partition_count(topic, settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError("Excessively large number of partitions per request.")
     times_named = Counter(topic.name for topic in topics)
     records: list[Record] = []
-    results: dict[str, TopicCreated] = {}
+    results: dict[str, CreateTopicResult] = {}
     twins: dict[str, str] = {}
-    load = _cluster_load(state, settings)
+    load = _initial_load(state, settings)
     for topic in topics:
         if topic.name in results:
             continue
@@ -65,19 +71,19 @@ def create_topics(
             if times_named[topic.name] > 1:
                 raise InvalidRequestError("Duplicate topic name.")
             _check_name(state, topic.name, twins)
-            made = _create(state.image, topic, settings, random, load)
+            made = _create_topic(state.image, topic, settings, random, load)
         except MoldauError as error:
-            results[topic.name] = TopicCreated(topic.name, error=error)
+            results[topic.name] = CreateTopicResult(topic.name, error=error)
         else:
             records += made
-            results[topic.name] = _created(topic.name, made)
+            results[topic.name] = _create_result(topic.name, made)
             key = collision_key(topic.name)
             if key is not None:
                 twins[key] = topic.name
-    return Decision([] if validate_only else bounded(records), list(results.values()))
+    return CoordinatorResult([] if validate_only else check_batch_size(records), list(results.values()))
 
 
-def _partitions_asked(topic: NewTopic, settings: EffectiveSettings) -> int:
+def _requested_partition_count(topic: NewTopic, settings: EffectiveSettings) -> int:
     if topic.partitions == -1 and not topic.assignment:
         return settings.broker.num_partitions
     return max(topic.partitions, len(topic.assignment))
@@ -96,37 +102,41 @@ def _check_name(state: ControllerState, name: str, twins: Mapping[str, str]) -> 
         raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {twin}")
 
 
-def _cluster_load(state: ControllerState, settings: EffectiveSettings) -> Load | None:
+def _initial_load(state: ControllerState, settings: EffectiveSettings) -> ReplicaLoad | None:
     if settings.broker.placement_policy == "load":
-        return Load.of_cluster(state.index, state.image.brokers)
+        return ReplicaLoad.from_cluster(state.index, state.image.brokers)
     return None
 
 
-def _create(
-    image: ClusterImage,
+def _create_topic(
+    image: MetadataImage,
     topic: NewTopic,
     settings: EffectiveSettings,
     random: Randomness,
-    load: Load | None,
+    load: ReplicaLoad | None,
 ) -> list[Record]:
     nulls = [name for name, value in topic.configs.items() if value is None]
     if nulls:
         raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
     settings.validate_topic_configs(topic.configs)
-    replicas = _manual(image, topic) if topic.assignment else _placed(image, topic, settings, random, load)
+    replicas = (
+        _manual_replicas(image, topic)
+        if topic.assignment
+        else _placed_replicas(image, topic, settings, random, load)
+    )
     if len(replicas) > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
-    topic_id = new_id(random, taken=image.topic_names)
+    topic_id = random_uuid(random, taken=image.topic_names)
     records: list[Record] = [TopicRecord(name=topic.name, topic_id=topic_id)]
     records += [
         ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name=topic.name, name=name, value=value)
         for name, value in topic.configs.items()
     ]
-    records += [_partition(image, topic_id, index, at) for index, at in enumerate(replicas)]
+    records += [_partition_record(image, topic_id, index, at) for index, at in enumerate(replicas)]
     return records
 
 
-def _manual(image: ClusterImage, topic: NewTopic) -> list[Replicas]:
+def _manual_replicas(image: MetadataImage, topic: NewTopic) -> list[Replicas]:
     prefix = "A manual partition assignment was specified, but"
     if topic.replication_factor != -1:
         raise InvalidRequestError(f"{prefix} replication factor was not set to -1.")
@@ -134,19 +144,19 @@ def _manual(image: ClusterImage, topic: NewTopic) -> list[Replicas]:
         raise InvalidRequestError(f"{prefix} numPartitions was not set to -1.")
     replication_factor = None
     for replicas in topic.assignment.values():
-        check_manual(replicas, image.brokers, replication_factor)
+        validate_manual_assignment(replicas, image.brokers, replication_factor)
         replication_factor = len(replicas)
     if sorted(topic.assignment) != list(range(len(topic.assignment))):
         raise InvalidReplicaAssignmentError("partitions should be a consecutive 0-based integer sequence")
     return [tuple(topic.assignment[index]) for index in range(len(topic.assignment))]
 
 
-def _placed(
-    image: ClusterImage,
+def _placed_replicas(
+    image: MetadataImage,
     topic: NewTopic,
     settings: EffectiveSettings,
     random: Randomness,
-    load: Load | None,
+    load: ReplicaLoad | None,
 ) -> list[Replicas]:
     if topic.replication_factor == 0 or topic.replication_factor < -1:
         raise InvalidReplicationFactorError(
@@ -159,32 +169,34 @@ def _placed(
     replication_factor = topic.replication_factor
     if replication_factor == -1:
         replication_factor = defaults.default_replication_factor
-    return place(image.brokers, partitions, replication_factor, random, load)
+    return place_replicas(image.brokers, partitions, replication_factor, random, load)
 
 
-def _partition(image: ClusterImage, topic_id: UUID, index: int, replicas: Replicas) -> PartitionRecord:
-    in_sync = in_sync_at_first(replicas, image.brokers, index)
+def _partition_record(
+    image: MetadataImage, topic_id: UUID, index: int, replicas: Replicas
+) -> PartitionRecord:
+    isr = initial_isr(replicas, image.brokers, index)
     return PartitionRecord(
         partition_id=index,
         topic_id=topic_id,
         replicas=replicas,
-        isr=in_sync,
-        leader=in_sync[0],
+        isr=isr,
+        leader=isr[0],
         leader_epoch=0,
         partition_epoch=0,
         directories=(None,) * len(replicas),
     )
 
 
-def _created(name: str, made: Sequence[Record]) -> TopicCreated:
+def _create_result(name: str, made: Sequence[Record]) -> CreateTopicResult:
     partitions = [record for record in made if isinstance(record, PartitionRecord)]
-    return TopicCreated(name, partitions[0].topic_id, len(partitions), len(partitions[0].replicas))
+    return CreateTopicResult(name, partitions[0].topic_id, len(partitions), len(partitions[0].replicas))
 
 
 def delete_topics(
     state: ControllerState, topics: Sequence[TopicRef], settings: EffectiveSettings
-) -> Decision[Record, list[TopicResult]]:
-    if not settings_as_decided(state, settings).broker.delete_topic_enable:
+) -> CoordinatorResult[Record, list[TopicResult]]:
+    if not speculative_settings(state, settings).broker.delete_topic_enable:
         raise TopicDeletionDisabledError("Topic deletion is disabled.")
     found: list[TopicImage | MoldauError] = [_look_up(state.image, ref) for ref in topics]
     times_named = Counter(topic.topic_id for topic in found if isinstance(topic, TopicImage))
@@ -199,10 +211,10 @@ def delete_topics(
         else:
             records.append(RemoveTopicRecord(topic_id=topic.topic_id))
             results.append(TopicResult(topic.name, topic.topic_id))
-    return Decision(bounded(records), results)
+    return CoordinatorResult(check_batch_size(records), results)
 
 
-def _look_up(image: ClusterImage, ref: TopicRef) -> TopicImage | MoldauError:
+def _look_up(image: MetadataImage, ref: TopicRef) -> TopicImage | MoldauError:
     by_id = ref.topic_id is not None and ref.topic_id != _NO_ID
     if ref.name is not None:
         if by_id:
@@ -217,15 +229,15 @@ def _look_up(image: ClusterImage, ref: TopicRef) -> TopicImage | MoldauError:
 
 def create_partitions(
     state: ControllerState,
-    changes: Sequence[MorePartitions],
+    changes: Sequence[PartitionIncrease],
     settings: EffectiveSettings,
     random: Randomness,
     *,
     validate_only: bool,
-) -> Decision[Record, list[TopicResult]]:
-    if sum(_partitions_added(state.image, change) for change in changes) > PARTITIONS_PER_REQUEST_MAX:
+) -> CoordinatorResult[Record, list[TopicResult]]:
+    if sum(_added_partition_count(state.image, change) for change in changes) > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError("Excessively large number of partitions per request.")
-    load = _cluster_load(state, settings_as_decided(state, settings))
+    load = _initial_load(state, speculative_settings(state, settings))
     records: list[Record] = []
     results: list[TopicResult] = []
     times_named = Counter(change.topic for change in changes)
@@ -233,16 +245,16 @@ def create_partitions(
         try:
             if times_named[change.topic] > 1:
                 raise InvalidRequestError("Duplicate topic name.")
-            added = _more_partitions(state.image, change, random, load)
+            added = _add_partitions(state.image, change, random, load)
         except MoldauError as error:
             results.append(TopicResult(change.topic, error=error))
         else:
             records += added
             results.append(TopicResult(change.topic, state.image.topics[change.topic].topic_id))
-    return Decision([] if validate_only else records, results)
+    return CoordinatorResult([] if validate_only else records, results)
 
 
-def _partitions_added(image: ClusterImage, change: MorePartitions) -> int:
+def _added_partition_count(image: MetadataImage, change: PartitionIncrease) -> int:
     """How many would be placed, if nothing else is wrong with it."""
     topic = image.topics.get(change.topic)
     if topic is None or change.count > PARTITIONS_PER_TOPIC_MAX:
@@ -250,8 +262,8 @@ def _partitions_added(image: ClusterImage, change: MorePartitions) -> int:
     return max(0, change.count - len(topic.partitions))
 
 
-def _more_partitions(
-    image: ClusterImage, change: MorePartitions, random: Randomness, load: Load | None
+def _add_partitions(
+    image: MetadataImage, change: PartitionIncrease, random: Randomness, load: ReplicaLoad | None
 ) -> list[Record]:
     topic = image.topics.get(change.topic)
     if topic is None:
@@ -272,10 +284,10 @@ def _more_partitions(
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
     additional = change.count - have
     first = topic.partitions[0]
-    replication_factor = len(first.replicas) - len(first.removing)
+    replication_factor = len(first.replicas) - len(first.removing_replicas)
     if change.assignments is None:
-        load = Load.of_topic(topic.partitions) if load is None else load
-        placed = place(image.brokers, additional, replication_factor, random, load)
+        load = ReplicaLoad.from_topic(topic.partitions) if load is None else load
+        placed = place_replicas(image.brokers, additional, replication_factor, random, load)
     else:
         if len(change.assignments) != additional:
             raise InvalidReplicaAssignmentError(
@@ -283,6 +295,6 @@ def _more_partitions(
                 f"{len(change.assignments)} assignment(s) were specified."
             )
         for replicas in change.assignments:
-            check_manual(replicas, image.brokers, replication_factor)
+            validate_manual_assignment(replicas, image.brokers, replication_factor)
         placed = [tuple(replicas) for replicas in change.assignments]
-    return [_partition(image, topic.topic_id, have + index, at) for index, at in enumerate(placed)]
+    return [_partition_record(image, topic.topic_id, have + index, at) for index, at in enumerate(placed)]

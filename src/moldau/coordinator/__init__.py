@@ -3,6 +3,6 @@
 `decision.py` is the value that pure state machines return; `runtime.py` appends, applies and lets replies go.
 """
 
-from moldau.coordinator.decision import Decision
+from moldau.coordinator.result import CoordinatorResult
 
-__all__ = ["Decision"]
+__all__ = ["CoordinatorResult"]

@@ -14,49 +14,49 @@ from moldau.errors import (
     NotCoordinatorError,
     RecordTooLargeError,
 )
+from moldau.groups.offsets_topic import OFFSETS_TOPIC, OffsetsTopic, TopicCreator, partition_for
 from moldau.groups.requests import (
-    CommitReply,
     CommitRequest,
-    DeleteOffsetsReply,
-    Done,
+    CommitResponse,
+    DeleteOffsetsResponse,
+    EmptyResponse,
+    GroupCoordinatorConfig,
     GroupDescription,
-    GroupLimits,
-    JoinReply,
+    GroupResponse,
     JoinRequest,
-    LeaveReply,
+    JoinResponse,
+    LeaveResponse,
     LeavingMember,
     ListedGroup,
-    ListReply,
-    MemberClaim,
-    OffsetsReply,
-    Reply,
-    SyncReply,
+    ListResponse,
+    MemberIdentity,
+    OffsetsResponse,
     SyncRequest,
+    SyncResponse,
     TopicKey,
     TopicPartition,
 )
-from moldau.groups.shard import Shard, Step
-from moldau.groups.state import GroupsState
-from moldau.groups.topic import OFFSETS_TOPIC, OffsetsTopic, TopicCreator, partition_for
-from moldau.metadata.image import EMPTY_IMAGE, ClusterDelta, ClusterImage, PartitionImage, TopicImage
+from moldau.groups.shard import GroupCoordinatorShard
+from moldau.groups.shard_driver import ShardDriver, WriteOperation
+from moldau.metadata.image import EMPTY_IMAGE, MetadataDelta, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
-from moldau.partitions.table import PartitionTable
+from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import Clock
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 
 log = get_logger(__name__)
 
-LOAD_AGAIN_S = 5.0
+LOAD_RETRY_BACKOFF_S = 5.0
 """When groups that could not be loaded are tried again."""
 
 T = TypeVar("T")
 
 
-def limits_of(settings: BrokerSettings) -> GroupLimits:
-    return GroupLimits(
+def group_coordinator_config(settings: BrokerSettings) -> GroupCoordinatorConfig:
+    return GroupCoordinatorConfig(
         session_timeout_ms_min=settings.group_min_session_timeout_ms,
         session_timeout_ms_max=settings.group_max_session_timeout_ms,
         initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
@@ -70,7 +70,7 @@ class GroupCoordinator:
     def __init__(
         self,
         node_id: int,
-        partitions: PartitionTable,
+        partitions: ReplicaManager,
         metadata: MetadataLoader,
         controller: TopicCreator,
         settings: EffectiveSettings,
@@ -81,22 +81,22 @@ class GroupCoordinator:
         self._settings = settings
         self._clock = clock
         self._topic = OffsetsTopic(metadata, controller, settings)
-        self._limits = limits_of(settings.static)
+        self._config = group_coordinator_config(settings.static)
         self._image = EMPTY_IMAGE
-        self._shards: dict[int, Shard] = {}
-        self._ending: dict[Shard, asyncio.Task[None]] = {}
+        self._shards: dict[int, ShardDriver] = {}
+        self._closing_shards: dict[ShardDriver, asyncio.Task[None]] = {}
         """Shards that are over, and may still be writing what they had begun."""
-        self._loading: dict[Shard, asyncio.Task[None]] = {}
-        self._reading = asyncio.Lock()
+        self._load_tasks: dict[ShardDriver, asyncio.Task[None]] = {}
+        self._load_lock = asyncio.Lock()
         """One log is read after the other: a node that loads must also serve."""
-        self._loading_since_ms = 0
-        self._next_upkeep: asyncio.TimerHandle | None = None
+        self._load_start_ms = 0
+        self._cleanup_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._past_bugs = 0
+        self._closed_shard_unexpected_errors = 0
 
     # Following the metadata
 
-    def publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
+    def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Takes up the groups of partitions that this node leads now, and lets go of the others."""
         self._image = image
         if self._is_closed:
@@ -104,88 +104,95 @@ class GroupCoordinator:
         for topic in delta.topics_deleted:
             if topic.name == OFFSETS_TOPIC:
                 for index in list(self._shards):
-                    self._let_go(index)
+                    self._on_resignation(index)
         for name, index in delta.partitions_changed:
             partition = image.partition(name, index)
             if name == OFFSETS_TOPIC and partition is not None:
-                self._follow(partition)
+                self._on_partition_changed(partition)
         deleted: list[TopicKey] = []
         for topic in delta.topics_deleted:
             if topic.name != OFFSETS_TOPIC:
                 deleted += (topic.name, topic.topic_id), (topic.name, None)
         if deleted:
             for shard in self._shards.values():
-                shard.forget(deleted)
+                shard.on_topics_deleted(deleted)
 
-    def _follow(self, image: PartitionImage) -> None:
+    def _on_partition_changed(self, image: PartitionRegistration) -> None:
         shard = self._shards.get(image.index)
         partition = None
-        if image.leader == self._node_id and (OFFSETS_TOPIC, image.index) not in self._partitions.damaged:
+        if (
+            image.leader == self._node_id
+            and (OFFSETS_TOPIC, image.index) not in self._partitions.unopened_logs
+        ):
             partition = self._partitions.get(OFFSETS_TOPIC, image.index)
         if shard is not None:
             if partition is shard.partition and partition.leader_epoch == shard.leader_epoch:
                 return
             # Another may have led it in between and written to it: what is loaded is not to be trusted.
-            self._let_go(image.index)
+            self._on_resignation(image.index)
         if partition is not None and partition.is_leader:
-            self._take_up(image.index, partition, {} if shard is None else shard.deleted_topics)
+            self._on_election(image.index, partition, {} if shard is None else shard.deleted_topics)
 
-    def _take_up(self, index: int, partition: Partition, deleted_topics: Mapping[TopicKey, int]) -> None:
+    def _on_election(self, index: int, partition: Partition, deleted_topics: Mapping[TopicKey, int]) -> None:
         settings = self._settings.static
-        shard = Shard(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
+        shard = ShardDriver(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
         shard.deleted_topics.update(deleted_topics)
         self._shards[index] = shard
-        if shard.is_empty and not any(each.partition is partition for each in self._ending):
-            shard.serve(GroupsState(self._limits), partition.log.end_offset)
+        if shard.is_empty and not any(each.partition is partition for each in self._closing_shards):
+            shard.activate(GroupCoordinatorShard(self._config), partition.log.end_offset)
             return
-        if not self._loading:
-            self._loading_since_ms = self._clock.monotonic_ms()
-        self._loading[shard] = asyncio.get_running_loop().create_task(self._load(shard))
+        if not self._load_tasks:
+            self._load_start_ms = self._clock.monotonic_ms()
+        self._load_tasks[shard] = asyncio.get_running_loop().create_task(self._load(shard))
 
-    def _let_go(self, index: int) -> None:
+    def _on_resignation(self, index: int) -> None:
         shard = self._shards.pop(index)
-        loading = self._loading.pop(shard, None)
+        loading = self._load_tasks.pop(shard, None)
         if loading is not None:
             loading.cancel()
         shard.unload(_not_coordinator())
-        self._ending[shard] = asyncio.get_running_loop().create_task(self._end(shard, loading))
+        self._closing_shards[shard] = asyncio.get_running_loop().create_task(
+            self._close_shard(shard, loading)
+        )
 
-    async def _load(self, shard: Shard) -> None:
+    async def _load(self, shard: ShardDriver) -> None:
         """Each waits by itself for its log to be committed."""
         try:
-            for former, ending in list(self._ending.items()):
+            for former, ending in list(self._closing_shards.items()):
                 if former.partition is shard.partition:
                     # What it had begun to write belongs to what this one has to read.
                     await asyncio.wait([ending])
             while shard.is_loading:
                 await shard.load(
-                    GroupsState(self._limits), self._settings.static.offsets_load_buffer_size, self._reading
+                    GroupCoordinatorShard(self._config),
+                    self._settings.static.offsets_load_buffer_size,
+                    self._load_lock,
                 )
                 if shard.is_loading:
-                    await asyncio.sleep(LOAD_AGAIN_S)
-            if shard.is_serving:
+                    await asyncio.sleep(LOAD_RETRY_BACKOFF_S)
+            if shard.is_active:
                 # No leader of this partition went by a newer image than this one, in which it is led here.
-                shard.forget_former(self._image.topics)
+                shard.delete_offsets_of_missing_topics(self._image.topics)
         except Exception:
-            self._bug("loading groups failed", shard)
+            self._log_unexpected_error("loading groups failed", shard)
         finally:
-            self._loading.pop(shard, None)
-        if not self._loading:
-            log.info("groups are loaded", took_ms=self._clock.monotonic_ms() - self._loading_since_ms)
+            self._load_tasks.pop(shard, None)
+        if not self._load_tasks:
+            log.info("groups are loaded", took_ms=self._clock.monotonic_ms() - self._load_start_ms)
 
-    async def _end(self, shard: Shard, loading: "asyncio.Task[None] | None") -> None:
+    async def _close_shard(self, shard: ShardDriver, loading: "asyncio.Task[None] | None") -> None:
         if loading is not None:
             await asyncio.gather(loading, return_exceptions=True)
         try:
             await shard.close()
         except Exception:
-            self._bug("groups were not let go of as they should be", shard)
+            self._log_unexpected_error("groups were not let go of as they should be", shard)
         finally:
-            del self._ending[shard]
-            self._past_bugs += shard.bugs
+            del self._closing_shards[shard]
+            self._closed_shard_unexpected_errors += shard.unexpected_errors
 
-    def _bug(self, message: str, shard: Shard) -> None:
-        self._past_bugs += 1
+    def _log_unexpected_error(self, message: str, shard: ShardDriver) -> None:
+        self._closed_shard_unexpected_errors += 1
         log.exception(message, partition=str(shard.partition.name))
 
     # Beginning and ending
@@ -193,36 +200,38 @@ class GroupCoordinator:
     def start(self) -> None:
         """Begins its upkeep, round after round."""
         interval_s = self._settings.static.offsets_retention_check_interval_ms / 1000
-        self._next_upkeep = asyncio.get_running_loop().call_later(interval_s, self._upkeep)
+        self._cleanup_timer = asyncio.get_running_loop().call_later(interval_s, self._run_cleanup)
 
-    def _upkeep(self) -> None:
+    def _run_cleanup(self) -> None:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         for partition in topic.partitions if topic is not None else ():
             # Its log may have been opened since, if it was for want of room or descriptors that it was not.
             if partition.index not in self._shards:
-                self._follow(partition)
+                self._on_partition_changed(partition)
         for shard in self._shards.values():
-            shard.upkeep()
+            shard.cleanup()
         self.start()
 
     def stop(self) -> None:
         """From now on this node coordinates nothing; who waits is told so, and need not be waited for."""
         self._is_closed = True
-        if self._next_upkeep is not None:
-            self._next_upkeep.cancel()
-            self._next_upkeep = None
+        if self._cleanup_timer is not None:
+            self._cleanup_timer.cancel()
+            self._cleanup_timer = None
         for index in list(self._shards):
-            self._let_go(index)
+            self._on_resignation(index)
 
     async def close(self) -> None:
         """Returns when nothing is being written any more."""
         self.stop()
-        await asyncio.gather(*self._ending.values())
+        await asyncio.gather(*self._closing_shards.values())
 
     @property
-    def bugs(self) -> int:
+    def unexpected_errors(self) -> int:
         """Decisions of its own that ended in an exception nobody planned for."""
-        return self._past_bugs + sum(shard.bugs for shard in (*self._shards.values(), *self._ending))
+        return self._closed_shard_unexpected_errors + sum(
+            shard.unexpected_errors for shard in (*self._shards.values(), *self._closing_shards)
+        )
 
     # Who coordinates what
 
@@ -230,12 +239,12 @@ class GroupCoordinator:
         """The topic that groups live in, made where there is none yet; raises CoordinatorNotAvailableError."""
         return await self._topic.ensure()
 
-    async def coordinator_of(self, group_id: str) -> PartitionImage:
+    async def coordinator_partition(self, group_id: str) -> PartitionRegistration:
         """The partition whose leader is a group's coordinator."""
         topic = await self.ensure_topic()
         return topic.partitions[partition_for(group_id, len(topic.partitions))]
 
-    def _shard(self, group_id: str) -> Shard:
+    def _shard(self, group_id: str) -> ShardDriver:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         shard = None
         if topic is not None:
@@ -244,93 +253,111 @@ class GroupCoordinator:
             raise _not_coordinator()
         return shard
 
-    async def _ask(self, group_id: str, kind: type[T], step: Step, *, is_commit: bool = False) -> T:
-        reply = await self._shard(group_id).ask(step, is_commit=is_commit)
+    async def _submit(
+        self, group_id: str, kind: type[T], operation: WriteOperation, *, is_commit: bool = False
+    ) -> T:
+        reply = await self._shard(group_id).submit(operation, is_commit=is_commit)
         assert isinstance(reply, kind), f"asked for {kind.__name__}, answered {type(reply).__name__}"
         return reply
 
-    async def _ask_member(self, group_id: str, kind: type[T], step: Step, *, size: int = 0) -> T:
+    async def _submit_for_group(
+        self, group_id: str, kind: type[T], operation: WriteOperation, *, size_bytes: int = 0
+    ) -> T:
         """Offsets can be kept without a group's name, but nobody can be a member of it."""
         if not group_id:
             raise InvalidGroupIdError("a group needs a name")
         bytes_max = self._shard(group_id).record_bytes_max
-        if size > bytes_max:
+        if size_bytes > bytes_max:
             # It could never be written, so it is not kept until the group comes to that. Kafka learns it only at
             # the leader's sync, and then fails all members with UNKNOWN_SERVER_ERROR; here the one whose fault
             # it is hears MESSAGE_TOO_LARGE, on which clients give up, and which its operator understands.
-            raise RecordTooLargeError(f"{size} bytes of a member; a group's record has at most {bytes_max}")
-        return await self._ask(group_id, kind, step)
+            raise RecordTooLargeError(
+                f"{size_bytes} bytes of a member; a group's record has at most {bytes_max}"
+            )
+        return await self._submit(group_id, kind, operation)
 
     # Membership
 
-    async def join(self, request: JoinRequest) -> JoinReply:
+    async def join(self, request: JoinRequest) -> JoinResponse:
         if request.reason:
             log.debug("member joins", group=request.group_id, member=request.member_id, why=request.reason)
-        return await self._ask_member(
+        return await self._submit_for_group(
             request.group_id,
-            JoinReply,
-            lambda state, now, ticket: state.join(now, request, ticket),
-            size=request.size,
+            JoinResponse,
+            lambda state, now, request_id: state.join(now, request, request_id),
+            size_bytes=request.size_bytes,
         )
 
-    async def sync(self, request: SyncRequest) -> SyncReply:
-        return await self._ask_member(
+    async def sync(self, request: SyncRequest) -> SyncResponse:
+        return await self._submit_for_group(
             request.group_id,
-            SyncReply,
-            lambda state, now, ticket: state.sync(now, request, ticket),
-            size=request.size,
+            SyncResponse,
+            lambda state, now, request_id: state.sync(now, request, request_id),
+            size_bytes=request.size_bytes,
         )
 
-    async def heartbeat(self, claim: MemberClaim) -> None:
+    async def heartbeat(self, identity: MemberIdentity) -> None:
         try:
-            await self._ask_member(
-                claim.group_id, Done, lambda state, now, ticket: state.heartbeat(now, claim, ticket)
+            await self._submit_for_group(
+                identity.group_id,
+                EmptyResponse,
+                lambda state, now, request_id: state.heartbeat(now, identity, request_id),
             )
         except CoordinatorLoadInProgressError:
             # As Kafka has it: who is heard while the groups are being read need not look for another coordinator.
             return
 
-    async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveReply:
+    async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveResponse:
         for each in members:
             if each.reason:
                 log.debug("member leaves", group=group_id, member=each.member_id, why=each.reason)
-        return await self._ask_member(
-            group_id, LeaveReply, lambda state, now, ticket: state.leave(now, group_id, members, ticket)
+        return await self._submit_for_group(
+            group_id,
+            LeaveResponse,
+            lambda state, now, request_id: state.leave(now, group_id, members, request_id),
         )
 
     # Offsets
 
-    async def commit(self, request: CommitRequest) -> CommitReply:
-        return await self._ask(
-            request.claim.group_id,
-            CommitReply,
-            lambda state, now, ticket: state.commit(now, request, ticket),
+    async def commit(self, request: CommitRequest) -> CommitResponse:
+        return await self._submit(
+            request.identity.group_id,
+            CommitResponse,
+            lambda state, now, request_id: state.commit(now, request, request_id),
             is_commit=True,
         )
 
-    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> OffsetsReply:
-        return await self._ask(
+    async def fetch_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition] | None
+    ) -> OffsetsResponse:
+        return await self._submit(
             group_id,
-            OffsetsReply,
-            lambda state, now, ticket: state.fetch_offsets(now, group_id, partitions, ticket),
+            OffsetsResponse,
+            lambda state, now, request_id: state.fetch_offsets(now, group_id, partitions, request_id),
         )
 
-    async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> DeleteOffsetsReply:
-        return await self._ask_member(
+    async def delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition]
+    ) -> DeleteOffsetsResponse:
+        return await self._submit_for_group(
             group_id,
-            DeleteOffsetsReply,
-            lambda state, now, ticket: state.delete_offsets(now, group_id, partitions, ticket),
+            DeleteOffsetsResponse,
+            lambda state, now, request_id: state.delete_offsets(now, group_id, partitions, request_id),
         )
 
     # Looking at groups
 
     async def describe(self, group_id: str) -> GroupDescription:
-        return await self._ask(
-            group_id, GroupDescription, lambda state, now, ticket: state.describe(group_id, ticket)
+        return await self._submit(
+            group_id, GroupDescription, lambda state, now, request_id: state.describe(group_id, request_id)
         )
 
     async def delete_group(self, group_id: str) -> None:
-        await self._ask(group_id, Done, lambda state, now, ticket: state.delete_group(now, group_id, ticket))
+        await self._submit(
+            group_id,
+            EmptyResponse,
+            lambda state, now, request_id: state.delete_group(now, group_id, request_id),
+        )
 
     async def list_groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[ListedGroup]:
         """All groups that this node coordinates; raises CoordinatorLoadInProgressError where some are not known
@@ -338,7 +365,7 @@ class GroupCoordinator:
         shards = [self._shards[index] for index in sorted(self._shards)]
         if any(shard.is_loading for shard in shards):
             raise CoordinatorLoadInProgressError("some groups are being loaded")
-        asked = [self._list(shard, states, types) for shard in shards if shard.is_serving]
+        asked = [self._list_shard(shard, states, types) for shard in shards if shard.is_active]
         listed: list[ListedGroup] = []
         for reply in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(reply, NotCoordinatorError):
@@ -346,12 +373,14 @@ class GroupCoordinator:
                 continue
             if isinstance(reply, BaseException):
                 raise reply
-            assert isinstance(reply, ListReply)
+            assert isinstance(reply, ListResponse)
             listed += reply.groups
         return listed
 
-    async def _list(self, shard: Shard, states: Sequence[str], types: Sequence[str]) -> Reply:
-        return await shard.ask(lambda state, now, ticket: state.list_groups(states, types, ticket))
+    async def _list_shard(
+        self, shard: ShardDriver, states: Sequence[str], types: Sequence[str]
+    ) -> GroupResponse:
+        return await shard.submit(lambda state, now, request_id: state.list_groups(states, types, request_id))
 
 
 def _not_coordinator() -> NotCoordinatorError:

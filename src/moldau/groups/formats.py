@@ -17,11 +17,11 @@ from moldau.groups.records import (
     NO_EXPIRY,
     NO_LEADER_EPOCH,
     CommittedOffset,
-    GroupChanged,
-    GroupMetadata,
+    GroupMetadataRecord,
+    GroupMetadataValue,
     GroupRecord,
-    MemberMetadata,
-    OffsetChanged,
+    MemberMetadataValue,
+    OffsetCommitRecord,
 )
 from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder, write_unsigned_varint
 
@@ -93,7 +93,7 @@ _MEMBER = [
 
 
 def _group_value_entity(version: int) -> type:
-    member = _entity("MemberMetadata", version, _MEMBER)
+    member = _entity("MemberMetadataValue", version, _MEMBER)
     return _entity(
         "GroupMetadataValue",
         version,
@@ -131,21 +131,21 @@ _Write = Callable[[bytearray, Any], None]
 
 def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
     """The key and value of a record; raises InvalidRequestError where a text is longer than the format can hold."""
-    if isinstance(record, GroupChanged):
-        key = _encoded(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
-        return key, None if record.metadata is None else _group_value(record.metadata)
+    if isinstance(record, GroupMetadataRecord):
+        key = _encode_message(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
+        return key, None if record.metadata is None else _encode_group_value(record.metadata)
     try:
-        key = _offset_key(record.group_id, record.topic) + _INT32.pack(record.partition)
-        return key, None if record.committed is None else _offset_value(record.committed)
+        key = _encode_offset_key(record.group_id, record.topic) + _INT32.pack(record.partition)
+        return key, None if record.committed is None else _encode_offset_value(record.committed)
     except struct.error as error:
-        raise _does_not_fit(error) from None
+        raise _value_too_large(error) from None
 
 
 # Commits are what this topic is full of, so their records are packed by hand; tests hold them against Kafka's bytes.
 
 
 @lru_cache(maxsize=4096)
-def _offset_key(group_id: str, topic: str) -> bytes:
+def _encode_offset_key(group_id: str, topic: str) -> bytes:
     """All of an offset's key but the partition: consumers commit the same ones over and over."""
     out = bytearray(_VERSION.pack(OFFSET_KEY_VERSION))
     for text in (group_id.encode(), topic.encode()):
@@ -153,7 +153,7 @@ def _offset_key(group_id: str, topic: str) -> bytes:
     return bytes(out)
 
 
-def _offset_value(committed: CommittedOffset) -> bytes:
+def _encode_offset_value(committed: CommittedOffset) -> bytes:
     if committed.expire_timestamp_ms != NO_EXPIRY:
         tree = {
             "offset": committed.offset,
@@ -161,7 +161,7 @@ def _offset_value(committed: CommittedOffset) -> bytes:
             "commit_timestamp": committed.commit_timestamp_ms,
             "expire_timestamp": committed.expire_timestamp_ms,
         }
-        return _encoded(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, tree)
+        return _encode_message(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, tree)
     out = bytearray(_OFFSET_START.pack(OFFSET_VALUE_VERSION, committed.offset, committed.leader_epoch))
     metadata = committed.metadata.encode()
     write_unsigned_varint(out, len(metadata) + 1)
@@ -177,19 +177,19 @@ def _topic_id_tag(topic_id: UUID | None) -> bytes:
     return b"\0" if topic_id is None else b"\x01\0\x10" + topic_id.bytes
 
 
-def _group_value(group: GroupMetadata) -> bytes:
+def _encode_group_value(group: GroupMetadataValue) -> bytes:
     tree = {
         "protocol_type": group.protocol_type,
         "generation": group.generation,
         "protocol": group.protocol_name,
         "leader": group.leader,
         "current_state_timestamp": group.state_timestamp_ms,
-        "members": [_member_tree(member) for member in group.members],
+        "members": [_member_fields(member) for member in group.members],
     }
-    return _encoded(GROUP_VALUE_VERSION, _write_group_value, tree)
+    return _encode_message(GROUP_VALUE_VERSION, _write_group_value, tree)
 
 
-def _member_tree(member: MemberMetadata) -> dict[str, Any]:
+def _member_fields(member: MemberMetadataValue) -> dict[str, Any]:
     return {
         "member_id": member.member_id,
         "group_instance_id": member.instance_id,
@@ -202,16 +202,16 @@ def _member_tree(member: MemberMetadata) -> dict[str, Any]:
     }
 
 
-def _encoded(version: int, write: _Write, tree: dict[str, Any]) -> bytes:
+def _encode_message(version: int, write: _Write, tree: dict[str, Any]) -> bytes:
     out = bytearray(_VERSION.pack(version))
     try:
         write(out, tree)
     except struct.error as error:
-        raise _does_not_fit(error) from None
+        raise _value_too_large(error) from None
     return bytes(out)
 
 
-def _does_not_fit(error: struct.error) -> InvalidRequestError:
+def _value_too_large(error: struct.error) -> InvalidRequestError:
     return InvalidRequestError(f"a value does not fit into a record of groups: {error}")
 
 
@@ -221,20 +221,20 @@ def _does_not_fit(error: struct.error) -> InvalidRequestError:
 def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRecord | None:
     """The record, or None for a kind that is not kept; raises CorruptRecordError."""
     key_view = memoryview(key)
-    version = _version(key_view, "key")
+    version = _read_version(key_view, "key")
     if version in OFFSET_KEY_VERSIONS:
-        offset_key = _decoded(_read_offset_key, key_view, "an offset's key")
-        committed = None if value is None else _offset(memoryview(value))
-        return OffsetChanged(offset_key.group, offset_key.topic, offset_key.partition, committed)
+        offset_key = _decode_message(_read_offset_key, key_view, "an offset's key")
+        committed = None if value is None else _decode_offset(memoryview(value))
+        return OffsetCommitRecord(offset_key.group, offset_key.topic, offset_key.partition, committed)
     if version == GROUP_KEY_VERSION:
-        group_id = _decoded(_read_group_key, key_view, "a group's key").group
-        return GroupChanged(group_id, None if value is None else _group(memoryview(value)))
+        group_id = _decode_message(_read_group_key, key_view, "a group's key").group
+        return GroupMetadataRecord(group_id, None if value is None else _decode_group(memoryview(value)))
     return None
 
 
-def _offset(value: memoryview) -> CommittedOffset:
-    read = _of_version(_read_offset_value, value, "an offset")
-    message = _decoded(read, value, "an offset")
+def _decode_offset(value: memoryview) -> CommittedOffset:
+    read = _reader_for_version(_read_offset_value, value, "an offset")
+    message = _decode_message(read, value, "an offset")
     return CommittedOffset(
         offset=message.offset,
         leader_epoch=message.get("leader_epoch", NO_LEADER_EPOCH),
@@ -245,22 +245,22 @@ def _offset(value: memoryview) -> CommittedOffset:
     )
 
 
-def _group(value: memoryview) -> GroupMetadata:
-    read = _of_version(_read_group_value, value, "a group")
-    message = _decoded(read, value, "a group")
-    return GroupMetadata(
+def _decode_group(value: memoryview) -> GroupMetadataValue:
+    read = _reader_for_version(_read_group_value, value, "a group")
+    message = _decode_message(read, value, "a group")
+    return GroupMetadataValue(
         protocol_type=message.protocol_type,
         generation=message.generation,
         protocol_name=message.protocol,
         leader=message.leader,
         state_timestamp_ms=message.get("current_state_timestamp", -1),
-        members=tuple(_member(member) for member in message.members),
+        members=tuple(_decode_member(member) for member in message.members),
     )
 
 
-def _member(message: Message) -> MemberMetadata:
+def _decode_member(message: Message) -> MemberMetadataValue:
     rebalance_timeout_ms = message.get("rebalance_timeout", -1)
-    return MemberMetadata(
+    return MemberMetadataValue(
         member_id=message.member_id,
         instance_id=message.get("group_instance_id"),
         client_id=message.client_id,
@@ -274,14 +274,14 @@ def _member(message: Message) -> MemberMetadata:
     )
 
 
-def _of_version(readers: Sequence[_Read], value: memoryview, what: str) -> _Read:
-    version = _version(value, f"the value of {what}")
+def _reader_for_version(readers: Sequence[_Read], value: memoryview, what: str) -> _Read:
+    version = _read_version(value, f"the value of {what}")
     if not 0 <= version < len(readers):
         raise CorruptRecordError(f"version {version} of the value of {what}; 0 to {_VERSION_MAX} are known")
     return readers[version]
 
 
-def _version(data: memoryview, what: str) -> int:
+def _read_version(data: memoryview, what: str) -> int:
     if len(data) < _VERSION.size:
         raise CorruptRecordError(
             f"{what} of {len(data)} bytes in the offsets topic: too short for its version"
@@ -290,7 +290,7 @@ def _version(data: memoryview, what: str) -> int:
     return version
 
 
-def _decoded(read: _Read, data: memoryview, what: str) -> Message:
+def _decode_message(read: _Read, data: memoryview, what: str) -> Message:
     try:
         return read(data[_VERSION.size :])
     except DecodeError as error:

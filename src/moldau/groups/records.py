@@ -8,7 +8,7 @@ NO_LEADER_EPOCH = -1
 
 
 @dataclass(frozen=True, slots=True)
-class MemberMetadata:
+class MemberMetadataValue:
     member_id: str
     instance_id: str | None
     client_id: str
@@ -21,7 +21,7 @@ class MemberMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMetadata:
+class GroupMetadataValue:
     """A group as of its last finished rebalance; without members: as of the moment the last one left."""
 
     protocol_type: str
@@ -30,7 +30,7 @@ class GroupMetadata:
     leader: str | None
     state_timestamp_ms: int
     """Since when the group is in the state that this record gives it (wall clock; -1 where it is not known)."""
-    members: tuple[MemberMetadata, ...]
+    members: tuple[MemberMetadataValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class CommittedOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupChanged:
+class GroupMetadataRecord:
     group_id: str
-    metadata: GroupMetadata | None
+    metadata: GroupMetadataValue | None
     """None: the group is no more (a tombstone)."""
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetChanged:
+class OffsetCommitRecord:
     group_id: str
     topic: str
     partition: int
@@ -63,4 +63,4 @@ class OffsetChanged:
     """None: it is forgotten (a tombstone)."""
 
 
-GroupRecord = GroupChanged | OffsetChanged
+GroupRecord = GroupMetadataRecord | OffsetCommitRecord

@@ -10,15 +10,15 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
-from moldau.coordinator import Decision
+from moldau.coordinator import CoordinatorResult
 from moldau.errors import MoldauError
 from moldau.groups.records import CommittedOffset, GroupRecord
 
 NO_GENERATION = -1
-UNKNOWN_MEMBER = ""
+UNKNOWN_MEMBER_ID = ""
 """The member id of who has none yet, and of consumers that commit without being in a group."""
 
-Ticket = int
+RequestId = int
 """Names a request that waits for its answer; the driver gives them out and knows who holds which."""
 
 TopicPartition = tuple[str, int]
@@ -34,16 +34,16 @@ class Now(NamedTuple):
     """What is written into records, and what offsets expire by."""
 
 
-class Answer(NamedTuple):
-    ticket: Ticket
-    reply: "Reply | MoldauError"
+class CompletedRequest(NamedTuple):
+    request_id: RequestId
+    response: "GroupResponse | MoldauError"
 
 
-GroupDecision = Decision[GroupRecord, Sequence[Answer]]
+GroupDecision = CoordinatorResult[GroupRecord, Sequence[CompletedRequest]]
 """Records, and the requests that may be answered once they are committed: the one that asked, or others that were
 parked, or none when it is parked itself."""
 
-NOTHING_DECIDED: GroupDecision = Decision((), ())
+EMPTY_DECISION: GroupDecision = CoordinatorResult((), ())
 
 
 class GroupState(StrEnum):
@@ -58,7 +58,7 @@ class GroupState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLimits:
+class GroupCoordinatorConfig:
     """The settings that the pure machines go by."""
 
     session_timeout_ms_min: int = 6_000
@@ -82,7 +82,7 @@ class Protocol(NamedTuple):
 class JoinRequest:
     group_id: str
     member_id: str
-    fresh_member_id: str
+    new_member_id: str
     """The id to give if the member turns out to be a new one: chance comes from outside."""
     instance_id: str | None
     client_id: str
@@ -98,7 +98,7 @@ class JoinRequest:
     reason: str = ""
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """No more than the bytes that the group keeps of it."""
         texts = len(self.client_id) + len(self.instance_id or "")
         return texts + sum(len(each.name) + len(each.metadata) for each in self.protocols)
@@ -111,7 +111,7 @@ class JoinedMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinReply:
+class JoinResponse:
     generation: int
     protocol_type: str
     protocol_name: str
@@ -134,20 +134,20 @@ class SyncRequest:
     assignments: Mapping[str, bytes]
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """No more than the bytes of what it asks to be written."""
         return sum(map(len, self.assignments.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncReply:
+class SyncResponse:
     protocol_type: str
     protocol_name: str
     assignment: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberClaim:
+class MemberIdentity:
     """Who a heartbeat or commit says it is from."""
 
     group_id: str
@@ -162,23 +162,23 @@ class LeavingMember(NamedTuple):
     reason: str = ""
 
 
-class LeftMember(NamedTuple):
+class LeaveResult(NamedTuple):
     member_id: str
     instance_id: str | None
     error: MoldauError | None
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveReply:
-    members: tuple[LeftMember, ...]
+class LeaveResponse:
+    members: tuple[LeaveResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class EmptyResponse:
     """The answer where there is nothing to say but that it is done: heartbeats, deletions."""
 
 
-DONE = Done()
+EMPTY_RESPONSE = EmptyResponse()
 
 
 # Offsets
@@ -196,25 +196,25 @@ class OffsetToCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    claim: MemberClaim
+    identity: MemberIdentity
     offsets: tuple[OffsetToCommit, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CommitReply:
+class CommitResponse:
     errors: Mapping[TopicPartition, MoldauError | None]
     """In the order they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetsReply:
+class OffsetsResponse:
     """Committed offsets by partition, in the order of the request, or all in order of topic and partition."""
 
     offsets: Mapping[TopicPartition, CommittedOffset | None]
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteOffsetsReply:
+class DeleteOffsetsResponse:
     errors: Mapping[TopicPartition, MoldauError | None]
 
 
@@ -249,18 +249,18 @@ class ListedGroup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ListReply:
+class ListResponse:
     groups: tuple[ListedGroup, ...]
 
 
-Reply = (
-    JoinReply
-    | SyncReply
-    | LeaveReply
-    | Done
-    | CommitReply
-    | OffsetsReply
-    | DeleteOffsetsReply
+GroupResponse = (
+    JoinResponse
+    | SyncResponse
+    | LeaveResponse
+    | EmptyResponse
+    | CommitResponse
+    | OffsetsResponse
+    | DeleteOffsetsResponse
     | GroupDescription
-    | ListReply
+    | ListResponse
 )

@@ -1,423 +1,430 @@
-"""The groups of one partition of `__consumer_offsets`, while this node leads it in one epoch.
+"""All groups and committed offsets of one partition of `__consumer_offsets`, and every decision about them.
 
-A shard runs the decisions of the pure state, keeps the requests that wait for their answers, and is the clock of
-the state's deadlines: one timer, whatever the number of groups. When it is over nobody is left waiting.
+Who is in a group is the business of `classic.py`; here groups are found, made and given up, and offsets are
+committed, read, deleted and expired. Offsets, and groups as the log knows them, change in `apply` alone.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cache, partial
+from typing import TypeVar
 
-from moldau.coordinator.runtime import DecisionRuntime
+from moldau.coordinator import CoordinatorResult
 from moldau.errors import (
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
-    FencedLeaderEpochError,
-    InvalidCommitOffsetSizeError,
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    MemberIdRequiredError,
     MoldauError,
-    NotCoordinatorError,
-    NotEnoughReplicasError,
-    NotLeaderError,
-    RecordTooLargeError,
-    RequestTimedOutError,
-    StorageError,
-    UnknownTopicOrPartitionError,
+    NonEmptyGroupError,
+    UnknownMemberIdError,
 )
-from moldau.groups.loading import OffsetsLog, load
-from moldau.groups.records import GroupRecord
-from moldau.groups.requests import NOTHING_DECIDED, Answer, GroupDecision, Now, Reply, Ticket, TopicKey
-from moldau.groups.state import GroupsState
-from moldau.metadata.image import TopicImage
-from moldau.observe.logging import get_logger
-from moldau.partitions.partition import Partition
-from moldau.partitions.waiting import Listeners
-from moldau.platform.clock import Clock
+from moldau.groups.classic_group import ClassicGroup, check_session_timeout
+from moldau.groups.deadline_queue import DeadlineQueue
+from moldau.groups.offset_metadata_manager import OffsetMetadataManager, build_commit_records, is_expired
+from moldau.groups.records import CommittedOffset, GroupMetadataRecord, GroupRecord, OffsetCommitRecord
+from moldau.groups.requests import (
+    EMPTY_RESPONSE,
+    UNKNOWN_MEMBER_ID,
+    CommitRequest,
+    CommitResponse,
+    CompletedRequest,
+    DeleteOffsetsResponse,
+    GroupCoordinatorConfig,
+    GroupDecision,
+    GroupResponse,
+    GroupState,
+    JoinRequest,
+    LeaveResponse,
+    LeaveResult,
+    LeavingMember,
+    ListResponse,
+    MemberIdentity,
+    Now,
+    OffsetsResponse,
+    RequestId,
+    SyncRequest,
+    TopicKey,
+    TopicPartition,
+)
+from moldau.wire.consumer_protocol import PROTOCOL_TYPE
 
-log = get_logger(__name__)
+TOMBSTONES_BYTES_MAX = 256 * 1024
+"""What one decision forgets on its own account: well below what a batch may have."""
+_TOMBSTONE_OVERHEAD_BYTES = 300
+"""A topic's name at its longest, and what a record has around its key."""
 
-Step = Callable[[GroupsState, Now, Ticket], GroupDecision]
-Round = Callable[[GroupsState, Now], GroupDecision | None]
-"""None: there is nothing more to decide."""
+OFFSETS_PER_EXPIRATION_PASS = 1_000
+"""Offsets that one decision looks at for what has expired, and as many groups: requests come in between."""
 
-NO_TURNS = nullcontext()
+PENDING_MEMBER_IDS_BYTES_MAX = 4 * 1024 * 1024
+"""Ids given out to members that have yet to come back with them, in whatever group; when they are more, the oldest are
+forgotten, and who comes back with one of those has to begin anew."""
+_PENDING_MEMBER_ID_OVERHEAD_BYTES = 500
+"""What is kept of an id besides its own text and that of its group."""
 
-REST_MS = 1_000
-"""How long timers rest after their decision could not be written, so that a full disk is not asked all the time."""
-
-
-class _Flight:
-    """A decision on its way: asked for, decided, written, committed."""
-
-    __slots__ = ("deadline_ms", "decision", "is_commit", "is_given_up", "is_over", "then", "ticket")
-
-    def __init__(
-        self,
-        ticket: Ticket | None,
-        deadline_ms: int,
-        *,
-        is_commit: bool = False,
-        then: Callable[[], None] | None = None,
-    ) -> None:
-        self.ticket = ticket
-        """Of the request that asks; None where a timer does."""
-        self.deadline_ms = deadline_ms
-        self.is_commit = is_commit
-        self.then = then
-        """What follows when its records are committed."""
-        self.decision: GroupDecision | None = None
-        self.is_given_up = False
-        """Who asked was told that it came to nothing, so nothing is to come of it."""
-        self.is_over = False
-
-    @property
-    def tickets(self) -> list[Ticket]:
-        """Whose answers are on it."""
-        if self.decision is not None:
-            return [answer.ticket for answer in self.decision.reply]
-        return [] if self.ticket is None else [self.ticket]
+T = TypeVar("T")
 
 
-class Shard:
-    def __init__(self, partition: Partition, clock: Clock, *, commit_timeout_ms: int) -> None:
-        self.partition = partition
-        self.leader_epoch = partition.leader_epoch
-        self.bugs = 0
-        """Decisions of timers that ended in an exception nobody planned for."""
-        self.is_loading = True
-        self.deleted_topics: dict[TopicKey, int] = {}
-        """Topics that are no more, and whose offsets may not all be forgotten yet; and since when, in ms."""
-        self._clock = clock
-        self._commit_timeout_ms = commit_timeout_ms
-        self._runtime: DecisionRuntime[GroupsState, GroupRecord] = DecisionRuntime(
-            OffsetsLog(partition, self.leader_epoch, clock), refuse_with=self._refusal
-        )
-        self._state: GroupsState | None = None
-        self._listening: list[tuple[Listeners, int]] = []
-        self._waiting: dict[Ticket, asyncio.Future[Reply]] = {}
-        self._last_ticket = 0
-        self._flights: deque[_Flight] = deque()
-        """In the order they began, so in that of their deadlines; all have the same time."""
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_ms = 0
-        self._tick_is_under_way = False
-        self._tick_not_before_ms = 0
+class GroupCoordinatorShard:
+    def __init__(self, config: GroupCoordinatorConfig) -> None:
+        self._config = config
+        self._groups: dict[str, ClassicGroup] = {}
+        """Those that the log knows, by a group record or by offsets, and those that somebody is joining."""
+        self._groups_in_log: set[str] = set()
+        """Groups whose newest group record in the log is not a tombstone."""
+        self._offsets = OffsetMetadataManager()
+        self._deadlines = DeadlineQueue()
+        self._pending_member_ids: deque[tuple[str, str]] = deque()
+        """Groups and the member ids that were given out in them, oldest first. Some may have been used since."""
+        self._pending_member_ids_bytes = 0
+        self._groups_to_expire: deque[str] | None = None
+        """Groups that the present round of expiry has not come to yet; None between rounds."""
 
-    # Beginning and ending
+    # What is durable
 
-    @property
-    def is_serving(self) -> bool:
-        return self._state is not None
+    def apply(self, records: Sequence[GroupRecord], end_offset: int) -> None:
+        for record in records:
+            if isinstance(record, OffsetCommitRecord):
+                self._apply_offset(record)
+            else:
+                self._apply_group(record)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to load."""
-        return self.partition.log.start_offset == self.partition.log.end_offset
+    def _apply_offset(self, record: OffsetCommitRecord) -> None:
+        if record.committed is not None:
+            # A commit without membership makes a group of its own: empty, and without a protocol type.
+            self._get_or_create_group(record.group_id)
+        self._offsets.apply(record)
 
-    @property
-    def record_bytes_max(self) -> int:
-        """What one record can have at most."""
-        return self.partition.log.settings.max_message_bytes
+    def _apply_group(self, record: GroupMetadataRecord) -> None:
+        if record.metadata is None:
+            self._groups_in_log.discard(record.group_id)
+            self._remove_group(record.group_id)
+            return
+        self._groups_in_log.add(record.group_id)
+        group = self._get_or_create_group(record.group_id)
+        group.apply(record.metadata)
+        self._deadlines.set(record.group_id, group.next_deadline_ms)
 
-    async def load(
-        self,
-        state: GroupsState,
-        bytes_per_read: int,
-        reading: AbstractAsyncContextManager[object] = NO_TURNS,
-    ) -> None:
-        """Reads the log, within `reading`, and begins to serve; where that fails, the groups of this shard alone are
-        not served. If it is still loading afterwards, what failed may pass, and it is to be loaded again."""
+    def on_loaded(self, now: Now) -> GroupDecision:
+        """Everything that the log holds has been applied: the groups come to life."""
+        records: list[GroupRecord] = []
+        answers: list[CompletedRequest] = []
+        for group in list(self._groups.values()):
+            decision = self._run_on_group(group, lambda group: group.on_loaded(now))
+            records += decision.records
+            answers += decision.reply
+        return CoordinatorResult(records, answers)
+
+    # Membership
+
+    def join(self, now: Now, request: JoinRequest, request_id: RequestId) -> GroupDecision:
+        group = self._groups.get(request.group_id)
+        if group is None:
+            if request.member_id != UNKNOWN_MEMBER_ID:
+                check_session_timeout(request.session_timeout_ms, self._config)
+                raise UnknownMemberIdError(f"no group {request.group_id!r}")
+            group = self._get_or_create_group(request.group_id)
         try:
-            end_offset = await load(self.partition, self.leader_epoch, state, bytes_per_read, reading)
-        except Exception as error:
-            if self.is_loading:
-                self._load_failed(error)
-        else:
-            if self.is_loading:
-                self.serve(state, end_offset)
+            return self._run_on_group(group, lambda group: group.join(now, request, request_id))
+        except MemberIdRequiredError as sent_away:
+            self._track_pending_member_id(now, request.group_id, sent_away.member_id)
+            raise
 
-    def serve(self, state: GroupsState, end_offset: int) -> None:
-        """Begins to answer from a state that holds all of the log."""
-        self._state = state
-        self.is_loading = False
-        self._runtime.load(state, end_offset)
-        for news in (self.partition.progress, self.partition.without_lease):
-            self._listening.append((news, news.add(self._progressed)))
-        self.run(lambda state, now: state.loaded(now))
-        self._progressed()
-        self._forget_deleted()
+    def sync(self, now: Now, request: SyncRequest, request_id: RequestId) -> GroupDecision:
+        group = self._require_group_of_member(request.group_id)
+        return self._run_on_group(group, lambda group: group.sync(now, request, request_id))
 
-    def unload(self, error: MoldauError) -> None:
-        """It is over: whoever waits gets the error, and whoever comes later has come to the wrong node."""
-        self.is_loading = False
-        self._state = None
-        for news, ticket in self._listening:
-            news.remove(ticket)
-        self._listening.clear()
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        self._flights.clear()
-        self._runtime.unload(error)
-        self._refuse_waiting(error)
+    def heartbeat(self, now: Now, identity: MemberIdentity, request_id: RequestId) -> GroupDecision:
+        group = self._require_group_of_member(identity.group_id)
+        return self._run_on_group(group, lambda group: group.heartbeat(now, identity, request_id))
 
-    def _refuse_waiting(self, error: MoldauError) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for answered in waiting.values():
-            if not answered.done():
-                answered.set_exception(error)
-
-    async def close(self) -> None:
-        """Unloads; returns when nothing of it is being written any more."""
-        error = self._is_over()
-        self.unload(error)
-        # A bug that ends the runtime is told to who asked; nobody else may stumble over it.
-        await asyncio.gather(self._runtime.close(error), return_exceptions=True)
-
-    def _load_failed(self, error: Exception) -> None:
-        is_offline = self.partition.failure is not None or self.partition.log.failure is not None
-        # A lease that has ended may come back, and nobody else may have led meanwhile.
-        is_same_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
-        is_transient = isinstance(error, StorageError) or (
-            isinstance(error, NotLeaderError) and is_same_leader
-        )
-        if is_transient and not is_offline:
-            log.warning("groups cannot be loaded yet", partition=str(self.partition.name), why=str(error))
-            return
-        self.unload(self._is_over())
-        if not isinstance(error, NotLeaderError | FencedLeaderEpochError):
-            self._report(
-                "groups cannot be loaded and are not served: stop the node, look at the partition with `moldau "
-                "log verify`, restore it from a replica or a backup, and start again",
-                error,
+    def leave(
+        self, now: Now, group_id: str, members: Sequence[LeavingMember], request_id: RequestId
+    ) -> GroupDecision:
+        group = self._groups.get(group_id)
+        if group is None:
+            error = UnknownMemberIdError(f"no group {group_id!r}")
+            return _respond(
+                request_id,
+                LeaveResponse(
+                    tuple(LeaveResult(each.member_id, each.instance_id, error) for each in members)
+                ),
             )
+        return self._run_on_group(group, lambda group: group.leave(now, members, request_id))
 
-    def _refusal(self) -> MoldauError:
-        if self.is_loading:
-            return CoordinatorLoadInProgressError(f"the groups of {self.partition.name} are being loaded")
-        return self._is_over()
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self._deadlines.next_ms
 
-    def _is_over(self) -> MoldauError:
-        return NotCoordinatorError(f"the groups of {self.partition.name} are not served here")
+    def tick(self, now: Now) -> GroupDecision:
+        """What has come due. A decision has the records of one group at most, so that no group stands or falls
+        with another's; where more is due, `next_deadline_ms` says so."""
+        answers: list[CompletedRequest] = []
+        while (group_id := self._deadlines.pop_due(now.monotonic_ms)) is not None:
+            group = self._groups[group_id]
+            decision = self._run_on_group(group, lambda group: group.tick(now))
+            answers += decision.reply
+            if decision.records:
+                return CoordinatorResult(decision.records, answers)
+        return CoordinatorResult((), answers)
 
-    def _without_lease(self) -> MoldauError:
-        """Clients go and look for the coordinator, which may be another one by now."""
-        return NotCoordinatorError(
-            f"this node has not heard of the controller for too long to answer for {self.partition.name}"
+    # Offsets
+
+    def commit(self, now: Now, request: CommitRequest, request_id: RequestId) -> GroupDecision:
+        """Raises GroupIdNotFoundError where a member commits to a group that is not there, which clients
+        before OffsetCommit 9 know as ILLEGAL_GENERATION."""
+        identity = request.identity
+        group = self._groups.get(identity.group_id)
+        if group is not None:
+            self._run_on_group(group, lambda group: group.validate_offset_commit(now, identity))
+        elif identity.generation >= 0:
+            raise GroupIdNotFoundError(f"no group {identity.group_id!r}")
+        records, errors = build_commit_records(
+            identity.group_id, request.offsets, now.wall_ms, self._config.offset_metadata_length_max
+        )
+        return CoordinatorResult(records, [CompletedRequest(request_id, CommitResponse(errors))])
+
+    def fetch_offsets(
+        self,
+        now: Now,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None,
+        request_id: RequestId,
+    ) -> GroupDecision:
+        """All of a group's offsets where no partitions are named. In a classic group anybody may ask, and a
+        group that is not there has no offsets."""
+        found: dict[TopicPartition, CommittedOffset | None] = {}
+        known = group_id in self._groups
+        if partitions is not None:
+            for topic, partition in partitions:
+                found[topic, partition] = self._offsets.get(group_id, topic, partition) if known else None
+        elif known:
+            found.update(sorted(self._offsets.offsets_of_group(group_id), key=lambda each: each[0]))
+        return _respond(request_id, OffsetsResponse(found))
+
+    def delete_offsets(
+        self, now: Now, group_id: str, partitions: Sequence[TopicPartition], request_id: RequestId
+    ) -> GroupDecision:
+        group = self._require_group(group_id)
+        if not group.is_empty and group.protocol_type != PROTOCOL_TYPE:
+            raise NonEmptyGroupError(f"group {group_id!r} has members whose subscriptions are not known")
+        is_subscribed = _subscription_predicate(group)
+        errors: dict[TopicPartition, MoldauError | None] = {
+            (topic, partition): GroupSubscribedToTopicError(f"group {group_id!r} is subscribed to {topic!r}")
+            if is_subscribed(topic)
+            else None
+            for topic, partition in partitions
+        }
+        forgotten = [
+            partition
+            for partition, error in errors.items()
+            if error is None and self._offsets.get(group_id, *partition) is not None
+        ]
+        return CoordinatorResult(
+            self.offset_tombstones(group_id, forgotten),
+            [CompletedRequest(request_id, DeleteOffsetsResponse(errors))],
         )
 
-    def _report(self, message: str, error: BaseException) -> None:
-        try:
-            raise error
-        except MoldauError:
-            log.error(message, partition=str(self.partition.name), why=str(error))
-        except Exception:
-            self.bugs += 1
-            log.exception(message, partition=str(self.partition.name))
+    # Forgetting
 
-    # Deciding
+    def delete_group(self, now: Now, group_id: str, request_id: RequestId) -> GroupDecision:
+        group = self._require_group(group_id)
+        if not group.is_empty:
+            raise NonEmptyGroupError(f"group {group_id!r} has members")
+        partitions = [partition for partition, _ in self._offsets.offsets_of_group(group_id)]
+        return CoordinatorResult(
+            self.offset_tombstones(group_id, partitions, whole_group=True),
+            [CompletedRequest(request_id, EMPTY_RESPONSE)],
+        )
 
-    def ask(self, step: Step, *, is_commit: bool = False) -> "asyncio.Future[Reply]":
-        """Decides for a request, and gives what its answer will come in; raises where nothing is loaded, or this node
-        may not answer."""
-        if not self.partition.has_lease:
-            raise self._without_lease()
-        if self._state is not None:
-            # A lease that comes back tells nobody: what was committed without one may be told from now on.
-            self._progressed()
-        if self._state is None:
-            raise self._refusal()
-        self._last_ticket += 1
-        ticket = self._last_ticket
-        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = answered
-        flight = self._flight(ticket, is_commit=is_commit)
-        self._begin(flight, lambda state: step(state, self._now(), ticket))
-        return answered
+    def topics(self) -> Iterable[TopicKey]:
+        """Topics that there are offsets of."""
+        return self._offsets.topics()
 
-    def run(self, decide: Round) -> None:
-        """Decides on the broker's own account: nobody waits for it."""
-        if self._state is not None:
-            self._begin(self._flight(None), lambda state: decide(state, self._now()))
+    def delete_offsets_of_topics(self, now: Now, topics: Mapping[TopicKey, int]) -> GroupDecision | None:
+        """Topics are no more, each since a time in ms. What does not fit into one decision is left for the next call
+        with the same topics; None: nothing is left of them."""
+        records: list[GroupRecord] = []
+        room = TOMBSTONES_BYTES_MAX
+        for key, deleted_ms in topics.items():
+            # A later commit that does not say which topic it is of may be of another that has the name by now.
+            until_ms = deleted_ms if key[1] is None else None
+            for group_id, partition in self._offsets.partitions_of_topic(key, until_ms):
+                records += self.offset_tombstones(group_id, [(key[0], partition)])
+                room -= _tombstone_bytes(group_id)
+                if room <= 0:
+                    return CoordinatorResult(records, ())
+        return CoordinatorResult(records, ()) if records else None
 
-    def repeat(self, decide: Round) -> None:
-        """As `run`, again and again until there is nothing more to decide."""
-        if self._state is not None:
-            flight = self._flight(None, then=lambda: self.repeat(decide))
-            self._begin(flight, lambda state: decide(state, self._now()))
+    def expire_offsets(self, now: Now) -> GroupDecision | None:
+        """Forgets offsets that have had their time, and empty groups that have none left. A decision looks at some
+        of the groups, and the next one goes on where it ends; None: it has seen all of them, and would begin
+        anew."""
+        if self._groups_to_expire is None:
+            self._groups_to_expire = deque(self._groups)
+        elif not self._groups_to_expire:
+            self._groups_to_expire = None
+            return None
+        records: list[GroupRecord] = []
+        room = TOMBSTONES_BYTES_MAX
+        looks = OFFSETS_PER_EXPIRATION_PASS
+        while self._groups_to_expire and room > 0 and looks > 0:
+            group = self._groups.get(self._groups_to_expire.popleft())
+            if group is None:
+                continue
+            size = _tombstone_bytes(group.group_id)
+            count_max = max(1, room // size)
+            expired, left = self._expired_offsets(group, now, count_max)
+            looks -= 1 + len(expired) + left
+            is_over = not left and group.is_empty and group.next_deadline_ms is None
+            records += self.offset_tombstones(group.group_id, expired, whole_group=is_over)
+            if len(expired) == count_max and not is_over:
+                self._groups_to_expire.appendleft(group.group_id)
+                break
+            room -= size * (len(expired) + is_over)
+        return CoordinatorResult(records, ())
 
-    def forget(self, topics: Iterable[TopicKey]) -> None:
-        """Topics are deleted: their offsets go as soon as there is a state and a log that takes it."""
-        self.deleted_topics.update(dict.fromkeys(topics, self._clock.wall_ms()))
-        self._forget_deleted()
+    def _expired_offsets(
+        self, group: ClassicGroup, now: Now, count_max: int
+    ) -> tuple[list[TopicPartition], int]:
+        """The offsets of a group that may go, up to so many, and how many are left then."""
+        is_subscribed = _subscription_predicate(group)
+        expired: list[TopicPartition] = []
+        left = 0
+        for (topic, partition), committed in self._offsets.offsets_of_group(group.group_id):
+            since_ms = _retention_start_ms(group, committed)
+            if (
+                since_ms is not None
+                and is_expired(committed, since_ms, now.wall_ms, self._config.offsets_retention_ms)
+                and len(expired) < count_max
+                and not is_subscribed(topic)
+            ):
+                expired.append((topic, partition))
+            else:
+                left += 1
+        return expired, left
 
-    def forget_former(self, topics: Mapping[str, TopicImage]) -> None:
-        """Only these topics are there: others were deleted, and a crash may have come before that was written here."""
-        if self._state is not None:
-            self.forget(
-                [
-                    (name, topic_id)
-                    for name, topic_id in self._state.topics()
-                    if topic_id is not None and (name not in topics or topics[name].topic_id != topic_id)
-                ]
-            )
+    def offset_tombstones(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, whole_group: bool = False
+    ) -> list[GroupRecord]:
+        """How offsets, and a group with them, are forgotten: compaction keeps whatever has no tombstone."""
+        records: list[GroupRecord] = [
+            OffsetCommitRecord(group_id, *partition, None) for partition in partitions
+        ]
+        if whole_group:
+            records.append(GroupMetadataRecord(group_id, None))
+        return records
 
-    def upkeep(self) -> None:
-        """What is due from time to time: offsets that have expired, and what could not be forgotten before."""
-        self.repeat(lambda state, now: state.expire(now))
-        self._forget_deleted()
+    # Looking at groups
 
-    def _forget_deleted(self) -> None:
-        topics = dict(self.deleted_topics)
+    def describe(self, group_id: str, request_id: RequestId) -> GroupDecision:
+        return _respond(request_id, self._require_group(group_id).describe())
 
-        def forget(state: GroupsState, now: Now) -> GroupDecision | None:
-            decision = state.forget_topics(now, topics)
-            if decision is None:
-                for key, deleted_ms in topics.items():
-                    # It may have been made anew and deleted again since.
-                    if self.deleted_topics.get(key) == deleted_ms:
-                        del self.deleted_topics[key]
-            return decision
-
-        if topics:
-            self.repeat(forget)
-
-    def _flight(
-        self, ticket: Ticket | None, *, is_commit: bool = False, then: Callable[[], None] | None = None
-    ) -> _Flight:
-        deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
-        return _Flight(ticket, deadline_ms, is_commit=is_commit, then=then)
-
-    def _begin(self, flight: _Flight, decide: Callable[[GroupsState], GroupDecision | None]) -> None:
-        def decide_now(state: GroupsState) -> GroupDecision:
-            decision = None if flight.is_given_up else decide(state)
-            if decision is None:
-                flight.then = None
-                decision = NOTHING_DECIDED
-            flight.decision = decision
-            self._arm()
-            return decision
-
-        self._flights.append(flight)
-        self._runtime.start(decide_now).add_done_callback(lambda landed: self._landed(flight, landed))
-        self._arm()
-
-    def _landed(self, flight: _Flight, landed: "asyncio.Future[Sequence[Answer]]") -> None:
-        flight.is_over = True
-        while self._flights and self._flights[0].is_over:
-            self._flights.popleft()
-        error = landed.exception()
-        if error is not None:
-            self._failed(flight, error)
-        elif flight.decision is not None:
-            # Whatever was decided: without a lease another node may coordinate, and know better.
-            refusal = None if self.partition.has_lease else self._without_lease()
-            for ticket, reply in flight.decision.reply:
-                self._answer(ticket, refusal or reply)
-            if flight.then is not None:
-                flight.then()
-        if self._state is not None:
-            self._arm()
-
-    def _failed(self, flight: _Flight, error: BaseException) -> None:
-        """The request was refused, or its records could not be written, or a bug showed."""
-        if flight.decision is not None:
-            error = _why_not_written(error, is_commit=flight.is_commit)
-        for ticket in flight.tickets:
-            self._answer(ticket, error)
-        if self._state is None:
-            return
-        if flight.ticket is None:
-            self._tick_not_before_ms = self._clock.monotonic_ms() + REST_MS
-            self._report("a change of groups is not written", error)
-        if not self._runtime.is_loaded or self.partition.log.failure is not None:
-            self._give_up(error)
-
-    def _answer(self, ticket: Ticket, reply: Reply | BaseException) -> None:
-        """A ticket that is not known any more was answered before: it was late."""
-        answered = self._waiting.pop(ticket, None)
-        if answered is None or answered.done():
-            return
-        if isinstance(reply, BaseException):
-            answered.set_exception(reply)
-        else:
-            answered.set_result(reply)
-
-    def _progressed(self) -> None:
-        is_over = not self.partition.is_leader or self.partition.leader_epoch != self.leader_epoch
-        if self.partition.failure is not None or is_over:
-            self._give_up(self.partition.failure)
-        elif self.partition.has_lease:
-            self._runtime.committed(self.partition.high_watermark)
-        else:
-            # Others may coordinate already, and nothing that is decided here may be said.
-            self._refuse_waiting(self._without_lease())
-
-    def _give_up(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._report("groups are not served any more until the node is restarted", error)
-        self.unload(self._is_over())
-
-    # Time
-
-    def _now(self) -> Now:
-        return Now(self._clock.monotonic_ms(), self._clock.wall_ms())
-
-    def _arm(self) -> None:
-        due_ms = self._due_ms()
-        if due_ms is None:
-            return
-        if self._alarm is not None:
-            # One that rings too early is cheaper than a new one for every heartbeat.
-            if self._alarm_ms <= due_ms:
-                return
-            self._alarm.cancel()
-        self._alarm_ms = due_ms
-        delay_ms = max(0, due_ms - self._clock.monotonic_ms())
-        self._alarm = asyncio.get_running_loop().call_later(delay_ms / 1000, self._ring)
-
-    def _due_ms(self) -> int | None:
-        assert self._state is not None
-        late_ms = self._flights[0].deadline_ms if self._flights else None
-        tick_ms = None if self._tick_is_under_way else self._state.next_deadline_ms
-        if tick_ms is not None:
-            tick_ms = max(tick_ms, self._tick_not_before_ms)
-        return min((each for each in (late_ms, tick_ms) if each is not None), default=None)
-
-    def _ring(self) -> None:
-        assert self._state is not None, "unloading stops the alarm"
-        self._alarm = None
-        now_ms = self._clock.monotonic_ms()
-        while self._flights and self._flights[0].deadline_ms <= now_ms:
-            late = self._flights.popleft()
-            late.is_given_up = late.ticket is not None and late.decision is None
-            for ticket in late.tickets:
-                self._answer(
-                    ticket, CoordinatorNotAvailableError("the change is not safe in time: try again")
+    def list_groups(
+        self, states: Sequence[str], types: Sequence[str], request_id: RequestId
+    ) -> GroupDecision:
+        """Filters that are empty let everything through; a state or type that there is not fits no group."""
+        wanted_states = {each.strip().lower() for each in states}
+        wanted_types = {each.lower() for each in types}
+        as_listed_group = [group.as_listed_group() for group in self._groups.values()]
+        return _respond(
+            request_id,
+            ListResponse(
+                tuple(
+                    each
+                    for each in as_listed_group
+                    if (not wanted_states or each.state.lower() in wanted_states)
+                    and (not wanted_types or each.type.lower() in wanted_types)
                 )
-        due_ms = self._state.next_deadline_ms
-        if due_ms is not None and max(due_ms, self._tick_not_before_ms) <= now_ms:
-            self._tick()
-        self._arm()
+            ),
+        )
 
-    def _tick(self) -> None:
-        if self._tick_is_under_way:
-            return
-        self._tick_is_under_way = True
+    # Finding groups and giving them up
 
-        def tick(state: GroupsState, now: Now) -> GroupDecision:
-            self._tick_is_under_way = False
-            return state.tick(now)
+    def _require_group(self, group_id: str) -> ClassicGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            raise GroupIdNotFoundError(f"no group {group_id!r}")
+        return group
 
-        self.run(tick)
+    def _require_group_of_member(self, group_id: str) -> ClassicGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            raise UnknownMemberIdError(f"no group {group_id!r}")
+        return group
+
+    def _get_or_create_group(self, group_id: str) -> ClassicGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            group = self._groups[group_id] = ClassicGroup(group_id, self._config)
+        return group
+
+    def _run_on_group(self, group: ClassicGroup, decide: Callable[[ClassicGroup], T]) -> T:
+        """Lets a group decide, and then sees to its deadline, or gives it up: whoever tries to join and is
+        refused, or never comes back, leaves nothing behind."""
+        try:
+            return decide(group)
+        finally:
+            self._deadlines.set(group.group_id, group.next_deadline_ms)
+            is_known = not group.is_empty or self._is_recorded(group.group_id)
+            if not is_known and group.next_deadline_ms is None:
+                self._remove_group(group.group_id)
+
+    def _is_recorded(self, group_id: str) -> bool:
+        return group_id in self._groups_in_log or self._offsets.has_any(group_id)
+
+    def _track_pending_member_id(self, now: Now, group_id: str, member_id: str) -> None:
+        self._pending_member_ids.append((group_id, member_id))
+        self._pending_member_ids_bytes += _pending_member_id_bytes(group_id, member_id)
+        while self._pending_member_ids_bytes > PENDING_MEMBER_IDS_BYTES_MAX:
+            group_id, oldest = self._pending_member_ids.popleft()
+            self._pending_member_ids_bytes -= _pending_member_id_bytes(group_id, oldest)
+            group = self._groups.get(group_id)
+            if group is not None:
+                self._run_on_group(
+                    group, partial(ClassicGroup.expire_pending_member, now=now, member_id=oldest)
+                )
+
+    def _remove_group(self, group_id: str) -> None:
+        self._groups.pop(group_id, None)
+        self._deadlines.set(group_id, None)
 
 
-def _why_not_written(error: BaseException, *, is_commit: bool) -> BaseException:
-    """What a member is told when the log does not take a decision's records, as Kafka tells it."""
-    if isinstance(error, NotEnoughReplicasError | UnknownTopicOrPartitionError | RequestTimedOutError):
-        return CoordinatorNotAvailableError(str(error))
-    if isinstance(error, StorageError | NotLeaderError | FencedLeaderEpochError):
-        return NotCoordinatorError(str(error))
-    if isinstance(error, RecordTooLargeError):
-        return InvalidCommitOffsetSizeError(str(error)) if is_commit else MoldauError(str(error))
-    return error
+def _respond(request_id: RequestId, reply: GroupResponse) -> GroupDecision:
+    return CoordinatorResult((), [CompletedRequest(request_id, reply)])
+
+
+def _subscription_predicate(group: ClassicGroup) -> Callable[[str], bool]:
+    """Whether members of the group are subscribed to a topic; taken for granted where it cannot be known."""
+    if group.is_empty or group.protocol_type != PROTOCOL_TYPE:
+        return lambda topic: False
+
+    # Only where somebody asks: to read the subscriptions of a large group takes its time.
+    @cache
+    def topics() -> frozenset[str] | None:
+        subscribed = group.subscribed_topics()
+        return None if subscribed is None else frozenset(subscribed)
+
+    return lambda topic: (known := topics()) is None or topic in known
+
+
+def _retention_start_ms(group: ClassicGroup, committed: CommittedOffset) -> int | None:
+    """From when on an offset without subscribers is kept for the retention time; None: it stays for now."""
+    if not group.protocol_type:
+        return committed.commit_timestamp_ms
+    if group.is_empty:
+        # The later of the two: what an operator commits for a group that has long been empty is not to be
+        # lost at the next look.
+        return max(committed.commit_timestamp_ms, group.empty_since_ms or 0)
+    if group.protocol_type == PROTOCOL_TYPE and group.state is GroupState.STABLE:
+        return committed.commit_timestamp_ms
+    return None
+
+
+def _pending_member_id_bytes(group_id: str, member_id: str) -> int:
+    return len(group_id) + len(member_id) + _PENDING_MEMBER_ID_OVERHEAD_BYTES
+
+
+def _tombstone_bytes(group_id: str) -> int:
+    """No less than a tombstone of this group takes."""
+    return 3 * len(group_id) + _TOMBSTONE_OVERHEAD_BYTES

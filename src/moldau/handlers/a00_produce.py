@@ -13,109 +13,111 @@ import asyncio
 from collections import Counter
 from typing import Any, NamedTuple
 
-from moldau.controller.names import is_internal
+from moldau.controller.topic_names import is_internal
 from moldau.errors import (
     FencedLeaderEpochError,
-    InvalidAcksError,
     InvalidRecordError,
     InvalidRequestError,
+    InvalidRequiredAcksError,
     InvalidTopicError,
     InvalidTransactionStateError,
     MoldauError,
-    NotLeaderError,
+    NotLeaderOrFollowerError,
     RequestTimedOutError,
-    TransactionalIdRefusedError,
+    TransactionalIdAuthorizationError,
 )
 from moldau.network.connection import CloseConnectionError
-from moldau.partitions.partition import Appended, Partition
+from moldau.partitions.partition import LogAppendInfo, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
-from moldau.records.validate import may_take_long, validate
+from moldau.records.validator import may_recompress, validate
 from moldau.server.broker import Broker
+from moldau.server.current_leader import current_leader, node_endpoints
 from moldau.server.errors import error_code, error_message
-from moldau.server.leaders import current_leader, node_endpoints
-from moldau.server.lookup import find_partition, name_of_id
-from moldau.server.registry import NO_ANSWER, handles
+from moldau.server.partition_lookup import find_partition, topic_name_for_id
+from moldau.server.registry import NO_RESPONSE, handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 
-ALL, NONE = -1, 0
+ACKS_ALL, ACKS_NONE = -1, 0
 ADMIN_CLIENT_ID = "__admin_client"
 """Kafka's own tools may write to internal topics; they say so by this client id."""
 
 
-@handles(ApiKey.PRODUCE, versions=(3, 13), advertised_low=0)
+@handles(ApiKey.PRODUCE, versions=(3, 13), advertised_min_version=0)
 async def produce(request: Any, session: Session, broker: Broker) -> Any:
     acks, timeout_ms = request.acks, request.timeout
-    topics, written = await _append(request, session, broker)
+    topics, pending = await _append(request, session, broker)
     # Whoever waits for followers must not take up the room that is needed to read what the followers ask.
     del request
     session.release()
-    if acks == NONE:
+    if acks == ACKS_NONE:
         _close_on_error(topics)
-        return NO_ANSWER
-    if acks == ALL and written:
-        await _wait_committed(written, timeout_ms)
-    _check_leases(written)
+        return NO_RESPONSE
+    if acks == ACKS_ALL and pending:
+        await _wait_until_committed(pending, timeout_ms)
+    _check_leases(pending)
     return {
         "responses": topics,
         "throttle_time": 0,
-        "node_endpoints": _name_leaders(broker, session, topics),
+        "node_endpoints": _add_current_leaders(broker, session, topics),
     }
 
 
 async def _append(
     request: Any, session: Session, broker: Broker
-) -> "tuple[list[dict[str, Any]], list[_Written]]":
+) -> "tuple[list[dict[str, Any]], list[_PendingAck]]":
     """The answers so far, by topic, and what was appended."""
     acks = request.acks
     topics: list[dict[str, Any]] = []
-    written: list[_Written] = []
+    pending: list[_PendingAck] = []
     # Requests of one connection append one after the other, whatever each has to wait for: a producer
     # counts on its batches keeping their order.
-    async with session.connection.appending:
-        repeated = _named_twice(request.topic_data)
+    async with session.connection.append_lock:
+        duplicates = _duplicate_partitions(request.topic_data)
         for topic in request.topic_data:
             name, topic_id = topic.get("name"), topic.get("topic_id")
-            answers: list[dict[str, Any]] = []
-            topics.append({"name": name, "topic_id": topic_id, "partition_responses": answers})
+            responses: list[dict[str, Any]] = []
+            topics.append({"name": name, "topic_id": topic_id, "partition_responses": responses})
             for data in topic.partition_data:
                 try:
-                    if repeated and (name or topic_id, data.index) in repeated:
+                    if duplicates and (name or topic_id, data.index) in duplicates:
                         raise InvalidRequestError("the partition is in the request twice")
-                    partition = _find(broker, session, name, topic_id, data.index)
-                    batches, append_time = await _validated(
+                    partition = _find_writable_partition(broker, session, name, topic_id, data.index)
+                    batches, append_time = await _validate_batches(
                         broker, partition, request, data, session.api_version
                     )
-                    appended = await partition.append(batches, append_time, all_in_sync=acks == ALL)
+                    appended = await partition.append(batches, append_time, acks_all=acks == ACKS_ALL)
                 except MoldauError as error:
-                    answers.append(_refused(data.index, error))
+                    responses.append(_error_response(data.index, error))
                 else:
-                    answer = _success(data.index, partition, appended)
-                    answers.append(answer)
-                    written.append(_Written(partition, appended, answer))
-    return topics, written
+                    response = _success_response(data.index, partition, appended)
+                    responses.append(response)
+                    pending.append(_PendingAck(partition, appended, response))
+    return topics, pending
 
 
-def _name_leaders(broker: Broker, session: Session, topics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _add_current_leaders(
+    broker: Broker, session: Session, topics: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Tells who came to the wrong node whom to go to; gives the addresses."""
     leaders = []
     for topic in topics:
-        for answer in topic["partition_responses"]:
-            error = answer.pop("error", None)
+        for response in topic["partition_responses"]:
+            error = response.pop("error", None)
             if error is not None:
                 name = topic["name"] or broker.metadata.image.topic_names.get(topic["topic_id"])
-                answer["current_leader"] = current_leader(broker, name, answer["index"], error)
-                leaders.append(answer["current_leader"])
+                response["current_leader"] = current_leader(broker, name, response["index"], error)
+                leaders.append(response["current_leader"])
     return node_endpoints(broker, session.connection.listener, leaders) if leaders else []
 
 
-class _Written(NamedTuple):
+class _PendingAck(NamedTuple):
     partition: Partition
-    appended: Appended
-    answer: dict[str, Any]
+    appended: LogAppendInfo
+    response: dict[str, Any]
 
 
-def _named_twice(topics: list[Any]) -> set[tuple[Any, int]]:
+def _duplicate_partitions(topics: list[Any]) -> set[tuple[Any, int]]:
     if len(topics) == 1 and len(topics[0].partition_data) == 1:
         return set()
     named = Counter(
@@ -126,77 +128,81 @@ def _named_twice(topics: list[Any]) -> set[tuple[Any, int]]:
     return {each for each, count in named.items() if count > 1}
 
 
-def _find(broker: Broker, session: Session, name: str | None, topic_id: Any, index: int) -> Partition:
+def _find_writable_partition(
+    broker: Broker, session: Session, name: str | None, topic_id: Any, index: int
+) -> Partition:
     if name is None:
-        name = name_of_id(broker, topic_id)
+        name = topic_name_for_id(broker, topic_id)
     if is_internal(name) and session.client_id != ADMIN_CLIENT_ID:
         raise InvalidTopicError(f"{name} is internal: clients do not write to it")
     return find_partition(broker, name, index, topic_id)
 
 
-async def _validated(
+async def _validate_batches(
     broker: Broker, partition: Partition, request: Any, data: Any, api_version: int
 ) -> tuple[list[Batch], int]:
     """The batches to append, and the time they are given (NO_TIMESTAMP where they keep their producer's)."""
     if request.acks not in (-1, 0, 1):
-        raise InvalidAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
+        raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
     settings = partition.log.settings
 
-    def checked() -> tuple[list[Batch], int]:
+    def validate_now() -> tuple[list[Batch], int]:
         now_ms = broker.platform.clock.wall_ms()
         return validate(data.records or b"", settings, now_ms=now_ms, api_version=api_version), now_ms
 
-    batches, now_ms = await broker.turns.run(checked) if may_take_long(settings) else checked()
+    batches, now_ms = (
+        await broker.cpu_budget.run(validate_now) if may_recompress(settings) else validate_now()
+    )
     if batches[0].is_transactional:
         # No transaction can be open: there is no coordinator that could have begun one.
         if request.transactional_id is None:
-            raise TransactionalIdRefusedError("a transactional batch needs a transactional id")
+            raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
         raise InvalidTransactionStateError("no transaction is open: transactions are not served")
     return batches, now_ms if settings.message_timestamp_type == "LogAppendTime" else NO_TIMESTAMP
 
 
-async def _wait_committed(written: list[_Written], timeout_ms: int) -> None:
+async def _wait_until_committed(pending: list[_PendingAck], timeout_ms: int) -> None:
     """Waits for every partition's records, all against one deadline; who misses it gets an error, not an
     offset."""
     loop = asyncio.get_running_loop()
-    late = False
+    is_timed_out = False
     current: asyncio.Future[None] | None = None
 
-    def time_is_up() -> None:
-        nonlocal late
-        late = True
+    def fail_on_timeout() -> None:
+        nonlocal is_timed_out
+        is_timed_out = True
         if current is not None and not current.done():
             current.set_exception(RequestTimedOutError("the records are not yet on every in-sync replica"))
 
     timer: asyncio.TimerHandle | None = None
     try:
-        for partition, appended, answer in written:
+        for partition, appended, response in pending:
             try:
-                current = partition.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+                current = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
                 if current is not None:
                     if timer is None:
-                        timer = loop.call_later(max(timeout_ms, 0) / 1000, time_is_up)
-                    if late:
-                        time_is_up()
+                        timer = loop.call_later(max(timeout_ms, 0) / 1000, fail_on_timeout)
+                    if is_timed_out:
+                        fail_on_timeout()
                     await current
             except MoldauError as error:
-                answer.update(_refused(answer["index"], error))
+                response.update(_error_response(response["index"], error))
     finally:
         if timer is not None:
             timer.cancel()
 
 
-def _check_leases(written: list[_Written]) -> None:
+def _check_leases(pending: list[_PendingAck]) -> None:
     """All of them at the very end: while one was appended or waited for, the lease for another may have run out."""
-    for partition, _, answer in written:
-        if answer["error_code"] == 0:
+    for partition, _, response in pending:
+        if response["error_code"] == 0:
             try:
                 partition.check_lease()
             except MoldauError as error:
-                answer.update(_refused(answer["index"], error))
+                response.update(_error_response(response["index"], error))
 
 
-def _success(index: int, partition: Partition, appended: Appended) -> dict[str, Any]:
+def _success_response(index: int, partition: Partition, appended: LogAppendInfo) -> dict[str, Any]:
     return {
         "index": index,
         "error_code": 0,
@@ -208,8 +214,8 @@ def _success(index: int, partition: Partition, appended: Appended) -> dict[str, 
     }
 
 
-def _refused(index: int, error: MoldauError) -> dict[str, Any]:
-    answer = {
+def _error_response(index: int, error: MoldauError) -> dict[str, Any]:
+    response = {
         "index": index,
         "error_code": error_code(error),
         "base_offset": -1,
@@ -218,10 +224,10 @@ def _refused(index: int, error: MoldauError) -> dict[str, Any]:
         "record_errors": _record_errors(error),
         "error_message": error_message(error),
     }
-    if isinstance(error, NotLeaderError | FencedLeaderEpochError):
+    if isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
         # Without the way it came, which would keep the request for as long as other partitions are waited for.
-        answer["error"] = error.with_traceback(None)
-    return answer
+        response["error"] = error.with_traceback(None)
+    return response
 
 
 def _record_errors(error: MoldauError) -> list[dict[str, Any]]:
@@ -232,8 +238,8 @@ def _record_errors(error: MoldauError) -> list[dict[str, Any]]:
 
 def _close_on_error(topics: list[dict[str, Any]]) -> None:
     for topic in topics:
-        for answer in topic["partition_responses"]:
-            if answer["error_code"]:
+        for response in topic["partition_responses"]:
+            if response["error_code"]:
                 raise CloseConnectionError(
-                    f"acks=0 and error {answer['error_code']} for {topic['name']}-{answer['index']}"
+                    f"acks=0 and error {response['error_code']} for {topic['name']}-{response['index']}"
                 )

@@ -16,25 +16,25 @@ from uuid import UUID
 
 from moldau.errors import MoldauError
 from moldau.logs.store import NOTHING
-from moldau.partitions.partition import Diverged, Fetched, OutsideLogError, Partition
+from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
 from moldau.server.broker import Broker
-from moldau.server.delayed_fetch import Asker, Fetch, Result
+from moldau.server.current_leader import current_leader, node_endpoints
+from moldau.server.delayed_fetch import DelayedFetch, FetchParams, FetchResult
 from moldau.server.errors import ErrorCode, error_code
-from moldau.server.fetch_sessions import (
-    BEGIN_EPOCH,
-    END_EPOCH,
+from moldau.server.fetch_session import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    INVALID_SESSION_ID,
     NO_REPLICA,
-    NO_SESSION,
+    FetchPartition,
     FetchSession,
     FetchSessionNotFoundError,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
-    Told,
-    Wanted,
+    LastSentOffsets,
 )
-from moldau.server.fetch_watch import PartitionKey, Watch
-from moldau.server.leaders import current_leader, node_endpoints
-from moldau.server.metadata_fetch import fetch_metadata, is_of_metadata
+from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch
+from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -45,50 +45,50 @@ TOPIC_ID_VERSION = 13
 
 @handles(ApiKey.FETCH, versions=(4, 18))
 async def fetch(request: Any, session: Session, broker: Broker) -> Any:
-    if is_of_metadata(request):
+    if is_metadata_fetch(request):
         return await fetch_metadata(request, session, broker)
-    asker = _asker(request, session)
+    params = _fetch_params(request, session)
     try:
-        fetch_session, named = _resolve(request, session, broker, asker)
+        fetch_session, requested = _resolve_session(request, session, broker, params)
     except FetchSessionNotFoundError:
-        return _refusal(ErrorCode.fetch_session_id_not_found)
+        return _error_response(ErrorCode.fetch_session_id_not_found)
     except InvalidFetchSessionEpochError:
-        return _refusal(ErrorCode.invalid_fetch_session_epoch)
+        return _error_response(ErrorCode.invalid_fetch_session_epoch)
     except FetchSessionTopicIdError:
-        return _refusal(ErrorCode.fetch_session_topic_id_error)
-    watch = Watch() if fetch_session is None else fetch_session.watch
-    under_way = Fetch(
+        return _error_response(ErrorCode.fetch_session_topic_id_error)
+    watcher = PartitionWatcher() if fetch_session is None else fetch_session.watcher
+    delayed = DelayedFetch(
         broker,
-        named if fetch_session is None else fetch_session.wanted,
-        asker,
-        watch,
-        None if fetch_session is None else fetch_session.told,
-        bytes_max=_bytes_max(request, asker, broker),
+        requested if fetch_session is None else fetch_session.wanted,
+        params,
+        watcher,
+        None if fetch_session is None else fetch_session.last_sent,
+        bytes_max=_response_bytes_max(request, params, broker),
         committed_only=request.isolation_level == READ_COMMITTED,
     )
-    keys = list(named) if fetch_session is None else _worth_a_look(fetch_session, asker, broker)
+    keys = list(requested) if fetch_session is None else _partitions_to_read(fetch_session, params, broker)
     try:
-        await under_way.run(keys, request.min_bytes, request.max_wait, session.connection.closed)
+        await delayed.run(keys, request.min_bytes, request.max_wait, session.connection.closed)
     finally:
         if fetch_session is None:
-            watch.close()
-    results = [(under_way.looked_at[key], result) for key, result in under_way.results.items()]
+            watcher.close()
+    results = [(delayed.read_partitions[key], result) for key, result in delayed.results.items()]
     if fetch_session is not None:
-        is_incremental = request.session_epoch != BEGIN_EPOCH
-        results = _remember(fetch_session, results, only_changes=is_incremental)
-    answered = _Answer(broker, committed_only=request.isolation_level == READ_COMMITTED)
+        is_incremental = request.session_epoch != INITIAL_EPOCH
+        results = _update_session(fetch_session, results, only_changes=is_incremental)
+    builder = _ResponseBuilder(broker, committed_only=request.isolation_level == READ_COMMITTED)
     return {
         "throttle_time": 0,
         "error_code": 0,
-        "session_id": NO_SESSION if fetch_session is None else fetch_session.session_id,
-        "responses": answered.by_topic(results),
-        "node_endpoints": node_endpoints(broker, session.connection.listener, answered.leaders),
+        "session_id": INVALID_SESSION_ID if fetch_session is None else fetch_session.session_id,
+        "responses": builder.topic_responses(results),
+        "node_endpoints": node_endpoints(broker, session.connection.listener, builder.current_leaders),
     }
 
 
-def _asker(request: Any, session: Session) -> Asker:
+def _fetch_params(request: Any, session: Session) -> FetchParams:
     state = request.get("replica_state")
-    return Asker(
+    return FetchParams(
         version=session.api_version,
         listener=session.connection.listener,
         rack=request.get("rack_id", ""),
@@ -97,113 +97,120 @@ def _asker(request: Any, session: Session) -> Asker:
     )
 
 
-def _bytes_max(request: Any, asker: Asker, broker: Broker) -> int:
+def _response_bytes_max(request: Any, params: FetchParams, broker: Broker) -> int:
     """The broker's limit is for consumers; followers keep their own."""
     bytes_max: int = request.max_bytes
-    return bytes_max if asker.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes)
+    return bytes_max if params.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes)
 
 
-def _refusal(code: ErrorCode) -> dict[str, Any]:
-    return {"throttle_time": 0, "error_code": int(code), "session_id": NO_SESSION, "responses": []}
+def _error_response(code: ErrorCode) -> dict[str, Any]:
+    return {"throttle_time": 0, "error_code": int(code), "session_id": INVALID_SESSION_ID, "responses": []}
 
 
 # Sessions
 
 
-def _resolve(
-    request: Any, session: Session, broker: Broker, asker: Asker
-) -> tuple[FetchSession | None, dict[PartitionKey, Wanted]]:
+def _resolve_session(
+    request: Any, session: Session, broker: Broker, params: FetchParams
+) -> tuple[FetchSession | None, dict[PartitionKey, FetchPartition]]:
     """The session, if there is one, and the partitions that the request names."""
-    sessions = broker.fetch_sessions
-    session_id, epoch = request.get("session_id", NO_SESSION), request.get("session_epoch", END_EPOCH)
+    sessions = broker.fetch_session_cache
+    session_id, epoch = (
+        request.get("session_id", INVALID_SESSION_ID),
+        request.get("session_epoch", FINAL_EPOCH),
+    )
     now_ms = broker.platform.clock.monotonic_ms()
-    named = {each.key: each for each in _named(request, broker)}
-    if epoch == END_EPOCH:
-        sessions.end(session_id)
-        return None, named
+    requested = {each.key: each for each in _requested_partitions(request, broker)}
+    if epoch == FINAL_EPOCH:
+        sessions.remove(session_id)
+        return None, requested
     by_id = session.api_version >= TOPIC_ID_VERSION
-    if epoch == BEGIN_EPOCH:
-        begun = sessions.begin(
+    if epoch == INITIAL_EPOCH:
+        created = sessions.create(
             session.connection,
-            named,
+            requested,
             session_id,
             now_ms,
             uses_topic_ids=by_id,
-            replica_id=asker.replica_id if _is_of_cluster(asker, broker) else NO_REPLICA,
+            replica_id=params.replica_id if _is_cluster_replica(params, broker) else NO_REPLICA,
         )
-        return begun, named
-    forgotten = _forgotten(request)
-    return sessions.resume(session_id, epoch, named, forgotten, now_ms, uses_topic_ids=by_id), named
+        return created, requested
+    forgotten = _forgotten_partitions(request)
+    return sessions.continue_session(
+        session_id, epoch, requested, forgotten, now_ms, uses_topic_ids=by_id
+    ), requested
 
 
-def _is_of_cluster(asker: Asker, broker: Broker) -> bool:
+def _is_cluster_replica(params: FetchParams, broker: Broker) -> bool:
     """Whether it is a follower, as far as can be told, and not a client that only says so."""
-    is_inside = asker.listener == broker.settings.broker.inter_broker_listener
-    return asker.is_replica and is_inside and asker.replica_id in broker.metadata.image.brokers
+    is_inside = params.listener == broker.settings.broker.inter_broker_listener
+    return params.is_replica and is_inside and params.replica_id in broker.metadata.image.brokers
 
 
-def _worth_a_look(fetch_session: FetchSession, asker: Asker, broker: Broker) -> list[PartitionKey]:
+def _partitions_to_read(
+    fetch_session: FetchSession, params: FetchParams, broker: Broker
+) -> list[PartitionKey]:
     """What has news; and from time to time all, for followers show that they are alive by what they fetch. For those in
     sync that is noted and nothing is read."""
-    watch = fetch_session.watch
-    keys = list(watch.news)
+    watcher = fetch_session.watcher
+    keys = list(watcher.changed)
     now_ms = broker.platform.clock.monotonic_ms()
-    if now_ms - fetch_session.looked_ms >= broker.settings.broker.replica_lag_time_max_ms // 4:
-        fetch_session.looked_ms = now_ms
+    if now_ms - fetch_session.last_full_scan_ms >= broker.settings.broker.replica_lag_time_max_ms // 4:
+        fetch_session.last_full_scan_ms = now_ms
         keys += [
             key
             for key in fetch_session.wanted
-            if key not in watch.news and not _still_follows(watch.partition(key), asker)
+            if key not in watcher.changed and not _is_idle_follower(watcher.partition(key), params)
         ]
     return keys
 
 
-def _still_follows(partition: Partition | None, asker: Asker) -> bool:
+def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
     """Whether the asker is a follower in sync; where there is no news, it has all there is."""
-    if partition is None or not asker.is_replica:
+    if partition is None or not params.is_replica:
         return False
-    return partition.still_follows(asker.replica_id, asker.broker_epoch)
+    return partition.on_repeated_fetch(params.replica_id, params.broker_epoch)
 
 
-def _named(request: Any, broker: Broker) -> Iterable[Wanted]:
+def _requested_partitions(request: Any, broker: Broker) -> Iterable[FetchPartition]:
     names = broker.metadata.image.topic_names
     for topic in request.topics:
         topic_id: UUID | None = topic.get("topic_id")
         name = topic.get("topic") if topic_id is None else names.get(topic_id)
         for each in topic.partitions:
-            yield Wanted(
+            yield FetchPartition(
                 topic=name,
                 topic_id=topic_id,
                 partition=each.partition,
                 offset=each.fetch_offset,
                 bytes_max=each.partition_max_bytes,
-                known_epoch=each.get("current_leader_epoch", -1),
+                current_leader_epoch=each.get("current_leader_epoch", -1),
                 last_fetched_epoch=each.get("last_fetched_epoch", -1),
                 start_offset=each.get("log_start_offset", -1),
             )
 
 
-def _forgotten(request: Any) -> Iterable[PartitionKey]:
+def _forgotten_partitions(request: Any) -> Iterable[PartitionKey]:
     for topic in request.get("forgotten_topics_data", ()):
         for index in topic.partitions:
             yield (topic.get("topic_id") or topic.get("topic") or "", index)
 
 
-def _remember(
-    fetch_session: FetchSession, results: Iterable[tuple[Wanted, Result]], *, only_changes: bool
-) -> list[tuple[Wanted, Result]]:
+def _update_session(
+    fetch_session: FetchSession, results: Iterable[tuple[FetchPartition, FetchResult]], *, only_changes: bool
+) -> list[tuple[FetchPartition, FetchResult]]:
     shown = []
     for wanted, result in results:
         key = wanted.key
         if isinstance(result, MoldauError):
-            fetch_session.told.pop(key, None)
-            news = True
+            fetch_session.last_sent.pop(key, None)
+            changed = True
         else:
-            told = Told(result.high_watermark, result.last_stable_offset, result.start_offset)
-            is_other = fetch_session.told.get(key) != told
-            news = result.records.size > 0 or result.nearest_replica >= 0 or is_other
-            fetch_session.told[key] = told
-        if news or not only_changes:
+            last_sent = LastSentOffsets(result.high_watermark, result.last_stable_offset, result.start_offset)
+            is_other = fetch_session.last_sent.get(key) != last_sent
+            changed = result.records.size > 0 or result.nearest_replica >= 0 or is_other
+            fetch_session.last_sent[key] = last_sent
+        if changed or not only_changes:
             shown.append((wanted, result))
     return shown
 
@@ -211,24 +218,24 @@ def _remember(
 # The answer
 
 
-class _Answer:
+class _ResponseBuilder:
     def __init__(self, broker: Broker, *, committed_only: bool) -> None:
         self._broker = broker
         self._committed_only = committed_only
-        self.leaders: list[dict[str, int] | None] = []
+        self.current_leaders: list[dict[str, int] | None] = []
         """Those that callers are sent to."""
 
-    def by_topic(self, results: Iterable[tuple[Wanted, Result]]) -> list[dict[str, Any]]:
+    def topic_responses(self, results: Iterable[tuple[FetchPartition, FetchResult]]) -> list[dict[str, Any]]:
         topics: dict[UUID | str | None, dict[str, Any]] = {}
         for wanted, result in results:
             key = wanted.topic_id or wanted.topic
             if key not in topics:
                 topics[key] = {"topic": wanted.topic, "topic_id": wanted.topic_id, "partitions": []}
-            topics[key]["partitions"].append(self._partition(wanted, result))
+            topics[key]["partitions"].append(self._partition_response(wanted, result))
         return list(topics.values())
 
-    def _partition(self, wanted: Wanted, result: Result) -> dict[str, Any]:
-        if isinstance(result, Fetched):
+    def _partition_response(self, wanted: FetchPartition, result: FetchResult) -> dict[str, Any]:
+        if isinstance(result, LogReadInfo):
             return {
                 "partition_index": wanted.partition,
                 "error_code": 0,
@@ -240,17 +247,17 @@ class _Answer:
                 "records": result.records,
             }
         diverging = leader = None
-        if isinstance(result, Diverged):
+        if isinstance(result, DivergingEpochError):
             diverging = {"epoch": result.epoch, "end_offset": result.end_offset}
         else:
             leader = current_leader(self._broker, wanted.topic, wanted.partition, result)
-            self.leaders.append(leader)
+            self.current_leaders.append(leader)
         return {
             "partition_index": wanted.partition,
             "error_code": 0 if diverging is not None else error_code(result),
             "high_watermark": -1,
             "last_stable_offset": -1,
-            "log_start_offset": result.start_offset if isinstance(result, OutsideLogError) else -1,
+            "log_start_offset": result.start_offset if isinstance(result, OutOfLogRangeError) else -1,
             "aborted_transactions": None,
             "preferred_read_replica": -1,
             "diverging_epoch": diverging,

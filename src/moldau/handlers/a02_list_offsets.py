@@ -18,7 +18,7 @@ from moldau.errors import (
 from moldau.partitions.partition import Partition
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code
-from moldau.server.lookup import find_partition
+from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -39,7 +39,7 @@ OFFSET_NOT_AVAILABLE_VERSION = 5
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11))
 async def list_offsets(request: Any, session: Session, broker: Broker) -> Any:
     topics = []
-    asked = Counter(
+    request_counts = Counter(
         (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
     )
     for topic in request.topics:
@@ -47,10 +47,10 @@ async def list_offsets(request: Any, session: Session, broker: Broker) -> Any:
         for each in {each.partition_index: each for each in topic.partitions}.values():
             code, (timestamp, offset, epoch) = 0, _NOT_FOUND
             try:
-                if asked[topic.name, each.partition_index] > 1:
+                if request_counts[topic.name, each.partition_index] > 1:
                     raise InvalidRequestError("the partition is in the request twice")
                 partition = find_partition(broker, topic.name, each.partition_index)
-                timestamp, offset, epoch = await _find(
+                timestamp, offset, epoch = await _find_offset(
                     partition, each.timestamp, each.get("current_leader_epoch", -1), session.api_version
                 )
             except MoldauError as error:
@@ -73,24 +73,26 @@ async def list_offsets(request: Any, session: Session, broker: Broker) -> Any:
     return {"throttle_time": 0, "topics": topics}
 
 
-async def _find(partition: Partition, timestamp: int, known_epoch: int, version: int) -> tuple[int, int, int]:
+async def _find_offset(
+    partition: Partition, timestamp: int, current_leader_epoch: int, version: int
+) -> tuple[int, int, int]:
     """(timestamp, offset, leader epoch); -1 for what there is none of."""
-    leader = partition.leader(known_epoch)
+    leader = partition.require_leader(current_leader_epoch)
     log = partition.log
     if version < _SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
         raise UnsupportedVersionError(f"timestamp {timestamp} means nothing in version {version}")
-    await partition.settle()
+    await partition.wait_for_flush()
     if timestamp == LATEST:
-        return -1, partition.latest(known_epoch), leader.leader_epoch
+        return -1, partition.latest_offset(current_leader_epoch), leader.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        return -1, log.start_offset, log.epochs.epoch_at(log.start_offset)
+        return -1, log.start_offset, log.epochs.epoch_for_offset(log.start_offset)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOT_FOUND
     if timestamp == MAX_TIMESTAMP:
         found = await partition.max_timestamp()
     else:
-        found = await partition.offset_for_time(timestamp)
+        found = await partition.offset_for_timestamp(timestamp)
     if found is None:
         # There may be such a record that is not yet known to be committed.
-        partition.latest(known_epoch)
+        partition.latest_offset(current_leader_epoch)
     return _NOT_FOUND if found is None else (found.timestamp_ms, found.offset, found.leader_epoch)

@@ -9,8 +9,8 @@ useful); 4 brought the choice of not creating, 6 a code for leaders that the cal
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from moldau.controller.names import is_internal, validate_topic_name
 from moldau.controller.requests import NewTopic
+from moldau.controller.topic_names import is_internal, validate_topic_name
 from moldau.errors import (
     InvalidRequestError,
     InvalidTopicError,
@@ -22,30 +22,30 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from moldau.groups.topic import OFFSETS_TOPIC
-from moldau.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
-from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from moldau.groups.offsets_topic import OFFSETS_TOPIC
+from moldau.metadata.image import NO_LEADER, MetadataImage, PartitionRegistration, TopicImage
+from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode, error_code
-from moldau.server.registry import handles
-from moldau.server.session import Session
-from moldau.server.topology import (
-    controller_as_told,
-    cut_off,
+from moldau.server.cluster_view import (
+    advertised_controller_id,
+    broker_without_lease,
     describe_partition,
     has_listener,
     reachable_brokers,
     reachable_ids,
 )
+from moldau.server.errors import ErrorCode, error_code
+from moldau.server.registry import handles
+from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 
 TOPIC_ID_VERSION = 12
 """The first version in which topics can be asked for by id, and in which an answer may lack the name."""
 LISTENER_VERSION = 6
-NO_CONTROLLER = (NotControllerError, PeerUnreachableError, RequestTimedOutError)
+CONTROLLER_UNAVAILABLE = (NotControllerError, PeerUnreachableError, RequestTimedOutError)
 
 
-class _Asker(NamedTuple):
+class _View(NamedTuple):
     """What an answer depends on besides the cluster."""
 
     version: int
@@ -54,30 +54,32 @@ class _Asker(NamedTuple):
     """The brokers that can be talked to on the listener."""
     operations: int
     """To be told for each topic."""
-    not_leading: int | None
+    excluded_leader_id: int | None
 
 
 @handles(ApiKey.METADATA, versions=(0, 13))
 async def metadata(request: Any, session: Session, broker: Broker) -> Any:
-    asked = None if request.topics is None else _distinct(request.topics)
-    if session.api_version == 0 and not asked:
-        asked = None
+    requested = None if request.topics is None else _deduplicate(request.topics)
+    if session.api_version == 0 and not requested:
+        requested = None
     errors: dict[str, MoldauError] = {}
     if (
-        asked
+        requested
         and request.get("allow_auto_topic_creation", True)
         and broker.settings.broker.auto_create_topics_enable
     ):
-        errors = await _create_missing([topic.name for topic in asked if topic.get("name")], broker)
+        errors = await _auto_create_topics([topic.name for topic in requested if topic.get("name")], broker)
     image, listener = broker.metadata.image, session.connection.listener
-    operations = TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_ASKED
+    operations = (
+        TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_REQUESTED
+    )
     reachable = reachable_ids(image, listener)
-    asker = _Asker(session.api_version, listener, reachable, operations, cut_off(broker))
-    if asked is None:
-        topics = [_topic(topic, image, asker) for _, topic in sorted(image.topics.items())]
+    view = _View(session.api_version, listener, reachable, operations, broker_without_lease(broker))
+    if requested is None:
+        topics = [_topic(topic, image, view) for _, topic in sorted(image.topics.items())]
     else:
-        topics = [_asked_topic(topic, image, asker, errors) for topic in asked]
-    cluster_asked = request.get("include_cluster_authorized_operations", False)
+        topics = [_requested_topic(topic, image, view, errors) for topic in requested]
+    include_cluster_operations = request.get("include_cluster_authorized_operations", False)
     return {
         "throttle_time": 0,
         "brokers": [
@@ -85,19 +87,19 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
             for each, endpoint in reachable_brokers(image, listener)
         ],
         "cluster_id": image.cluster_id,
-        "controller_id": controller_as_told(image, listener, broker.broker_id),
+        "controller_id": advertised_controller_id(image, listener, broker.broker_id),
         "topics": topics,
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if cluster_asked else NOT_ASKED,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if include_cluster_operations else NOT_REQUESTED,
         "error_code": 0,
     }
 
 
-def _distinct(topics: list[Any]) -> list[Any]:
+def _deduplicate(topics: list[Any]) -> list[Any]:
     """Each topic once, or a small request could ask for a huge answer."""
     return list({(topic.get("name"), topic.get("topic_id")): topic for topic in topics}.values())
 
 
-async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauError]:
+async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, MoldauError]:
     """Creates what is missing; gives the reasons why some could not be."""
     topics = broker.metadata.image.topics
     missing = {name: None for name in names if name not in topics and not is_internal(name)}
@@ -107,19 +109,19 @@ async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauE
             await broker.groups.ensure_topic()
         except MoldauError as error:
             errors[OFFSETS_TOPIC] = error
-    wanted = []
+    new_topics = []
     for name in missing:
         try:
             validate_topic_name(name)
         except InvalidTopicError as error:
             errors[name] = error
         else:
-            wanted.append(NewTopic(name))
-    if wanted:
+            new_topics.append(NewTopic(name))
+    if new_topics:
         try:
-            results = await broker.gateway.create_topics(wanted)
+            results = await broker.controller_channel.create_topics(new_topics)
         except MoldauError as error:
-            return errors | {topic.name: error for topic in wanted}
+            return errors | {topic.name: error for topic in new_topics}
         for created in results:
             # Somebody else may have asked for it at the same moment.
             if created.error is not None and not isinstance(created.error, TopicExistsError):
@@ -127,37 +129,41 @@ async def _create_missing(names: list[str], broker: Broker) -> dict[str, MoldauE
     return errors
 
 
-def _asked_topic(
-    asked: Any, image: ClusterImage, asker: _Asker, errors: dict[str, MoldauError]
+def _requested_topic(
+    requested: Any, image: MetadataImage, view: _View, errors: dict[str, MoldauError]
 ) -> dict[str, Any]:
     """A topic by its id, or by its name where it is asked for without one."""
-    knows_ids = asker.version >= TOPIC_ID_VERSION
-    name: str | None = asked.get("name")
-    topic_id: UUID | None = asked.get("topic_id")
+    supports_topic_ids = view.version >= TOPIC_ID_VERSION
+    name: str | None = requested.get("name")
+    topic_id: UUID | None = requested.get("topic_id")
     if topic_id is not None:
-        topic = image.topic_by_id(topic_id) if knows_ids else None
+        topic = image.topic_by_id(topic_id) if supports_topic_ids else None
     else:
         topic = None if name is None else image.topics.get(name)
     if topic is not None:
-        return _topic(topic, image, asker)
+        return _topic(topic, image, view)
     return {
-        "error_code": _code(_why_not(name, topic_id, knows_ids, errors)),
-        "name": name if knows_ids else name or "",
+        "error_code": _metadata_error_code(_lookup_error(name, topic_id, supports_topic_ids, errors)),
+        "name": name if supports_topic_ids else name or "",
         "topic_id": topic_id,
         "is_internal": False,
         "partitions": [],
-        "topic_authorized_operations": NOT_ASKED,
+        "topic_authorized_operations": NOT_REQUESTED,
     }
 
 
-def _code(error: MoldauError) -> int:
-    return int(ErrorCode.leader_not_available) if isinstance(error, NO_CONTROLLER) else error_code(error)
+def _metadata_error_code(error: MoldauError) -> int:
+    return (
+        int(ErrorCode.leader_not_available)
+        if isinstance(error, CONTROLLER_UNAVAILABLE)
+        else error_code(error)
+    )
 
 
-def _why_not(
-    name: str | None, topic_id: UUID | None, knows_ids: bool, errors: dict[str, MoldauError]
+def _lookup_error(
+    name: str | None, topic_id: UUID | None, supports_topic_ids: bool, errors: dict[str, MoldauError]
 ) -> MoldauError:
-    if topic_id is not None and knows_ids:
+    if topic_id is not None and supports_topic_ids:
         return UnknownTopicIdError("there is no topic with this id")
     if topic_id is not None or name is None:
         return InvalidRequestError("a topic is asked for by its name, or from version 12 on by its id")
@@ -170,26 +176,26 @@ def _why_not(
     return UnknownTopicOrPartitionError(f"there is no topic {name}")
 
 
-def _topic(topic: TopicImage, image: ClusterImage, asker: _Asker) -> dict[str, Any]:
+def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> dict[str, Any]:
     return {
         "error_code": 0,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
-        "partitions": [_partition(partition, image, asker) for partition in topic.partitions],
-        "topic_authorized_operations": asker.operations,
+        "partitions": [_partition(partition, image, view) for partition in topic.partitions],
+        "topic_authorized_operations": view.operations,
     }
 
 
-def _partition(partition: PartitionImage, image: ClusterImage, asker: _Asker) -> dict[str, Any]:
-    tree = describe_partition(partition, asker.reachable, not_leading=asker.not_leading)
+def _partition(partition: PartitionRegistration, image: MetadataImage, view: _View) -> dict[str, Any]:
+    tree = describe_partition(partition, view.reachable, excluded_leader_id=view.excluded_leader_id)
     if tree["leader_id"] == NO_LEADER:
-        leads_elsewhere = partition.leader in image.brokers and not has_listener(
-            partition.leader, image, asker.listener
+        is_unreachable = partition.leader in image.brokers and not has_listener(
+            partition.leader, image, view.listener
         )
         tree["error_code"] = int(
             ErrorCode.listener_not_found
-            if leads_elsewhere and asker.version >= LISTENER_VERSION
+            if is_unreachable and view.version >= LISTENER_VERSION
             else ErrorCode.leader_not_available
         )
     return tree

@@ -20,9 +20,9 @@ from moldau.errors import (
 from moldau.groups.records import NO_EXPIRY, NO_LEADER_EPOCH
 from moldau.groups.requests import (
     NO_GENERATION,
-    UNKNOWN_MEMBER,
+    UNKNOWN_MEMBER_ID,
     CommitRequest,
-    MemberClaim,
+    MemberIdentity,
     OffsetToCommit,
     TopicPartition,
 )
@@ -39,16 +39,16 @@ GROUP_ID_NOT_FOUND_VERSION = 9
 
 @handles(ApiKey.OFFSET_COMMIT, versions=(2, 10))
 async def offset_commit(request: Any, session: Session, broker: Broker) -> Any:
-    expire_ms = _expiry(request.get("retention_time", -1), broker)
+    expire_ms = _expire_timestamp_ms(request.get("retention_time", -1), broker)
     offsets: list[OffsetToCommit] = []
     # The errors of each topic stand beside it in the order of the request.
     topics: list[tuple[Any, TopicImage | None]] = []
     for topic in request.topics:
-        found = _find(topic, broker)
+        found = _find_topic(topic, broker)
         topics.append((topic, found))
         if found is not None:
             offsets += [
-                _offset(found, each, expire_ms)
+                _offset_to_commit(found, each, expire_ms)
                 for each in topic.partitions
                 if 0 <= each.partition_index < len(found.partitions)
             ]
@@ -62,7 +62,10 @@ async def offset_commit(request: Any, session: Session, broker: Broker) -> Any:
                 "name": topic.get("name"),
                 "topic_id": topic.get("topic_id"),
                 "partitions": [
-                    {"partition_index": index, "error_code": error_code(_error(topic, found, index, errors))}
+                    {
+                        "partition_index": index,
+                        "error_code": error_code(_partition_error(topic, found, index, errors)),
+                    }
                     for index in (each.partition_index for each in topic.partitions)
                 ],
             }
@@ -71,11 +74,11 @@ async def offset_commit(request: Any, session: Session, broker: Broker) -> Any:
     }
 
 
-def _expiry(retention_ms: int, broker: Broker) -> int:
+def _expire_timestamp_ms(retention_ms: int, broker: Broker) -> int:
     return NO_EXPIRY if retention_ms < 0 else min(broker.platform.clock.wall_ms() + retention_ms, LONG_MAX)
 
 
-def _find(topic: Any, broker: Broker) -> TopicImage | None:
+def _find_topic(topic: Any, broker: Broker) -> TopicImage | None:
     image = broker.metadata.image
     name: str | None = topic.get("name")
     if name is not None:
@@ -84,7 +87,7 @@ def _find(topic: Any, broker: Broker) -> TopicImage | None:
     return None if topic_id is None else image.topic_by_id(topic_id)
 
 
-def _offset(topic: TopicImage, each: Any, expire_ms: int) -> OffsetToCommit:
+def _offset_to_commit(topic: TopicImage, each: Any, expire_ms: int) -> OffsetToCommit:
     return OffsetToCommit(
         topic=topic.name,
         partition=each.partition_index,
@@ -99,14 +102,14 @@ def _offset(topic: TopicImage, each: Any, expire_ms: int) -> OffsetToCommit:
 async def _commit(
     request: Any, offsets: tuple[OffsetToCommit, ...], version: int, broker: Broker
 ) -> dict[TopicPartition, MoldauError | None]:
-    claim = MemberClaim(
+    identity = MemberIdentity(
         group_id=request.group_id,
         generation=request.get("generation_id_or_member_epoch", NO_GENERATION),
-        member_id=request.get("member_id", UNKNOWN_MEMBER),
+        member_id=request.get("member_id", UNKNOWN_MEMBER_ID),
         instance_id=request.get("group_instance_id"),
     )
     try:
-        reply = await broker.groups.commit(CommitRequest(claim=claim, offsets=offsets))
+        reply = await broker.groups.commit(CommitRequest(identity=identity, offsets=offsets))
     except MoldauError as error:
         if isinstance(error, GroupIdNotFoundError) and version < GROUP_ID_NOT_FOUND_VERSION:
             error = IllegalGenerationError(str(error))
@@ -114,7 +117,7 @@ async def _commit(
     return dict(reply.errors)
 
 
-def _error(
+def _partition_error(
     topic: Any, found: TopicImage | None, index: int, errors: dict[TopicPartition, MoldauError | None]
 ) -> MoldauError | None:
     if found is None and topic.get("name") is None:

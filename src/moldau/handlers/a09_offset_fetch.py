@@ -23,7 +23,7 @@ from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 
-MANY_GROUPS_VERSION = 8
+BATCHED_GROUPS_VERSION = 8
 TOPIC_ID_VERSION = 10
 NO_OFFSET = -1
 
@@ -31,18 +31,20 @@ NO_OFFSET = -1
 @handles(ApiKey.OFFSET_FETCH, versions=(1, 10))
 async def offset_fetch(request: Any, session: Session, broker: Broker) -> Any:
     version = session.api_version
-    if version >= MANY_GROUPS_VERSION:
+    if version >= BATCHED_GROUPS_VERSION:
         # Each once, or a small request could ask for a huge answer.
         distinct = {group.group_id: group for group in request.groups}
         groups = [await _group(group, version, broker) for group in distinct.values()]
         return {"throttle_time": 0, "groups": groups}
-    answer = await _group(request, version, broker)
-    if version < 2 and answer["error_code"]:
-        answer["topics"] = [_refused(topic, answer["error_code"]) for topic in _distinct(request.topics)]
-    return {"throttle_time": 0, **answer}
+    response = await _group(request, version, broker)
+    if version < 2 and response["error_code"]:
+        response["topics"] = [
+            _error_topic(topic, response["error_code"]) for topic in _deduplicate(request.topics)
+        ]
+    return {"throttle_time": 0, **response}
 
 
-class _Asked(NamedTuple):
+class _RequestedTopic(NamedTuple):
     """A topic, by its name or its id, and which of its partitions the caller wants to know of."""
 
     name: str | None
@@ -50,35 +52,37 @@ class _Asked(NamedTuple):
     indexes: dict[int, None]
 
 
-def _distinct(topics: Sequence[Any]) -> list[_Asked]:
+def _deduplicate(topics: Sequence[Any]) -> list[_RequestedTopic]:
     """Each topic and each partition of it once, however often it is named."""
-    distinct: dict[tuple[str | None, UUID | None], _Asked] = {}
+    distinct: dict[tuple[str | None, UUID | None], _RequestedTopic] = {}
     for topic in topics:
         key = topic.get("name"), topic.get("topic_id")
-        asked = distinct.setdefault(key, _Asked(*key, {}))
-        asked.indexes.update(dict.fromkeys(topic.partition_indexes))
+        requested = distinct.setdefault(key, _RequestedTopic(*key, {}))
+        requested.indexes.update(dict.fromkeys(topic.partition_indexes))
     return list(distinct.values())
 
 
 async def _group(group: Any, version: int, broker: Broker) -> dict[str, Any]:
-    asked = None
+    requested = None
     wanted = None
     if group.topics is not None:
-        asked = [(topic, _name(topic, broker)) for topic in _distinct(group.topics)]
-        wanted = [(name, index) for topic, name in asked if name is not None for index in topic.indexes]
+        requested = [(topic, _topic_name(topic, broker)) for topic in _deduplicate(group.topics)]
+        wanted = [(name, index) for topic, name in requested if name is not None for index in topic.indexes]
     try:
         reply = await broker.groups.fetch_offsets(group.group_id, wanted)
     except MoldauError as error:
         return {"group_id": group.group_id, "error_code": error_code(error), "topics": []}
-    offsets = {each: at for each, at in reply.offsets.items() if not _is_of_former_topic(each[0], at, broker)}
-    if asked is None:
-        topics = _all(offsets, version, broker)
+    offsets = {
+        each: at for each, at in reply.offsets.items() if not _is_of_deleted_topic(each[0], at, broker)
+    }
+    if requested is None:
+        topics = _all_topics(offsets, version, broker)
     else:
-        topics = [_topic(topic, name, offsets) for topic, name in asked]
+        topics = [_topic(topic, name, offsets) for topic, name in requested]
     return {"group_id": group.group_id, "error_code": 0, "topics": topics}
 
 
-def _name(topic: _Asked, broker: Broker) -> str | None:
+def _topic_name(topic: _RequestedTopic, broker: Broker) -> str | None:
     """None where there is no topic with the id that was given."""
     if topic.name is None and topic.topic_id is not None:
         return broker.metadata.image.topic_names.get(topic.topic_id)
@@ -86,10 +90,10 @@ def _name(topic: _Asked, broker: Broker) -> str | None:
 
 
 def _topic(
-    topic: _Asked, name: str | None, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    topic: _RequestedTopic, name: str | None, offsets: Mapping[TopicPartition, CommittedOffset | None]
 ) -> dict[str, Any]:
     if name is None:
-        return _refused(topic, error_code(UnknownTopicIdError("there is no topic with this id")))
+        return _error_topic(topic, error_code(UnknownTopicIdError("there is no topic with this id")))
     return {
         "name": name,
         "topic_id": topic.topic_id,
@@ -97,12 +101,12 @@ def _topic(
     }
 
 
-def _is_of_former_topic(name: str, committed: CommittedOffset | None, broker: Broker) -> bool:
+def _is_of_deleted_topic(name: str, committed: CommittedOffset | None, broker: Broker) -> bool:
     topic = broker.metadata.image.topics.get(name)
     return topic is not None and committed is not None and committed.topic_id not in (None, topic.topic_id)
 
 
-def _all(
+def _all_topics(
     offsets: Mapping[TopicPartition, CommittedOffset | None], version: int, broker: Broker
 ) -> list[dict[str, Any]]:
     topics = []
@@ -127,7 +131,7 @@ def _partition(index: int, committed: CommittedOffset | None, code: int = 0) -> 
     }
 
 
-def _refused(topic: _Asked, code: int) -> dict[str, Any]:
+def _error_topic(topic: _RequestedTopic, code: int) -> dict[str, Any]:
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,

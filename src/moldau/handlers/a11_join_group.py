@@ -9,9 +9,9 @@ word to a leader that the assignment stands.
 
 from typing import Any
 
-from moldau.controller.ids import new_id
+from moldau.controller.ids import random_uuid
 from moldau.errors import MemberIdRequiredError, MoldauError
-from moldau.groups.requests import NO_GENERATION, JoinReply, JoinRequest, Protocol
+from moldau.groups.requests import NO_GENERATION, JoinRequest, JoinResponse, Protocol
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
 from moldau.server.registry import handles
@@ -22,31 +22,31 @@ MEMBER_ID_REQUIRED_VERSION = 4
 NULL_PROTOCOL_VERSION = 7
 SKIP_ASSIGNMENT_VERSION = 9
 
-NAME_LENGTH_MAX = 255
+MEMBER_ID_PREFIX_LENGTH_MAX = 255
 """Characters of a member's own name that the id it is given begins with."""
 
 
 @handles(ApiKey.JOIN_GROUP, versions=(0, 9))
 async def join_group(request: Any, session: Session, broker: Broker) -> Any:
-    asked = _asked(request, session, broker)
+    join = _join_request(request, session, broker)
     # The answer may be a long time in coming, and the request would keep its frame for so long.
     del request
     try:
-        reply = await broker.groups.join(asked)
+        reply = await broker.groups.join(join)
     except MoldauError as error:
-        return _refusal(asked.member_id, session.api_version, error)
-    return _answer(reply)
+        return _error_response(join.member_id, session.api_version, error)
+    return _response(reply)
 
 
-def _asked(request: Any, session: Session, broker: Broker) -> JoinRequest:
+def _join_request(request: Any, session: Session, broker: Broker) -> JoinRequest:
     version, client_id = session.api_version, session.client_id or ""
     instance_id: str | None = request.get("group_instance_id")
     # A name as long as can be would leave no room for the rest of the id.
-    name = (client_id if instance_id is None else instance_id)[:NAME_LENGTH_MAX]
+    name = (client_id if instance_id is None else instance_id)[:MEMBER_ID_PREFIX_LENGTH_MAX]
     return JoinRequest(
         group_id=request.group_id,
         member_id=request.member_id,
-        fresh_member_id=f"{name}-{new_id(broker.platform.random)}",
+        new_member_id=f"{name}-{random_uuid(broker.platform.random)}",
         instance_id=instance_id,
         client_id=client_id,
         client_host=session.client_host,
@@ -61,7 +61,7 @@ def _asked(request: Any, session: Session, broker: Broker) -> JoinRequest:
     )
 
 
-def _answer(reply: JoinReply) -> dict[str, Any]:
+def _response(reply: JoinResponse) -> dict[str, Any]:
     return {
         "throttle_time": 0,
         "error_code": 0,
@@ -78,7 +78,7 @@ def _answer(reply: JoinReply) -> dict[str, Any]:
     }
 
 
-def _refusal(member_id: str, version: int, error: MoldauError) -> dict[str, Any]:
+def _error_response(member_id: str, version: int, error: MoldauError) -> dict[str, Any]:
     return {
         "throttle_time": 0,
         "error_code": error_code(error),

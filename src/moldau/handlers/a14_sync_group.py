@@ -20,10 +20,10 @@ PROTOCOL_VERSION = 5
 @handles(ApiKey.SYNC_GROUP, versions=(0, 5))
 async def sync_group(request: Any, session: Session, broker: Broker) -> Any:
     try:
-        asked = _asked(request, session.api_version)
+        sync = _sync_request(request, session.api_version)
         # The answer waits for the leader, and the request would keep its frame for so long.
         del request
-        reply = await broker.groups.sync(asked)
+        reply = await broker.groups.sync(sync)
     except MoldauError as error:
         return {
             "throttle_time": 0,
@@ -41,7 +41,7 @@ async def sync_group(request: Any, session: Session, broker: Broker) -> Any:
     }
 
 
-def _asked(request: Any, version: int) -> SyncRequest:
+def _sync_request(request: Any, version: int) -> SyncRequest:
     protocol_type, protocol_name = request.get("protocol_type"), request.get("protocol_name")
     if version >= PROTOCOL_VERSION and (protocol_type is None or protocol_name is None):
         raise InconsistentGroupProtocolError("the member does not say which protocol it goes by")

@@ -8,7 +8,7 @@ from typing import Any
 
 from moldau.errors import GroupIdNotFoundError, MoldauError
 from moldau.groups.requests import GroupDescription, GroupState
-from moldau.server.authorized_operations import GROUP_OPERATIONS, NOT_ASKED
+from moldau.server.authorized_operations import GROUP_OPERATIONS, NOT_REQUESTED
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
@@ -20,22 +20,22 @@ GROUP_ID_NOT_FOUND_VERSION = 6
 
 @handles(ApiKey.DESCRIBE_GROUPS, versions=(0, 6))
 async def describe_groups(request: Any, session: Session, broker: Broker) -> Any:
-    operations = GROUP_OPERATIONS if request.get("include_authorized_operations", False) else NOT_ASKED
+    operations = GROUP_OPERATIONS if request.get("include_authorized_operations", False) else NOT_REQUESTED
     groups = []
     # Each once, or a small request could ask for a huge answer.
     for group_id in dict.fromkeys(request.groups):
         try:
-            group = _described(await broker.groups.describe(group_id))
+            group = _group_response(await broker.groups.describe(group_id))
         except GroupIdNotFoundError as error:
             known = session.api_version < GROUP_ID_NOT_FOUND_VERSION
-            group = _without_members(group_id, GroupState.DEAD, None if known else error)
+            group = _empty_group_response(group_id, GroupState.DEAD, None if known else error)
         except MoldauError as error:
-            group = _without_members(group_id, "", error)
+            group = _empty_group_response(group_id, "", error)
         groups.append({**group, "authorized_operations": operations})
     return {"throttle_time": 0, "groups": groups}
 
 
-def _described(group: GroupDescription) -> dict[str, Any]:
+def _group_response(group: GroupDescription) -> dict[str, Any]:
     return {
         "error_code": 0,
         "error_message": None,
@@ -57,7 +57,7 @@ def _described(group: GroupDescription) -> dict[str, Any]:
     }
 
 
-def _without_members(group_id: str, state: str, error: MoldauError | None) -> dict[str, Any]:
+def _empty_group_response(group_id: str, state: str, error: MoldauError | None) -> dict[str, Any]:
     return {
         "error_code": error_code(error),
         "error_message": error_message(error),

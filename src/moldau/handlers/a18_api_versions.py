@@ -8,7 +8,7 @@ feature's lowest version be 0. What nodes ask of each other is named only on the
 import re
 from typing import Any
 
-from moldau.controller.brokers import SUPPORTED_FEATURES
+from moldau.controller.cluster_control import SUPPORTED_FEATURES
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode
 from moldau.server.registry import REGISTRY, handles
@@ -32,9 +32,9 @@ async def api_versions(request: Any, session: Session, broker: Broker) -> Any:
         "error_code": 0,
         "throttle_time": 0,
         "api_keys": [
-            {"api_key": key, "min_version": served.advertised_low, "max_version": served.high}
+            {"api_key": key, "min_version": served.advertised_min_version, "max_version": served.max_version}
             for key, served in sorted(REGISTRY.items())
-            if is_node or not served.between_nodes
+            if is_node or not served.inter_broker
         ],
         "supported_features": [
             {"name": name, "min_version": low, "max_version": high}

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moldau.controller.requests import NewTopic, TopicCreated
+from moldau.controller.requests import CreateTopicResult, NewTopic
 from moldau.errors import InvalidReplicaAssignmentError, MoldauError, RequestTimedOutError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.replicas_ready import ready_by, wait_ready
+from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -29,30 +29,32 @@ from moldau.wire.codec import Message
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), forwarded=True)
 async def create_topics(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     refused = {
-        topic.name: _refused(topic.name, error)
+        topic.name: _error_response(topic.name, error)
         for topic in request.topics
-        if (error := _assigned_twice(topic)) is not None
+        if (error := _duplicate_assignment(topic)) is not None
     }
-    wanted = [_new_topic(topic) for topic in request.topics if topic.name not in refused]
+    new_topics = [_new_topic(topic) for topic in request.topics if topic.name not in refused]
     try:
         if request.timeout <= 0:
             raise RequestTimedOutError
-        deadline_ms = ready_by(broker, request.timeout)
-        created = await broker.controller.create_topics(wanted, validate_only=request.validate_only)
+        deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
+        created = await broker.controller.create_topics(new_topics, validate_only=request.validate_only)
     except MoldauError as error:
-        created = [TopicCreated(name, error=error) for name in dict.fromkeys(each.name for each in wanted)]
+        created = [
+            CreateTopicResult(name, error=error) for name in dict.fromkeys(each.name for each in new_topics)
+        ]
     else:
         if not request.validate_only:
             names = [outcome.name for outcome in created if outcome.error is None]
-            unready = await wait_ready(broker, names, deadline_ms)
+            unready = await wait_replicas_ready(broker, names, deadline_ms)
             created = [replace(each, error=unready.get(each.name, each.error)) for each in created]
-    results = [_result(outcome) for outcome in created]
+    results = [_topic_response(outcome) for outcome in created]
     if session.api_version >= 5:
-        _add_configs(results, wanted, broker)
+        _add_configs(results, new_topics, broker)
     return {"throttle_time": 0, "topics": [*results, *refused.values()]}
 
 
-def _assigned_twice(topic: Message) -> MoldauError | None:
+def _duplicate_assignment(topic: Message) -> MoldauError | None:
     assigned = Counter(each.partition_index for each in topic.assignments)
     for partition, times in assigned.items():
         if times > 1:
@@ -72,7 +74,7 @@ def _new_topic(topic: Message) -> NewTopic:
     )
 
 
-def _refused(name: str, error: MoldauError) -> dict[str, Any]:
+def _error_response(name: str, error: MoldauError) -> dict[str, Any]:
     return {
         "name": name,
         "topic_id": None,
@@ -84,9 +86,9 @@ def _refused(name: str, error: MoldauError) -> dict[str, Any]:
     }
 
 
-def _result(outcome: TopicCreated) -> dict[str, Any]:
+def _topic_response(outcome: CreateTopicResult) -> dict[str, Any]:
     if outcome.error is not None:
-        return _refused(outcome.name, outcome.error)
+        return _error_response(outcome.name, outcome.error)
     return {
         "name": outcome.name,
         "topic_id": outcome.topic_id,
@@ -98,15 +100,15 @@ def _result(outcome: TopicCreated) -> dict[str, Any]:
     }
 
 
-def _add_configs(results: list[dict[str, Any]], wanted: list[NewTopic], broker: Broker) -> None:
-    configs = {each.name: each.configs for each in wanted}
-    alike: dict[frozenset[tuple[str, str | None]], list[dict[str, Any]]] = {}
+def _add_configs(results: list[dict[str, Any]], new_topics: list[NewTopic], broker: Broker) -> None:
+    configs = {each.name: each.configs for each in new_topics}
+    configs_by_overrides: dict[frozenset[tuple[str, str | None]], list[dict[str, Any]]] = {}
     for result in results:
         if not result["error_code"]:
             own = frozenset(configs[result["name"]].items())
-            if own not in alike:
-                alike[own] = _configs(result["name"], configs[result["name"]], broker)
-            result["configs"] = alike[own]
+            if own not in configs_by_overrides:
+                configs_by_overrides[own] = _configs(result["name"], configs[result["name"]], broker)
+            result["configs"] = configs_by_overrides[own]
 
 
 def _configs(topic: str, configs: Mapping[str, str | None], broker: Broker) -> list[dict[str, Any]]:

@@ -19,27 +19,27 @@ from moldau.wire.codec import Message
 
 @handles(ApiKey.DELETE_TOPICS, versions=(1, 6), forwarded=True)
 async def delete_topics(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    refs = _refs(request)
+    refs = _topic_refs(request)
     try:
         if request.timeout <= 0:
             raise RequestTimedOutError
         results = await broker.controller.delete_topics(refs)
     except MoldauError as error:
-        refusal = _as_version_knows(error, session.api_version)
+        refusal = _error_for_version(error, session.api_version)
         results = [TopicResult(ref.name, ref.topic_id, refusal) for ref in refs]
     # What was given twice is answered once.
     distinct = {(result.name, result.topic_id): result for result in results}
     return {"throttle_time": 0, "responses": [_response(result) for result in distinct.values()]}
 
 
-def _refs(request: Message) -> list[TopicRef]:
+def _topic_refs(request: Message) -> list[TopicRef]:
     names = request.get("topic_names")
     if names is not None:
         return [TopicRef(name=name) for name in names]
     return [TopicRef(name=topic.name, topic_id=topic.topic_id) for topic in request.topics]
 
 
-def _as_version_knows(error: MoldauError, version: int) -> MoldauError:
+def _error_for_version(error: MoldauError, version: int) -> MoldauError:
     if isinstance(error, TopicDeletionDisabledError) and version < 3:
         return InvalidRequestError(str(error))
     return error

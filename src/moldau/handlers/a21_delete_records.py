@@ -8,12 +8,12 @@ them. All versions (0-2) mean the same.
 import asyncio
 from typing import Any, NamedTuple
 
-from moldau.controller.names import is_internal
+from moldau.controller.topic_names import is_internal
 from moldau.errors import InvalidTopicError, MoldauError, PolicyViolationError, RequestTimedOutError
 from moldau.partitions.partition import Partition
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
-from moldau.server.lookup import find_partition
+from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -22,30 +22,30 @@ from moldau.wire.api_keys import ApiKey
 @handles(ApiKey.DELETE_RECORDS, versions=(0, 2))
 async def delete_records(request: Any, session: Session, broker: Broker) -> Any:
     topics = []
-    begun: list[_Begun] = []
+    pending: list[_PendingDelete] = []
     for topic in request.topics:
         partitions = []
         for each in topic.partitions:
-            answer = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": 0}
-            partitions.append(answer)
+            response = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": 0}
+            partitions.append(response)
             try:
-                partition = _find(broker, topic.name, each.partition_index)
+                partition = _find_deletable_partition(broker, topic.name, each.partition_index)
                 start_offset = await partition.delete_records(each.offset)
-                begun.append(_Begun(partition, start_offset, answer))
+                pending.append(_PendingDelete(partition, start_offset, response))
             except MoldauError as error:
-                answer["error_code"] = error_code(error)
+                response["error_code"] = error_code(error)
         topics.append({"name": topic.name, "partitions": partitions})
-    await _wait_deleted(begun, request.get("timeout", 0))
+    await _wait_until_deleted(pending, request.get("timeout", 0))
     return {"throttle_time": 0, "topics": topics}
 
 
-class _Begun(NamedTuple):
+class _PendingDelete(NamedTuple):
     partition: Partition
     start_offset: int
-    answer: dict[str, int]
+    response: dict[str, int]
 
 
-def _find(broker: Broker, topic: str, index: int) -> Partition:
+def _find_deletable_partition(broker: Broker, topic: str, index: int) -> Partition:
     partition = find_partition(broker, topic, index)
     if is_internal(topic):
         raise InvalidTopicError(f"{topic} is the broker's own: its records are not deleted by others")
@@ -54,23 +54,23 @@ def _find(broker: Broker, topic: str, index: int) -> Partition:
     return partition
 
 
-async def _wait_deleted(begun: list[_Begun], timeout_ms: int) -> None:
+async def _wait_until_deleted(pending: list[_PendingDelete], timeout_ms: int) -> None:
     """For followers to begin where the leader does, all against one deadline."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(timeout_ms, 0) / 1000
-    for partition, start_offset, answer in begun:
+    for partition, start_offset, response in pending:
         try:
-            deleted = partition.deleting(start_offset)
+            deleted = partition.low_watermark_future(start_offset)
             if deleted is not None:
-                late = RequestTimedOutError("not every replica has deleted the records yet")
-                timer = loop.call_at(deadline, _fail, deleted, late)
+                timeout_error = RequestTimedOutError("not every replica has deleted the records yet")
+                timer = loop.call_at(deadline, _fail, deleted, timeout_error)
                 try:
                     await deleted
                 finally:
                     timer.cancel()
-            answer["low_watermark"] = partition.low_watermark
+            response["low_watermark"] = partition.low_watermark
         except MoldauError as error:
-            answer["error_code"] = error_code(error)
+            response["error_code"] = error_code(error)
 
 
 def _fail(waiting: "asyncio.Future[None]", error: MoldauError) -> None:

@@ -6,7 +6,7 @@ together. Transactional producers are refused, since there is no transaction coo
 
 from typing import Any
 
-from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdRefusedError
+from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdAuthorizationError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
 from moldau.server.registry import handles
@@ -20,9 +20,9 @@ async def init_producer_id(request: Any, session: Session, broker: Broker) -> An
         if request.transactional_id == "":
             raise InvalidRequestError("a transactional id must not be empty")
         if request.transactional_id is not None:
-            raise TransactionalIdRefusedError("transactional producers are not served")
+            raise TransactionalIdAuthorizationError("transactional producers are not served")
         _check_previous(request.get("producer_id", -1), request.get("producer_epoch", -1))
-        producer_id = await broker.producer_ids.next()
+        producer_id = await broker.producer_ids.generate_producer_id()
     except MoldauError as error:
         return {"throttle_time": 0, "error_code": error_code(error), "producer_id": -1, "producer_epoch": -1}
     return {"throttle_time": 0, "error_code": 0, "producer_id": producer_id, "producer_epoch": 0}

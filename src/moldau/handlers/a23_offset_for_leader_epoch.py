@@ -11,25 +11,26 @@ from typing import Any
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
-from moldau.server.lookup import find_partition
+from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 
-ANYBODY = -2
-NEWEST_EPOCH = 2**31 - 1
+DEBUGGING_CONSUMER_ID = -2
+LATEST_EPOCH = 2**31 - 1
 
 
 @handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4))
 async def offset_for_leader_epoch(request: Any, session: Session, broker: Broker) -> Any:
-    of_any_replica = request.get("replica_id", ANYBODY) == ANYBODY
+    allows_any_replica = request.get("replica_id", DEBUGGING_CONSUMER_ID) == DEBUGGING_CONSUMER_ID
     return {
         "throttle_time": 0,
         "topics": [
             {
                 "topic": topic.topic,
                 "partitions": [
-                    _end_of_epoch(broker, topic.topic, each, of_any_replica) for each in topic.partitions
+                    _epoch_end_response(broker, topic.topic, each, allows_any_replica)
+                    for each in topic.partitions
                 ],
             }
             for topic in request.topics
@@ -37,14 +38,23 @@ async def offset_for_leader_epoch(request: Any, session: Session, broker: Broker
     }
 
 
-def _end_of_epoch(broker: Broker, topic: str, asked: Any, of_any_replica: bool) -> dict[str, Any]:
+def _epoch_end_response(
+    broker: Broker, topic: str, requested: Any, allows_any_replica: bool
+) -> dict[str, Any]:
     code, epoch, end_offset = 0, -1, -1
     try:
-        partition = find_partition(broker, topic, asked.partition)
-        if of_any_replica and asked.leader_epoch == NEWEST_EPOCH:
-            epoch, end_offset = partition.log_end()
+        partition = find_partition(broker, topic, requested.partition)
+        if allows_any_replica and requested.leader_epoch == LATEST_EPOCH:
+            epoch, end_offset = partition.latest_epoch_and_end_offset()
         else:
-            epoch, end_offset = partition.end_of_epoch(asked.leader_epoch, asked.current_leader_epoch)
+            epoch, end_offset = partition.end_offset_for_epoch(
+                requested.leader_epoch, requested.current_leader_epoch
+            )
     except MoldauError as error:
         code = error_code(error)
-    return {"error_code": code, "partition": asked.partition, "leader_epoch": epoch, "end_offset": end_offset}
+    return {
+        "error_code": code,
+        "partition": requested.partition,
+        "leader_epoch": epoch,
+        "end_offset": end_offset,
+    }

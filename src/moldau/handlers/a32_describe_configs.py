@@ -11,7 +11,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from moldau.controller.names import validate_topic_name
+from moldau.controller.topic_names import validate_topic_name
 from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
 from moldau.metadata.image import (
     BROKER_LOGGER_RESOURCE,
@@ -22,8 +22,8 @@ from moldau.metadata.image import (
     ConfigResource,
 )
 from moldau.server.broker import Broker
+from moldau.server.broker_loggers import describe_loggers
 from moldau.server.errors import error_code, error_message
-from moldau.server.loggers import describe_loggers
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.settings.effective import ConfigEntry
@@ -34,7 +34,7 @@ CLIENT_METRICS_SOURCE = 7
 GROUP_SOURCE = 8
 UNKNOWN_CONFIG_TYPE = 0
 
-DESCRIBED = (
+DESCRIBABLE_TYPES = (
     TOPIC_RESOURCE,
     BROKER_RESOURCE,
     BROKER_LOGGER_RESOURCE,
@@ -43,7 +43,7 @@ DESCRIBED = (
 )
 
 Entry = dict[str, Any]
-Alike = dict[frozenset[tuple[str, str]], list[Entry]]
+EntriesByOverrides = dict[frozenset[tuple[str, str]], list[Entry]]
 """What was told of topics, by what they set themselves. Most set nothing, and many may be asked for."""
 
 
@@ -53,28 +53,33 @@ async def describe_configs(request: Message, session: Session, broker: Broker) -
     resources: dict[ConfigResource, Message] = {}
     for each in request.resources:
         resources.setdefault(ConfigResource(each.resource_type, each.resource_name), each)
-    strange = [each for each in resources if each.type not in DESCRIBED]
-    if strange:
+    unknown = [each for each in resources if each.type not in DESCRIBABLE_TYPES]
+    if unknown:
         error = InvalidRequestError(
-            f"Unexpected resource type {strange[0].type} for resource {strange[0].name}"
+            f"Unexpected resource type {unknown[0].type} for resource {unknown[0].name}"
         )
         results = [_result(resource, [], error) for resource in resources]
     else:
-        alike: Alike = {}
+        entries_by_overrides: EntriesByOverrides = {}
         results = [
-            _describe(resource, asked, request, broker, alike) for resource, asked in resources.items()
+            _describe(resource, requested, request, broker, entries_by_overrides)
+            for resource, requested in resources.items()
         ]
     return {"throttle_time": 0, "results": results}
 
 
 def _describe(
-    resource: ConfigResource, asked: Message, request: Message, broker: Broker, alike: Alike
+    resource: ConfigResource,
+    requested: Message,
+    request: Message,
+    broker: Broker,
+    entries_by_overrides: EntriesByOverrides,
 ) -> dict[str, Any]:
     try:
-        entries = _entries(resource, broker, alike)
+        entries = _entries(resource, broker, entries_by_overrides)
     except MoldauError as error:
         return _result(resource, [], error)
-    keys = frozenset(asked.configuration_keys or ())
+    keys = frozenset(requested.configuration_keys or ())
     chosen = [entry for entry in entries if not keys or entry["name"] in keys]
     for entry in chosen:
         if not request.include_synonyms:
@@ -94,26 +99,28 @@ def _result(resource: ConfigResource, entries: list[Entry], error: MoldauError |
     }
 
 
-def _entries(resource: ConfigResource, broker: Broker, alike: Alike) -> list[Entry]:
+def _entries(
+    resource: ConfigResource, broker: Broker, entries_by_overrides: EntriesByOverrides
+) -> list[Entry]:
     name, settings = resource.name, broker.settings
     if resource.type == TOPIC_RESOURCE:
         _check_topic(name, broker)
         overrides = broker.metadata.image.config(resource)
         own = frozenset(overrides.items())
-        if own not in alike:
-            alike[own] = _told(settings.describe_topic(name, overrides))
-        return alike[own]
+        if own not in entries_by_overrides:
+            entries_by_overrides[own] = _entry_responses(settings.describe_topic(name, overrides))
+        return entries_by_overrides[own]
     if resource.type == BROKER_RESOURCE:
         if name == "":
-            return _told(settings.describe_broker_defaults())
+            return _entry_responses(settings.describe_broker_defaults())
         _check_broker_id(name, f"{broker.broker_id} or empty string,", broker)
-        return _told(settings.describe_broker())
+        return _entry_responses(settings.describe_broker())
     if resource.type == BROKER_LOGGER_RESOURCE:
         if name == "":
             raise InvalidRequestError("Broker id must not be empty")
         _check_broker_id(name, str(broker.broker_id), broker)
         return describe_loggers()
-    return _as_set(resource, broker)
+    return _stored_entries(resource, broker)
 
 
 def _check_topic(name: str, broker: Broker) -> None:
@@ -130,7 +137,7 @@ def _check_broker_id(name: str, expected: str, broker: Broker) -> None:
     raise InvalidRequestError(f"Unexpected broker id, expected {expected} but received {name}")
 
 
-def _told(entries: Iterable[ConfigEntry]) -> list[Entry]:
+def _entry_responses(entries: Iterable[ConfigEntry]) -> list[Entry]:
     return [
         {
             "name": entry.name,
@@ -149,7 +156,7 @@ def _told(entries: Iterable[ConfigEntry]) -> list[Entry]:
     ]
 
 
-def _as_set(resource: ConfigResource, broker: Broker) -> list[Entry]:
+def _stored_entries(resource: ConfigResource, broker: Broker) -> list[Entry]:
     is_group = resource.type == GROUP_RESOURCE
     if resource.name == "":
         what = "Group" if is_group else "Client metrics subscription"

@@ -9,12 +9,12 @@ versions (0 to 3) say the same.
 from dataclasses import replace
 from typing import Any
 
-from moldau.controller.requests import MorePartitions, TopicResult
+from moldau.controller.requests import PartitionIncrease, TopicResult
 from moldau.errors import MoldauError, RequestTimedOutError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.replicas_ready import ready_by, wait_ready
+from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -26,7 +26,7 @@ async def create_partitions(request: Message, session: Session, broker: Broker) 
     try:
         if request.timeout <= 0:
             raise RequestTimedOutError
-        deadline_ms = ready_by(broker, request.timeout)
+        deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
         topics = broker.metadata.image.topics
         counts = {each.topic: len(topics[each.topic].partitions) for each in changes if each.topic in topics}
         results = await broker.controller.create_partitions(changes, validate_only=request.validate_only)
@@ -35,7 +35,7 @@ async def create_partitions(request: Message, session: Session, broker: Broker) 
     else:
         if not request.validate_only:
             names = [result.name for result in results if result.error is None and result.name is not None]
-            unready = await wait_ready(broker, names, deadline_ms, first_partition=counts)
+            unready = await wait_replicas_ready(broker, names, deadline_ms, first_partition=counts)
             results = [
                 result if result.name not in unready else replace(result, error=unready[result.name])
                 for result in results
@@ -55,8 +55,8 @@ async def create_partitions(request: Message, session: Session, broker: Broker) 
     }
 
 
-def _change(topic: Message) -> MorePartitions:
-    return MorePartitions(
+def _change(topic: Message) -> PartitionIncrease:
+    return PartitionIncrease(
         topic=topic.name,
         count=topic.count,
         assignments=None if topic.assignments is None else [each.broker_ids for each in topic.assignments],

@@ -9,7 +9,7 @@ from typing import Any
 
 from moldau.metadata.image import ConfigResource
 from moldau.server.broker import Broker
-from moldau.server.config_changes import Alteration, alter
+from moldau.server.config_alterations import ConfigAlteration, apply_alterations
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -19,10 +19,12 @@ from moldau.wire.codec import Message
 @handles(ApiKey.INCREMENTAL_ALTER_CONFIGS, versions=(0, 1))
 async def incremental_alter_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     alterations = [
-        Alteration(
+        ConfigAlteration(
             ConfigResource(each.resource_type, each.resource_name),
             [(config.name, config.config_operation, config.value) for config in each.configs],
         )
         for each in request.resources
     ]
-    return await alter(alterations, session, broker, incremental=True, validate_only=request.validate_only)
+    return await apply_alterations(
+        alterations, session, broker, incremental=True, validate_only=request.validate_only
+    )

@@ -19,7 +19,7 @@ from moldau.wire.codec import Message
 @handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), forwarded=True)
 async def alter_partition_reassignments(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     allow_rf_change = session.api_version == 0 or request.allow_replication_factor_change
-    wanted = [
+    reassignments = [
         Reassignment(topic.name, each.partition_index, each.replicas)
         for topic in request.topics
         for each in topic.partitions
@@ -27,7 +27,9 @@ async def alter_partition_reassignments(request: Message, session: Session, brok
     failed: MoldauError | None = None
     results: list[PartitionResult] = []
     try:
-        results = await broker.controller.alter_reassignments(wanted, allow_rf_change=allow_rf_change)
+        results = await broker.controller.alter_partition_reassignments(
+            reassignments, allow_rf_change=allow_rf_change
+        )
     except MoldauError as error:
         failed = error
     by_topic: dict[str, list[PartitionResult]] = {}

@@ -23,7 +23,7 @@ async def list_partition_reassignments(request: Message, session: Session, broke
     failed: MoldauError | None = None
     ongoing: list[OngoingReassignment] = []
     try:
-        ongoing = broker.controller.list_reassignments(partitions)
+        ongoing = broker.controller.list_partition_reassignments(partitions)
     except MoldauError as error:
         failed = error
     by_topic: dict[str, list[OngoingReassignment]] = {}
@@ -40,8 +40,8 @@ async def list_partition_reassignments(request: Message, session: Session, broke
                     {
                         "partition_index": each.partition,
                         "replicas": each.replicas,
-                        "adding_replicas": each.adding,
-                        "removing_replicas": each.removing,
+                        "adding_replicas": each.adding_replicas,
+                        "removing_replicas": each.removing_replicas,
                     }
                     for each in of_topic
                 ],

@@ -9,10 +9,16 @@ INCONSISTENT_VOTER_SET.
 from typing import Any
 
 from moldau.errors import InvalidRequestError, MoldauError
-from moldau.raft.messages import NO_EPOCH, LogEnd, ReplicaKey, VoteReply, VoteRequest
+from moldau.raft.messages import NO_EPOCH, EpochEndOffset, ReplicaKey, VoteRequest, VoteResponse
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code
-from moldau.server.raft_requests import answer, check_cluster, check_sender, only_partition, refusal
+from moldau.server.raft_requests import (
+    check_cluster_id,
+    check_known_voter,
+    metadata_partition,
+    raft_error_response,
+    raft_response,
+)
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -21,45 +27,47 @@ from moldau.wire.codec import Message
 INT_MAX = 2**31 - 1
 
 
-@handles(ApiKey.VOTE, versions=(2, 2), between_nodes=True)
+@handles(ApiKey.VOTE, versions=(2, 2), inter_broker=True)
 async def vote(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     try:
-        check_cluster(broker, request.cluster_id)
-        asked = only_partition(request.topics)
+        check_cluster_id(broker, request.cluster_id)
+        requested = metadata_partition(request.topics)
     except MoldauError as error:
-        return refusal(error_code(error))
+        return raft_error_response(error_code(error))
     try:
-        wanted = _vote_request(request, asked)
-        check_sender(wanted.candidate.node_id, session, broker)
-        reply = await broker.quorum.vote(wanted)
-        is_fenced = asked.replica_epoch < reply.epoch
+        vote_request = _vote_request(request, requested)
+        check_known_voter(vote_request.candidate.node_id, session, broker)
+        reply = await broker.quorum.vote(vote_request)
+        is_fenced = requested.replica_epoch < reply.epoch
         code = int(ErrorCode.fenced_leader_epoch if is_fenced else ErrorCode.none)
     except MoldauError as error:
         code = error_code(error)
-        reply = VoteReply(broker.quorum.epoch, broker.quorum.leader_id, is_granted=False)
+        reply = VoteResponse(broker.quorum.epoch, broker.quorum.leader_id, is_granted=False)
     partition = {
         "leader_id": reply.leader_id,
         "leader_epoch": reply.epoch,
         "vote_granted": reply.is_granted,
     }
-    return answer(code, partition, broker) | {"silent_ms": min(reply.silent_ms, INT_MAX)}
+    return raft_response(code, partition, broker) | {"silent_ms": min(reply.leader_silence_ms, INT_MAX)}
 
 
-def _vote_request(request: Message, asked: Message) -> VoteRequest:
-    last = LogEnd(asked.last_offset_epoch, asked.last_offset)
+def _vote_request(request: Message, requested: Message) -> VoteRequest:
+    log_end = EpochEndOffset(requested.last_offset_epoch, requested.last_offset)
     # Whoever stands for an epoch has no record of it yet; with a pre-vote the epoch is its present one.
-    epoch_max = asked.replica_epoch if asked.pre_vote else asked.replica_epoch - 1
-    if asked.replica_id < 0 or asked.replica_epoch < 0:
-        raise InvalidRequestError(f"node {asked.replica_id} cannot stand for epoch {asked.replica_epoch}")
-    if not NO_EPOCH <= last.epoch <= epoch_max or last.offset < 0:
+    epoch_max = requested.replica_epoch if requested.pre_vote else requested.replica_epoch - 1
+    if requested.replica_id < 0 or requested.replica_epoch < 0:
         raise InvalidRequestError(
-            f"a candidate of epoch {asked.replica_epoch} cannot have a log that ends at {last.offset} "
-            f"in epoch {last.epoch}"
+            f"node {requested.replica_id} cannot stand for epoch {requested.replica_epoch}"
+        )
+    if not NO_EPOCH <= log_end.epoch <= epoch_max or log_end.offset < 0:
+        raise InvalidRequestError(
+            f"a candidate of epoch {requested.replica_epoch} cannot have a log that ends at {log_end.offset} "
+            f"in epoch {log_end.epoch}"
         )
     return VoteRequest(
-        candidate=ReplicaKey(asked.replica_id, asked.replica_directory_id),
-        epoch=asked.replica_epoch,
-        last=last,
-        is_pre_vote=asked.pre_vote,
-        voter=ReplicaKey(request.voter_id, asked.voter_directory_id),
+        candidate=ReplicaKey(requested.replica_id, requested.replica_directory_id),
+        epoch=requested.replica_epoch,
+        log_end=log_end,
+        is_pre_vote=requested.pre_vote,
+        voter=ReplicaKey(request.voter_id, requested.voter_directory_id),
     )

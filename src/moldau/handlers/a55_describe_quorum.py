@@ -8,8 +8,8 @@ from typing import Any
 
 from moldau.errors import MoldauError, NotControllerError
 from moldau.raft.driver import METADATA_LOG
+from moldau.raft.kafka_network_channel import endpoint_trees
 from moldau.raft.messages import QuorumDescription, ReplicaProgress
-from moldau.raft.wire import endpoint_trees
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code, error_message
 from moldau.server.registry import handles

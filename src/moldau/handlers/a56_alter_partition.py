@@ -9,7 +9,7 @@ made, ended a reassignment, and by that the caller's leadership.
 from typing import Any
 from uuid import UUID
 
-from moldau.controller.requests import InSyncChange, InSyncResult
+from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
@@ -21,16 +21,16 @@ from moldau.wire.codec import Message
 _NO_ID = UUID(int=0)
 
 
-@handles(ApiKey.ALTER_PARTITION, versions=(3, 3), between_nodes=True)
+@handles(ApiKey.ALTER_PARTITION, versions=(3, 3), inter_broker=True)
 async def alter_partition(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    changes = [_change(topic, each) for topic in request.topics for each in topic.partitions]
+    changes = [_isr_change(topic, each) for topic in request.topics for each in topic.partitions]
     failed: MoldauError | None = None
-    results: list[InSyncResult] = []
+    results: list[IsrChangeResult] = []
     try:
-        results = await broker.controller.alter_in_sync(request.broker_id, request.broker_epoch, changes)
+        results = await broker.controller.alter_partition(request.broker_id, request.broker_epoch, changes)
     except MoldauError as error:
         failed = error
-    by_topic: dict[UUID, list[InSyncResult]] = {}
+    by_topic: dict[UUID, list[IsrChangeResult]] = {}
     for result in results:
         by_topic.setdefault(result.topic_id, []).append(result)
     return {
@@ -43,24 +43,24 @@ async def alter_partition(request: Message, session: Session, broker: Broker) ->
     }
 
 
-def _change(topic: Message, wanted: Message) -> InSyncChange:
-    return InSyncChange(
+def _isr_change(topic: Message, requested: Message) -> IsrChange:
+    return IsrChange(
         topic.topic_id or _NO_ID,
-        wanted.partition_index,
-        wanted.leader_epoch,
-        wanted.partition_epoch,
-        tuple((member.broker_id, member.broker_epoch) for member in wanted.new_isr_with_epochs),
-        bool(wanted.leader_recovery_state),
+        requested.partition_index,
+        requested.leader_epoch,
+        requested.partition_epoch,
+        tuple((member.broker_id, member.broker_epoch) for member in requested.new_isr_with_epochs),
+        bool(requested.leader_recovery_state),
     )
 
 
-def _result(result: InSyncResult) -> dict[str, Any]:
+def _result(result: IsrChangeResult) -> dict[str, Any]:
     return {
         "partition_index": result.partition,
         "error_code": error_code(result.error),
         "leader_id": result.leader,
         "leader_epoch": result.leader_epoch,
-        "isr": result.in_sync,
+        "isr": result.isr,
         "leader_recovery_state": int(result.is_recovering),
         "partition_epoch": result.partition_epoch,
     }

@@ -9,47 +9,55 @@ from typing import Any
 
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft.driver import METADATA_LOG
-from moldau.raft.messages import ReplicaKey, SnapshotFetch, SnapshotFetched, SnapshotId
+from moldau.raft.messages import FetchSnapshotRequest, FetchSnapshotResponse, ReplicaKey, SnapshotId
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code
-from moldau.server.raft_requests import about_leadership, check_cluster, check_replica, leader_endpoints
+from moldau.server.raft_requests import (
+    check_cluster_id,
+    check_directory_id,
+    leader_endpoints,
+    leadership_error,
+)
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
-PIECE_BYTES_MAX = 8 * 1024 * 1024
+CHUNK_BYTES_MAX = 8 * 1024 * 1024
 """Whatever is asked for: an answer is in memory as a whole."""
 
 
-@handles(ApiKey.FETCH_SNAPSHOT, versions=(1, 1), between_nodes=True)
+@handles(ApiKey.FETCH_SNAPSHOT, versions=(1, 1), inter_broker=True)
 async def fetch_snapshot(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     try:
-        check_cluster(broker, request.cluster_id)
-        asked = _only_partition(request)
+        check_cluster_id(broker, request.cluster_id)
+        requested = _snapshot_partition(request)
     except MoldauError as error:
         return {"throttle_time": 0, "error_code": error_code(error), "topics": []}
-    wanted = SnapshotFetch(
-        replica=ReplicaKey(request.replica_id, asked.replica_directory_id),
-        epoch=asked.current_leader_epoch,
-        snapshot=SnapshotId(asked.snapshot_id.end_offset, asked.snapshot_id.epoch),
-        position=asked.position,
-        bytes_max=min(request.max_bytes, PIECE_BYTES_MAX),
+    snapshot_fetch = FetchSnapshotRequest(
+        replica=ReplicaKey(request.replica_id, requested.replica_directory_id),
+        epoch=requested.current_leader_epoch,
+        snapshot=SnapshotId(requested.snapshot_id.end_offset, requested.snapshot_id.epoch),
+        position=requested.position,
+        bytes_max=min(request.max_bytes, CHUNK_BYTES_MAX),
         heard_ms=request.heard_ms,
     )
     try:
-        check_replica(*wanted.replica)
-        if wanted.bytes_max <= 0:
-            raise InvalidRequestError(f"{wanted.bytes_max} bytes are no piece of a snapshot")
-        found = await broker.quorum.fetch_snapshot(wanted)
-        code = int(about_leadership(wanted.epoch, found.epoch, is_leader=found.is_leader))
+        check_directory_id(*snapshot_fetch.replica)
+        if snapshot_fetch.bytes_max <= 0:
+            raise InvalidRequestError(f"{snapshot_fetch.bytes_max} bytes are no piece of a snapshot")
+        found = await broker.quorum.fetch_snapshot(snapshot_fetch)
+        code = int(leadership_error(snapshot_fetch.epoch, found.epoch, is_leader=found.is_leader))
     except MoldauError as error:
         code = error_code(error)
-        found = SnapshotFetched(broker.quorum.epoch, broker.quorum.leader_id, is_leader=False)
+        found = FetchSnapshotResponse(broker.quorum.epoch, broker.quorum.leader_id, is_leader=False)
     partition = {
         "index": METADATA_LOG.partition,
         "error_code": code,
-        "snapshot_id": {"end_offset": wanted.snapshot.end_offset, "epoch": wanted.snapshot.epoch},
+        "snapshot_id": {
+            "end_offset": snapshot_fetch.snapshot.end_offset,
+            "epoch": snapshot_fetch.snapshot.epoch,
+        },
         "current_leader": {"leader_id": found.leader_id, "leader_epoch": found.epoch},
         "size": found.size,
         "position": found.position,
@@ -64,7 +72,7 @@ async def fetch_snapshot(request: Message, session: Session, broker: Broker) -> 
     }
 
 
-def _only_partition(request: Message) -> Message:
+def _snapshot_partition(request: Message) -> Message:
     named = [(topic.name, each) for topic in request.topics for each in topic.partitions]
     if len(named) != 1 or (named[0][0], named[0][1].partition) != METADATA_LOG:
         raise InvalidRequestError(f"only {METADATA_LOG} has snapshots, and the request is for others")

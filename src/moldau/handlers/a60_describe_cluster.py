@@ -8,12 +8,12 @@
 
 from typing import Any
 
-from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
+from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED
 from moldau.server.broker import Broker
+from moldau.server.cluster_view import advertised_controller_id, reachable_brokers
 from moldau.server.errors import ErrorCode
 from moldau.server.registry import handles
 from moldau.server.session import Session
-from moldau.server.topology import controller_as_told, reachable_brokers
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -25,15 +25,17 @@ CONTROLLERS = 2
 async def describe_cluster(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     endpoint_type = request.get("endpoint_type", BROKERS)
     if endpoint_type == CONTROLLERS:
-        return _refusal(
+        return _error_response(
             ErrorCode.mismatched_endpoint_type,
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
             "CONTROLLER",
         )
     if endpoint_type != BROKERS:
-        return _refusal(ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}")
+        return _error_response(
+            ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}"
+        )
     image, listener = broker.metadata.image, session.connection.listener
-    fenced_too = request.get("include_fenced_brokers", False)
+    include_fenced = request.get("include_fenced_brokers", False)
     brokers = [
         {
             "broker_id": each.broker_id,
@@ -42,7 +44,7 @@ async def describe_cluster(request: Message, session: Session, broker: Broker) -
             "rack": each.rack,
             "is_fenced": each.fenced,
         }
-        for each, endpoint in reachable_brokers(image, listener, fenced_too=fenced_too)
+        for each, endpoint in reachable_brokers(image, listener, include_fenced=include_fenced)
     ]
     asked = request.include_cluster_authorized_operations
     return {
@@ -51,13 +53,13 @@ async def describe_cluster(request: Message, session: Session, broker: Broker) -
         "error_message": None,
         "endpoint_type": BROKERS,
         "cluster_id": image.cluster_id,
-        "controller_id": controller_as_told(image, listener, broker.broker_id),
+        "controller_id": advertised_controller_id(image, listener, broker.broker_id),
         "brokers": brokers,
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NOT_ASKED,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NOT_REQUESTED,
     }
 
 
-def _refusal(code: ErrorCode, message: str) -> dict[str, Any]:
+def _error_response(code: ErrorCode, message: str) -> dict[str, Any]:
     return {
         "throttle_time": 0,
         "error_code": int(code),
@@ -66,5 +68,5 @@ def _refusal(code: ErrorCode, message: str) -> dict[str, Any]:
         "cluster_id": "",
         "controller_id": -1,
         "brokers": [],
-        "cluster_authorized_operations": NOT_ASKED,
+        "cluster_authorized_operations": NOT_REQUESTED,
     }

@@ -6,7 +6,7 @@ from typing import Any
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
-from moldau.server.lookup import find_partition
+from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
@@ -21,16 +21,16 @@ async def describe_producers(request: Any, session: Session, broker: Broker) -> 
     return {
         "throttle_time": 0,
         "topics": [
-            {"name": name, "partitions": [_producers(broker, name, index) for index in indexes]}
+            {"name": name, "partitions": [_partition_response(broker, name, index) for index in indexes]}
             for name, indexes in named.items()
         ],
     }
 
 
-def _producers(broker: Broker, topic: str, index: int) -> dict[str, Any]:
+def _partition_response(broker: Broker, topic: str, index: int) -> dict[str, Any]:
     try:
         partition = find_partition(broker, topic, index)
-        partition.leader()
+        partition.require_leader()
     except MoldauError as error:
         return {
             "partition_index": index,

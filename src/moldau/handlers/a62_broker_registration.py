@@ -8,7 +8,7 @@ have lost everything.
 
 from typing import Any
 
-from moldau.controller.requests import Registration
+from moldau.controller.requests import BrokerRegistrationRequest
 from moldau.errors import InvalidRegistrationError, MoldauError
 from moldau.metadata.image import Endpoint
 from moldau.server.broker import Broker
@@ -19,19 +19,19 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 
-@handles(ApiKey.BROKER_REGISTRATION, versions=(3, 4), between_nodes=True)
+@handles(ApiKey.BROKER_REGISTRATION, versions=(3, 4), inter_broker=True)
 async def broker_registration(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     try:
-        epoch = await broker.controller.register_broker(_registration(request), from_afar=True)
+        epoch = await broker.controller.register_broker(_registration(request), is_remote=True)
     except MoldauError as error:
         return {"throttle_time": 0, "error_code": error_code(error), "broker_epoch": -1}
     return {"throttle_time": 0, "error_code": error_code(None), "broker_epoch": epoch}
 
 
-def _registration(request: Message) -> Registration:
+def _registration(request: Message) -> BrokerRegistrationRequest:
     if request.incarnation_id is None:
         raise InvalidRegistrationError(f"Broker {request.broker_id} registers without an incarnation id.")
-    return Registration(
+    return BrokerRegistrationRequest(
         broker_id=request.broker_id,
         incarnation_id=request.incarnation_id,
         endpoints=[
@@ -40,7 +40,7 @@ def _registration(request: Message) -> Registration:
         rack=request.rack,
         cluster_id=request.cluster_id,
         previous_epoch=request.previous_broker_epoch,
-        former_incarnations=tuple(each for each in request.former_incarnation_ids if each is not None),
+        previous_incarnations=tuple(each for each in request.former_incarnation_ids if each is not None),
         features={
             each.name: (each.min_supported_version, each.max_supported_version) for each in request.features
         },

@@ -9,7 +9,7 @@
 
 from typing import Any
 
-from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady
+from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, OfflineReplica
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
@@ -18,15 +18,15 @@ from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
-_NOTHING_GRANTED = HeartbeatReply(is_caught_up=False, is_fenced=True, should_shut_down=False)
+_REJECTED = BrokerHeartbeatReply(is_caught_up=False, is_fenced=True, should_shut_down=False)
 
 
-@handles(ApiKey.BROKER_HEARTBEAT, versions=(0, 1), between_nodes=True)
+@handles(ApiKey.BROKER_HEARTBEAT, versions=(0, 1), inter_broker=True)
 async def broker_heartbeat(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    reply, refusal = _NOTHING_GRANTED, None
+    reply, refusal = _REJECTED, None
     try:
         reply = await broker.controller.heartbeat(_heartbeat(request))
-        _watch(session.connection, (request.broker_id, request.broker_epoch), broker)
+        _watch_connection(session.connection, (request.broker_id, request.broker_epoch), broker)
     except MoldauError as error:
         refusal = error
     return {
@@ -39,15 +39,15 @@ async def broker_heartbeat(request: Message, session: Session, broker: Broker) -
     }
 
 
-def _heartbeat(request: Message) -> Heartbeat:
-    return Heartbeat(
+def _heartbeat(request: Message) -> BrokerHeartbeat:
+    return BrokerHeartbeat(
         broker_id=request.broker_id,
         broker_epoch=request.broker_epoch,
         metadata_offset=request.current_metadata_offset,
-        wants_fence=request.want_fence,
-        wants_shutdown=request.want_shut_down,
+        want_fence=request.want_fence,
+        want_shut_down=request.want_shut_down,
         not_ready=[
-            NotReady(
+            OfflineReplica(
                 each.topic_id, each.partition_index, request.broker_id, each.reason, is_transient=is_transient
             )
             for replicas, is_transient in ((request.not_ready, False), (request.not_writable, True))
@@ -56,8 +56,8 @@ def _heartbeat(request: Message) -> Heartbeat:
     )
 
 
-def _watch(connection: ClientConnection, life: tuple[int, int], broker: Broker) -> None:
-    """`life` is a broker and its epoch. One connection may see several, but few."""
-    if connection.broker_life != life:
-        connection.broker_life = life
-        connection.closed.add(lambda: broker.controller.broker_connection_closed(*life))
+def _watch_connection(connection: ClientConnection, incarnation: tuple[int, int], broker: Broker) -> None:
+    """`incarnation` is a broker and its epoch. One connection may see several, but few."""
+    if connection.broker_incarnation != incarnation:
+        connection.broker_incarnation = incarnation
+        connection.closed.add(lambda: broker.controller.broker_connection_closed(*incarnation))

@@ -11,7 +11,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 
-@handles(ApiKey.ALLOCATE_PRODUCER_IDS, versions=(0, 0), between_nodes=True)
+@handles(ApiKey.ALLOCATE_PRODUCER_IDS, versions=(0, 0), inter_broker=True)
 async def allocate_producer_ids(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     try:
         block = await broker.controller.allocate_producer_ids(request.broker_id, request.broker_epoch)

@@ -16,7 +16,7 @@ from moldau.metadata.image import (
     CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
-    ClusterImage,
+    MetadataImage,
 )
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode
@@ -52,7 +52,7 @@ async def list_config_resources(request: Message, session: Session, broker: Brok
     }
 
 
-def _names(image: ClusterImage, resource_type: int) -> list[str]:
+def _names(image: MetadataImage, resource_type: int) -> list[str]:
     if resource_type == TOPIC_RESOURCE:
         return sorted(image.topics)
     if resource_type in (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE):

@@ -8,15 +8,15 @@ asked for.
 
 from typing import Any
 
-from moldau.controller.names import is_internal, validate_topic_name
+from moldau.controller.topic_names import is_internal, validate_topic_name
 from moldau.errors import InvalidTopicError
-from moldau.metadata.image import ClusterImage, PartitionImage, TopicImage
-from moldau.server.authorized_operations import NOT_ASKED, TOPIC_OPERATIONS
+from moldau.metadata.image import MetadataImage, PartitionRegistration, TopicImage
+from moldau.server.authorized_operations import NOT_REQUESTED, TOPIC_OPERATIONS
 from moldau.server.broker import Broker
+from moldau.server.cluster_view import broker_without_lease, describe_partition, reachable_ids
 from moldau.server.errors import ErrorCode
 from moldau.server.registry import handles
 from moldau.server.session import Session
-from moldau.server.topology import cut_off, describe_partition, reachable_ids
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -28,44 +28,46 @@ async def describe_topic_partitions(request: Message, session: Session, broker: 
     image = broker.metadata.image
     names = _names_from_cursor(request, image)
     if names is None:
-        refused = [_missing(topic.name, ErrorCode.invalid_request, NOT_ASKED) for topic in request.topics]
+        refused = [
+            _missing_topic(topic.name, ErrorCode.invalid_request, NOT_REQUESTED) for topic in request.topics
+        ]
         return {"throttle_time": 0, "topics": refused, "next_cursor": None}
     topics: list[dict[str, Any]] = []
     next_cursor = None
-    left = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
+    partitions_left = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
     reachable = reachable_ids(image, session.connection.listener)
-    not_leading = cut_off(broker)
+    excluded_leader_id = broker_without_lease(broker)
     for name in names:
-        if left == 0:
+        if partitions_left == 0:
             next_cursor = {"topic_name": name, "partition_index": 0}
             break
         topic = image.topics.get(name)
         if topic is None:
-            topics.append(_missing(name, _why_missing(name), TOPIC_OPERATIONS))
+            topics.append(_missing_topic(name, _missing_topic_error(name), TOPIC_OPERATIONS))
             continue
         at_cursor = request.cursor is not None and request.cursor.topic_name == name
         first = request.cursor.partition_index if at_cursor else 0
-        partitions = topic.partitions[first : first + left]
-        topics.append(_topic(topic, partitions, reachable, not_leading))
-        if first + left < len(topic.partitions):
-            next_cursor = {"topic_name": name, "partition_index": first + left}
+        partitions = topic.partitions[first : first + partitions_left]
+        topics.append(_topic(topic, partitions, reachable, excluded_leader_id))
+        if first + partitions_left < len(topic.partitions):
+            next_cursor = {"topic_name": name, "partition_index": first + partitions_left}
             break
-        left -= len(partitions)
+        partitions_left -= len(partitions)
     return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
 
 
-def _names_from_cursor(request: Message, image: ClusterImage) -> list[str] | None:
+def _names_from_cursor(request: Message, image: MetadataImage) -> list[str] | None:
     """What is left to tell, or None where the cursor cannot be."""
-    asked = {topic.name for topic in request.topics}
+    requested = {topic.name for topic in request.topics}
     cursor = request.cursor
     if cursor is None:
-        return sorted(asked or image.topics)
-    if cursor.partition_index < 0 or (asked and cursor.topic_name not in asked):
+        return sorted(requested or image.topics)
+    if cursor.partition_index < 0 or (requested and cursor.topic_name not in requested):
         return None
-    return sorted(name for name in asked or image.topics if name >= cursor.topic_name)
+    return sorted(name for name in requested or image.topics if name >= cursor.topic_name)
 
 
-def _why_missing(name: str) -> ErrorCode:
+def _missing_topic_error(name: str) -> ErrorCode:
     try:
         validate_topic_name(name)
     except InvalidTopicError:
@@ -73,7 +75,7 @@ def _why_missing(name: str) -> ErrorCode:
     return ErrorCode.unknown_topic_or_partition
 
 
-def _missing(name: str, code: ErrorCode, operations: int) -> dict[str, Any]:
+def _missing_topic(name: str, code: ErrorCode, operations: int) -> dict[str, Any]:
     return {
         "error_code": int(code),
         "name": name,
@@ -86,9 +88,9 @@ def _missing(name: str, code: ErrorCode, operations: int) -> dict[str, Any]:
 
 def _topic(
     topic: TopicImage,
-    partitions: tuple[PartitionImage, ...],
+    partitions: tuple[PartitionRegistration, ...],
     reachable: frozenset[int],
-    not_leading: int | None,
+    excluded_leader_id: int | None,
 ) -> dict[str, Any]:
     return {
         "error_code": int(ErrorCode.none),
@@ -97,9 +99,9 @@ def _topic(
         "is_internal": is_internal(topic.name),
         "partitions": [
             {
-                **describe_partition(each, reachable, not_leading=not_leading),
-                "eligible_leader_replicas": list(each.eligible),
-                "last_known_elr": list(each.last_known_eligible),
+                **describe_partition(each, reachable, excluded_leader_id=excluded_leader_id),
+                "eligible_leader_replicas": list(each.elr),
+                "last_known_elr": list(each.last_known_elr),
             }
             for each in partitions
         ],

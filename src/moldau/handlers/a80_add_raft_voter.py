@@ -8,10 +8,10 @@ from typing import Any
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.raft_requests import check_cluster
+from moldau.server.raft_requests import check_cluster_id
 from moldau.server.registry import handles
 from moldau.server.session import Session
-from moldau.server.voter_changes import named_voter, result
+from moldau.server.voter_changes import voter_from_request, voter_response
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -19,8 +19,8 @@ from moldau.wire.codec import Message
 @handles(ApiKey.ADD_RAFT_VOTER, versions=(0, 1), forwarded=True)
 async def add_raft_voter(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     try:
-        check_cluster(broker, request.cluster_id)
-        await broker.quorum.add_voter(named_voter(request, broker), request.timeout)
+        check_cluster_id(broker, request.cluster_id)
+        await broker.quorum.add_voter(voter_from_request(request, broker), request.timeout)
     except MoldauError as error:
-        return result(error)
-    return result(None)
+        return voter_response(error)
+    return voter_response(None)

@@ -8,31 +8,31 @@ from typing import Any
 from moldau.errors import MoldauError, NotControllerError
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code
-from moldau.server.raft_requests import about_leadership, check_cluster
+from moldau.server.raft_requests import check_cluster_id, leadership_error
 from moldau.server.registry import handles
 from moldau.server.session import Session
-from moldau.server.voter_changes import named_voter
+from moldau.server.voter_changes import voter_from_request
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 
-@handles(ApiKey.UPDATE_RAFT_VOTER, versions=(0, 0), between_nodes=True)
+@handles(ApiKey.UPDATE_RAFT_VOTER, versions=(0, 0), inter_broker=True)
 async def update_raft_voter(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
     quorum = broker.quorum
     try:
-        check_cluster(broker, request.cluster_id)
-        voter = named_voter(request, broker)
-        code = about_leadership(request.current_leader_epoch, quorum.epoch, is_leader=quorum.is_leader)
+        check_cluster_id(broker, request.cluster_id)
+        voter = voter_from_request(request, broker)
+        code = leadership_error(request.current_leader_epoch, quorum.epoch, is_leader=quorum.is_leader)
         if code == ErrorCode.none:
             await quorum.update_voter(voter)
-        return _answer(int(code), broker)
+        return _response(int(code), broker)
     except NotControllerError:
-        return _answer(int(ErrorCode.not_leader_or_follower), broker)
+        return _response(int(ErrorCode.not_leader_or_follower), broker)
     except MoldauError as error:
-        return _answer(error_code(error), broker)
+        return _response(error_code(error), broker)
 
 
-def _answer(code: int, broker: Broker) -> dict[str, Any]:
+def _response(code: int, broker: Broker) -> dict[str, Any]:
     host, port = broker.quorum.leader_endpoint() or ("", -1)
     return {
         "throttle_time": 0,

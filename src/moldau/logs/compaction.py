@@ -29,7 +29,7 @@ from hashlib import blake2b
 
 from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.records.batch import COMPRESSION_MASK, DELETE_HORIZON_MASK, NO_TIMESTAMP, Batch
-from moldau.records.build import changed
+from moldau.records.batch_builder import replace_records
 from moldau.records.compression import compress
 from moldau.records.record import Span, keys, section, spans
 from moldau.records.varint import read_varint, write_varint
@@ -65,7 +65,7 @@ class OffsetMap:
         return len(self._offsets)
 
     @property
-    def room(self) -> int:
+    def free_entries(self) -> int:
         """How many more keys it takes."""
         return self._entries_max - len(self._offsets)
 
@@ -128,14 +128,14 @@ def clean_batch(
 
     horizon_ms = batch.delete_horizon_ms
     tombstones_go = horizon_ms is not None and now_ms >= horizon_ms
-    kept = [span for span in found if _survives(span, batch.base_offset, offsets, tombstones_go)]
+    kept = [span for span in found if _is_retained(span, batch.base_offset, offsets, tombstones_go)]
     if not kept:
-        return _emptied(batch) if retain_empty else None
+        return _empty_batch(batch) if retain_empty else None
     if horizon_ms is None and any(length < 0 for *_, length in kept):
-        return _with_horizon(batch, data, kept, min(now_ms + delete_retention_ms, HORIZON_MS_MAX))
+        return _with_delete_horizon(batch, data, kept, min(now_ms + delete_retention_ms, HORIZON_MS_MAX))
     if len(kept) == len(found):
         return batch
-    return changed(
+    return replace_records(
         batch,
         compress(batch.compression, b"".join([data[start:end] for start, end, *_ in kept])),
         max_timestamp=_max_timestamp(batch, kept),
@@ -143,7 +143,7 @@ def clean_batch(
     )
 
 
-def _survives(span: Span, base_offset: int, offsets: OffsetMap, tombstones_go: bool) -> bool:
+def _is_retained(span: Span, base_offset: int, offsets: OffsetMap, tombstones_go: bool) -> bool:
     _, _, _, offset_delta, key, _, value_length = span
     offset = base_offset + offset_delta
     if offset >= offsets.end_offset:
@@ -159,7 +159,7 @@ def _max_timestamp(batch: Batch, kept: list[Span]) -> int:
     return batch.base_timestamp + max(timestamp_delta for _, _, timestamp_delta, *_ in kept)
 
 
-def _with_horizon(batch: Batch, data: bytes, kept: list[Span], horizon_ms: int) -> Batch:
+def _with_delete_horizon(batch: Batch, data: bytes, kept: list[Span], horizon_ms: int) -> Batch:
     """The base timestamp becomes the horizon, so every record's timestamp delta is written anew."""
     shift = batch.base_timestamp - horizon_ms
     records: list[bytes] = []
@@ -168,7 +168,7 @@ def _with_horizon(batch: Batch, data: bytes, kept: list[Span], horizon_ms: int) 
         _, after = read_varint(data, position + 1)
         body = b"".join((b"\x00", write_varint(timestamp_delta + shift), data[after:end]))
         records += (write_varint(len(body)), body)
-    return changed(
+    return replace_records(
         batch,
         compress(batch.compression, b"".join(records)),
         attributes=batch.attributes | DELETE_HORIZON_MASK,
@@ -178,8 +178,8 @@ def _with_horizon(batch: Batch, data: bytes, kept: list[Span], horizon_ms: int) 
     )
 
 
-def _emptied(batch: Batch) -> Batch:
-    return changed(
+def _empty_batch(batch: Batch) -> Batch:
+    return replace_records(
         batch,
         b"",
         attributes=batch.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_MASK),

@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from moldau.errors import OffsetOutOfRangeError
-from moldau.logs.cleaning import OFFSET_MAP_BYTES_MAX, Dirt, holds_last_sequence, is_due, is_settled
 from moldau.logs.compaction import OffsetMap, clean_batch
-from moldau.logs.epochs import EpochHistory
-from moldau.logs.producers import ProducerStates
-from moldau.logs.store import NOTHING, Log, LogName, LogStore, Slices, TimeAndOffset
-from moldau.logs.times import first_record_since, newest_record
+from moldau.logs.compaction_policy import (
+    OFFSET_MAP_BYTES_MAX,
+    LogToClean,
+    is_last_of_producer,
+    is_past_min_lag,
+    should_compact,
+)
+from moldau.logs.leader_epochs import LeaderEpochCache
+from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.store import NOTHING, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
+from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 
-_BATCHES_PER_STEP = 16
+_BATCHES_PER_YIELD = 16
 """How many batches a compaction looks at before others get their turn."""
 
 
@@ -31,10 +37,10 @@ class MemoryLog(Log):
         self.topic_id = topic_id
         self.settings = settings
         self.start_offset = self.end_offset = self.durable_offset = 0
-        self.producers = ProducerStates()
-        self.epochs = EpochHistory()
+        self.producers = ProducerStateManager()
+        self.epochs = LeaderEpochCache()
         self._producer_expiration_ms = producer_expiration_ms
-        self._producers_before = ProducerStates()
+        self._producers_at_start = ProducerStateManager()
         """As of the first batch that is left."""
         self._batches: list[bytes] = []
         self._last_offsets: list[int] = []
@@ -42,7 +48,7 @@ class MemoryLog(Log):
         self._size = 0
         self._cleaned_offset = 0
         """Everything below it has been compacted."""
-        self._cuts = 0
+        self._truncations = 0
         """How often batches were taken out; a compaction that finds it changed gives up."""
 
     @property
@@ -62,10 +68,12 @@ class MemoryLog(Log):
             if batch.leader_epoch != self.epochs.latest:
                 self.epochs.assign(batch.leader_epoch, batch.base_offset)
 
-    async def make_durable(self) -> None:
+    async def flush(self) -> None:
         self.durable_offset = self.end_offset
 
-    async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> RecordSlices:
         if offset >= below:
             return NOTHING
         parts: list[bytes] = []
@@ -74,29 +82,29 @@ class MemoryLog(Log):
             data = self._batches[index]
             if self._last_offsets[index] >= below:
                 break
-            if size + len(data) > bytes_max and (parts or not whole_first):
+            if size + len(data) > bytes_max and (parts or not min_one_batch):
                 break
             parts.append(data)
             size += len(data)
-        return Slices(parts, size) if parts else NOTHING
+        return RecordSlices(parts, size) if parts else NOTHING
 
-    async def offset_for_time(self, timestamp_ms: int, below: int) -> TimeAndOffset | None:
+    async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):
             if self._last_offsets[index] >= below:
                 return None
             if self._max_timestamps[index] >= timestamp_ms:
-                found = first_record_since(Batch(self._batches[index]), timestamp_ms, self.start_offset)
+                found = first_record_at_or_after(Batch(self._batches[index]), timestamp_ms, self.start_offset)
                 if found is not None:
                     return found
         return None
 
-    async def max_timestamp(self, below: int) -> TimeAndOffset | None:
-        newest: TimeAndOffset | None = None
+    async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
+        newest: TimestampAndOffset | None = None
         for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):
             if self._last_offsets[index] >= below:
                 break
             if newest is None or self._max_timestamps[index] > newest.timestamp_ms:
-                found = newest_record(Batch(self._batches[index]), self.start_offset)
+                found = max_timestamp_record(Batch(self._batches[index]), self.start_offset)
                 if found is not None and (newest is None or found.timestamp_ms > newest.timestamp_ms):
                     newest = found
         return newest
@@ -104,7 +112,7 @@ class MemoryLog(Log):
     async def truncate_to(self, offset: int) -> None:
         if offset >= self.end_offset:
             return
-        self._cuts += 1
+        self._truncations += 1
         keep = bisect_left(self._last_offsets, offset)
         self._size -= sum(map(len, self._batches[keep:]))
         del self._batches[keep:], self._last_offsets[keep:], self._max_timestamps[keep:]
@@ -116,10 +124,10 @@ class MemoryLog(Log):
         self.durable_offset = self.end_offset
         self._cleaned_offset = min(self._cleaned_offset, self.end_offset)
         self.epochs.truncate_from_end(self.end_offset)
-        self.producers.rebuild(self._producers_before.snapshot(), map(Batch, self._batches))
+        self.producers.rebuild(self._producers_at_start.snapshot(), map(Batch, self._batches))
 
     async def truncate_fully_and_start_at(self, offset: int) -> None:
-        self._cuts += 1
+        self._truncations += 1
         self._batches.clear()
         self._last_offsets.clear()
         self._max_timestamps.clear()
@@ -127,27 +135,27 @@ class MemoryLog(Log):
         self.start_offset = self.end_offset = self.durable_offset = self._cleaned_offset = offset
         self.epochs.clear()
         self.producers.rebuild(None, ())
-        self._producers_before.rebuild(None, ())
+        self._producers_at_start.rebuild(None, ())
 
-    async def advance_start(self, offset: int) -> None:
+    async def advance_start_offset(self, offset: int) -> None:
         if offset > self.end_offset:
             raise OffsetOutOfRangeError(f"{self.name} ends at {self.end_offset}, before {offset}")
         if offset > self.start_offset:
             self.start_offset = offset
             self.epochs.truncate_from_start(offset)
-            self._drop(bisect_left(self._last_offsets, offset))
+            self._delete_batches(bisect_left(self._last_offsets, offset))
 
-    def _drop(self, count: int) -> None:
+    def _delete_batches(self, count: int) -> None:
         if count:
-            self._cuts += 1
+            self._truncations += 1
             for data in self._batches[:count]:
-                self._producers_before.update(Batch(data))
+                self._producers_at_start.update(Batch(data))
             self._size -= sum(map(len, self._batches[:count]))
             del self._batches[:count], self._last_offsets[:count], self._max_timestamps[:count]
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
         self.producers.expire(now_ms, self._producer_expiration_ms)
-        self._producers_before.expire(now_ms, self._producer_expiration_ms)
+        self._producers_at_start.expire(now_ms, self._producer_expiration_ms)
         settings = self.settings
         if "delete" not in settings.cleanup_policy:
             return
@@ -161,7 +169,7 @@ class MemoryLog(Log):
             size -= len(data)
             expired = index + 1
         if expired:
-            await self.advance_start(max(self.start_offset, self._last_offsets[expired - 1] + 1))
+            await self.advance_start_offset(max(self.start_offset, self._last_offsets[expired - 1] + 1))
 
     async def compact(self, now_ms: int, below: int) -> bool:
         if "compact" not in self.settings.cleanup_policy:
@@ -169,26 +177,26 @@ class MemoryLog(Log):
         first_dirty = bisect_left(self._last_offsets, max(self._cleaned_offset, self.start_offset))
         end = bisect_left(self._last_offsets, below)
         for index in range(first_dirty, end):
-            if not is_settled(self.settings, self._max_timestamps[index], now_ms):
+            if not is_past_min_lag(self.settings, self._max_timestamps[index], now_ms):
                 end = index
                 break
         if first_dirty >= end:
             return False
-        dirt = Dirt(
+        log_to_clean = LogToClean(
             clean_bytes=sum(map(len, self._batches[:first_dirty])),
             dirty_bytes=sum(map(len, self._batches[first_dirty:end])),
             oldest_dirty_ms=self._max_timestamps[first_dirty],
         )
-        if not is_due(self.settings, dirt, now_ms):
+        if not should_compact(self.settings, log_to_clean, now_ms):
             return False
 
-        cuts = self._cuts
+        cuts = self._truncations
         batches = self._batches[:end]
         offsets = OffsetMap(OFFSET_MAP_BYTES_MAX, self._cleaned_offset)
         for number, data in enumerate(batches[first_dirty:]):
             if not offsets.add(Batch(data)):
                 break
-            if number % _BATCHES_PER_STEP == 0:
+            if number % _BATCHES_PER_YIELD == 0:
                 await asyncio.sleep(0)
         kept: list[Batch] = []
         for number, data in enumerate(batches):
@@ -198,15 +206,15 @@ class MemoryLog(Log):
                 offsets,
                 now_ms=now_ms,
                 delete_retention_ms=self.settings.delete_retention_ms,
-                retain_empty=holds_last_sequence(batch, self.producers),
+                retain_empty=is_last_of_producer(batch, self.producers),
             )
             if left is not None:
                 kept.append(left)
-            if number % _BATCHES_PER_STEP == 0:
+            if number % _BATCHES_PER_YIELD == 0:
                 await asyncio.sleep(0)
-        if self._cuts != cuts:
+        if self._truncations != cuts:
             return False
-        self._cuts += 1
+        self._truncations += 1
         self._batches[:end] = [batch.to_bytes() for batch in kept]
         self._last_offsets[:end] = [batch.last_offset for batch in kept]
         self._max_timestamps[:end] = [batch.max_timestamp for batch in kept]
@@ -218,10 +226,10 @@ class MemoryLog(Log):
         self.settings = settings
 
     async def close(self) -> None:
-        await self.make_durable()
+        await self.flush()
 
 
-class MemoryStore(LogStore):
+class MemoryLogStore(LogStore):
     def __init__(self, producer_expiration_ms: int = PRODUCER_EXPIRATION_MS) -> None:
         self._producer_expiration_ms = producer_expiration_ms
         self._logs: dict[LogName, MemoryLog] = {}
@@ -237,7 +245,7 @@ class MemoryStore(LogStore):
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> MemoryLog:
         log = self._logs.get(name)
         if log is not None and log.topic_id != topic_id:
-            await self.set_aside(name)
+            await self.move_to_stray(name)
             log = None
         if log is None:
             log = self._logs[name] = MemoryLog(name, topic_id, settings, self._producer_expiration_ms)
@@ -247,12 +255,12 @@ class MemoryStore(LogStore):
     async def remove(self, name: LogName) -> None:
         self._logs.pop(name, None)
 
-    async def set_aside(self, name: LogName) -> None:
+    async def move_to_stray(self, name: LogName) -> None:
         log = self._logs.pop(name, None)
         if log is not None:
             self.strays.append(log)
 
-    async def save_high_watermarks(self) -> None:
+    async def checkpoint_high_watermarks(self) -> None:
         pass
 
     async def close(self, broker_epoch: int = -1) -> None:

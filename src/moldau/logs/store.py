@@ -12,27 +12,27 @@ from typing import NamedTuple
 from uuid import UUID
 
 from moldau.errors import StorageError
-from moldau.logs.epochs import EpochHistory
-from moldau.logs.producers import ProducerStates
+from moldau.logs.leader_epochs import LeaderEpochCache
+from moldau.logs.producer_state import ProducerStateManager
 from moldau.platform.disk import File
-from moldau.platform.group_commit import again
+from moldau.platform.group_commit import copy_os_error
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
 
 
 def is_transient(error: StorageError) -> bool:
     """Whether what could not be written may be written later: there was no room, say, and the disk is as it was."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in TRANSIENT_ERRNOS
 
 
-def told_again(error: StorageError) -> StorageError:
+def copy_error(error: StorageError) -> StorageError:
     """A fresh copy, of an error to keep or of a kept one to raise: an error holds on to every frame that it came
     through, with the files and requests in them."""
     copy, cause = StorageError(str(error)), error.__cause__
-    copy.__cause__ = again(cause) if isinstance(cause, OSError) else None
+    copy.__cause__ = copy_os_error(cause) if isinstance(cause, OSError) else None
     return copy
 
 
@@ -58,7 +58,7 @@ class FileSlice:
         return self.file.read(self.position, self.size)
 
 
-class Slices(NamedTuple):
+class RecordSlices(NamedTuple):
     """What a read found: whole batches, except that the last one may be cut off by the byte limit."""
 
     parts: Sequence[FileSlice | bytes | memoryview]
@@ -68,10 +68,10 @@ class Slices(NamedTuple):
         return b"".join(part.read() if isinstance(part, FileSlice) else part for part in self.parts)
 
 
-NOTHING = Slices((), 0)
+NOTHING = RecordSlices((), 0)
 
 
-class TimeAndOffset(NamedTuple):
+class TimestampAndOffset(NamedTuple):
     timestamp_ms: int
     offset: int
     leader_epoch: int
@@ -81,7 +81,7 @@ class Log(ABC):
     """One partition's log.
 
     Appends, truncations and start-offset moves of one log are called one after the other (the partition sees
-    to that); reads and `make_durable` may run beside them.
+    to that); reads and `flush` may run beside them.
     """
 
     name: LogName
@@ -95,13 +95,13 @@ class Log(ABC):
     durable_offset: int
     """Everything below it survives a power cut. Moves with make_durable; never above end_offset."""
 
-    saved_high_watermark: int = 0
+    checkpointed_high_watermark: int = 0
     """Everything below it was committed once; kept by LogStore.save_high_watermarks, so that a restart knows it. More
     may have been committed since, and after a crash the log may end before it."""
 
-    producers: ProducerStates
+    producers: ProducerStateManager
     """Rebuilt from the log; kept up to date by append, truncate_to and retention."""
-    epochs: EpochHistory
+    epochs: LeaderEpochCache
     """Where each leader epoch began. append adds to it from the batches' own leader epochs."""
 
     @property
@@ -118,22 +118,24 @@ class Log(ABC):
         """
 
     @abstractmethod
-    async def make_durable(self) -> None:
+    async def flush(self) -> None:
         """Everything appended before this call is below durable_offset when it returns.
 
         Callers that come while a sync is running share the next one.
         """
 
     @property
-    def needs_settling(self) -> bool:
-        """Whether there is work that nobody has to wait for: see `settle`."""
+    def has_unfinalized_segments(self) -> bool:
+        """Whether there is work that nobody has to wait for: see `finalize_segments`."""
         return False
 
-    async def settle(self) -> None:  # noqa: B027 - most stores have nothing to settle
+    async def finalize_segments(self) -> None:  # noqa: B027 - most stores have nothing to settle
         """Does what making durable has left to be done beside appends and syncs (indexes of closed segments)."""
 
     @abstractmethod
-    async def read(self, offset: int, bytes_max: int, below: int, *, whole_first: bool = True) -> Slices:
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> RecordSlices:
         """Batches from the one that holds `offset` (or the first after it) up to the offset `below`.
 
         At most bytes_max bytes, except that with whole_first the first batch comes whole. start_offset <=
@@ -141,11 +143,11 @@ class Log(ABC):
         """
 
     @abstractmethod
-    async def offset_for_time(self, timestamp_ms: int, below: int) -> TimeAndOffset | None:
+    async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         """The first record at or after start_offset, below `below`, whose timestamp is >= timestamp_ms."""
 
     @abstractmethod
-    async def max_timestamp(self, below: int) -> TimeAndOffset | None:
+    async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
         """The record with the largest timestamp (the first of them), or None in an empty log."""
 
     @abstractmethod
@@ -158,7 +160,7 @@ class Log(ABC):
         anywhere. After a crash it is as it was or as it should be."""
 
     @abstractmethod
-    async def advance_start(self, offset: int) -> None:
+    async def advance_start_offset(self, offset: int) -> None:
         """Moves start_offset to `offset`, durably, and drops what lies wholly below it."""
 
     @abstractmethod
@@ -189,7 +191,7 @@ class Log(ABC):
 class LogStore(ABC):
     """All logs of a node."""
 
-    was_closed_cleanly: bool = True
+    had_clean_shutdown: bool = True
     """Set by start(): False where the node ended without closing its logs, so that unsynced records may be gone."""
     previous_broker_epoch: int = -1
     """Set by start(): what `close` was given last, if it was the last thing that happened to the logs."""
@@ -215,13 +217,13 @@ class LogStore(ABC):
         """Closes and deletes; returns when a restart would not find it any more."""
 
     @abstractmethod
-    async def set_aside(self, name: LogName) -> None:
+    async def move_to_stray(self, name: LogName) -> None:
         """Keeps a log that nobody knows, under a name by which it is never found or opened again: only an operator
         can say what is to become of it."""
 
     @abstractmethod
-    async def save_high_watermarks(self) -> None:
-        """Writes down what was noted in the logs' `saved_high_watermark`."""
+    async def checkpoint_high_watermarks(self) -> None:
+        """Writes down what was noted in the logs' `checkpointed_high_watermark`."""
 
     @abstractmethod
     async def close(self, broker_epoch: int = -1) -> None:

@@ -1,6 +1,6 @@
 """The cluster as the committed metadata log describes it: one immutable value.
 
-Records give the next image (`metadata/apply.py`); what changed between two is the delta that every part of
+Records give the next image (`metadata/image_builder.py`); what changed between two is the delta that every part of
 the node is told of.
 """
 
@@ -21,7 +21,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerImage:
+class BrokerRegistration:
     broker_id: int
     epoch: int
     incarnation_id: UUID
@@ -37,23 +37,23 @@ class BrokerImage:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionImage:
+class PartitionRegistration:
     index: int
     replicas: tuple[int, ...]
-    in_sync: tuple[int, ...]
+    isr: tuple[int, ...]
     leader: int
     """NO_LEADER while none can be had."""
     leader_epoch: int
     """Grows with every change of the leader, and where a leader's log may have become shorter."""
     partition_epoch: int
     """Grows with every change of the partition: who asks for one says which state it was thought up on."""
-    adding: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
     """Replicas that a reassignment adds; they are in `replicas` too."""
-    removing: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
     """Replicas that leave when the reassignment is done; they are in `replicas` until then."""
-    eligible: tuple[int, ...] = ()
+    elr: tuple[int, ...] = ()
     """Eligible leader replicas: not in sync, but known to have all that is committed (KIP-966)."""
-    last_known_eligible: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
     """The last leader, where neither in-sync nor eligible replicas are left."""
     is_recovering: bool = False
     """Elected uncleanly: its leader has not yet said that its log is in order."""
@@ -63,19 +63,19 @@ class PartitionImage:
 
     @property
     def is_reassigning(self) -> bool:
-        return bool(self.adding or self.removing)
+        return bool(self.adding_replicas or self.removing_replicas)
 
-    def min_in_sync(self, configured: int) -> int:
+    def min_isr(self, configured: int) -> int:
         """How many replicas must be in sync for a write to be taken: as configured, but no more than there are.
         Those that a reassignment adds do not count before it is done."""
-        return max(1, min(configured, len(self.replicas) - len(self.adding)))
+        return max(1, min(configured, len(self.replicas) - len(self.adding_replicas)))
 
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
     name: str
     topic_id: UUID
-    partitions: tuple[PartitionImage, ...]
+    partitions: tuple[PartitionRegistration, ...]
     """By index, without gaps."""
 
 
@@ -95,14 +95,14 @@ GROUP_RESOURCE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterImage:
+class MetadataImage:
     cluster_id: str = ""
     offset: int = -1
     """The offset of the last metadata record in it."""
     controller_epoch: int = -1
     controller_id: int = -1
     features: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    brokers: Mapping[int, BrokerImage] = field(default_factory=lambda: MappingProxyType({}))
+    brokers: Mapping[int, BrokerRegistration] = field(default_factory=lambda: MappingProxyType({}))
     topics: Mapping[str, TopicImage] = field(default_factory=lambda: MappingProxyType({}))
     topic_names: Mapping[UUID, str] = field(default_factory=lambda: MappingProxyType({}))
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
@@ -113,7 +113,7 @@ class ClusterImage:
         name = self.topic_names.get(topic_id)
         return None if name is None else self.topics[name]
 
-    def partition(self, topic: str, index: int) -> PartitionImage | None:
+    def partition(self, topic: str, index: int) -> PartitionRegistration | None:
         found = self.topics.get(topic)
         if found is None or not 0 <= index < len(found.partitions):
             return None
@@ -124,7 +124,7 @@ class ClusterImage:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterDelta:
+class MetadataDelta:
     """What changed from one image to the next, by name, so that nobody compares whole images."""
 
     topics_created: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class ClusterDelta:
     features_changed: tuple[str, ...] = ()
 
 
-EMPTY_IMAGE = ClusterImage()
+EMPTY_IMAGE = MetadataImage()
 
 __all__ = [
     "BROKER_LOGGER_RESOURCE",
@@ -146,11 +146,11 @@ __all__ = [
     "GROUP_RESOURCE",
     "NO_LEADER",
     "TOPIC_RESOURCE",
-    "BrokerImage",
-    "ClusterDelta",
-    "ClusterImage",
+    "BrokerRegistration",
     "ConfigResource",
     "Endpoint",
-    "PartitionImage",
+    "MetadataDelta",
+    "MetadataImage",
+    "PartitionRegistration",
     "TopicImage",
 ]

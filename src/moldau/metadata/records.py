@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, UnsupportedVersionError
+from moldau.wire.extension_fields import FIRST_TAG
 from moldau.wire.kio import EntityType, SerialError, entity_reader, entity_writer
-from moldau.wire.own_fields import FIRST_TAG
 
 FRAME_VERSION = 1
 
-UNCHANGED = -2
+NO_LEADER_CHANGE = -2
 """A PartitionChangeRecord's leader where the leader stays."""
 
-NO_CHANGE, RECOVERED, RECOVERING = -1, 0, 1
+NO_RECOVERY_STATE_CHANGE, RECOVERED, RECOVERING = -1, 0, 1
 """A partition's leader_recovery_state; RECOVERING after an unclean election."""
 
 
@@ -134,7 +134,7 @@ class PartitionChangeRecord(_Schema):
     partition_id: int = field(metadata=_wire("int32"))
     topic_id: UUID = field(metadata=_wire("uuid"))
     isr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=0), default=None)
-    leader: int = field(metadata=_wire("int32", tag=1), default=UNCHANGED)
+    leader: int = field(metadata=_wire("int32", tag=1), default=NO_LEADER_CHANGE)
     replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=2), default=None)
     removing_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=3), default=None)
     adding_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=4), default=None)

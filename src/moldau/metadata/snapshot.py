@@ -4,8 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
 
-from moldau.metadata.apply import LeaderChange, apply
-from moldau.metadata.image import BrokerImage, ClusterDelta, ClusterImage, PartitionImage, TopicImage
+from moldau.metadata.image import (
+    BrokerRegistration,
+    MetadataDelta,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from moldau.metadata.image_builder import ControllerChange, apply
 from moldau.metadata.records import (
     RECOVERED,
     RECOVERING,
@@ -24,7 +30,7 @@ K = TypeVar("K")
 NO_BROKER = -1
 
 
-def to_records(image: ClusterImage) -> Iterator[Record]:
+def image_to_records(image: MetadataImage) -> Iterator[Record]:
     """The fewest records that make this image. Its offset, its controller and the cluster's id are not in them."""
     for name, level in image.features.items():
         yield FeatureLevelRecord(name=name, feature_level=level)
@@ -43,18 +49,18 @@ def to_records(image: ClusterImage) -> Iterator[Record]:
         yield ProducerIdsRecord(broker_id=NO_BROKER, next_producer_id=image.next_producer_id)
 
 
-def image_from(
+def image_from_records(
     records: Iterable[Record], *, cluster_id: str, end_offset: int, epoch: int, leader_id: int
-) -> ClusterImage:
+) -> MetadataImage:
     """The image of a snapshot that stands for all below `end_offset`, where `leader_id` led in `epoch`.
 
     Raises CorruptRecordError for records that make no image.
     """
-    changes = chain([LeaderChange(leader_id, epoch)], records)
-    return apply(ClusterImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
+    changes = chain([ControllerChange(leader_id, epoch)], records)
+    return apply(MetadataImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
 
 
-def delta_between(old: ClusterImage, new: ClusterImage) -> ClusterDelta:
+def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
     """What changed from one image to another that did not come from it record by record."""
     created, changed = [], []
     deleted = [
@@ -66,7 +72,7 @@ def delta_between(old: ClusterImage, new: ClusterImage) -> ClusterDelta:
         known = old.topics.get(name)
         if known is topic:
             continue
-        before: tuple[PartitionImage, ...] = ()
+        before: tuple[PartitionRegistration, ...] = ()
         if known is not None and known.topic_id == topic.topic_id:
             before = known.partitions
         else:
@@ -76,7 +82,7 @@ def delta_between(old: ClusterImage, new: ClusterImage) -> ClusterDelta:
             for partition in topic.partitions
             if partition.index >= len(before) or before[partition.index] != partition
         ]
-    return ClusterDelta(
+    return MetadataDelta(
         topics_created=tuple(created),
         topics_deleted=tuple(deleted),
         partitions_changed=tuple(changed),
@@ -90,7 +96,7 @@ def _changed(old: Mapping[K, object], new: Mapping[K, object]) -> tuple[K, ...]:
     return tuple(key for key in {**old, **new} if old.get(key) != new.get(key))
 
 
-def _broker_record(broker: BrokerImage) -> RegisterBrokerRecord:
+def _broker_record(broker: BrokerRegistration) -> RegisterBrokerRecord:
     return RegisterBrokerRecord(
         broker_id=broker.broker_id,
         incarnation_id=broker.incarnation_id,
@@ -107,20 +113,20 @@ def _broker_record(broker: BrokerImage) -> RegisterBrokerRecord:
     )
 
 
-def _partition_record(topic: TopicImage, partition: PartitionImage) -> PartitionRecord:
+def _partition_record(topic: TopicImage, partition: PartitionRegistration) -> PartitionRecord:
     return PartitionRecord(
         partition_id=partition.index,
         topic_id=topic.topic_id,
         replicas=partition.replicas,
-        isr=partition.in_sync,
-        removing_replicas=partition.removing,
-        adding_replicas=partition.adding,
+        isr=partition.isr,
+        removing_replicas=partition.removing_replicas,
+        adding_replicas=partition.adding_replicas,
         leader=partition.leader,
         leader_recovery_state=RECOVERING if partition.is_recovering else RECOVERED,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
         directories=(None,) * len(partition.replicas),
-        eligible_leader_replicas=partition.eligible or None,
-        last_known_elr=partition.last_known_eligible or None,
+        eligible_leader_replicas=partition.elr or None,
+        last_known_elr=partition.last_known_elr or None,
         unclean_epoch=partition.unclean_epoch,
     )

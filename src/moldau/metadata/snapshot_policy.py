@@ -9,21 +9,21 @@ class SnapshotPolicy:
     """Of records since the last snapshot."""
     interval_ms: int
     """Since the last snapshot, where anything has changed; 0 sets no limit."""
-    begun_ms: int
+    started_ms: int
     """When counting began: at the start, or with the last snapshot."""
-    bytes_counted: int = 0
+    counted_bytes: int = 0
     """Of records from the beginning of counting on."""
 
-    def note(self, count: int) -> None:
+    def add_bytes(self, count: int) -> None:
         """So many bytes of records were committed."""
-        self.bytes_counted += count
+        self.counted_bytes += count
 
     def is_due(self, now_ms: int) -> bool:
-        if self.bytes_counted >= self.bytes_max:
+        if self.counted_bytes >= self.bytes_max:
             return True
-        return self.bytes_counted > 0 and 0 < self.interval_ms <= now_ms - self.begun_ms
+        return self.counted_bytes > 0 and 0 < self.interval_ms <= now_ms - self.started_ms
 
-    def taken(self, now_ms: int) -> None:
+    def restart(self, now_ms: int) -> None:
         """A snapshot of all that was noted is being made."""
-        self.begun_ms = now_ms
-        self.bytes_counted = 0
+        self.started_ms = now_ms
+        self.counted_bytes = 0

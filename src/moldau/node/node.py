@@ -9,48 +9,48 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from moldau.broker_lifecycle.driver import Membership
-from moldau.controller.driver import Controller
-from moldau.controller.gateway import ControllerGateway
-from moldau.controller.ids import new_id
+from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+from moldau.controller.channel import NodeToControllerChannel
+from moldau.controller.driver import QuorumController
+from moldau.controller.ids import random_uuid
 from moldau.groups.coordinator import GroupCoordinator
 from moldau.handlers import REGISTRY
 from moldau.logs.store import LogStore
 from moldau.metadata.image import Endpoint
 from moldau.metadata.loader import MetadataLoader
-from moldau.metadata.snapshotter import Snapshotter
-from moldau.network.admission import Admission
-from moldau.network.budget import Budget
-from moldau.network.connection import Answer, Connection
-from moldau.network.large_frames import LargeFrames
-from moldau.network.listener import Listener
-from moldau.node import identity
-from moldau.node.identity import Identity
-from moldau.node.lives import Lives
-from moldau.node.log_ends import LogEnds
-from moldau.node.voting import bootstrap_servers, check_membership, first_voters
+from moldau.metadata.snapshot_generator import SnapshotGenerator
+from moldau.network.connection import Connection, RequestProcessor
+from moldau.network.connection_quotas import ConnectionQuotas
+from moldau.network.memory_pool import MemoryPool
+from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.socket_server import SocketServer
+from moldau.node import meta_properties as identity
+from moldau.node.incarnations import IncarnationStore
+from moldau.node.log_end_fetcher import LogEndFetcher
+from moldau.node.meta_properties import MetaProperties
+from moldau.node.quorum_bootstrap import bootstrap_servers, check_quorum_settings, initial_voters
 from moldau.observe.logging import get_logger
-from moldau.partitions.housekeeping import Housekeeping
-from moldau.partitions.table import PartitionTable
-from moldau.partitions.waiting import Listeners
-from moldau.peers.addresses import PeerAddresses
-from moldau.peers.peers import Connect, Peers
+from moldau.partitions.log_maintenance import LogMaintenance
+from moldau.partitions.replica_manager import ReplicaManager
+from moldau.partitions.waiters import CallbackList
+from moldau.peers.addresses import PeerAddressPublisher
+from moldau.peers.client import Connect, PeerClient
 from moldau.platform import Platform
-from moldau.raft.driver import METADATA_LOG, Quorum, QuorumSettings, open_metadata_log
-from moldau.raft.elections import ElectionFile, ElectionMemory
+from moldau.raft.driver import METADATA_LOG, QuorumConfig, RaftClient, open_metadata_log
+from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import NO_LEADER
-from moldau.raft.snapshots import SnapshotFiles, SnapshotMemory
-from moldau.raft.wire import WireQuorumPeers
-from moldau.replication.driver import Replication
+from moldau.raft.quorum_state_store import FileQuorumStateStore, MemoryQuorumStateStore
+from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore
+from moldau.replication.driver import ReplicaFetcherManager
 from moldau.server.broker import Broker
-from moldau.server.dispatch import Dispatcher
-from moldau.server.fetch_sessions import FetchSessions
+from moldau.server.dispatcher import Dispatcher
+from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.session import ClientConnection
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from moldau.settings.listeners import Listener as Address
-from moldau.settings.listeners import advertise
-from moldau.transactions.producer_ids import ProducerIds
+from moldau.settings.listeners import ListenerEndpoint as Address
+from moldau.settings.listeners import advertised_endpoints
+from moldau.transactions.producer_id_manager import ProducerIdManager
 
 log = get_logger(__name__)
 
@@ -71,18 +71,18 @@ class Node:
         """`store` takes the place of the one that the settings name; `on_fatal` hears when the node can no
         longer serve (its metadata cannot be kept), and should stop it. `connect` takes the place of the way to other
         nodes."""
-        check_membership(settings)
+        check_quorum_settings(settings)
         self._connect = connect
-        self._world = platform
-        self._static = settings
+        self._platform = platform
+        self._broker_settings = settings
         self._settings = EffectiveSettings(settings)
         self._store = store or _make_store(platform, settings)
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
         # Clients cannot keep other nodes out where those have a listener to themselves.
-        self._limits_of_nodes = self._make_limits() if len(settings.listeners) > 1 else self._limits
-        self._listeners: list[Listener] = []
-        self._undo = AsyncExitStack()
+        self._inter_broker_limits = self._make_limits() if len(settings.listeners) > 1 else self._limits
+        self._listeners: list[SocketServer] = []
+        self._exit_stack = AsyncExitStack()
         """What has to be closed, last first, even where closing one of them fails."""
         self._dispatcher: Dispatcher | None = None
         self.addresses: tuple[Address, ...] = ()
@@ -95,42 +95,46 @@ class Node:
         return self._broker
 
     @property
-    def bugs(self) -> int:
+    def unexpected_errors(self) -> int:
         """Requests and group timers that ended in an exception nobody planned for."""
-        return 0 if self._dispatcher is None else self._dispatcher.bugs + self._groups.bugs
+        return (
+            0
+            if self._dispatcher is None
+            else self._dispatcher.unexpected_errors + self._groups.unexpected_errors
+        )
 
     async def start(self) -> None:
         """Returns when clients are served; what was begun is undone where that fails."""
         try:
             await self._start()
         except BaseException:
-            await self._undo.aclose()
+            await self._exit_stack.aclose()
             raise
 
     async def _start(self) -> None:
         await self._store.start()
-        self._undo.push_async_callback(self._close_store)
-        if not self._store.was_closed_cleanly and self._store.found():
+        self._exit_stack.push_async_callback(self._close_store)
+        if not self._store.had_clean_shutdown and self._store.found():
             log.warning("the node did not stop cleanly: logs are checked and what was torn is cut off")
-        self.addresses = advertise(await self._bind(), self._static.advertised)
-        who = await self._identity()
-        await self._put_together(who)
+        self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
+        who = await self._load_meta_properties()
+        await self._create_components(who)
         # Nodes talk to each other from here on. Clients are let in when the cluster has taken this one.
-        self._undo.push_async_callback(self._close_listeners)
+        self._exit_stack.push_async_callback(self._close_listeners)
         for listener in self._listeners:
             await listener.serve()
         await self._controller.start()
         await self._register()
         self._replication.start()
-        await self._membership.wait_active()
+        await self._lifecycle.wait_until_active()
         # A controller that is here does not wait for this node's own parts when it says so.
-        await self._metadata.wait_for(self._metadata.committed.offset)
-        self._housekeeping = Housekeeping(self._partitions, self._settings, self._world.clock)
+        await self._metadata.wait_for_offset(self._metadata.committed.offset)
+        self._housekeeping = LogMaintenance(self._partitions, self._settings, self._platform.clock)
         self._housekeeping.start()
-        self._undo.push_async_callback(self._housekeeping.stop)
+        self._exit_stack.push_async_callback(self._housekeeping.stop)
         self._groups.start()
         self._broker.ready.set()
-        self._undo.push_async_callback(self._hand_over)
+        self._exit_stack.push_async_callback(self._begin_shutdown)
         log.info(
             "ready",
             addresses=",".join(str(address) for address in self.addresses),
@@ -140,48 +144,48 @@ class Node:
 
     async def _register(self) -> None:
         """Where the disk remembers its lives: otherwise nothing of a former one is left."""
-        if self._static.store == "memory":
-            await self._membership.start()
+        if self._broker_settings.store == "memory":
+            await self._lifecycle.start()
             return
-        lives = Lives(self._world.disk, self._static.data_dir)
-        former = await lives.begin(self._incarnation_id)
-        node_id = self._static.node_id
+        lives = IncarnationStore(self._platform.disk, self._broker_settings.data_dir)
+        previous_incarnations = await lives.add(self._incarnation_id)
+        node_id = self._broker_settings.node_id
         registered = self._metadata.image.brokers.get(node_id)
         if registered is not None and [each.node_id for each in self._quorum.voters] == [node_id]:
             # All that is known of the registered life is known from this disk.
-            former = (*former, registered.incarnation_id)
-        await self._membership.start(former)
-        await lives.settle(self._incarnation_id)
+            previous_incarnations = (*previous_incarnations, registered.incarnation_id)
+        await self._lifecycle.start(previous_incarnations)
+        await lives.mark_registered(self._incarnation_id)
 
-    async def _put_together(self, who: Identity) -> None:
+    async def _create_components(self, who: MetaProperties) -> None:
         """All parts, none of them at work yet; what is pushed last is closed first."""
-        platform, static, settings = self._world, self._static, self._settings
+        platform, static, settings = self._platform, self._broker_settings, self._settings
         node_id, clock = static.node_id, platform.clock
-        peers = self._peers = Peers(
+        peers = self._peers = PeerClient(
             node_id, clock, request_timeout_ms=static.quorum_request_timeout_ms, connect=self._connect
         )
-        self._undo.push_async_callback(peers.close)
+        self._exit_stack.push_async_callback(peers.close)
         metadata = self._metadata = MetadataLoader(who.cluster_id)
-        metadata.on_failure(self._fatal)
-        table = self._partitions = PartitionTable(
-            node_id, self._store, settings, clock, not_ours=(METADATA_LOG,)
+        metadata.on_failure(self._fail)
+        table = self._partitions = ReplicaManager(
+            node_id, self._store, settings, clock, internal_logs=(METADATA_LOG,)
         )
-        metadata.subscribe(lambda delta, image: settings.apply(image, delta))
-        metadata.foresee(PeerAddresses(peers, static.inter_broker_listener).publish)
-        metadata.subscribe(table.publish)
+        metadata.add_publisher(lambda delta, image: settings.apply(image, delta))
+        metadata.add_commit_listener(PeerAddressPublisher(peers, static.inter_broker_listener).publish)
+        metadata.add_publisher(table.publish)
 
-        quorum = self._quorum = await self._make_quorum(who)
-        self._undo.push_async_callback(quorum.close)
-        snapshotter = Snapshotter(
+        quorum = self._quorum = await self._create_raft_client(who)
+        self._exit_stack.push_async_callback(quorum.close)
+        snapshotter = SnapshotGenerator(
             metadata,
             quorum,
             clock,
             bytes_max=static.metadata_snapshot_bytes,
             interval_ms=static.metadata_snapshot_interval_ms,
         )
-        self._undo.push_async_callback(snapshotter.close)
-        self._undo.push_async_callback(metadata.close)
-        controller = self._controller = Controller(
+        self._exit_stack.push_async_callback(snapshotter.close)
+        self._exit_stack.push_async_callback(metadata.close)
+        controller = self._controller = QuorumController(
             node_id,
             quorum,
             metadata,
@@ -189,45 +193,47 @@ class Node:
             platform.random,
             clock,
             probe=lambda broker_id: peers.probe(broker_id, static.quorum_request_timeout_ms),
-            ask_log_end=LogEnds(node_id, table, peers).ask,
+            fetch_log_end=LogEndFetcher(node_id, table, peers).fetch,
         )
-        self._undo.push_async_callback(controller.close)
+        self._exit_stack.push_async_callback(controller.close)
         # Before the controller is closed: a decision may stand behind what waits for room, and would wait as long.
-        self._undo.push_async_callback(quorum.resign)
-        gateway = ControllerGateway(node_id, controller, quorum, peers, metadata, clock)
-        incarnation_id = self._incarnation_id = new_id(platform.random)
-        membership = self._membership = Membership(
+        self._exit_stack.push_async_callback(quorum.resign)
+        controller_channel = NodeToControllerChannel(node_id, controller, quorum, peers, metadata, clock)
+        incarnation_id = self._incarnation_id = random_uuid(platform.random)
+        lifecycle = self._lifecycle = BrokerLifecycleManager(
             node_id,
             incarnation_id,
-            gateway,
+            controller_channel,
             static,
             clock,
             cluster_id=who.cluster_id,
             endpoints=[Endpoint(each.name, each.host, each.port) for each in self.addresses],
             previous_epoch=self._store.previous_broker_epoch,
-            on_lease_ended=table.lease_ended,
-            on_fatal=self._fatal,
+            on_lease_expired=table.on_lease_lost,
+            on_fatal=self._fail,
         )
-        self._undo.push_async_callback(membership.close)
-        table.lease, table.incarnation_id = membership.lease, incarnation_id
-        metadata.listen(lambda image: membership.report(image.offset, table.not_ready()))
-        table.on_not_ready.append(lambda: membership.report(metadata.image.offset, table.not_ready()))
-        self._undo.push_async_callback(table.close)
-        groups = self._groups = GroupCoordinator(node_id, table, metadata, gateway, settings, clock)
-        metadata.subscribe(groups.publish)
-        self._undo.push_async_callback(groups.close)
-        self._replication = Replication(
+        self._exit_stack.push_async_callback(lifecycle.close)
+        table.lease, table.incarnation_id = lifecycle.lease, incarnation_id
+        metadata.add_image_listener(lambda image: lifecycle.report(image.offset, table.not_ready()))
+        table.on_not_ready.append(lambda: lifecycle.report(metadata.image.offset, table.not_ready()))
+        self._exit_stack.push_async_callback(table.close)
+        groups = self._groups = GroupCoordinator(
+            node_id, table, metadata, controller_channel, settings, clock
+        )
+        metadata.add_publisher(groups.publish)
+        self._exit_stack.push_async_callback(groups.close)
+        self._replication = ReplicaFetcherManager(
             node_id,
             table,
             peers,
-            gateway,
-            membership,
+            controller_channel,
+            lifecycle,
             settings,
             clock,
             platform.random,
             cluster_id=who.cluster_id,
         )
-        self._undo.push_async_callback(self._replication.close)
+        self._exit_stack.push_async_callback(self._replication.close)
         self._broker = Broker(
             broker_id=node_id,
             platform=platform,
@@ -236,63 +242,71 @@ class Node:
             controller=controller,
             partitions=table,
             groups=groups,
-            fetch_sessions=FetchSessions(platform.random, static.max_incremental_fetch_session_cache_slots),
-            producer_ids=ProducerIds(lambda: gateway.allocate_producer_ids(node_id, membership.broker_epoch)),
-            long_polls=Listeners(),
+            fetch_session_cache=FetchSessionCache(
+                platform.random, static.max_incremental_fetch_session_cache_slots
+            ),
+            producer_ids=ProducerIdManager(
+                lambda: controller_channel.allocate_producer_ids(node_id, lifecycle.broker_epoch)
+            ),
+            shutdown_callbacks=CallbackList(),
             quorum=quorum,
-            gateway=gateway,
-            membership=membership,
+            controller_channel=controller_channel,
+            lifecycle=lifecycle,
             peers=peers,
             replication=self._replication,
             ready=asyncio.Event(),
         )
         self._dispatcher = Dispatcher(self._broker, REGISTRY)
 
-    async def _make_quorum(self, who: Identity) -> Quorum:
-        static, metadata = self._static, self._metadata
+    async def _create_raft_client(self, who: MetaProperties) -> RaftClient:
+        static, metadata = self._broker_settings, self._metadata
         metadata_log = await open_metadata_log(self._store)
         directory = f"{static.data_dir}/{METADATA_LOG}"
         in_memory = static.store == "memory"
         bootstrap = bootstrap_servers(static)
-        return Quorum(
+        return RaftClient(
             static.node_id,
             # Who has no disk has no directory, and so can never be added to the voters.
             None if in_memory else who.directory_id,
             metadata_log,
-            ElectionMemory() if in_memory else ElectionFile(self._world.disk, directory, who.cluster_id),
-            self._world.clock,
-            self._world.random,
-            first_voters=first_voters(static, who, self.addresses),
-            peers=WireQuorumPeers(
+            MemoryQuorumStateStore()
+            if in_memory
+            else FileQuorumStateStore(self._platform.disk, directory, who.cluster_id),
+            self._platform.clock,
+            self._platform.random,
+            initial_voters=initial_voters(static, who, self.addresses),
+            peers=KafkaNetworkChannel(
                 self._peers,
                 who.cluster_id,
                 listener=static.inter_broker_listener,
                 request_timeout_ms=static.quorum_request_timeout_ms,
                 bootstrap=bootstrap,
                 own_addresses=[(each.host, each.port) for each in self.addresses],
-                on_refused=self._fatal,
+                on_refused=self._fail,
             ),
-            snapshots=SnapshotMemory() if in_memory else SnapshotFiles(self._world.disk, directory),
-            settings=QuorumSettings(
+            snapshots=MemorySnapshotStore()
+            if in_memory
+            else FileSnapshotStore(self._platform.disk, directory),
+            settings=QuorumConfig(
                 fetch_timeout_ms=static.quorum_fetch_timeout_ms,
                 election_timeout_ms=static.quorum_election_timeout_ms,
                 request_timeout_ms=static.quorum_request_timeout_ms,
             ),
             bootstrap=tuple(bootstrap),
             on_commit=metadata.commit,
-            on_snapshot=metadata.begin_with,
-            on_leader_change=self._leader_changed,
+            on_load_snapshot=metadata.load_snapshot,
+            on_leader_change=self._on_leader_change,
             on_fatal=metadata.fail,
         )
 
-    def _leader_changed(self, leader_id: int, epoch: int) -> None:
+    def _on_leader_change(self, leader_id: int, epoch: int) -> None:
         self._controller.leader_changed(leader_id, epoch)
         if leader_id != NO_LEADER:
-            self._membership.controller_changed()
+            self._lifecycle.on_controller_change()
 
     async def stop(self) -> None:
         """Hands leadership over, answers what is under way, closes logs so that the next start needs no recovery."""
-        await self._undo.aclose()
+        await self._exit_stack.aclose()
         log.info("stopped")
 
     def abort(self) -> None:
@@ -301,70 +315,74 @@ class Node:
         for listener in self._listeners:
             listener.abort()
 
-    async def _hand_over(self) -> None:
+    async def _begin_shutdown(self) -> None:
         """A node that is alone has nobody to hand over to. One that cannot go on does not try: the sooner its process
         is gone, the sooner others lead."""
         if self.failure is not None:
             return
-        if self._static.controlled_shutdown_enable and len(self._metadata.image.brokers) > 1:
-            await self._membership.shut_down()
+        if self._broker_settings.controlled_shutdown_enable and len(self._metadata.image.brokers) > 1:
+            await self._lifecycle.shut_down()
         if len(self._quorum.voters) > 1:
             # Before the doors close, so that nobody misses the controller meanwhile.
             await self._quorum.resign()
 
     async def _close_store(self) -> None:
-        await self._store.close(-1 if self.failure is not None else self._clean_epoch())
+        await self._store.close(-1 if self.failure is not None else self._clean_shutdown_epoch())
 
-    def _clean_epoch(self) -> int:
+    def _clean_shutdown_epoch(self) -> int:
         """The broker epoch that the logs are closed under. A node that never registered has led and followed nobody:
         it is that of its former life still."""
-        epoch = -1 if self._dispatcher is None else self._membership.broker_epoch
+        epoch = -1 if self._dispatcher is None else self._lifecycle.broker_epoch
         return self._store.previous_broker_epoch if epoch == -1 else epoch
 
     async def _close_listeners(self) -> None:
         for listener in self._listeners:
             listener.stop()
-        self._broker.long_polls.end()
+        self._broker.shutdown_callbacks.close()
         self._groups.stop()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
     def _make_limits(self) -> "_Limits":
         # Half for requests that are under way, half for large ones that are on their way in.
-        half = self._static.queued_max_request_bytes // 2
-        return _Limits(Budget(half), LargeFrames(half), Admission(lambda: self._settings.broker))
+        half = self._broker_settings.queued_max_request_bytes // 2
+        return _Limits(
+            MemoryPool(half), PartialFrameLimiter(half), ConnectionQuotas(lambda: self._settings.broker)
+        )
 
     async def _bind(self) -> list[Address]:
         bound = []
-        for address in self._static.listeners:
-            is_of_nodes = address.name == self._static.inter_broker_listener
-            limits = self._limits_of_nodes if is_of_nodes else self._limits
-            listener = Listener(address.name, lambda: self._settings.broker, *limits, self._opened)
+        for address in self._broker_settings.listeners:
+            is_of_nodes = address.name == self._broker_settings.inter_broker_listener
+            limits = self._inter_broker_limits if is_of_nodes else self._limits
+            listener = SocketServer(
+                address.name, lambda: self._settings.broker, *limits, self._on_connection_opened
+            )
             self._listeners.append(listener)
-            self._undo.push_async_callback(listener.close, 0)
+            self._exit_stack.push_async_callback(listener.close, 0)
             _, port = await listener.bind(address.host, address.port)
             bound.append(address._replace(port=port))
         return bound
 
-    async def _identity(self) -> Identity:
-        static = self._static
+    async def _load_meta_properties(self) -> MetaProperties:
+        static = self._broker_settings
         if static.store == "memory":
-            return identity.new_identity(self._world.random, static.cluster_id, static.node_id)
+            return identity.new_meta_properties(self._platform.random, static.cluster_id, static.node_id)
         return await identity.load_or_create(
-            self._world.disk, static.data_dir, self._world.random, static.cluster_id, static.node_id
+            self._platform.disk, static.data_dir, self._platform.random, static.cluster_id, static.node_id
         )
 
-    def _opened(self, connection: Connection, listener: str) -> Answer:
+    def _on_connection_opened(self, connection: Connection, listener: str) -> RequestProcessor:
         assert self._dispatcher is not None
         dispatcher = self._dispatcher
         client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener)
-        connection.when_closed(lambda: self._closed(client))
-        return lambda frame, release: dispatcher.answer(client, frame, release)
+        connection.add_close_callback(lambda: self._on_connection_closed(client))
+        return lambda frame, release: dispatcher.handle(client, frame, release)
 
-    def _closed(self, client: ClientConnection) -> None:
-        self._broker.fetch_sessions.end_all(client)
-        client.closed.end()
+    def _on_connection_closed(self, client: ClientConnection) -> None:
+        self._broker.fetch_session_cache.remove_all(client)
+        client.closed.close()
 
-    def _fatal(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
             log.error("the node cannot go on", why=str(error) or type(error).__name__)
@@ -375,20 +393,20 @@ class Node:
 class _Limits(NamedTuple):
     """What the connections of some listeners share."""
 
-    budget: Budget
-    large_frames: LargeFrames
-    admission: Admission
+    memory_pool: MemoryPool
+    partial_frames: PartialFrameLimiter
+    quotas: ConnectionQuotas
 
 
 def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:
     # Only the store in use is loaded: a broker in a test is ready sooner.
     if settings.store == "memory":
-        from moldau.logs.memory import MemoryStore
+        from moldau.logs.memory import MemoryLogStore
 
-        return MemoryStore(settings.producer_id_expiration_ms)
-    from moldau.logs.files.store import FilesStore
+        return MemoryLogStore(settings.producer_id_expiration_ms)
+    from moldau.logs.files.store import FileLogStore
 
-    return FilesStore(
+    return FileLogStore(
         platform.disk,
         settings.data_dir,
         platform.clock,

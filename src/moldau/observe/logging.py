@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 ROOT = "moldau"
-FACTS = "moldau_facts"
+FIELDS = "moldau_facts"
 COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -28,26 +28,26 @@ class Logger:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
-    def debug(self, message: str, **facts: Any) -> None:
-        self._write(logging.DEBUG, message, facts)
+    def debug(self, message: str, **fields: Any) -> None:
+        self._write(logging.DEBUG, message, fields)
 
-    def info(self, message: str, **facts: Any) -> None:
-        self._write(logging.INFO, message, facts)
+    def info(self, message: str, **fields: Any) -> None:
+        self._write(logging.INFO, message, fields)
 
-    def warning(self, message: str, **facts: Any) -> None:
-        self._write(logging.WARNING, message, facts)
+    def warning(self, message: str, **fields: Any) -> None:
+        self._write(logging.WARNING, message, fields)
 
-    def error(self, message: str, **facts: Any) -> None:
-        self._write(logging.ERROR, message, facts)
+    def error(self, message: str, **fields: Any) -> None:
+        self._write(logging.ERROR, message, fields)
 
-    def exception(self, message: str, **facts: Any) -> None:
+    def exception(self, message: str, **fields: Any) -> None:
         """An error with the traceback of the exception being handled."""
-        self._write(logging.ERROR, message, facts, traceback=True)
+        self._write(logging.ERROR, message, fields, traceback=True)
 
-    def _write(self, level: int, message: str, facts: dict[str, Any], *, traceback: bool = False) -> None:
+    def _write(self, level: int, message: str, fields: dict[str, Any], *, traceback: bool = False) -> None:
         if self._logger.isEnabledFor(level):
             # stacklevel: the caller of info(), not this file.
-            self._logger.log(level, message, extra={FACTS: facts}, exc_info=traceback or None, stacklevel=3)
+            self._logger.log(level, message, extra={FIELDS: fields}, exc_info=traceback or None, stacklevel=3)
 
 
 def get_logger(name: str) -> Logger:
@@ -62,17 +62,17 @@ class TextFormatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        time = "" if self._clock is None else f"{_time(self._clock()):%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
+        time = "" if self._clock is None else f"{_to_datetime(self._clock()):%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
         level = f"{record.levelname:<7}"
-        facts = "".join(f" {name}={_shown(value)}" for name, value in _facts(record).items())
-        message = _one_line(record.getMessage())
+        fields = "".join(f" {name}={_format_field(value)}" for name, value in _fields(record).items())
+        message = _escape_message(record.getMessage())
         if self._colour:
             time = f"{DIM}{time}{PLAIN}"
             level = f"{COLOURS.get(record.levelname, '')}{level}{PLAIN}"
-            facts = f"{DIM}{facts}{PLAIN}"
+            fields = f"{DIM}{fields}{PLAIN}"
         traceback = _traceback(self, record)
         trace = f"\n{traceback}" if traceback else ""
-        return f"{time}{level} {message}{facts}{trace}"
+        return f"{time}{level} {message}{fields}{trace}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -83,13 +83,15 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {}
         if self._clock is not None:
-            line["time"] = _time(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            line["time"] = (
+                _to_datetime(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            )
         line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         # Facts come last and never hide what every line has.
-        line |= {f"{name}_" if name in line else name: value for name, value in _facts(record).items()}
+        line |= {f"{name}_" if name in line else name: value for name, value in _fields(record).items()}
         if traceback := _traceback(self, record):
             line["traceback"] = traceback
-        return json.dumps(line, default=_text, ensure_ascii=False)
+        return json.dumps(line, default=_to_text, ensure_ascii=False)
 
 
 def configure(
@@ -111,20 +113,20 @@ def configure(
     root.propagate = False
 
 
-def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    facts: dict[str, Any] = getattr(record, FACTS, {})
-    return facts
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = getattr(record, FIELDS, {})
+    return fields
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
 
 
-def _time(wall_ms: int) -> datetime:
+def _to_datetime(wall_ms: int) -> datetime:
     return datetime.fromtimestamp(wall_ms / 1000, UTC)
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """Without addresses: an object that has no text of its own is named by its type."""
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}" if str(value) else type(value).__name__
@@ -134,16 +136,16 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _shown(value: Any) -> str:
+def _format_field(value: Any) -> str:
     """A fact on a text line: quoted where it would not be one word."""
     if isinstance(value, bool | None):
         return json.dumps(value)
-    text = _text(value)
+    text = _to_text(value)
     if text and text.isprintable() and not any(sign in text for sign in ' "='):
         return text
     return json.dumps(text, ensure_ascii=False)
 
 
-def _one_line(message: str) -> str:
+def _escape_message(message: str) -> str:
     """What a client sent must not look like a line of its own."""
     return message if message.isprintable() else json.dumps(message, ensure_ascii=False)

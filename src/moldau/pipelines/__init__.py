@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moldau.pipelines.definition import PipelineError
-    from moldau.pipelines.form.loading import load
-    from moldau.pipelines.form.python_form import Pipeline
+    from moldau.pipelines.spec.loader import load
+    from moldau.pipelines.spec.python_file import Pipeline
 
 __all__ = ["Pipeline", "PipelineError", "load"]
 
-_HOMES = {"Pipeline": "form.python_form", "PipelineError": "definition", "load": "form.loading"}
+_MODULES = {"Pipeline": "spec.python_file", "PipelineError": "definition", "load": "spec.loader"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

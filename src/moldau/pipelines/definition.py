@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-Shaping = Callable[..., Any]
+TransformFunction = Callable[..., Any]
 """Makes a DataFrame of DataFrames; what its parameters are called says which views it gets."""
 
 
@@ -35,7 +35,7 @@ class SinkKind(StrEnum):
     CONSOLE = "console"
 
 
-class OnBad(StrEnum):
+class BadRecordPolicy(StrEnum):
     """What becomes of records that cannot be decoded or violate an expectation."""
 
     FAIL = "fail"
@@ -70,7 +70,7 @@ class Source:
     """What must be true of a record, as SQL over its columns, by name. Null counts as a violation."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """More options of the data source."""
-    shaping: Shaping | None = None
+    transform: TransformFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class View:
 
     name: str
     sql: str | None = None
-    shaping: Shaping | None = None
+    transform: TransformFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Sink:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class PipelineDefinition:
     name: str
     sources: tuple[Source, ...]
     views: tuple[View, ...]
@@ -115,7 +115,7 @@ class Pipeline:
     bootstrap: str = "127.0.0.1:9092"
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Security and other `kafka.*` options, for sources and sinks alike, without the prefix."""
-    on_bad: OnBad = OnBad.FAIL
+    on_bad: BadRecordPolicy = BadRecordPolicy.FAIL
     dead_letter_topic: str | None = None
     trigger: str | None = None
     """How often a batch begins, as `1 second`; None: as soon as the last one is done."""

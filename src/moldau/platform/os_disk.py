@@ -16,16 +16,16 @@ from queue import SimpleQueue
 from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit, Outcome
 
-SYNC_THREADS_MAX = 16
+FSYNC_THREADS_MAX = 16
 """Syncs that may wait for the device side by side; about as many as a device takes in parallel."""
 
-WRITE_PARTS_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
+WRITEV_PARTS_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 TEMPORARY_SUFFIX = ".tmp"
 """`replace` writes beside the file under this suffix; a crash may leave such a name behind."""
 
-_Work = Callable[[], None]
-_Job = tuple[asyncio.AbstractEventLoop, _Work, Done]
+_SyncWork = Callable[[], None]
+_Job = tuple[asyncio.AbstractEventLoop, _SyncWork, Done]
 
 # A plain fsync on macOS stops at the drive's own cache.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
@@ -70,7 +70,7 @@ def _replace(path: str, data: bytes) -> None:
     _sync_directory(os.path.dirname(path) or ".")
 
 
-def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
+def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
         loop, work, done = job
         outcome: Outcome = None
@@ -90,20 +90,20 @@ def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
         del job, loop, work, done, outcome
 
 
-class SyncThreads:
+class FsyncThreads:
     """Runs work in a thread and calls back on the loop. Starts threads only as far as work waits for one.
 
     A queue of our own, because a wake-up through it takes about half as long as through an Executor, whose
     futures cross the threads twice.
     """
 
-    def __init__(self, threads_max: int = SYNC_THREADS_MAX) -> None:
+    def __init__(self, threads_max: int = FSYNC_THREADS_MAX) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads = 0
         self._threads_max = threads_max
         self._running = 0
 
-    def submit(self, work: _Work, done: Done) -> None:
+    def submit(self, work: _SyncWork, done: Done) -> None:
         """Called on the loop, and so is `done`, later, with the OSError that `work` raised or None. Where the system
         gives no further thread those that live do the work; without any it fails."""
 
@@ -123,7 +123,7 @@ class SyncThreads:
         self._jobs.put((loop, work, finish))
 
     def _start_thread(self) -> None:
-        threading.Thread(target=_work_off, args=(self._jobs,), name="moldau-sync", daemon=True).start()
+        threading.Thread(target=_run_jobs, args=(self._jobs,), name="moldau-sync", daemon=True).start()
         self._threads += 1
 
     def __del__(self) -> None:
@@ -134,7 +134,7 @@ class SyncThreads:
 class OsFile(GroupCommit):
     """A file of the operating system. Its descriptor closes when the last holder of this object is gone."""
 
-    def __init__(self, path: str, threads: SyncThreads) -> None:
+    def __init__(self, path: str, threads: FsyncThreads) -> None:
         self._descriptor = -1
         super().__init__()
         self.path = path
@@ -160,8 +160,8 @@ class OsFile(GroupCommit):
         expected = 0
         for part in parts:
             expected += len(part)
-        self._changed = True
-        if len(parts) <= WRITE_PARTS_MAX:
+        self._is_dirty = True
+        if len(parts) <= WRITEV_PARTS_MAX:
             written = os.writev(self._descriptor, parts)
             self._size += written
             if written == expected:
@@ -180,7 +180,7 @@ class OsFile(GroupCommit):
             if not remaining:
                 return
             remaining[0] = remaining[0][written:]
-            group = [remaining[index] for index in range(min(len(remaining), WRITE_PARTS_MAX))]
+            group = [remaining[index] for index in range(min(len(remaining), WRITEV_PARTS_MAX))]
             written = os.writev(self._descriptor, group)
             self._size += written
 
@@ -198,14 +198,14 @@ class OsFile(GroupCommit):
 
     def truncate(self, size: int) -> None:
         self._check_open()
-        self._changed = True
+        self._is_dirty = True
         os.ftruncate(self._descriptor, size)
         self._size = size
 
     async def sync(self) -> None:
         self._check_open()
         self._check_trusted()
-        await self._join()
+        await self._wait_for_run()
 
     def drop_cache(self) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -214,7 +214,7 @@ class OsFile(GroupCommit):
     def close(self) -> None:
         self._closed = True
 
-    def _start(self, done: Done) -> None:
+    def _start_sync(self, done: Done) -> None:
         self._threads.submit(self._sync_now, done)
 
     def _sync_now(self) -> None:
@@ -242,25 +242,25 @@ class OsFile(GroupCommit):
         return f"OsFile({self.path!r}, {self._size} bytes)"
 
 
-class _Directory(GroupCommit):
-    def __init__(self, path: str, threads: SyncThreads) -> None:
+class _OsDirectory(GroupCommit):
+    def __init__(self, path: str, threads: FsyncThreads) -> None:
         super().__init__()
         self._path = path
         self._threads = threads
 
-    def _start(self, done: Done) -> None:
+    def _start_sync(self, done: Done) -> None:
         self._threads.submit(lambda: _sync_directory(self._path), done)
 
     async def sync(self) -> None:
         # Names change without this object hearing of it, so no caller may be content with a running sync.
-        self._changed = True
-        await self._join()
+        self._is_dirty = True
+        await self._wait_for_run()
 
 
 class OsDisk:
-    def __init__(self, sync_threads_max: int = SYNC_THREADS_MAX) -> None:
-        self._threads = SyncThreads(sync_threads_max)
-        self._directories: dict[str, _Directory] = {}
+    def __init__(self, fsync_threads_max: int = FSYNC_THREADS_MAX) -> None:
+        self._threads = FsyncThreads(fsync_threads_max)
+        self._directories: dict[str, _OsDirectory] = {}
         self._replacements: dict[str, deque[tuple[bytes, asyncio.Future[None]]]] = {}
 
     def open(self, path: str) -> OsFile:
@@ -300,7 +300,7 @@ class OsDisk:
     async def sync_directory(self, path: str) -> None:
         directory = self._directories.get(path)
         if directory is None:
-            directory = self._directories[path] = _Directory(path, self._threads)
+            directory = self._directories[path] = _OsDirectory(path, self._threads)
         try:
             await directory.sync()
         finally:

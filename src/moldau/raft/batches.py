@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moldau.errors import CorruptRecordError
-from moldau.raft.events import AppendVoters, BeginEpoch
-from moldau.raft.log_view import Span
-from moldau.raft.messages import LogEnd
-from moldau.raft.snapshot_format import KRAFT_VERSION, voters_control, voters_of
-from moldau.records import control
+from moldau.raft.events import AppendLeaderChange, AppendVoters
+from moldau.raft.messages import EpochEndOffset
+from moldau.raft.raft_log_state import BatchSummary
+from moldau.raft.snapshot_format import KRAFT_VERSION, voters_from_record, voters_record
+from moldau.records import control_records as control
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, Batch
-from moldau.records.build import build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import build_batch
+from moldau.records.record import Record, iterate_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class CommittedBatch:
     """In the control batch by which a leader begins its epoch: that leader."""
 
 
-def committed_batch(batch: Batch) -> CommittedBatch:
+def read_committed_batch(batch: Batch) -> CommittedBatch:
     """Reads a batch of the metadata log; CorruptRecordError if its checksum is wrong."""
-    checked(batch)
+    verify_checksum(batch)
     values: list[bytes] = []
     leader_id = None
-    for record in iterate(batch):
+    for record in iterate_records(batch):
         if batch.is_control:
             change = control.decode(record)
             if isinstance(change, control.LeaderChange):
@@ -42,15 +42,15 @@ def committed_batch(batch: Batch) -> CommittedBatch:
     return CommittedBatch(batch.base_offset, batch.last_offset, batch.leader_epoch, tuple(values), leader_id)
 
 
-def span_of(batch: Batch) -> Span:
+def summarize_batch(batch: Batch) -> BatchSummary:
     """Of a batch whose checksum is right; records of the metadata itself are not looked at."""
     voters = None
     if batch.is_control:
-        for record in iterate(batch):
+        for record in iterate_records(batch):
             change = control.decode(record)
             if isinstance(change, control.Voters):
-                voters = voters_of(change)
-    return Span(batch.base_offset, batch.next_offset, batch.leader_epoch, voters)
+                voters = voters_from_record(change)
+    return BatchSummary(batch.base_offset, batch.next_offset, batch.leader_epoch, voters)
 
 
 def values_batch(values: Sequence[bytes], *, base_offset: int, epoch: int, timestamp: int) -> Batch:
@@ -58,23 +58,23 @@ def values_batch(values: Sequence[bytes], *, base_offset: int, epoch: int, times
     return Batch(build_batch(records, base_offset=base_offset, leader_epoch=epoch))
 
 
-def first_batch(begin: BeginEpoch, *, base_offset: int, timestamp: int) -> Batch:
+def leader_change_batch(begin: AppendLeaderChange, *, base_offset: int, timestamp: int) -> Batch:
     """The one that a leader begins its epoch with."""
     # Ids of nodes only: with ids of directories it would be version 1, which Kafka's tools do not read.
-    voters = tuple(control.Voter(voter.node_id) for voter in begin.voters)
-    granting = tuple(voter for voter in voters if voter.id in begin.granting)
-    change = control.LeaderChange(begin.leader_id, voters, granting)
-    changes: list[control.Control] = [change]
-    if begin.names_voters:
-        changes += [control.KRaftVersion(KRAFT_VERSION), voters_control(begin.voters)]
+    voters = tuple(control.LeaderChangeVoter(voter.node_id) for voter in begin.voters)
+    granting_voters = tuple(voter for voter in voters if voter.id in begin.granting_voters)
+    change = control.LeaderChange(begin.leader_id, voters, granting_voters)
+    changes: list[control.ControlRecord] = [change]
+    if begin.includes_voters:
+        changes += [control.KRaftVersion(KRAFT_VERSION), voters_record(begin.voters)]
     return _control_batch(changes, base_offset, begin.epoch, timestamp)
 
 
 def voters_batch(append: AppendVoters, *, base_offset: int, epoch: int, timestamp: int) -> Batch:
-    return _control_batch([voters_control(append.voters)], base_offset, epoch, timestamp)
+    return _control_batch([voters_record(append.voters)], base_offset, epoch, timestamp)
 
 
-def whole_batches(data: bytes) -> Iterator[Batch]:
+def iterate_batches(data: bytes) -> Iterator[Batch]:
     """The batches in what a read gave; the last may be cut off, and is left for the next read."""
     view = memoryview(data)
     position = 0
@@ -88,14 +88,14 @@ def whole_batches(data: bytes) -> Iterator[Batch]:
         position += size
 
 
-def from_leader(data: bytes, last: LogEnd, epoch: int) -> list[Batch]:
-    """What a leader of this epoch sent to follow `last`. Raises CorruptRecordError where that cannot be."""
-    batches = list(whole_batches(data))
+def batches_from_leader(data: bytes, log_end: EpochEndOffset, epoch: int) -> list[Batch]:
+    """What a leader of this epoch sent to follow `log_end`. Raises CorruptRecordError where that cannot be."""
+    batches = list(iterate_batches(data))
     if not batches:
         raise CorruptRecordError(f"no whole batch is in {len(data)} bytes from the leader")
-    last_epoch, offset = last
+    last_epoch, offset = log_end
     for batch in batches:
-        checked(batch)
+        verify_checksum(batch)
         if batch.base_offset != offset or batch.last_offset_delta < 0:
             raise CorruptRecordError(f"the leader sent {batch!r} to follow offset {offset}")
         if not last_epoch <= batch.leader_epoch <= epoch:
@@ -106,13 +106,15 @@ def from_leader(data: bytes, last: LogEnd, epoch: int) -> list[Batch]:
     return batches
 
 
-def checked(batch: Batch) -> Batch:
-    if not batch.checksum_is_right():
+def verify_checksum(batch: Batch) -> Batch:
+    if not batch.has_valid_checksum():
         raise CorruptRecordError(f"the checksum of {batch!r} in the metadata log is wrong")
     return batch
 
 
-def _control_batch(changes: Sequence[control.Control], base_offset: int, epoch: int, timestamp: int) -> Batch:
+def _control_batch(
+    changes: Sequence[control.ControlRecord], base_offset: int, epoch: int, timestamp: int
+) -> Batch:
     records = [
         Record(timestamp=timestamp, key=control.encode_key(change), value=control.encode_value(change))
         for change in changes

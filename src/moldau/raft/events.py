@@ -5,26 +5,28 @@ from enum import Enum
 from uuid import UUID
 
 from moldau.errors import MoldauError
-from moldau.raft.log_view import LogView, Span
 from moldau.raft.messages import (
     NO_LEADER,
     NO_VOTE,
-    BeginEpochRequest,
-    EndEpochRequest,
-    EpochReply,
-    QuorumFetch,
-    QuorumFetched,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumEpochResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     ReplicaKey,
-    SnapshotFetch,
-    SnapshotFetched,
     SnapshotId,
-    Voter,
-    VoteReply,
     VoteRequest,
+    VoteResponse,
+    VoterNode,
 )
+from moldau.raft.raft_log_state import BatchSummary, RaftLogState
 
-Asked = VoteRequest | BeginEpochRequest | EndEpochRequest | QuorumFetch | SnapshotFetch
-Told = VoteReply | EpochReply | QuorumFetched | SnapshotFetched
+RaftRequest = (
+    VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | QuorumFetchRequest | FetchSnapshotRequest
+)
+RaftResponse = VoteResponse | QuorumEpochResponse | QuorumFetchResponse | FetchSnapshotResponse
 
 
 class Role(Enum):
@@ -42,59 +44,59 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Election:
+class ElectionState:
     """What a voter must remember across a crash: without it, it could vote twice in one epoch."""
 
     epoch: int = 0
     leader_id: int = NO_LEADER
     voted_for: int = NO_VOTE
-    voted_directory: UUID | None = None
+    voted_directory_id: UUID | None = None
 
 
 # Events
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class NodeStarted:
     """The node is up. All of its log is durable, and committed below the end of the snapshot it begins with."""
 
-    log: LogView
+    log: RaftLogState
     committed_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimerExpired:
     """The state's `deadline_ms` may have come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class RequestReceived:
     """Another node asks; it is answered by an Answer or a Serve among the effects."""
 
-    request: Asked
+    request: RaftRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ResponseReceived:
     """An answer to a Send."""
 
     by: int
-    request: Asked
-    reply: Told
+    request: RaftRequest
+    reply: RaftResponse
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
-    """No answer came to a Send. `is_gone`: because nobody listens there."""
+class RequestFailed:
+    """No answer came to a Send. `is_connection_refused`: because nobody listens there."""
 
     by: int
-    request: Asked
-    is_gone: bool = False
+    request: RaftRequest
+    is_connection_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    spans: tuple[Span, ...]
+class BatchesAppended:
+    batches: tuple[BatchSummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +105,19 @@ class AppendFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Durable:
+class LogFlushed:
     """This node has everything below `end_offset` on disk."""
 
     end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Truncated:
+class LogTruncated:
     end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotMade:
+class SnapshotCreated:
     """This node made a snapshot of what is committed, and the log begins at `start_offset` now."""
 
     snapshot: SnapshotId
@@ -123,37 +125,37 @@ class SnapshotMade:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotInstalled:
     """The leader's snapshot is on disk, and the log begins anew behind it."""
 
     snapshot: SnapshotId
-    voters: tuple[Voter, ...]
+    voters: tuple[VoterNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFailed:
+class SnapshotFetchFailed:
     """The leader's snapshot could not be had."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class ResignRequested:
     """The node is about to stop: whoever leads hands over, and does not stand again."""
 
 
 Event = (
-    Started
-    | Tick
-    | Received
-    | Answered
-    | Unanswered
-    | Appended
+    NodeStarted
+    | TimerExpired
+    | RequestReceived
+    | ResponseReceived
+    | RequestFailed
+    | BatchesAppended
     | AppendFailed
-    | Durable
-    | Truncated
-    | SnapshotMade
-    | SnapshotTaken
-    | SnapshotFailed
-    | Leaving
+    | LogFlushed
+    | LogTruncated
+    | SnapshotCreated
+    | SnapshotInstalled
+    | SnapshotFetchFailed
+    | ResignRequested
 )
 
 
@@ -161,44 +163,44 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
+class PersistElection:
     """Must be on disk before any later effect is begun."""
 
-    election: Election
+    election: ElectionState
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRequest:
     """Asks another node; an Answered or Unanswered follows."""
 
     to: int
-    request: Asked
+    request: RaftRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendResponse:
     """To what was Received. An error is raised to whoever asked."""
 
-    reply: Told | MoldauError
+    reply: RaftResponse | MoldauError
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
+class ServeFetch:
     """What was Received is answered from the log or a snapshot, as long as this node leads in this epoch."""
 
-    request: QuorumFetch | SnapshotFetch
+    request: QuorumFetchRequest | FetchSnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
-class BeginEpoch:
+class AppendLeaderChange:
     """Appends the first batch of a leader's epoch. It is what lets a leader commit the records of epochs before
     its own."""
 
     leader_id: int
     epoch: int
-    voters: tuple[Voter, ...]
-    granting: tuple[int, ...]
-    names_voters: bool
+    voters: tuple[VoterNode, ...]
+    granting_voters: tuple[int, ...]
+    includes_voters: bool
     """Whether it names them as the voters from now on, because the log does not yet."""
 
 
@@ -206,18 +208,18 @@ class BeginEpoch:
 class AppendVoters:
     """Appends a record that names the voters anew. Leader only."""
 
-    voters: tuple[Voter, ...]
+    voters: tuple[VoterNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AppendRecords:
+class AppendFetchedRecords:
     """Appends what the leader sent, behind the end of the log, if it is sound."""
 
     records: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Truncate:
+class TruncateLog:
     end_offset: int
 
 
@@ -231,14 +233,14 @@ class FetchSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class HighWatermarkAdvanced:
     """The high watermark has moved: everything below `offset` is agreed on for ever."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderIs:
+class LeaderChanged:
     """Another leader (perhaps none) or another epoch than before."""
 
     leader_id: int
@@ -246,12 +248,12 @@ class LeaderIs:
 
 
 @dataclass(frozen=True, slots=True)
-class VotersAre:
-    voters: tuple[Voter, ...]
+class VotersChanged:
+    voters: tuple[VoterNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FellBack:
+class ReplicaOffsetRegressed:
     """A voter wants to read on at `end_offset`, and had everything below `confirmed_offset` on disk before."""
 
     replica: ReplicaKey
@@ -260,25 +262,25 @@ class FellBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Fatal:
+class FatalError:
     """What was agreed on is not what others have: going on would spread the damage."""
 
     reason: str
 
 
 Effect = (
-    Persist
-    | Send
-    | Answer
-    | Serve
-    | BeginEpoch
+    PersistElection
+    | SendRequest
+    | SendResponse
+    | ServeFetch
+    | AppendLeaderChange
     | AppendVoters
-    | AppendRecords
-    | Truncate
+    | AppendFetchedRecords
+    | TruncateLog
     | FetchSnapshot
-    | Committed
-    | LeaderIs
-    | VotersAre
-    | FellBack
-    | Fatal
+    | HighWatermarkAdvanced
+    | LeaderChanged
+    | VotersChanged
+    | ReplicaOffsetRegressed
+    | FatalError
 )

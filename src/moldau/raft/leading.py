@@ -11,20 +11,29 @@ from moldau.errors import (
     RequestTimedOutError,
     VoterNotFoundError,
 )
-from moldau.raft.events import Answer, AppendVoters, BeginEpoch, Election, FellBack, Role, Send, Serve
-from moldau.raft.following import Following
-from moldau.raft.messages import (
-    BeginEpochRequest,
-    EndEpochRequest,
-    QuorumFetch,
-    QuorumFetched,
-    ReplicaKey,
-    SnapshotFetch,
-    SnapshotFetched,
-    Voter,
+from moldau.raft.events import (
+    AppendLeaderChange,
+    AppendVoters,
+    ElectionState,
+    ReplicaOffsetRegressed,
+    Role,
+    SendRequest,
+    SendResponse,
+    ServeFetch,
 )
-from moldau.raft.replicas import NEVER, Leadership, Replica
-from moldau.raft.voters import find, is_same
+from moldau.raft.following import Following
+from moldau.raft.leader_state import NEVER, Leadership, ReplicaState
+from moldau.raft.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+    ReplicaKey,
+    VoterNode,
+)
+from moldau.raft.voter_set import find_voter, is_same_replica
 
 
 @dataclass(slots=True)
@@ -32,85 +41,97 @@ class Leading(Following):
     @property
     def has_committed_in_epoch(self) -> bool:
         """Only then does a leader know all that is committed, and so who votes."""
-        return self.leadership is not None and self.high_watermark > self.leadership.epoch_start_offset
+        return self.leader_state is not None and self.high_watermark > self.leader_state.epoch_start_offset
 
     @property
     def announced_high_watermark(self) -> int:
         """What others are told: none, as long as more may be committed than this leader knows."""
         return self.high_watermark if self.has_committed_in_epoch else -1
 
-    def confirmed_ms(self, now_ms: int) -> int | None:
+    def majority_confirmed_ms(self, now_ms: int) -> int | None:
         """The newest time at which a majority is known to have had this leader; None for a node that does not
         lead."""
-        return None if self.leadership is None else self.leadership.confirmed_ms(self.voters, now_ms)
-
-    def _lead(self) -> None:
-        self.role = Role.LEADER
-        self.election_ms = None
-        election = self.election
-        self._set_election(Election(self.epoch, self.node_id, election.voted_for, election.voted_directory))
-        self.leadership = Leadership(
-            self.key,
-            since_ms=self.round_ms,
-            epoch_start_offset=self.log.end_offset,
-            begin_ms=self._now_ms,
-            silent_ms=self.silent_ms,
+        return (
+            None
+            if self.leader_state is None
+            else self.leader_state.majority_confirmed_ms(self.voters, now_ms)
         )
-        voters = self._learned_voters()
-        granting = tuple(sorted(self.granted))
-        names_voters = not self.log.voters.is_in_log
-        self._effects.append(BeginEpoch(self.node_id, self.epoch, voters, granting, names_voters))
-        self._announce(self.leadership)
 
-    def _announce(self, leadership: Leadership) -> None:
+    def _transition_to_leader(self) -> None:
+        self.role = Role.LEADER
+        self.election_deadline_ms = None
+        election = self.election
+        self._persist_election(
+            ElectionState(self.epoch, self.node_id, election.voted_for, election.voted_directory_id)
+        )
+        self.leader_state = Leadership(
+            self.key,
+            elected_since_ms=self.election_start_ms,
+            epoch_start_offset=self.log.end_offset,
+            next_announcement_ms=self._now_ms,
+            leader_silence_ms=self.leader_silence_ms,
+        )
+        voters = self._voters_with_learned_directories()
+        granting_voters = tuple(sorted(self.granting_voters))
+        includes_voters = not self.log.voters.has_voters_record
+        self._effects.append(
+            AppendLeaderChange(self.node_id, self.epoch, voters, granting_voters, includes_voters)
+        )
+        self._send_begin_quorum_epoch(self.leader_state)
+
+    def _send_begin_quorum_epoch(self, leader_state: Leadership) -> None:
         """Tells those who do not fetch, again and again: the news may be lost, or a voter may have been away."""
         half_timeout_ms = self.settings.fetch_timeout_ms // 2
-        own = find(self.voters, self.key)
+        own = find_voter(self.voters, self.key)
         endpoints = own.endpoints if own is not None else ()
-        for voter in leadership.silent(self.voters, self._now_ms, half_timeout_ms):
-            request = BeginEpochRequest(self.node_id, self.epoch, voter.key, endpoints)
-            self._effects.append(Send(voter.node_id, request))
-        leadership.begin_ms = self._after(self.settings.fetch_timeout_ms / 3)
+        for voter in leader_state.voters_not_fetching(self.voters, self._now_ms, half_timeout_ms):
+            request = BeginQuorumEpochRequest(self.node_id, self.epoch, voter.key, endpoints)
+            self._effects.append(SendRequest(voter.node_id, request))
+        leader_state.next_announcement_ms = self._deadline_in(self.settings.fetch_timeout_ms / 3)
 
-    def _tick_as_leader(self, leadership: Leadership) -> None:
-        if not self._others():
+    def _on_leader_timer(self, leader_state: Leadership) -> None:
+        if not self._other_voters():
             return
-        confirmed_ms = leadership.confirmed_ms(self.voters, self._now_ms)
-        if self._now_ms - confirmed_ms >= self.settings.check_quorum_ms:
+        majority_confirmed_ms = leader_state.majority_confirmed_ms(self.voters, self._now_ms)
+        if self._now_ms - majority_confirmed_ms >= self.settings.check_quorum_ms:
             self._resign()
-        elif self._now_ms >= leadership.begin_ms:
-            self._announce(leadership)
+        elif self._now_ms >= leader_state.next_announcement_ms:
+            self._send_begin_quorum_epoch(leader_state)
 
     def _resign(self) -> None:
-        if self.leadership is None:
+        if self.leader_state is None:
             return
-        successors = self.leadership.successors(self.voters)
+        preferred_candidates = self.leader_state.preferred_candidates(self.voters)
         self._end_leadership()
         self.role = Role.RESIGNED
-        self._stand_at(self._election_timeout())
-        self._say_goodbye(successors)
+        self._schedule_election(self._random_election_deadline())
+        self._send_end_quorum_epoch(preferred_candidates)
         if not self.is_voter:
-            self._leader_left(self._election_timeout())
+            self._on_leader_resigned(self._random_election_deadline())
 
-    def _say_goodbye(self, successors: Sequence[ReplicaKey]) -> None:
-        for key in successors:
+    def _send_end_quorum_epoch(self, preferred_candidates: Sequence[ReplicaKey]) -> None:
+        for key in preferred_candidates:
             self._effects.append(
-                Send(key.node_id, EndEpochRequest(self.node_id, self.epoch, tuple(successors)))
+                SendRequest(
+                    key.node_id, EndQuorumEpochRequest(self.node_id, self.epoch, tuple(preferred_candidates))
+                )
             )
 
     # Serving
 
-    def _fetch_received(self, request: QuorumFetch) -> None:
-        leadership = self.leadership
-        if leadership is None or request.epoch != self.epoch:
-            self._effects.append(Answer(QuorumFetched(self.epoch, self.leader_id, is_leader=False)))
+    def _handle_fetch(self, request: QuorumFetchRequest) -> None:
+        leader_state = self.leader_state
+        if leader_state is None or request.epoch != self.epoch:
+            self._effects.append(
+                SendResponse(QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False))
+            )
             return
-        log, last = self.log, request.last
-        replica = leadership.heard(request.replica, self._now_ms, request.heard_ms)
-        if request.heard_ms == NEVER and last.offset < replica.end_offset:
-            self._fell_back(replica, last.offset)
-        found = log.end_of(last.epoch) if last.offset >= log.start_offset else None
-        reply = QuorumFetched(
+        log, log_end = self.log, request.log_end
+        replica = leader_state.record_contact(request.replica, self._now_ms, request.heard_ms)
+        if request.heard_ms == NEVER and log_end.offset < replica.end_offset:
+            self._on_offset_regression(replica, log_end.offset)
+        found = log.end_offset_for_epoch(log_end.epoch) if log_end.offset >= log.start_offset else None
+        reply = QuorumFetchResponse(
             self.epoch,
             self.node_id,
             is_leader=True,
@@ -119,40 +140,44 @@ class Leading(Following):
             sent_ms=self._now_ms,
         )
         if found is None and log.snapshot is not None:
-            self._effects.append(Answer(replace(reply, snapshot=log.snapshot)))
-        elif found is None or found.epoch != last.epoch or found.offset < last.offset:
-            diverging = found if found is not None else log.last._replace(epoch=log.base_epoch, offset=0)
-            self._effects.append(Answer(replace(reply, diverging=diverging)))
+            self._effects.append(SendResponse(replace(reply, snapshot=log.snapshot)))
+        elif found is None or found.epoch != log_end.epoch or found.offset < log_end.offset:
+            diverging_epoch = (
+                found if found is not None else log.log_end._replace(epoch=log.base_epoch, offset=0)
+            )
+            self._effects.append(SendResponse(replace(reply, diverging_epoch=diverging_epoch)))
         else:
-            leadership.fetched(replica, last.offset, log.end_offset, self._now_ms)
-            self._count_durable()
-            self._effects.append(Serve(request))
+            leader_state.record_fetch(replica, log_end.offset, log.end_offset, self._now_ms)
+            self._maybe_advance_high_watermark()
+            self._effects.append(ServeFetch(request))
 
-    def _fell_back(self, replica: Replica, end_offset: int) -> None:
+    def _on_offset_regression(self, replica: ReplicaState, end_offset: int) -> None:
         """A replica that has begun anew, and heard nothing of this leader yet, has less on disk than it had. What it
         once confirmed counts no more; what was committed by it stays so, for others rely on that."""
-        if replica.key.directory_id is not None and find(self.voters, replica.key) is not None:
-            self._effects.append(FellBack(replica.key, replica.end_offset, end_offset))
+        if replica.key.directory_id is not None and find_voter(self.voters, replica.key) is not None:
+            self._effects.append(ReplicaOffsetRegressed(replica.key, replica.end_offset, end_offset))
         replica.end_offset = NEVER
 
-    def _snapshot_fetch_received(self, request: SnapshotFetch) -> None:
-        if self.leadership is None or request.epoch != self.epoch:
-            self._effects.append(Answer(SnapshotFetched(self.epoch, self.leader_id, is_leader=False)))
+    def _handle_fetch_snapshot(self, request: FetchSnapshotRequest) -> None:
+        if self.leader_state is None or request.epoch != self.epoch:
+            self._effects.append(
+                SendResponse(FetchSnapshotResponse(self.epoch, self.leader_id, is_leader=False))
+            )
             return
-        self.leadership.heard(request.replica, self._now_ms, request.heard_ms)
-        self._effects.append(Serve(request))
+        self.leader_state.record_contact(request.replica, self._now_ms, request.heard_ms)
+        self._effects.append(ServeFetch(request))
 
-    def _count_durable(self) -> None:
-        leadership = self.leadership
-        assert leadership is not None
-        reached = leadership.durable_on_majority(self.voters, self.log.durable_offset)
+    def _maybe_advance_high_watermark(self) -> None:
+        leader_state = self.leader_state
+        assert leader_state is not None
+        reached = leader_state.majority_end_offset(self.voters, self.log.durable_offset)
         # Records of earlier epochs may be on a majority and still be lost to another leader (Raft, 5.4.2):
         # they are committed only together with a record of this epoch behind them.
-        if reached > leadership.epoch_start_offset:
+        if reached > leader_state.epoch_start_offset:
             self._commit(reached)
-            if self.current_from is None:
-                self.current_from = self.high_watermark
-        if self.has_committed_in_epoch and self.log.voters.newest.offset < self.high_watermark:
+            if self.catch_up_offset is None:
+                self.catch_up_offset = self.high_watermark
+        if self.has_committed_in_epoch and self.log.voters.last_entry.offset < self.high_watermark:
             if not self.is_voter:
                 # It has done its last duty: its removal is agreed on.
                 self._resign()
@@ -164,42 +189,42 @@ class Leading(Following):
     def _learn(self) -> None:
         """The first voters come from settings, which know no directories. Once a voter's directory is in the log,
         a node that comes back with an empty disk is not taken for it."""
-        voters = self._learned_voters()
+        voters = self._voters_with_learned_directories()
         if voters != self.voters:
             self._effects.append(AppendVoters(voters))
 
-    def _learned_voters(self) -> tuple[Voter, ...]:
+    def _voters_with_learned_directories(self) -> tuple[VoterNode, ...]:
         """With directories where they have become known, and this node where it is now."""
         return tuple(
             replace(
                 voter,
-                directory_id=self._directory_of(voter),
+                directory_id=self._learned_directory(voter),
                 endpoints=(voter.node_id == self.node_id and self.endpoints) or voter.endpoints,
             )
             for voter in self.voters
         )
 
-    def _directory_of(self, voter: Voter) -> UUID | None:
+    def _learned_directory(self, voter: VoterNode) -> UUID | None:
         if voter.directory_id is not None:
             return voter.directory_id
         if voter.node_id == self.node_id:
             return self.key.directory_id
-        replica = None if self.leadership is None else self.leadership.of(voter)
+        replica = None if self.leader_state is None else self.leader_state.of(voter)
         return None if replica is None else replica.key.directory_id
 
-    def with_voter(self, now_ms: int, new: Voter) -> tuple[Voter, ...]:
+    def with_voter(self, now_ms: int, new: VoterNode) -> tuple[VoterNode, ...]:
         """The voters with another one. Raises where it may not be added (yet)."""
-        leadership = self._check_may_change()
+        leader_state = self._check_can_change_voters()
         if any(voter.node_id == new.node_id for voter in self.voters):
             raise DuplicateVoterError(f"node {new.node_id} is a voter already; remove it first")
         if new.directory_id is None:
             raise InvalidRequestError(f"the directory id of node {new.node_id} must be named")
-        if self.key.directory_id is None or leadership.is_diskless(new.node_id):
+        if self.key.directory_id is None or leader_state.is_diskless(new.node_id):
             raise InvalidRequestError(
                 "a node that keeps its metadata in memory (store=memory) would forget its votes: it cannot vote "
                 "together with others"
             )
-        replica = leadership.of(new)
+        replica = leader_state.of(new)
         oldest_ms = now_ms - self.settings.fetch_timeout_ms
         if replica is None or replica.last_caught_up_ms == NEVER or replica.last_caught_up_ms < oldest_ms:
             raise RequestTimedOutError(
@@ -208,30 +233,30 @@ class Leading(Following):
             )
         return (*self.voters, new)
 
-    def without_voter(self, key: ReplicaKey) -> tuple[Voter, ...]:
-        self._check_may_change()
-        left = tuple(voter for voter in self.voters if not is_same(voter.key, key))
+    def without_voter(self, key: ReplicaKey) -> tuple[VoterNode, ...]:
+        self._check_can_change_voters()
+        left = tuple(voter for voter in self.voters if not is_same_replica(voter.key, key))
         if len(left) == len(self.voters):
             raise VoterNotFoundError(f"node {key.node_id} with directory {key.directory_id} is no voter")
         if not left:
             raise InvalidRequestError(f"node {key.node_id} is the only voter; add another one first")
         return left
 
-    def with_updated_voter(self, changed: Voter) -> tuple[Voter, ...]:
-        self._check_may_change()
-        if find(self.voters, changed.key) is None:
+    def with_updated_voter(self, changed: VoterNode) -> tuple[VoterNode, ...]:
+        self._check_can_change_voters()
+        if find_voter(self.voters, changed.key) is None:
             raise VoterNotFoundError(
                 f"node {changed.node_id} with directory {changed.directory_id} is no voter"
             )
-        return tuple(changed if is_same(voter.key, changed.key) else voter for voter in self.voters)
+        return tuple(changed if is_same_replica(voter.key, changed.key) else voter for voter in self.voters)
 
-    def _check_may_change(self) -> Leadership:
+    def _check_can_change_voters(self) -> Leadership:
         """One change at a time, and none before the leader knows all that is committed: else two majorities could
         be found that have nobody in common."""
-        if self.leadership is None:
+        if self.leader_state is None:
             raise NotControllerError("this node does not lead the metadata quorum")
         if not self.has_committed_in_epoch:
             raise RequestTimedOutError("the leader of the metadata quorum has just begun; try again")
-        if self.log.voters.newest.offset >= self.high_watermark:
+        if self.log.voters.last_entry.offset >= self.high_watermark:
             raise RequestTimedOutError("another change of the voters is under way; try again when it is done")
-        return self.leadership
+        return self.leader_state

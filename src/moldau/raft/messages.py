@@ -1,6 +1,7 @@
 """What the nodes of the metadata quorum say to each other, in the quorum's own words.
 
-`raft/wire.py` and the request handlers turn these into Kafka's messages and back; the state machine and its
+`raft/kafka_network_channel.py` and the request handlers turn these into Kafka's messages and back; the state
+machine and its
 driver know nothing else.
 """
 
@@ -29,7 +30,7 @@ class VoterEndpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Voter:
+class VoterNode:
     node_id: int
     directory_id: UUID | None = None
     endpoints: tuple[VoterEndpoint, ...] = ()
@@ -39,7 +40,7 @@ class Voter:
         return ReplicaKey(self.node_id, self.directory_id)
 
 
-class LogEnd(NamedTuple):
+class EpochEndOffset(NamedTuple):
     """Where a log ends: the epoch of its last record (NO_EPOCH when empty), and the offset after it. They compare
     as Raft compares logs: the later epoch, then the longer log, is more up to date."""
 
@@ -59,23 +60,23 @@ class VoteRequest:
     candidate: ReplicaKey
     epoch: int
     """The one it stands for; with a pre-vote, its present one."""
-    last: LogEnd
+    log_end: EpochEndOffset
     is_pre_vote: bool
     voter: ReplicaKey
     """Who is asked."""
 
 
 @dataclass(frozen=True, slots=True)
-class VoteReply:
+class VoteResponse:
     epoch: int
     leader_id: int
     is_granted: bool
-    silent_ms: int = 0
+    leader_silence_ms: int = 0
     """For how long, at least, the voter had heard of no leader, nor helped to elect one."""
 
 
 @dataclass(frozen=True, slots=True)
-class BeginEpochRequest:
+class BeginQuorumEpochRequest:
     """A leader that was elected says so."""
 
     leader_id: int
@@ -85,16 +86,16 @@ class BeginEpochRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EndEpochRequest:
-    """A leader that resigns says so; `successors` should stand for election, the first at once."""
+class EndQuorumEpochRequest:
+    """A leader that resigns says so; `preferred_candidates` should stand for election, the first at once."""
 
     leader_id: int
     epoch: int
-    successors: tuple[ReplicaKey, ...]
+    preferred_candidates: tuple[ReplicaKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EpochReply:
+class QuorumEpochResponse:
     """To both of the above."""
 
     epoch: int
@@ -102,25 +103,25 @@ class EpochReply:
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumFetch:
-    """A replica (voter or observer) wants what comes after `last`, and by asking says that it has all before it
+class QuorumFetchRequest:
+    """A replica (voter or observer) wants what comes after `log_end`, and by asking says that it has all before it
     on disk."""
 
     replica: ReplicaKey
     epoch: int
     """The leader epoch that the replica knows."""
-    last: LogEnd
+    log_end: EpochEndOffset
     """`offset` is where it wants to read on, `epoch` that of the last record it has."""
     high_watermark: int = -1
     """The one it knows."""
-    wait_ms: int = 0
+    max_wait_ms: int = 0
     bytes_max: int = 8 * 1024 * 1024
     heard_ms: int = -1
     """The `sent_ms` of the newest answer that the replica has had of this leader; -1 where it has had none."""
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumFetched:
+class QuorumFetchResponse:
     """One of: records (perhaps none), a point of divergence, a snapshot to fetch first; or another leader."""
 
     epoch: int
@@ -130,7 +131,7 @@ class QuorumFetched:
     records: bytes = b""
     high_watermark: int = -1
     log_start_offset: int = 0
-    diverging: LogEnd | None = None
+    diverging_epoch: EpochEndOffset | None = None
     """The replica's last epoch ended here in the leader's log: it cuts its own log back to that, and asks again."""
     snapshot: SnapshotId | None = None
     sent_ms: int = -1
@@ -139,7 +140,7 @@ class QuorumFetched:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFetch:
+class FetchSnapshotRequest:
     replica: ReplicaKey
     epoch: int
     snapshot: SnapshotId
@@ -150,7 +151,7 @@ class SnapshotFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFetched:
+class FetchSnapshotResponse:
     epoch: int
     leader_id: int
     is_leader: bool
@@ -178,4 +179,4 @@ class QuorumDescription:
     high_watermark: int
     voters: Sequence[ReplicaProgress]
     observers: Sequence[ReplicaProgress]
-    endpoints: Sequence[Voter]
+    endpoints: Sequence[VoterNode]

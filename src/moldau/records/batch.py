@@ -159,7 +159,7 @@ class Batch:
         """The records behind the header, compressed as they came."""
         return memoryview(self.data)[HEADER_SIZE:]
 
-    def checksum_is_right(self) -> bool:
+    def has_valid_checksum(self) -> bool:
         return bool(crc32c.crc32c(memoryview(self.data)[CRC_START:]) == self.crc)
 
     def __repr__(self) -> str:
@@ -180,7 +180,7 @@ def split(data: Buffer) -> Iterator[Batch]:
         position += size
 
 
-def whole_batches(data: Buffer) -> memoryview:
+def trim_partial_batch(data: Buffer) -> memoryview:
     """`data` without a last batch that a byte limit has cut off; raises CorruptRecordError."""
     view = memoryview(data)
     whole = 0

@@ -17,7 +17,7 @@ NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 """A codec's name stands at its number."""
 
-NUMBERS = {name: number for number, name in enumerate(NAMES)} | {"uncompressed": NONE}
+CODECS_BY_NAME = {name: number for number, name in enumerate(NAMES)} | {"uncompressed": NONE}
 """`uncompressed` is what the topic setting calls the codec `none`."""
 
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024

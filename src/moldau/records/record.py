@@ -131,7 +131,7 @@ def spans(batch: Batch, data: bytes) -> Iterator[Span]:
         raise CorruptRecordError(f"{size - position} bytes are left behind the {count} records of {batch!r}")
 
 
-def iterate(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+def iterate_records(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
     """The records of a batch. Raises CorruptRecordError, or RecordTooLargeError for over `limit` bytes."""
     data = section(batch, limit)
     base_offset, base_timestamp = batch.base_offset, batch.base_timestamp

@@ -5,16 +5,20 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from moldau.peers.peers import Peers
+from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
-from moldau.replication.fetcher import Fetcher, Fetching, FollowedPartition
-from moldau.replication.in_sync import Gateway, InSyncSets, LedPartition
-from moldau.replication.session import PartitionKey
-from moldau.replication.throttle import Throttle
+from moldau.replication.alter_partition_manager import (
+    AlterPartitionManager,
+    ControllerChannel,
+    LeaderPartition,
+)
+from moldau.replication.fetch_session import PartitionKey
+from moldau.replication.fetcher import FetcherContext, FollowerPartition, ReplicaFetcher
+from moldau.replication.quota import ReplicationQuotaManager
 from moldau.settings.effective import EffectiveSettings
 
 
-class ReplicatedPartition(FollowedPartition, LedPartition, Protocol):
+class ReplicatedPartition(FollowerPartition, LeaderPartition, Protocol):
     """A partition in either role, or in none any more."""
 
     @property
@@ -23,57 +27,57 @@ class ReplicatedPartition(FollowedPartition, LedPartition, Protocol):
     def leader_id(self) -> int: ...
 
 
-class Partitions(Protocol):
+class PartitionTableView(Protocol):
     """The table of partitions, as far as replication goes."""
 
     on_roles_changed: list[Callable[[Sequence[Any]], None]]
 
     def __iter__(self) -> Iterator[ReplicatedPartition]: ...
 
-    def led(self) -> Iterable[ReplicatedPartition]: ...
+    def leader_partitions(self) -> Iterable[ReplicatedPartition]: ...
 
 
-class Member(Protocol):
+class BrokerEpochSource(Protocol):
     """This node's membership in the cluster."""
 
     @property
     def broker_epoch(self) -> int: ...
 
 
-class Replication:
+class ReplicaFetcherManager:
     def __init__(
         self,
         node_id: int,
-        table: Partitions,
-        peers: Peers,
-        gateway: Gateway,
-        membership: Member,
+        table: PartitionTableView,
+        peers: PeerClient,
+        controller_channel: ControllerChannel,
+        lifecycle: BrokerEpochSource,
         settings: EffectiveSettings,
         clock: Clock,
         random: random.Random,
         *,
         cluster_id: str = "",
     ) -> None:
-        self.throttle = Throttle(node_id, settings)
+        self.quota = ReplicationQuotaManager(node_id, settings)
         self._table = table
-        self._fetching = Fetching(
+        self._fetcher_context = FetcherContext(
             node_id=node_id,
             cluster_id=cluster_id,
-            broker_epoch=lambda: membership.broker_epoch,
+            broker_epoch=lambda: lifecycle.broker_epoch,
             peers=peers,
-            throttle=self.throttle,
+            quota=self.quota,
             settings=settings,
             clock=clock,
             random=random,
         )
-        self._fetchers: dict[int, Fetcher] = {}
-        self._leaders: dict[PartitionKey, int] = {}
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._leader_by_partition: dict[PartitionKey, int] = {}
         """Of all that is followed."""
-        self.in_sync = InSyncSets(
+        self.alter_partition_manager = AlterPartitionManager(
             node_id,
-            table.led,
-            gateway,
-            lambda: membership.broker_epoch,
+            table.leader_partitions,
+            controller_channel,
+            lambda: lifecycle.broker_epoch,
             settings,
             clock,
             random,
@@ -83,30 +87,32 @@ class Replication:
     def start(self) -> None:
         """Follows what the table says from now on. The broker has registered: leaders refuse those who have not."""
         self._table.on_roles_changed.append(self._roles_changed)
-        self.in_sync.start()
+        self.alter_partition_manager.start()
         self._roles_changed(list(self._table))
 
     async def close(self) -> None:
         """Fetches no more, and waits for what is being appended."""
         self._is_closed = True
-        await asyncio.gather(self.in_sync.close(), *(each.close() for each in self._fetchers.values()))
+        await asyncio.gather(
+            self.alter_partition_manager.close(), *(each.close() for each in self._fetchers.values())
+        )
 
     def _roles_changed(self, partitions: Sequence[ReplicatedPartition]) -> None:
         """Only these are looked at: there may be thousands of others."""
         if self._is_closed:
             return
         taken: dict[int, list[ReplicatedPartition]] = {}
-        left: dict[int, list[PartitionKey]] = {}
+        removed: dict[int, list[PartitionKey]] = {}
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
-            former = self._leaders.pop(key, None)
+            former = self._leader_by_partition.pop(key, None)
             leader = partition.leader_id if partition.is_follower and partition.failure is None else None
             if former is not None and former != leader:
-                left.setdefault(former, []).append(key)
+                removed.setdefault(former, []).append(key)
             if leader is not None:
-                self._leaders[key] = leader
+                self._leader_by_partition[key] = leader
                 taken.setdefault(leader, []).append(partition)
-        for leader_id in sorted({*taken, *left}):
+        for leader_id in sorted({*taken, *removed}):
             if leader_id not in self._fetchers:
-                self._fetchers[leader_id] = Fetcher(leader_id, self._fetching)
-            self._fetchers[leader_id].follow(taken.get(leader_id, ()), left.get(leader_id, ()))
+                self._fetchers[leader_id] = ReplicaFetcher(leader_id, self._fetcher_context)
+            self._fetchers[leader_id].follow(taken.get(leader_id, ()), removed.get(leader_id, ()))

@@ -3,11 +3,11 @@
 from typing import Any
 from uuid import UUID
 
-from moldau.replication.session import FetchPlan
+from moldau.replication.fetch_session import FetchRequestData
 
 
-def fetch_request(
-    plan: FetchPlan,
+def build_fetch_request(
+    plan: FetchRequestData,
     *,
     cluster_id: str,
     replica_id: int,
@@ -17,7 +17,7 @@ def fetch_request(
     partition_bytes_max: int,
 ) -> dict[str, Any]:
     topics: dict[UUID, list[dict[str, int]]] = {}
-    for (topic_id, index), position in plan.named.items():
+    for (topic_id, index), position in plan.to_send.items():
         topics.setdefault(topic_id, []).append(
             {
                 "partition": index,
@@ -29,7 +29,7 @@ def fetch_request(
             }
         )
     forgotten: dict[UUID, list[int]] = {}
-    for topic_id, index in plan.forgotten:
+    for topic_id, index in plan.to_forget:
         forgotten.setdefault(topic_id, []).append(index)
     return {
         "cluster_id": cluster_id or None,

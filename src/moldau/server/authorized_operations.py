@@ -6,11 +6,11 @@ Nobody is kept from anything yet, so these are all the operations that make sens
 from collections.abc import Iterable
 from enum import IntEnum
 
-NOT_ASKED = -(2**31)
+NOT_REQUESTED = -(2**31)
 """What stands where the caller did not ask."""
 
 
-class Operation(IntEnum):
+class AclOperation(IntEnum):
     READ = 3
     WRITE = 4
     CREATE = 5
@@ -23,39 +23,39 @@ class Operation(IntEnum):
     IDEMPOTENT_WRITE = 12
 
 
-def as_bits(operations: Iterable[Operation]) -> int:
+def to_bit_field(operations: Iterable[AclOperation]) -> int:
     return sum(1 << operation for operation in operations)
 
 
-CLUSTER_OPERATIONS = as_bits(
+CLUSTER_OPERATIONS = to_bit_field(
     (
-        Operation.CREATE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.CLUSTER_ACTION,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-        Operation.IDEMPOTENT_WRITE,
+        AclOperation.CREATE,
+        AclOperation.ALTER,
+        AclOperation.DESCRIBE,
+        AclOperation.CLUSTER_ACTION,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
+        AclOperation.IDEMPOTENT_WRITE,
     )
 )
-TOPIC_OPERATIONS = as_bits(
+TOPIC_OPERATIONS = to_bit_field(
     (
-        Operation.READ,
-        Operation.WRITE,
-        Operation.CREATE,
-        Operation.DELETE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
+        AclOperation.READ,
+        AclOperation.WRITE,
+        AclOperation.CREATE,
+        AclOperation.DELETE,
+        AclOperation.ALTER,
+        AclOperation.DESCRIBE,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
     )
 )
-GROUP_OPERATIONS = as_bits(
+GROUP_OPERATIONS = to_bit_field(
     (
-        Operation.READ,
-        Operation.DELETE,
-        Operation.DESCRIBE,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
+        AclOperation.READ,
+        AclOperation.DELETE,
+        AclOperation.DESCRIBE,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
     )
 )

@@ -4,23 +4,23 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from moldau.server.turns import Turns
+from moldau.server.cpu_budget import CpuBudget
 
 if TYPE_CHECKING:
-    from moldau.broker_lifecycle.driver import Membership
-    from moldau.controller.driver import Controller
-    from moldau.controller.gateway import ControllerGateway
+    from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+    from moldau.controller.channel import NodeToControllerChannel
+    from moldau.controller.driver import QuorumController
     from moldau.groups.coordinator import GroupCoordinator
     from moldau.metadata.loader import MetadataLoader
-    from moldau.partitions.table import PartitionTable
-    from moldau.partitions.waiting import Listeners
-    from moldau.peers.peers import Peers
+    from moldau.partitions.replica_manager import ReplicaManager
+    from moldau.partitions.waiters import CallbackList
+    from moldau.peers.client import PeerClient
     from moldau.platform import Platform
-    from moldau.raft.driver import Quorum
-    from moldau.replication.driver import Replication
-    from moldau.server.fetch_sessions import FetchSessions
+    from moldau.raft.driver import RaftClient
+    from moldau.replication.driver import ReplicaFetcherManager
+    from moldau.server.fetch_session import FetchSessionCache
     from moldau.settings.effective import EffectiveSettings
-    from moldau.transactions.producer_ids import ProducerIds
+    from moldau.transactions.producer_id_manager import ProducerIdManager
 
 
 @dataclass(slots=True)
@@ -31,20 +31,20 @@ class Broker:
     """Static and dynamic settings of this broker and of every topic."""
     metadata: "MetadataLoader"
     """`.image` is the committed ClusterImage."""
-    controller: "Controller"
-    partitions: "PartitionTable"
+    controller: "QuorumController"
+    partitions: "ReplicaManager"
     groups: "GroupCoordinator"
-    fetch_sessions: "FetchSessions"
-    producer_ids: "ProducerIds"
-    long_polls: "Listeners"
+    fetch_session_cache: "FetchSessionCache"
+    producer_ids: "ProducerIdManager"
+    shutdown_callbacks: "CallbackList"
     """Fetches that wait for news, to be told when the node stops that there will be none."""
-    quorum: "Quorum"
-    gateway: "ControllerGateway"
+    quorum: "RaftClient"
+    controller_channel: "NodeToControllerChannel"
     """The active controller, wherever it is."""
-    membership: "Membership"
-    peers: "Peers"
-    replication: "Replication"
+    lifecycle: "BrokerLifecycleManager"
+    peers: "PeerClient"
+    replication: "ReplicaFetcherManager"
     ready: asyncio.Event
     """Set once the cluster has taken this node: until then clients wait, and only nodes are served."""
-    turns: Turns = field(default_factory=Turns)
+    cpu_budget: CpuBudget = field(default_factory=CpuBudget)
     """For work that would hold up the event loop."""

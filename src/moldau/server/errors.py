@@ -11,7 +11,7 @@ from moldau import errors
 from moldau.errors import MoldauError
 from moldau.wire.kio import ErrorCode
 
-KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
+ERROR_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
     {
         errors.CorruptRecordError: ErrorCode.corrupt_message,
         # Producers of the versions that are served may only send v2, and are told so as Kafka tells them.
@@ -23,17 +23,17 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
         errors.OutOfOrderSequenceError: ErrorCode.out_of_order_sequence_number,
         errors.DuplicateSequenceError: ErrorCode.duplicate_sequence_number,
         errors.InvalidProducerEpochError: ErrorCode.invalid_producer_epoch,
-        errors.TransactionalIdRefusedError: ErrorCode.transactional_id_authorization_failed,
+        errors.TransactionalIdAuthorizationError: ErrorCode.transactional_id_authorization_failed,
         errors.InvalidTransactionStateError: ErrorCode.invalid_txn_state,
         errors.OffsetOutOfRangeError: ErrorCode.offset_out_of_range,
         errors.StorageError: ErrorCode.kafka_storage_error,
-        errors.NotLeaderError: ErrorCode.not_leader_or_follower,
+        errors.NotLeaderOrFollowerError: ErrorCode.not_leader_or_follower,
         errors.FencedLeaderEpochError: ErrorCode.fenced_leader_epoch,
         errors.UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
         errors.UnknownTopicOrPartitionError: ErrorCode.unknown_topic_or_partition,
         errors.UnknownTopicIdError: ErrorCode.unknown_topic_id,
         errors.InconsistentTopicIdError: ErrorCode.inconsistent_topic_id,
-        errors.InvalidAcksError: ErrorCode.invalid_required_acks,
+        errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
         errors.NotEnoughReplicasError: ErrorCode.not_enough_replicas,
         errors.NotEnoughReplicasAfterAppendError: ErrorCode.not_enough_replicas_after_append,
         errors.OffsetNotAvailableError: ErrorCode.offset_not_available,
@@ -76,7 +76,7 @@ KAFKA_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
         errors.GroupIdNotFoundError: ErrorCode.group_id_not_found,
         errors.NonEmptyGroupError: ErrorCode.non_empty_group,
         errors.GroupSubscribedToTopicError: ErrorCode.group_subscribed_to_topic,
-        errors.UnknownMemberError: ErrorCode.unknown_member_id,
+        errors.UnknownMemberIdError: ErrorCode.unknown_member_id,
         errors.MemberIdRequiredError: ErrorCode.member_id_required,
         errors.FencedInstanceIdError: ErrorCode.fenced_instance_id,
         errors.IllegalGenerationError: ErrorCode.illegal_generation,
@@ -99,7 +99,7 @@ def error_code(error: BaseException | None) -> int:
     if error is None:
         return int(ErrorCode.none)
     for kind in type(error).__mro__:
-        code = KAFKA_CODES.get(kind)
+        code = ERROR_CODES.get(kind)
         if code is not None:
             return int(code)
     return int(ErrorCode.unknown_server_error)
@@ -112,4 +112,4 @@ def error_message(error: BaseException | None) -> str | None:
     return str(error)[:MESSAGE_LENGTH_MAX] or None
 
 
-__all__ = ["KAFKA_CODES", "ErrorCode", "error_code", "error_message"]
+__all__ = ["ERROR_CODES", "ErrorCode", "error_code", "error_message"]

@@ -15,14 +15,14 @@ from moldau.wire.codec import Message
 log = get_logger("quorum.requests")
 
 
-def check_cluster(broker: Broker, cluster_id: str | None) -> None:
+def check_cluster_id(broker: Broker, cluster_id: str | None) -> None:
     """A node that does not know its cluster yet says nothing of it."""
     own = broker.metadata.image.cluster_id
     if cluster_id is not None and cluster_id != own:
         raise InconsistentClusterIdError(f"this is the cluster {own}, not {cluster_id}")
 
 
-def check_sender(node_id: int, session: Session, broker: Broker) -> None:
+def check_known_voter(node_id: int, session: Session, broker: Broker) -> None:
     """Who would lead is a voter; or a broker, of which this node may not have heard yet that it votes. An epoch that
     anybody could make up would depose the leader.
 
@@ -30,19 +30,19 @@ def check_sender(node_id: int, session: Session, broker: Broker) -> None:
     were added, and they may need its vote to have a leader at all."""
     quorum = broker.quorum
     is_known = node_id == quorum.leader_id or any(voter.node_id == node_id for voter in quorum.voters)
-    if quorum.hears_leader and not is_known and node_id not in broker.metadata.image.brokers:
+    if quorum.has_live_leader and not is_known and node_id not in broker.metadata.image.brokers:
         why = f"node {node_id} is no voter of this cluster"
         log.warning("a request of the quorum is refused", why=why, peer=session.connection.peer)
         raise InconsistentVoterSetError(why)
 
 
-def check_replica(node_id: int, directory_id: UUID | None) -> None:
+def check_directory_id(node_id: int, directory_id: UUID | None) -> None:
     """What a replica has counts for the voter with that directory, and for nobody where it does not say which."""
     if directory_id is None:
         raise InvalidRequestError(f"node {node_id} must say in which directory its metadata log is")
 
 
-def only_partition(topics: Any) -> Message:
+def metadata_partition(topics: Any) -> Message:
     """The one partition in a request; InvalidRequestError unless it is the metadata log's."""
     if len(topics) == 1 and topics[0].topic_name == METADATA_LOG.topic and len(topics[0].partitions) == 1:
         found: Message = topics[0].partitions[0]
@@ -51,7 +51,7 @@ def only_partition(topics: Any) -> Message:
     raise InvalidRequestError(f"the quorum has one log, {METADATA_LOG}, and the request is for others")
 
 
-def answer(code: int, partition: dict[str, Any], broker: Broker) -> dict[str, Any]:
+def raft_response(code: int, partition: dict[str, Any], broker: Broker) -> dict[str, Any]:
     """An answer about the metadata log, in the form that Vote and its like have."""
     of_log = {"partition_index": METADATA_LOG.partition, "error_code": code, **partition}
     return {
@@ -61,7 +61,7 @@ def answer(code: int, partition: dict[str, Any], broker: Broker) -> dict[str, An
     }
 
 
-def refusal(code: int) -> dict[str, Any]:
+def raft_error_response(code: int) -> dict[str, Any]:
     return {"error_code": code, "topics": []}
 
 
@@ -73,7 +73,7 @@ def leader_endpoints(broker: Broker, leader_id: int) -> list[dict[str, Any]]:
     return [{"node_id": leader_id, "host": endpoint[0], "port": endpoint[1]}]
 
 
-def about_leadership(known_epoch: int, epoch: int, *, is_leader: bool) -> ErrorCode:
+def leadership_error(known_epoch: int, epoch: int, *, is_leader: bool) -> ErrorCode:
     """What a replica that knows `known_epoch` is told by a node in `epoch`."""
     if known_epoch < epoch:
         return ErrorCode.fenced_leader_epoch

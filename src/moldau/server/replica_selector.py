@@ -1,18 +1,18 @@
 """Which replica a consumer should read from: one in its own rack, where the cluster is set up for that (KIP-392)."""
 
-from moldau.metadata.image import BrokerImage, ClusterImage
+from moldau.metadata.image import BrokerRegistration, MetadataImage
 from moldau.partitions.partition import Partition
 
 RACK_AWARE = "RackAwareReplicaSelector"
 
 
-def nearest_replica(
-    partition: Partition, offset: int, rack: str, image: ClusterImage, listener: str, selector: str
+def select_replica(
+    partition: Partition, offset: int, rack: str, image: MetadataImage, listener: str, selector: str
 ) -> int | None:
     """Another replica that has the offset, is in sync and stands in the consumer's rack; None where it should stay."""
     if not rack or not partition.is_leader or not selector.endswith(RACK_AWARE):
         return None
-    leader = partition.leader()
+    leader = partition.require_leader()
     own = image.brokers.get(leader.replica_id)
     if own is not None and own.rack == rack:
         return None
@@ -24,7 +24,7 @@ def nearest_replica(
             and broker.rack == rack
             and not broker.fenced
             and _listens(broker, listener)
-            and replica in leader.in_sync
+            and replica in leader.isr
             and progress.start_offset <= offset <= progress.durable_offset
         ):
             better = (-progress.durable_offset, replica)
@@ -32,5 +32,5 @@ def nearest_replica(
     return None if nearest is None else nearest[1]
 
 
-def _listens(broker: BrokerImage, listener: str) -> bool:
+def _listens(broker: BrokerRegistration, listener: str) -> bool:
     return any(endpoint.listener == listener for endpoint in broker.endpoints)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from moldau.partitions.waiting import Listeners
+from moldau.partitions.waiters import CallbackList
 
 
 @dataclass(slots=True, eq=False)
@@ -14,13 +14,13 @@ class ClientConnection:
     peer: str
     listener: str
     client_software: str = ""
-    appending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    append_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the Produce request that is appending: they take their turns in the order they came."""
     fetch_session_ids: list[int] = field(default_factory=list)
     """Fetch sessions that were begun on this connection, and end with it."""
-    closed: Listeners = field(default_factory=Listeners)
+    closed: CallbackList = field(default_factory=CallbackList)
     """Fetches that wait for news, to be told when nobody is there any more to take it."""
-    broker_life: tuple[int, int] | None = None
+    broker_incarnation: tuple[int, int] | None = None
     """The broker, and its epoch, whose heartbeats come on this connection."""
 
 

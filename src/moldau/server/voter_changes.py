@@ -3,18 +3,18 @@
 from typing import Any
 
 from moldau.errors import InvalidRequestError, MoldauError
-from moldau.raft.messages import Voter
-from moldau.raft.wire import endpoints_of
+from moldau.raft.kafka_network_channel import endpoints_of
+from moldau.raft.messages import VoterNode
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
 from moldau.wire.codec import Message
 
 
-def named_voter(request: Message, broker: Broker) -> Voter:
+def voter_from_request(request: Message, broker: Broker) -> VoterNode:
     """The voter that a request describes, with the endpoint between nodes first; raises InvalidRequestError."""
     listener = broker.settings.broker.inter_broker_listener
     endpoints = sorted(endpoints_of(request.listeners), key=lambda each: each.listener.upper() != listener)
-    voter = Voter(request.voter_id, request.voter_directory_id, tuple(endpoints))
+    voter = VoterNode(request.voter_id, request.voter_directory_id, tuple(endpoints))
     if voter.node_id < 0:
         raise InvalidRequestError(f"{voter.node_id} is no node id")
     if voter.directory_id is None:
@@ -28,5 +28,5 @@ def named_voter(request: Message, broker: Broker) -> Voter:
     return voter
 
 
-def result(error: MoldauError | None) -> dict[str, Any]:
+def voter_response(error: MoldauError | None) -> dict[str, Any]:
     return {"throttle_time": 0, "error_code": error_code(error), "error_message": error_message(error)}

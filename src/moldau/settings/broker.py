@@ -7,10 +7,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from moldau.settings.listeners import Listener, check_listeners, parse_listeners
-from moldau.settings.registry import INT_MAX, LONG_MAX, Alias, Declared, declared, setting
+from moldau.settings.listeners import ListenerEndpoint, check_listeners, parse_listeners
+from moldau.settings.registry import INT_MAX, LONG_MAX, Alias, SettingDefinition, setting, setting_definitions
 from moldau.settings.topic import TopicSettings
-from moldau.settings.voters import QuorumVoter, parse_voters
+from moldau.settings.voters import VoterAddress, parse_voters
 
 START_HERE = "Start here"
 IDENTITY = "Identity"
@@ -18,11 +18,11 @@ CLUSTER = "Cluster"
 REPLICATION = "Replication"
 TOPICS = "Topics"
 LIMITS = "Limits"
-UPKEEP = "Log upkeep"
+LOG_MAINTENANCE = "Log upkeep"
 CONSUMER_GROUPS = "Groups"
 PROCESS = "Process"
 TOPIC_DEFAULTS = "Defaults of topic settings"
-GROUPS = (
+SECTIONS = (
     START_HERE,
     IDENTITY,
     CLUSTER,
@@ -30,7 +30,7 @@ GROUPS = (
     TOPICS,
     LIMITS,
     CONSUMER_GROUPS,
-    UPKEEP,
+    LOG_MAINTENANCE,
     PROCESS,
     TOPIC_DEFAULTS,
 )
@@ -45,7 +45,7 @@ class BrokerSettings:
         "you name another address; 0.0.0.0 needs advertised.listeners too. Port 0 takes any free port.",
         values="host:port or NAME://host:port, several with commas between",
         aliases=(Alias("listeners"),),
-        group=START_HERE,
+        section=START_HERE,
     )
     advertised_listeners: tuple[str, ...] = setting(
         (),
@@ -53,7 +53,7 @@ class BrokerSettings:
         "The addresses that clients are told to connect to, matched to listen by name; those of listen when "
         "empty.",
         values="host:port or NAME://host:port, several with commas between",
-        group=START_HERE,
+        section=START_HERE,
     )
     data_dir: str = setting(
         "./moldau-data",
@@ -62,14 +62,14 @@ class BrokerSettings:
         aliases=(Alias("log.dirs"), Alias("log.dir")),
         values="a path",
         check=lambda path: None if path else "A directory must be named",
-        group=START_HERE,
+        section=START_HERE,
     )
     store: str = setting(
         "files",
         "store",
         "Where records are kept: `files` in data.dir, or `memory`, which forgets all when the process ends.",
         choices=("files", "memory"),
-        group=START_HERE,
+        section=START_HERE,
     )
     node_id: int = setting(
         1,
@@ -78,19 +78,19 @@ class BrokerSettings:
         low=0,
         high=INT_MAX,
         aliases=(Alias("broker.id"),),
-        group=IDENTITY,
+        section=IDENTITY,
     )
     cluster_id: str = setting(
         "",
         "cluster.id",
         "The id of the cluster; when empty, one is made at the first start and kept in data.dir.",
-        group=IDENTITY,
+        section=IDENTITY,
     )
     rack: str = setting(
         "",
         "broker.rack",
         "Where this node stands: replicas are spread over racks, and consumers may read from their own.",
-        group=IDENTITY,
+        section=IDENTITY,
     )
     quorum_voters: tuple[str, ...] = setting(
         (),
@@ -98,14 +98,14 @@ class BrokerSettings:
         "The nodes that keep the cluster's metadata at its first start, each as id@host:port; this node alone "
         "when empty. Later changes are made with `moldau cluster`, and the metadata itself remembers them.",
         values="id@host:port, several with commas between",
-        group=CLUSTER,
+        section=CLUSTER,
     )
     quorum_bootstrap: tuple[str, ...] = setting(
         (),
         "controller.quorum.bootstrap.servers",
         "Nodes of the cluster that a new node asks for its way in, when it is not among the first voters.",
         values="host:port, several with commas between",
-        group=CLUSTER,
+        section=CLUSTER,
     )
     quorum_fetch_timeout_ms: int = setting(
         1_500,
@@ -114,7 +114,7 @@ class BrokerSettings:
         "leader goes on without a majority. (Kafka's default is 2000.)",
         low=1,
         high=INT_MAX,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     quorum_election_timeout_ms: int = setting(
         500,
@@ -123,7 +123,7 @@ class BrokerSettings:
         "(Kafka's default is 1000.)",
         low=1,
         high=INT_MAX,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     quorum_request_timeout_ms: int = setting(
         1_000,
@@ -131,7 +131,7 @@ class BrokerSettings:
         "How long a voter waits for the answer of another one. (Kafka's default is 2000.)",
         low=1,
         high=INT_MAX,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     broker_heartbeat_interval_ms: int = setting(
         500,
@@ -139,7 +139,7 @@ class BrokerSettings:
         "How often a broker tells the controller that it is alive. (Kafka's default is 2000.)",
         low=1,
         high=INT_MAX,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     broker_session_timeout_ms: int = setting(
         3_000,
@@ -148,33 +148,33 @@ class BrokerSettings:
         "a little sooner: from then on it takes no writes. (Kafka's default is 9000.)",
         low=1,
         high=INT_MAX,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     inter_broker_listener_name: str = setting(
         "",
         "inter.broker.listener.name",
         "The listener by which nodes talk to each other; the first one when empty. When it is named, requests that "
         "only nodes make are served there and nowhere else.",
-        group=CLUSTER,
+        section=CLUSTER,
     )
     controlled_shutdown_enable: bool = setting(
         True,
         "controlled.shutdown.enable",
         "Hand leadership over to other nodes before stopping.",
-        group=CLUSTER,
+        section=CLUSTER,
     )
     auto_leader_rebalance_enable: bool = setting(
         True,
         "auto.leader.rebalance.enable",
         "Give leadership back to the preferred replicas, by and by, when too many of a broker's are led elsewhere.",
-        group=CLUSTER,
+        section=CLUSTER,
     )
     leader_imbalance_check_interval_seconds: int = setting(
         300,
         "leader.imbalance.check.interval.seconds",
         "How often the controller looks whether leaders are where they should be.",
         low=1,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     leader_imbalance_per_broker_percentage: int = setting(
         10,
@@ -182,7 +182,7 @@ class BrokerSettings:
         "The share of a broker's preferred partitions that may be led elsewhere before they are given back.",
         low=0,
         high=100,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     placement_policy: str = setting(
         "round-robin",
@@ -191,28 +191,28 @@ class BrokerSettings:
         "with the brokers that have the fewest.",
         choices=("round-robin", "load"),
         dynamic=True,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     metadata_snapshot_bytes: int = setting(
         20_971_520,
         "metadata.log.max.record.bytes.between.snapshots",
         "How many bytes the metadata log grows before a snapshot takes the place of its beginning.",
         low=1,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     metadata_snapshot_interval_ms: int = setting(
         3_600_000,
         "metadata.log.max.snapshot.interval.ms",
         "The longest time between two snapshots of the metadata while it changes; 0 sets no limit.",
         low=0,
-        group=CLUSTER,
+        section=CLUSTER,
     )
     replica_lag_time_max_ms: int = setting(
         10_000,
         "replica.lag.time.max.ms",
         "How long a follower may be behind before it is no longer waited for. (Kafka's default is 30000.)",
         low=1,
-        group=REPLICATION,
+        section=REPLICATION,
     )
     replica_fetch_max_bytes: int = setting(
         1_048_576,
@@ -220,7 +220,7 @@ class BrokerSettings:
         "The most bytes that a follower asks for of one partition; a larger batch comes whole all the same.",
         low=0,
         high=INT_MAX,
-        group=REPLICATION,
+        section=REPLICATION,
     )
     replica_fetch_response_max_bytes: int = setting(
         10_485_760,
@@ -228,7 +228,7 @@ class BrokerSettings:
         "The most bytes that a follower asks for at a time, over all partitions.",
         low=0,
         high=INT_MAX,
-        group=REPLICATION,
+        section=REPLICATION,
     )
     replica_fetch_wait_max_ms: int = setting(
         500,
@@ -236,7 +236,7 @@ class BrokerSettings:
         "How long a leader lets a follower wait while there is nothing new.",
         low=0,
         high=INT_MAX,
-        group=REPLICATION,
+        section=REPLICATION,
     )
     replica_fetch_backoff_ms: int = setting(
         200,
@@ -244,7 +244,7 @@ class BrokerSettings:
         "How long a follower rests after a fetch that failed. (Kafka's default is 1000.)",
         low=0,
         high=INT_MAX,
-        group=REPLICATION,
+        section=REPLICATION,
     )
     leader_replication_throttled_rate: int = setting(
         LONG_MAX,
@@ -252,7 +252,7 @@ class BrokerSettings:
         "The most bytes a second that this broker sends of throttled replicas that are catching up.",
         low=0,
         dynamic=True,
-        group=REPLICATION,
+        section=REPLICATION,
     )
     follower_replication_throttled_rate: int = setting(
         LONG_MAX,
@@ -260,7 +260,7 @@ class BrokerSettings:
         "The most bytes a second that this broker fetches of throttled replicas that are catching up.",
         low=0,
         dynamic=True,
-        group=REPLICATION,
+        section=REPLICATION,
     )
     replica_selector_class: str = setting(
         "",
@@ -272,7 +272,7 @@ class BrokerSettings:
             if name.rpartition(".")[2] in ("", "RackAwareReplicaSelector", "LeaderSelector")
             else "No such replica selector"
         ),
-        group=REPLICATION,
+        section=REPLICATION,
     )
     num_partitions: int = setting(
         1,
@@ -280,7 +280,7 @@ class BrokerSettings:
         "How many partitions a topic gets when its creator does not say.",
         low=1,
         high=INT_MAX,
-        group=TOPICS,
+        section=TOPICS,
     )
     default_replication_factor: int = setting(
         1,
@@ -288,19 +288,19 @@ class BrokerSettings:
         "How many replicas a partition gets when the topic's creator does not say.",
         low=1,
         high=INT_MAX,
-        group=TOPICS,
+        section=TOPICS,
     )
     auto_create_topics_enable: bool = setting(
         True,
         "auto.create.topics.enable",
         "Create a topic when a client that allows it first asks for it.",
-        group=TOPICS,
+        section=TOPICS,
     )
     delete_topic_enable: bool = setting(
         True,
         "delete.topic.enable",
         "Let clients delete topics.",
-        group=TOPICS,
+        section=TOPICS,
     )
     socket_request_max_bytes: int = setting(
         104_857_600,
@@ -308,7 +308,7 @@ class BrokerSettings:
         "The largest request that is read; a connection that announces a larger one is closed.",
         low=1,
         high=INT_MAX,
-        group=LIMITS,
+        section=LIMITS,
     )
     queued_max_request_bytes: int = setting(
         268_435_456,
@@ -317,7 +317,7 @@ class BrokerSettings:
         "send large ones, are not read. A listener that only nodes use has a limit of its own, as large. (Kafka sets "
         "no limit by default.)",
         low=1,
-        group=LIMITS,
+        section=LIMITS,
     )
     max_connections: int = setting(
         10_000,
@@ -327,7 +327,7 @@ class BrokerSettings:
         low=1,
         high=INT_MAX,
         dynamic=True,
-        group=LIMITS,
+        section=LIMITS,
     )
     max_connections_per_ip: int = setting(
         5_000,
@@ -336,14 +336,14 @@ class BrokerSettings:
         low=1,
         high=INT_MAX,
         dynamic=True,
-        group=LIMITS,
+        section=LIMITS,
     )
     connections_max_idle_ms: int = setting(
         600_000,
         "connections.max.idle.ms",
         "How long a connection may be silent before it is closed.",
         low=1,
-        group=LIMITS,
+        section=LIMITS,
     )
     fetch_max_bytes: int = setting(
         57_671_680,
@@ -351,7 +351,7 @@ class BrokerSettings:
         "The most bytes of records in one fetch answer, whatever the client asks for.",
         low=1024,
         high=INT_MAX,
-        group=LIMITS,
+        section=LIMITS,
     )
     max_incremental_fetch_session_cache_slots: int = setting(
         1000,
@@ -359,7 +359,7 @@ class BrokerSettings:
         "How many fetch sessions are remembered; clients without one send and get all partitions every time.",
         low=0,
         high=INT_MAX,
-        group=LIMITS,
+        section=LIMITS,
     )
     group_min_session_timeout_ms: int = setting(
         6_000,
@@ -368,7 +368,7 @@ class BrokerSettings:
         "sooner, and cost more heartbeats.",
         low=0,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     group_max_session_timeout_ms: int = setting(
         1_800_000,
@@ -377,7 +377,7 @@ class BrokerSettings:
         "between heartbeats, and leave the partitions of a dead member unread for longer.",
         low=0,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     group_initial_rebalance_delay_ms: int = setting(
         3_000,
@@ -386,7 +386,7 @@ class BrokerSettings:
         "all at once rebalances once. 0 lets a lone consumer begin at once.",
         low=0,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     group_max_size: int = setting(
         INT_MAX,
@@ -394,7 +394,7 @@ class BrokerSettings:
         "How many members a group may have.",
         low=1,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offset_metadata_max_bytes: int = setting(
         4_096,
@@ -402,7 +402,7 @@ class BrokerSettings:
         "The longest text that a consumer may commit with an offset.",
         low=0,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offsets_retention_minutes: int = setting(
         10_080,
@@ -412,14 +412,14 @@ class BrokerSettings:
         "last commit.",
         low=1,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offsets_retention_check_interval_ms: int = setting(
         600_000,
         "offsets.retention.check.interval.ms",
         "How often groups are looked at for offsets that have expired.",
         low=1,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offsets_commit_timeout_ms: int = setting(
         5_000,
@@ -428,7 +428,7 @@ class BrokerSettings:
         "again.",
         low=1,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offsets_topic_num_partitions: int = setting(
         50,
@@ -437,7 +437,7 @@ class BrokerSettings:
         "group makes the topic.",
         low=1,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offsets_topic_replication_factor: int = setting(
         1,
@@ -446,7 +446,7 @@ class BrokerSettings:
         "keep groups from working at all.)",
         low=1,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offsets_topic_segment_bytes: int = setting(
         104_857_600,
@@ -455,7 +455,7 @@ class BrokerSettings:
         "small ones make loading quicker.",
         low=1024,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     offsets_load_buffer_size: int = setting(
         5_242_880,
@@ -463,7 +463,7 @@ class BrokerSettings:
         "How many bytes of __consumer_offsets are read at a time when groups are loaded.",
         low=1,
         high=INT_MAX,
-        group=CONSUMER_GROUPS,
+        section=CONSUMER_GROUPS,
     )
     producer_id_expiration_ms: int = setting(
         86_400_000,
@@ -471,20 +471,20 @@ class BrokerSettings:
         "How long a silent idempotent producer is remembered.",
         low=1,
         high=INT_MAX,
-        group=UPKEEP,
+        section=LOG_MAINTENANCE,
     )
     log_retention_check_interval_ms: int = setting(
         300_000,
         "log.retention.check.interval.ms",
         "How often logs are looked at for records to delete.",
         low=1,
-        group=UPKEEP,
+        section=LOG_MAINTENANCE,
     )
     log_cleaner_enable: bool = setting(
         True,
         "log.cleaner.enable",
         "Compact topics whose cleanup.policy has `compact`. When off, they grow without end.",
-        group=UPKEEP,
+        section=LOG_MAINTENANCE,
     )
     log_cleaner_backoff_ms: int = setting(
         15_000,
@@ -492,31 +492,31 @@ class BrokerSettings:
         "How long compaction rests when no log needs it.",
         low=1,
         dynamic=True,
-        group=UPKEEP,
+        section=LOG_MAINTENANCE,
     )
     log_format: str = setting(
         "text",
         "log.format",
         "How the broker's own log lines look: `text` for people, `json` for machines.",
         choices=("text", "json"),
-        group=PROCESS,
+        section=PROCESS,
     )
     log_level: str = setting(
         "info",
         "log.level",
         "The least important log lines that are written.",
         choices=("debug", "info", "warning", "error"),
-        group=PROCESS,
+        section=PROCESS,
     )
     event_loop: str = setting(
         "auto",
         "event.loop",
         "The event loop to run on; `auto` takes uvloop where it is installed.",
         choices=("auto", "uvloop", "asyncio"),
-        group=PROCESS,
+        section=PROCESS,
     )
     topic_defaults: TopicSettings = field(default_factory=TopicSettings)
-    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    explicitly_set: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """The names that a flag, the environment or the file set, even if to their default."""
 
     def __post_init__(self) -> None:
@@ -524,7 +524,7 @@ class BrokerSettings:
         check_listeners(self.listeners, self.advertised)
         parse_voters(self.quorum_voters)
 
-    def contradiction(self) -> str | None:
+    def find_conflict(self) -> str | None:
         """What two settings say against each other; such settings are refused."""
         request_bytes_max = self.socket_request_max_bytes
         if self.queued_max_request_bytes < request_bytes_max:
@@ -550,10 +550,10 @@ class BrokerSettings:
                 f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is more than "
                 f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms}): no member could join"
             )
-        return self.topic_defaults.contradiction()
+        return self.topic_defaults.find_conflict()
 
     @property
-    def voters(self) -> tuple[QuorumVoter, ...]:
+    def voters(self) -> tuple[VoterAddress, ...]:
         """The first voters as the settings name them; empty where this node is alone."""
         return parse_voters(self.quorum_voters)
 
@@ -562,57 +562,67 @@ class BrokerSettings:
         return self.inter_broker_listener_name.upper() or self.listeners[0].name
 
     @property
-    def listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[ListenerEndpoint, ...]:
         return _listeners(self.listen, "listen")
 
     @property
-    def advertised(self) -> tuple[Listener, ...]:
+    def advertised(self) -> tuple[ListenerEndpoint, ...]:
         return _listeners(self.advertised_listeners, "advertised.listeners")
 
 
 @cache
-def _listeners(addresses: tuple[str, ...], setting: str) -> tuple[Listener, ...]:
+def _listeners(addresses: tuple[str, ...], setting: str) -> tuple[ListenerEndpoint, ...]:
     """Asked for with every fetch of a follower."""
     return parse_listeners(addresses, setting)
 
 
 @cache
-def broker_registry() -> Mapping[str, Declared]:
+def broker_definitions() -> Mapping[str, SettingDefinition]:
     """Every broker-wide setting by its one name, in the order people should read them."""
-    found = list(declared(BrokerSettings).values()) + [_topic_default(each) for each in _topic_settings()]
-    found.sort(key=lambda each: GROUPS.index(each.setting.group))
+    found = list(setting_definitions(BrokerSettings).values()) + [
+        _broker_wide_definition(each) for each in _topic_settings()
+    ]
+    found.sort(key=lambda each: SECTIONS.index(each.setting.section))
     return MappingProxyType({each.setting.name: each for each in found})
 
 
 @cache
-def broker_aliases() -> Mapping[str, tuple[Declared, Alias]]:
+def broker_aliases() -> Mapping[str, tuple[SettingDefinition, Alias]]:
     """Every other name a broker-wide setting goes by."""
-    registry = broker_registry().values()
+    registry = broker_definitions().values()
     return MappingProxyType(
         {alias.name: (each, alias) for each in registry for alias in each.setting.aliases}
     )
 
 
-def value_of(settings: BrokerSettings, name: str) -> Any:
-    found = broker_registry()[name]
-    return getattr(settings.topic_defaults if found.of_topic else settings, found.attribute)
+def get_value(settings: BrokerSettings, name: str) -> Any:
+    found = broker_definitions()[name]
+    return getattr(settings.topic_defaults if found.is_topic_default else settings, found.attribute)
 
 
-def with_values(settings: BrokerSettings, values: Mapping[str, Any], given: frozenset[str]) -> BrokerSettings:
+def with_values(
+    settings: BrokerSettings, values: Mapping[str, Any], explicitly_set: frozenset[str]
+) -> BrokerSettings:
     """The same settings with other values, by name."""
-    registry = broker_registry()
-    own = {registry[name].attribute: value for name, value in values.items() if not registry[name].of_topic}
-    of_topics = {registry[name].attribute: value for name, value in values.items() if registry[name].of_topic}
+    registry = broker_definitions()
+    own = {
+        registry[name].attribute: value
+        for name, value in values.items()
+        if not registry[name].is_topic_default
+    }
+    of_topics = {
+        registry[name].attribute: value for name, value in values.items() if registry[name].is_topic_default
+    }
     topic_defaults = dataclasses.replace(settings.topic_defaults, **of_topics)
-    return dataclasses.replace(settings, **own, topic_defaults=topic_defaults, given=given)
+    return dataclasses.replace(settings, **own, topic_defaults=topic_defaults, explicitly_set=explicitly_set)
 
 
-def _topic_settings() -> tuple[Declared, ...]:
-    return tuple(declared(TopicSettings).values())
+def _topic_settings() -> tuple[SettingDefinition, ...]:
+    return tuple(setting_definitions(TopicSettings).values())
 
 
-def _topic_default(of_topic: Declared) -> Declared:
-    made = of_topic.setting
+def _broker_wide_definition(is_topic_default: SettingDefinition) -> SettingDefinition:
+    made = is_topic_default.setting
     assert made.broker_name is not None, made.name
     doc = made.doc if made.broker_name == made.name else f"The default of {made.name}. {made.doc}"
     broker_wide = dataclasses.replace(
@@ -621,6 +631,6 @@ def _topic_default(of_topic: Declared) -> Declared:
         broker_name=None,
         doc=doc,
         dynamic=True,
-        group=made.group or TOPIC_DEFAULTS,
+        section=made.section or TOPIC_DEFAULTS,
     )
-    return dataclasses.replace(of_topic, setting=broker_wide, of_topic=True)
+    return dataclasses.replace(is_topic_default, setting=broker_wide, is_topic_default=True)

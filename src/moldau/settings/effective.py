@@ -13,23 +13,23 @@ from moldau.metadata.image import (
     BROKER_RESOURCE,
     EMPTY_IMAGE,
     TOPIC_RESOURCE,
-    ClusterDelta,
-    ClusterImage,
     ConfigResource,
+    MetadataDelta,
+    MetadataImage,
 )
 from moldau.observe.logging import get_logger
-from moldau.settings import describe
-from moldau.settings.broker import BrokerSettings, broker_registry, with_values
-from moldau.settings.changes import (
+from moldau.settings import config_entries as describe
+from moldau.settings.broker import BrokerSettings, broker_definitions, with_values
+from moldau.settings.config_changes import (
     append_to_list,
     subtract_from_list,
     validate_broker_configs,
     validate_topic_configs,
 )
-from moldau.settings.describe import ConfigEntry, ConfigSource, ConfigSynonym, Layers
-from moldau.settings.registry import ConfigType, Declared, declared
+from moldau.settings.config_entries import ConfigEntry, ConfigLayers, ConfigSource, ConfigSynonym
+from moldau.settings.registry import ConfigType, SettingDefinition, setting_definitions
 from moldau.settings.topic import TopicSettings
-from moldau.settings.values import parse
+from moldau.settings.values import parse_value
 
 __all__ = [
     "ConfigEntry",
@@ -49,11 +49,11 @@ ALL_BROKERS = ConfigResource(BROKER_RESOURCE, "")
 
 
 class EffectiveSettings:
-    def __init__(self, static: BrokerSettings, image: ClusterImage = EMPTY_IMAGE) -> None:
+    def __init__(self, static: BrokerSettings, image: MetadataImage = EMPTY_IMAGE) -> None:
         self.static = static
         self._this_broker = ConfigResource(BROKER_RESOURCE, str(static.node_id))
         self._image = image
-        self._broker = self._with_dynamic_changes()
+        self._broker = self._apply_dynamic_configs()
         self._topics: dict[str, TopicSettings] = {}
         """Only topics with configs of their own, so that asking for names that do not exist costs nothing."""
 
@@ -68,17 +68,17 @@ class EffectiveSettings:
             overrides = self._image.config(ConfigResource(TOPIC_RESOURCE, name))
             if not overrides:
                 return self._broker.topic_defaults
-            found = self._topics[name] = self.topic_with(overrides)
+            found = self._topics[name] = self.topic_settings_with(overrides)
         return found
 
-    def topic_with(self, overrides: Mapping[str, str]) -> TopicSettings:
+    def topic_settings_with(self, overrides: Mapping[str, str]) -> TopicSettings:
         """What a topic with these configs of its own would have."""
-        registry = declared(TopicSettings)
-        values = _parsed(overrides, registry)
+        registry = setting_definitions(TopicSettings)
+        values = _parse_configs(overrides, registry)
         changed = {registry[name].attribute: value for name, value in values.items()}
         return dataclasses.replace(self._broker.topic_defaults, **changed)
 
-    def apply(self, image: ClusterImage, delta: ClusterDelta) -> None:
+    def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Takes the next image. Only what the delta names is looked at."""
         self._image = image
         for topic in delta.topics_deleted:
@@ -87,7 +87,7 @@ class EffectiveSettings:
             if resource.type == TOPIC_RESOURCE:
                 self._topics.pop(resource.name, None)
             elif resource in (ALL_BROKERS, self._this_broker):
-                self._broker = self._with_dynamic_changes()
+                self._broker = self._apply_dynamic_configs()
                 self._topics.clear()
 
     def validate_topic_configs(self, configs: Mapping[str, str | None]) -> None:
@@ -111,19 +111,21 @@ class EffectiveSettings:
         """The resource of all brokers, whose name is empty."""
         return describe.describe_broker_defaults(self._layers())
 
-    def _layers(self) -> Layers:
-        return Layers(self.static, self._image.config(ALL_BROKERS), self._image.config(self._this_broker))
+    def _layers(self) -> ConfigLayers:
+        return ConfigLayers(
+            self.static, self._image.config(ALL_BROKERS), self._image.config(self._this_broker)
+        )
 
-    def _with_dynamic_changes(self) -> BrokerSettings:
+    def _apply_dynamic_configs(self) -> BrokerSettings:
         changes = {**self._image.config(ALL_BROKERS), **self._image.config(self._this_broker)}
-        dynamic = {name: found for name, found in broker_registry().items() if found.setting.dynamic}
-        values = _parsed(changes, dynamic)
+        dynamic = {name: found for name, found in broker_definitions().items() if found.setting.dynamic}
+        values = _parse_configs(changes, dynamic)
         if not values:
             return self.static
-        return with_values(self.static, values, self.static.given)
+        return with_values(self.static, values, self.static.explicitly_set)
 
 
-def _parsed(configs: Mapping[str, str], registry: Mapping[str, Declared]) -> dict[str, Any]:
+def _parse_configs(configs: Mapping[str, str], registry: Mapping[str, SettingDefinition]) -> dict[str, Any]:
     """Configs were checked before they were committed, but perhaps by another version: what this one does not
     know is left at its default rather than keeping the node from starting."""
     values = {}
@@ -132,7 +134,7 @@ def _parsed(configs: Mapping[str, str], registry: Mapping[str, Declared]) -> dic
             log.warning("unknown config in the metadata is not used", name=name)
             continue
         try:
-            values[name] = parse(registry[name], text)
+            values[name] = parse_value(registry[name], text)
         except InvalidConfigError as error:
             log.warning("invalid config in the metadata is not used", name=name, reason=str(error))
     return values

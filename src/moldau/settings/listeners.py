@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from moldau.errors import InvalidConfigError
 
-LISTENER = re.compile(
+LISTENER_PATTERN = re.compile(
     r"((?P<name>[A-Za-z0-9_.-]+)://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(?P<port>[0-9]{1,5})",
     re.ASCII,
 )
-ZERO_ADDRESS = re.compile(r"0x0+|0+|(0x0+|0+)(\.(0x0+|0+)){1,3}")
+WILDCARD_SPELLINGS = re.compile(r"0x0+|0+|(0x0+|0+)(\.(0x0+|0+)){1,3}")
 """Spellings of 0.0.0.0 that the operating system takes and `ipaddress` does not."""
-SECURED = ("SSL", "SASL", "TLS")
+SECURE_PROTOCOLS = ("SSL", "SASL", "TLS")
 DEFAULT_NAME = "PLAINTEXT"
 
 
-class Listener(NamedTuple):
+class ListenerEndpoint(NamedTuple):
     name: str
     """Clients that came in by a listener are told the advertised address of the same name."""
     host: str
@@ -29,7 +29,7 @@ class Listener(NamedTuple):
         try:
             address = ip_address(self.host)
         except ValueError:
-            return ZERO_ADDRESS.fullmatch(self.host) is not None
+            return WILDCARD_SPELLINGS.fullmatch(self.host) is not None
         mapped = getattr(address, "ipv4_mapped", None)
         return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
@@ -41,9 +41,9 @@ class Listener(NamedTuple):
         return f"{self.name}://{self.address}"
 
 
-def parse_listeners(addresses: Sequence[str], setting: str) -> tuple[Listener, ...]:
+def parse_listeners(addresses: Sequence[str], setting: str) -> tuple[ListenerEndpoint, ...]:
     """Listeners by unique name; those given without one are PLAINTEXT, PLAINTEXT_2, ..."""
-    listeners: list[Listener] = []
+    listeners: list[ListenerEndpoint] = []
     for position, address in enumerate(addresses, start=1):
         listener = _parse(address, setting, DEFAULT_NAME if position == 1 else f"{DEFAULT_NAME}_{position}")
         if any(listener.name == other.name for other in listeners):
@@ -56,15 +56,15 @@ def parse_listeners(addresses: Sequence[str], setting: str) -> tuple[Listener, .
     return tuple(listeners)
 
 
-def _parse(address: str, setting: str, default_name: str) -> Listener:
-    found = LISTENER.fullmatch(address.strip())
+def _parse(address: str, setting: str, default_name: str) -> ListenerEndpoint:
+    found = LISTENER_PATTERN.fullmatch(address.strip())
     if found is None or int(found["port"]) > 65_535:
         raise InvalidConfigError(
             f"{setting}: {address!r} is not an address; write host:port or NAME://host:port, "
             f"for example 127.0.0.1:9092"
         )
     name = (found["name"] or default_name).upper()
-    if any(word in name for word in SECURED):
+    if any(word in name for word in SECURE_PROTOCOLS):
         raise InvalidConfigError(
             f"{setting}: {address} asks for a secured listener; only plaintext listeners are served, "
             f"and one that merely has the name would be open to all"
@@ -74,10 +74,10 @@ def _parse(address: str, setting: str, default_name: str) -> Listener:
             f"{setting}: {address} names no host; write 127.0.0.1:{found['port']} for this machine only, "
             f"or 0.0.0.0:{found['port']} for every network it is on"
         )
-    return Listener(name, found["host"].strip("[]"), int(found["port"]))
+    return ListenerEndpoint(name, found["host"].strip("[]"), int(found["port"]))
 
 
-def check_listeners(listeners: Sequence[Listener], advertised: Sequence[Listener]) -> None:
+def check_listeners(listeners: Sequence[ListenerEndpoint], advertised: Sequence[ListenerEndpoint]) -> None:
     """Refuses what would leave clients with an address they cannot reach."""
     if not listeners:
         raise InvalidConfigError("listen: at least one address is needed, for example 127.0.0.1:9092")
@@ -100,7 +100,9 @@ def check_listeners(listeners: Sequence[Listener], advertised: Sequence[Listener
             )
 
 
-def advertise(bound: Sequence[Listener], advertised: Sequence[Listener]) -> tuple[Listener, ...]:
+def advertised_endpoints(
+    bound: Sequence[ListenerEndpoint], advertised: Sequence[ListenerEndpoint]
+) -> tuple[ListenerEndpoint, ...]:
     """What clients are told of listeners that are open now, with the ports they really got."""
     told = {listener.name: listener for listener in advertised}
     endpoints = []

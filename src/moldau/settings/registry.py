@@ -59,7 +59,7 @@ class Setting:
     """Topic settings: the broker-wide setting that is their default (`log.retention.ms`)."""
     aliases: tuple[Alias, ...] = ()
     """Other names that the broker-wide setting goes by, the strongest first."""
-    group: str = ""
+    section: str = ""
     """Broker settings: the chapter of the settings page and of `--help`."""
     dynamic: bool = False
     """Broker settings: may be changed while the node runs, through AlterConfigs."""
@@ -69,14 +69,14 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class SettingDefinition:
     """A setting as its dataclass declares it."""
 
     setting: Setting
     attribute: str
     type: ConfigType
     default: Any
-    of_topic: bool = False
+    is_topic_default: bool = False
     """A broker-wide setting that is the default of a topic setting; `attribute` is the topic's."""
 
 
@@ -88,13 +88,13 @@ def setting(default: T, name: str, doc: str, **more: Any) -> T:
 
 
 @cache
-def declared(settings: type) -> Mapping[str, Declared]:
+def setting_definitions(settings: type) -> Mapping[str, SettingDefinition]:
     """The settings of a dataclass by name, in the order they are declared."""
     found = {}
     for field in dataclasses.fields(settings):
         if "setting" in field.metadata:
             made: Setting = field.metadata["setting"]
-            found[made.name] = Declared(made, field.name, _type_of(field.type, made), field.default)
+            found[made.name] = SettingDefinition(made, field.name, _type_of(field.type, made), field.default)
     return MappingProxyType(found)
 
 

@@ -9,56 +9,66 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from moldau.errors import InvalidConfigError
-from moldau.settings.broker import BrokerSettings, broker_aliases, broker_registry, with_values
-from moldau.settings.registry import Alias, ConfigType, Declared
-from moldau.settings.values import allowed, format_value, nearest, parse, parse_whole_number
+from moldau.settings.broker import BrokerSettings, broker_aliases, broker_definitions, with_values
+from moldau.settings.registry import Alias, ConfigType, SettingDefinition
+from moldau.settings.values import (
+    describe_allowed_values,
+    did_you_mean,
+    format_value,
+    parse_integer,
+    parse_value,
+)
 
 ENVIRONMENT_PREFIX = "MOLDAU_"
 CONFIG_VARIABLE = "MOLDAU_CONFIG"
-NOT_SETTINGS = re.compile(r"MOLDAU_(BOOTSTRAP|TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)")
+IGNORED_VARIABLES = re.compile(
+    r"MOLDAU_(BOOTSTRAP|TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)"
+)
 """Where commands find their broker, what steers tests, and what Kubernetes sets in every pod beside a service that
 is called moldau."""
 
 
-class Written(NamedTuple):
+class RawSetting(NamedTuple):
     """One setting as somebody wrote it."""
 
     name: str
     value: Any
-    place: str
-    is_typed: bool = False
+    origin: str
+    is_toml: bool = False
     """TOML has types; flags and environment are text."""
 
 
-class Chosen(NamedTuple):
+class ResolvedSetting(NamedTuple):
     """What a source says of a setting."""
 
     value: Any
-    place: str
+    origin: str
 
 
-def build(
+def build_settings(
     *,
     file: str | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> BrokerSettings:
     """The settings to start with. Flags and environment are text, by setting name and by variable name."""
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, ResolvedSetting] = {}
     environment = environment or {}
     file = file or environment.get(CONFIG_VARIABLE)
     if file:
-        chosen |= _choose(_from_file(file))
-    chosen |= _choose(_from_environment(environment))
-    chosen |= _choose(Written(name, text, f"flag {flag_of(name)}") for name, text in (flags or {}).items())
+        chosen |= _resolve(_read_file(file))
+    chosen |= _resolve(_read_environment(environment))
+    chosen |= _resolve(
+        RawSetting(name, text, f"flag {flag_name(name)}") for name, text in (flags or {}).items()
+    )
     try:
         values = {name: choice.value for name, choice in chosen.items()}
         settings = with_values(BrokerSettings(), values, frozenset(chosen))
-        contradiction = settings.contradiction()
-        if contradiction is not None:
-            raise InvalidConfigError(contradiction)
+        find_conflict = settings.find_conflict()
+        if find_conflict is not None:
+            raise InvalidConfigError(find_conflict)
     except InvalidConfigError as error:
-        places = [f"{name} is set by {chosen[name].place}" for name in chosen if _mentions(str(error), name)]
+        places = [f"{name} is set by {chosen[name].origin}" for name in chosen if _mentions(str(error), name)]
         raise InvalidConfigError(f"{error} ({', '.join(places)})" if places else str(error)) from None
     return settings
 
@@ -67,90 +77,92 @@ def _mentions(sentence: str, name: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(name)}(?!\.?\w)", sentence) is not None
 
 
-def variable_of(name: str) -> str:
+def environment_variable_name(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
 
 
-def flag_of(name: str) -> str:
+def flag_name(name: str) -> str:
     return "--" + name.replace(".", "-")
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterable[Written]:
-    names = {variable_of(name): name for name in (*broker_registry(), *broker_aliases())}
+def _read_environment(environment: Mapping[str, str]) -> Iterable[RawSetting]:
+    names = {environment_variable_name(name): name for name in (*broker_definitions(), *broker_aliases())}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
             continue
         if variable in names:
-            yield Written(names[variable], text, f"environment {variable}")
-        elif not NOT_SETTINGS.fullmatch(variable):
+            yield RawSetting(names[variable], text, f"environment {variable}")
+        elif not IGNORED_VARIABLES.fullmatch(variable):
             raise InvalidConfigError(
-                f"environment {variable}: there is no such setting{nearest(variable, names)}"
+                f"environment {variable}: there is no such setting{did_you_mean(variable, names)}"
             )
 
 
-def _from_file(path: str) -> Iterable[Written]:
+def _read_file(path: str) -> Iterable[RawSetting]:
     # Few nodes have a file, and all of them should start fast.
     from moldau.settings.toml_file import read_toml
 
-    for name, value, place in read_toml(path):
-        yield Written(name, value, place, is_typed=True)
+    for name, value, origin in read_toml(path):
+        yield RawSetting(name, value, origin, is_toml=True)
 
 
-def _choose(written: Iterable[Written]) -> dict[str, Chosen]:
+def _resolve(written: Iterable[RawSetting]) -> dict[str, ResolvedSetting]:
     """The values of one source, under the one name each setting has."""
-    by_setting: dict[str, dict[str, Chosen]] = {}
+    by_setting: dict[str, dict[str, ResolvedSetting]] = {}
     for each in written:
-        found, alias = _find(each)
-        value = _value(found, alias, each)
-        by_setting.setdefault(found.setting.name, {})[each.name] = Chosen(value, each.place)
-    return {name: _strongest(broker_registry()[name], given) for name, given in by_setting.items()}
+        found, alias = _find_definition(each)
+        value = _parse_raw(found, alias, each)
+        by_setting.setdefault(found.setting.name, {})[each.name] = ResolvedSetting(value, each.origin)
+    return {
+        name: _highest_precedence(broker_definitions()[name], given) for name, given in by_setting.items()
+    }
 
 
-def _find(written: Written) -> tuple[Declared, Alias]:
-    registry, aliases = broker_registry(), broker_aliases()
+def _find_definition(written: RawSetting) -> tuple[SettingDefinition, Alias]:
+    registry, aliases = broker_definitions(), broker_aliases()
     name = written.name
     if name in registry:
         return registry[name], Alias(name)
     if name in aliases:
         return aliases[name]
-    hint = nearest(name, (*registry, *aliases))
-    raise InvalidConfigError(f"{written.place}: there is no setting {name}{hint}")
+    hint = did_you_mean(name, (*registry, *aliases))
+    raise InvalidConfigError(f"{written.origin}: there is no setting {name}{hint}")
 
 
-def _strongest(found: Declared, given: Mapping[str, Chosen]) -> Chosen:
+def _highest_precedence(found: SettingDefinition, given: Mapping[str, ResolvedSetting]) -> ResolvedSetting:
     order = [Alias(found.setting.name), *found.setting.aliases]
     first, *others = [alias for alias in order if alias.name in given]
     for other in others:
         if first.factor == other.factor and given[first.name].value != given[other.name].value:
             raise InvalidConfigError(
-                f"{given[first.name].place} and {given[other.name].place}: {first.name} and {other.name} are "
+                f"{given[first.name].origin} and {given[other.name].origin}: {first.name} and {other.name} are "
                 f"one setting and cannot have two values"
             )
     return given[first.name]
 
 
-def _value(found: Declared, alias: Alias, written: Written) -> Any:
-    text = _text(found, written.value) if written.is_typed else written.value
+def _parse_raw(found: SettingDefinition, alias: Alias, written: RawSetting) -> Any:
+    text = _toml_to_text(found, written.value) if written.is_toml else written.value
     try:
         if text is None:
             raise InvalidConfigError("not of the setting's type")
-        return parse(found, text) if alias.factor == 1 else _scaled(found, alias, text)
+        return parse_value(found, text) if alias.factor == 1 else _parse_scaled(found, alias, text)
     except InvalidConfigError:
         shown = "that value" if found.setting.sensitive else repr(written.value)
         raise InvalidConfigError(
-            f"{written.place}: {alias.name} cannot be {shown}; it takes {allowed(found)}"
+            f"{written.origin}: {alias.name} cannot be {shown}; it takes {describe_allowed_values(found)}"
         ) from None
 
 
-def _scaled(found: Declared, alias: Alias, text: str) -> Any:
+def _parse_scaled(found: SettingDefinition, alias: Alias, text: str) -> Any:
     """Negative numbers mean "none" or "for ever" in every unit."""
-    value = parse_whole_number(text)
+    value = parse_integer(text)
     if value is None:
         raise InvalidConfigError(f"{text} is not a whole number")
-    return parse(found, str(value * alias.factor if value > 0 else value))
+    return parse_value(found, str(value * alias.factor if value > 0 else value))
 
 
-def _text(found: Declared, value: Any) -> str | None:
+def _toml_to_text(found: SettingDefinition, value: Any) -> str | None:
     """A TOML value as text; None where its type is not the setting's."""
     match found.type:
         case ConfigType.BOOLEAN:

@@ -249,10 +249,10 @@ class TopicSettings:
         "Acknowledge from the page cache instead of after fsync: faster, and a power cut may take the last "
         "records.",
         broker_name="write.caching",
-        group="Start here",
+        section="Start here",
     )
 
-    def contradiction(self) -> str | None:
+    def find_conflict(self) -> str | None:
         """What two settings say against each other. Settings that reach a running node one by one may do so:
         a topic's own and a broker-wide default, for one."""
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:

@@ -7,50 +7,50 @@ from difflib import get_close_matches
 from typing import Any
 
 from moldau.errors import InvalidConfigError
-from moldau.settings.registry import INT_MAX, LONG_MAX, LONG_MIN, ConfigType, Declared
+from moldau.settings.registry import INT_MAX, LONG_MAX, LONG_MIN, ConfigType, SettingDefinition
 
-WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
+INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+NUMBER_PATTERN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
-def parse(declared: Declared, text: str) -> Any:
+def parse_value(definition: SettingDefinition, text: str) -> Any:
     """The value that `text` stands for; InvalidConfigError, in Kafka's words, where it stands for none."""
-    value = _read(declared, text)
+    value = _parse_text(definition, text)
     complaint = (
-        f"Not a number of type {declared.type.name}" if value is None else complaint_about(declared, value)
+        f"Not a number of type {definition.type.name}" if value is None else find_violation(definition, value)
     )
-    if declared.type is ConfigType.BOOLEAN and value is None:
+    if definition.type is ConfigType.BOOLEAN and value is None:
         complaint = "Expected value to be either true or false"
     if complaint is not None:
-        shown = "[hidden]" if declared.setting.sensitive else text
+        shown = "[hidden]" if definition.setting.sensitive else text
         raise InvalidConfigError(
-            f"Invalid value {shown} for configuration {declared.setting.name}: {complaint}"
+            f"Invalid value {shown} for configuration {definition.setting.name}: {complaint}"
         )
     return value
 
 
-def _read(declared: Declared, text: str) -> Any:
+def _parse_text(definition: SettingDefinition, text: str) -> Any:
     """None where the text is not of the setting's type."""
-    match declared.type:
+    match definition.type:
         case ConfigType.BOOLEAN:
             return {"true": True, "false": False}.get(text.strip().lower())
         case ConfigType.INT | ConfigType.LONG | ConfigType.SHORT:
-            return parse_whole_number(text)
+            return parse_integer(text)
         case ConfigType.DOUBLE:
-            return float(text) if NUMBER.fullmatch(text.strip()) else None
+            return float(text) if NUMBER_PATTERN.fullmatch(text.strip()) else None
         case ConfigType.LIST:
             return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         case _:
             return text.strip()
 
 
-def parse_whole_number(text: str) -> int | None:
-    return int(text) if WHOLE_NUMBER.fullmatch(text.strip()) else None
+def parse_integer(text: str) -> int | None:
+    return int(text) if INTEGER_PATTERN.fullmatch(text.strip()) else None
 
 
-def complaint_about(declared: Declared, value: Any) -> str | None:
+def find_violation(definition: SettingDefinition, value: Any) -> str | None:
     """What is wrong with a value of the right type, or None."""
-    setting = declared.setting
+    setting = definition.setting
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -68,7 +68,7 @@ def complaint_about(declared: Declared, value: Any) -> str | None:
 
 
 def format_value(value: Any) -> str:
-    """The inverse of `parse`."""
+    """The inverse of `parse_value`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
@@ -76,19 +76,19 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def allowed(declared: Declared) -> str:
+def describe_allowed_values(definition: SettingDefinition) -> str:
     """The values a setting takes, for people: `a whole number from 1 to 9`."""
-    setting = declared.setting
+    setting = definition.setting
     if setting.values:
         return setting.values
-    match declared.type:
+    match definition.type:
         case ConfigType.BOOLEAN:
             return "true or false"
         case ConfigType.LIST:
             return f"a list of: {', '.join(setting.choices)}" if setting.choices else "a list"
         case ConfigType.STRING | ConfigType.PASSWORD | ConfigType.CLASS:
             return f"one of: {', '.join(setting.choices)}" if setting.choices else "text"
-    kind = "a number" if declared.type is ConfigType.DOUBLE else "a whole number"
+    kind = "a number" if definition.type is ConfigType.DOUBLE else "a whole number"
     bounded = setting.high is not None and setting.high < INT_MAX
     if setting.low is not None and bounded:
         return f"{kind} from {setting.low} to {setting.high}"
@@ -97,7 +97,7 @@ def allowed(declared: Declared) -> str:
     return f"{kind}, {setting.high} or less" if bounded else kind
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean retention.ms?`, or nothing where no name is near."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {found[0]}?" if found else ""

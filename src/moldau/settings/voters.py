@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from moldau.errors import InvalidConfigError
 
-NAME = "controller.quorum.voters"
-VOTER = re.compile(
+SETTING_NAME = "controller.quorum.voters"
+VOTER_PATTERN = re.compile(
     r"(?P<id>[0-9]{1,10})@(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})", re.ASCII
 )
 
 
-class QuorumVoter(NamedTuple):
+class VoterAddress(NamedTuple):
     node_id: int
     host: str
     port: int
@@ -22,19 +22,19 @@ class QuorumVoter(NamedTuple):
         return f"{self.node_id}@{host}:{self.port}"
 
 
-def parse_voters(voters: Sequence[str]) -> tuple[QuorumVoter, ...]:
+def parse_voters(voters: Sequence[str]) -> tuple[VoterAddress, ...]:
     """By ascending id; raises InvalidConfigError for what is no voter, and for one that is named twice."""
-    found: dict[int, QuorumVoter] = {}
+    found: dict[int, VoterAddress] = {}
     for text in voters:
-        match = VOTER.fullmatch(text.strip())
+        match = VOTER_PATTERN.fullmatch(text.strip())
         if match is None or not 0 < int(match["port"]) < 65_536 or int(match["id"]) > 2**31 - 1:
             raise InvalidConfigError(
-                f"{NAME}: {text!r} is no voter; write id@host:port, for example 1@127.0.0.1:9092"
+                f"{SETTING_NAME}: {text!r} is no voter; write id@host:port, for example 1@127.0.0.1:9092"
             )
-        voter = QuorumVoter(int(match["id"]), match["host"].strip("[]"), int(match["port"]))
+        voter = VoterAddress(int(match["id"]), match["host"].strip("[]"), int(match["port"]))
         if voter.node_id in found:
-            raise InvalidConfigError(f"{NAME}: node {voter.node_id} is named twice")
+            raise InvalidConfigError(f"{SETTING_NAME}: node {voter.node_id} is named twice")
         if any(voter[1:] == other[1:] for other in found.values()):
-            raise InvalidConfigError(f"{NAME}: two voters have the address of {voter}")
+            raise InvalidConfigError(f"{SETTING_NAME}: two voters have the address of {voter}")
         found[voter.node_id] = voter
     return tuple(found[node_id] for node_id in sorted(found))

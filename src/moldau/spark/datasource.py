@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from moldau.spark.errors import SparkSourceError, told_plainly
+from moldau.spark.errors import SparkSourceError, user_facing_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class MoldauDataSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]
-        from moldau.spark.source.options import check_read, is_read
+        from moldau.spark.source.options import check_read_options, is_read_query
 
-        with self._told_plainly():
-            if is_read(self.options):
-                check_read(self.options)
+        with self._user_facing_errors():
+            if is_read_query(self.options):
+                check_read_options(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -37,36 +37,36 @@ class MoldauDataSource(DataSource):
         from moldau.spark.source import columns
         from moldau.spark.source.options import includes_headers
 
-        with self._told_plainly():
+        with self._user_facing_errors():
             return columns.schema(include_headers=includes_headers(self.options))
 
     def reader(self, schema: StructType) -> "DataSourceReader":
-        from moldau.spark.source.batch import TopicReader
-        from moldau.spark.source.options import parse_source
+        from moldau.spark.source.batch_reader import TopicBatchReader
+        from moldau.spark.source.options import parse_source_options
 
-        with self._told_plainly():
-            return TopicReader(parse_source(self.options, is_stream=False), schema)
+        with self._user_facing_errors():
+            return TopicBatchReader(parse_source_options(self.options, is_stream=False), schema)
 
     def streamReader(self, schema: StructType) -> "DataSourceStreamReader":
-        from moldau.spark.source.options import parse_source
-        from moldau.spark.source.stream import RefusedStreamReader, TopicStreamReader
+        from moldau.spark.source.options import parse_source_options
+        from moldau.spark.source.stream_reader import FailingStreamReader, TopicStreamReader
 
         try:
-            return TopicStreamReader(parse_source(self.options, is_stream=True), schema)
+            return TopicStreamReader(parse_source_options(self.options, is_stream=True), schema)
         except SparkSourceError as error:
-            return RefusedStreamReader(error)
+            return FailingStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "DataSourceArrowWriter":
-        from moldau.spark.sink.writer import TopicWriter
+        from moldau.spark.sink.batch_writer import TopicWriter
 
-        with self._told_plainly():
+        with self._user_facing_errors():
             return TopicWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "DataSourceStreamArrowWriter":
         from moldau.spark.sink.stream_writer import TopicStreamWriter
 
-        with self._told_plainly():
+        with self._user_facing_errors():
             return TopicStreamWriter(self.options, schema, overwrite)
 
-    def _told_plainly(self) -> Any:
-        return told_plainly(self.options.get("kafka.bootstrap.servers", "?"))
+    def _user_facing_errors(self) -> Any:
+        return user_facing_errors(self.options.get("kafka.bootstrap.servers", "?"))

@@ -18,22 +18,22 @@ class DataLossError(SparkSourceError):
     """Records that a query was to read are not there any more."""
 
 
-_TOLD = re.compile(
+_USER_MESSAGE = re.compile(
     # Not behind a parenthesis: there it is part of a plan that raises one, and Spark shows plans in errors of its own.
     r"(?<!\()(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |===|SQLSTATE|$)|\Z)",
     re.S,
 )
 
 
-def told(error: BaseException) -> str | None:
+def find_user_message(error: BaseException) -> str | None:
     """What one of the errors above said, found in what Spark made of it on its way to the driver; None where the error
     is another one."""
-    found = _TOLD.search(str(error))
+    found = _USER_MESSAGE.search(str(error))
     return None if found is None else found.group(1).strip()
 
 
 @contextmanager
-def told_plainly(bootstrap: str) -> Iterator[None]:
+def user_facing_errors(bootstrap: str) -> Iterator[None]:
     """Around what Spark calls. What the client raises comes out as a SparkSourceError that says where the brokers were
     thought to be, and none of the errors above drags the traceback of a worker to the driver."""
     try:
@@ -47,10 +47,10 @@ def told_plainly(bootstrap: str) -> Iterator[None]:
         if not isinstance(error, KafkaError):
             raise
         _hide_traceback()
-        raise SparkSourceError(_in_words(error, bootstrap)) from None
+        raise SparkSourceError(_error_text(error, bootstrap)) from None
 
 
-def _in_words(error: Exception, bootstrap: str) -> str:
+def _error_text(error: Exception, bootstrap: str) -> str:
     from moldau.client.errors import ConnectionLostError, RequestTimedOutError
 
     if isinstance(error, ConnectionLostError | RequestTimedOutError):

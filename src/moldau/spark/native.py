@@ -5,5 +5,5 @@ import os
 from moldau.columnar.native import use_native
 
 
-def choose_native() -> None:
+def configure_native() -> None:
     use_native(os.environ.get("MOLDAU_NATIVE") != "0")

@@ -17,7 +17,7 @@ from types import TracebackType
 from moldau.controller.requests import NewTopic
 from moldau.node.node import Node
 from moldau.platform.system import system_platform
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 
 DEFAULTS = {
     "listen": "127.0.0.1:0",
@@ -39,7 +39,7 @@ class Broker:
             topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
         given = {**DEFAULTS, **(settings or {})}
-        self._settings = build(flags=given)
+        self._settings = build_settings(flags=given)
         self._node: Node | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,8 +88,10 @@ class Broker:
         if node is None:
             return
         await node.stop()
-        if check and node.bugs:
-            raise AssertionError(f"{node.bugs} requests ended in an error of the broker's own: see its log")
+        if check and node.unexpected_errors:
+            raise AssertionError(
+                f"{node.unexpected_errors} requests ended in an error of the broker's own: see its log"
+            )
 
     # In a thread
 

@@ -22,17 +22,17 @@ from pathlib import Path
 from types import TracebackType
 
 from moldau.controller.requests import NewTopic
-from moldau.node.identity import new_identity
+from moldau.node.meta_properties import new_meta_properties
 from moldau.node.node import Node
 from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings
-from moldau.settings.sources import build
-from moldau.testing.links import Links
+from moldau.settings.sources import build_settings
+from moldau.testing.links import NodeLinks
 from moldau.testing.node_thread import NodeThread
 
 HOST = "127.0.0.1"
-STARTED_WITHIN_S = 60.0
-STOPPED_WITHIN_S = 60.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 
 
 class Cluster:
@@ -50,13 +50,13 @@ class Cluster:
         if isinstance(topics, str):
             topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
-        self._given = dict(settings or {})
+        self._overrides = dict(settings or {})
         self._racks = racks
-        self._is_own_directory = data_dir is None
+        self._is_temporary_directory = data_dir is None
         self._directory = Path(tempfile.mkdtemp(prefix="moldau-")) if data_dir is None else Path(data_dir)
         self._ports = _free_ports(nodes)
-        self._cluster_id = new_identity(system_platform().random, "", 0).cluster_id
-        self._links = Links({port: node_id for node_id, port in self._ports.items()})
+        self._cluster_id = new_meta_properties(system_platform().random, "", 0).cluster_id
+        self._links = NodeLinks({port: node_id for node_id, port in self._ports.items()})
         self._running: dict[int, NodeThread] = {}
         self._paused: set[int] = set()
 
@@ -106,7 +106,7 @@ class Cluster:
         self.resume(node_id)
         thread = self._running.pop(node_id)
         try:
-            thread.stop().result(STOPPED_WITHIN_S)
+            thread.stop().result(STOP_TIMEOUT_S)
         finally:
             thread.join()
 
@@ -115,7 +115,7 @@ class Cluster:
         it serves."""
         if node_id in self._running:
             self.stop(node_id)
-        self._started([node_id])
+        self._start_nodes([node_id])
 
     def pause(self, node_id: int) -> None:
         """The node stands still, as after SIGSTOP."""
@@ -131,8 +131,8 @@ class Cluster:
         """Nothing comes through any more between a node and others (all, where none are named), and nobody is told;
         `one_way`: what the node sends is lost, what is sent to it arrives."""
         for other in others or [each for each in self._ports if each != node_id]:
-            cut = [(node_id, other)] if one_way else [(node_id, other), (other, node_id)]
-            self._links.cut(cut)
+            block = [(node_id, other)] if one_way else [(node_id, other), (other, node_id)]
+            self._links.block(block)
 
     def heal(self) -> None:
         """Ends all partitions."""
@@ -142,47 +142,49 @@ class Cluster:
 
     def __enter__(self) -> "Cluster":
         try:
-            self._started(list(self._ports))
+            self._start_nodes(list(self._ports))
             self._create_topics()
         except BaseException:
             self._kill_all()
-            self._clear_up()
+            self._remove_data()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        bugs = 0
+        unexpected_errors = 0
         try:
             self.heal()
             for node_id in list(self._paused):
                 self.resume(node_id)
             stopping = [(thread, thread.stop()) for thread in self._running.values()]
             for thread, stopped in stopping:
-                stopped.result(STOPPED_WITHIN_S)
-                bugs += thread.node.bugs
+                stopped.result(STOP_TIMEOUT_S)
+                unexpected_errors += thread.node.unexpected_errors
             for thread in self._running.values():
                 thread.join()
             self._running.clear()
         finally:
             self._kill_all()
-            self._clear_up()
-        if kind is None and bugs:
-            raise AssertionError(f"{bugs} requests ended in an error of a node's own: see its log")
+            self._remove_data()
+        if kind is None and unexpected_errors:
+            raise AssertionError(
+                f"{unexpected_errors} requests ended in an error of a node's own: see its log"
+            )
 
-    def _started(self, node_ids: Iterable[int]) -> None:
+    def _start_nodes(self, node_ids: Iterable[int]) -> None:
         starting: list[Future[None]] = []
         for node_id in node_ids:
             thread = NodeThread(
                 self._settings(node_id),
-                self._links.connect_of(node_id),
-                partial(self._links.end, node_id),
+                self._links.connector_for(node_id),
+                partial(self._links.close_connections, node_id),
             )
             self._running[node_id] = thread
             starting.append(thread.start())
         for started in starting:
-            started.result(STARTED_WITHIN_S)
+            started.result(START_TIMEOUT_S)
 
     def _settings(self, node_id: int) -> BrokerSettings:
         count = len(self._ports)
@@ -193,7 +195,7 @@ class Cluster:
             "offsets.topic.replication.factor": replicas,
             "default.replication.factor": replicas,
             "min.insync.replicas": "2" if count >= 3 else "1",
-            **self._given,
+            **self._overrides,
             "node.id": str(node_id),
             "cluster.id": self._cluster_id,
             "listen": self.address(node_id),
@@ -204,14 +206,14 @@ class Cluster:
         }
         if self._racks is not None:
             settings["broker.rack"] = self._racks[(node_id - 1) % len(self._racks)]
-        return build(flags=settings)
+        return build_settings(flags=settings)
 
     def _create_topics(self) -> None:
         new = [NewTopic(name, partitions) for name, partitions in self._topics.items()]
         if not new:
             return
         thread = self._running[1]
-        for created in thread.begin(thread.node.broker.gateway.create_topics(new)).result():
+        for created in thread.submit(thread.node.broker.controller_channel.create_topics(new)).result():
             if created.error is not None:
                 raise created.error
 
@@ -219,8 +221,8 @@ class Cluster:
         for node_id in list(self._running):
             self.kill(node_id)
 
-    def _clear_up(self) -> None:
-        if self._is_own_directory:
+    def _remove_data(self) -> None:
+        if self._is_temporary_directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 

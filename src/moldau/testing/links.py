@@ -10,14 +10,14 @@ from typing import Any
 from moldau.client.errors import RequestTimedOutError
 from moldau.client.net.connection import Connection
 
-LOOK_EVERY_S = 0.02
+CONNECT_POLL_INTERVAL_S = 0.02
 """How often who wants to connect over a cut link tries again."""
 
 Direction = tuple[int, int]
 """From a node to a node."""
 
 
-class _Nowhere:
+class _DroppingTransport:
     """Where what is sent over a cut link goes."""
 
     def __init__(self, transport: Any) -> None:
@@ -30,92 +30,92 @@ class _Nowhere:
         self._transport.abort()
 
 
-class _LinkConnection(Connection):
+class _BlockableConnection(Connection):
     """A connection that can be cut: what is sent gets lost, what would come stays away, and it looks open."""
 
-    is_cut = False
+    is_blocked = False
 
-    def cut(self, *, sending: bool, receiving: bool) -> None:
+    def block(self, *, sending: bool, receiving: bool) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        self.is_cut = True
+        self.is_blocked = True
         if receiving:
             transport.pause_reading()
         if sending:
-            self._transport = _Nowhere(transport)  # type: ignore[assignment]
+            self._transport = _DroppingTransport(transport)  # type: ignore[assignment]
 
-    def close_if_cut(self) -> None:
-        if self.is_cut:
+    def close_if_blocked(self) -> None:
+        if self.is_blocked:
             self.close()
 
 
-class Links:
+class NodeLinks:
     """Of all nodes of a cluster. Its own methods may be called from any thread."""
 
     def __init__(self, node_of_port: dict[int, int]) -> None:
         self._node_of_port = node_of_port
         self._lock = threading.Lock()
-        self._cut: set[Direction] = set()
-        self._open: dict[int, list[tuple[int, asyncio.AbstractEventLoop, _LinkConnection]]] = {}
+        self._blocked: set[Direction] = set()
+        self._open: dict[int, list[tuple[int, asyncio.AbstractEventLoop, _BlockableConnection]]] = {}
         """By the node that opened it: to whom, and the loop it belongs to."""
 
-    def connect_of(self, node_id: int) -> Callable[..., Any]:
+    def connector_for(self, node_id: int) -> Callable[..., Any]:
         """How this node opens connections to others."""
 
         async def connect(host: str, port: int, *, client_id: str, timeout_ms: int) -> Connection:
             target = self._node_of_port.get(port, -1)
             loop = asyncio.get_running_loop()
             deadline = loop.time() + timeout_ms / 1000
-            while self._is_cut(node_id, target) or self._is_cut(target, node_id):
+            while self._is_blocked(node_id, target) or self._is_blocked(target, node_id):
                 if loop.time() > deadline:
                     raise RequestTimedOutError(f"no connection to {host}:{port} within {timeout_ms} ms")
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(CONNECT_POLL_INTERVAL_S)
             left_ms = max(1, round((deadline - loop.time()) * 1000))
-            connection = await _LinkConnection.open(host, port, client_id=client_id, timeout_ms=left_ms)
-            assert isinstance(connection, _LinkConnection)
+            connection = await _BlockableConnection.open(host, port, client_id=client_id, timeout_ms=left_ms)
+            assert isinstance(connection, _BlockableConnection)
             with self._lock:
                 known = [each for each in self._open.get(node_id, []) if each[2].is_open]
                 self._open[node_id] = [*known, (target, loop, connection)]
-            self._apply(node_id, target, connection)
+            self._apply_faults(node_id, target, connection)
             return connection
 
         return connect
 
-    def cut(self, directions: list[Direction]) -> None:
+    def block(self, directions: list[Direction]) -> None:
         with self._lock:
-            self._cut.update(directions)
+            self._blocked.update(directions)
             connections = [(node_id, *each) for node_id, opened in self._open.items() for each in opened]
         for node_id, target, loop, connection in connections:
             if (node_id, target) in directions or (target, node_id) in directions:
-                _in(loop, partial(self._apply, node_id, target, connection))
+                _call_in_loop(loop, partial(self._apply_faults, node_id, target, connection))
 
     def heal(self) -> None:
         """All links are whole again. Connections that were cut are closed: what was lost on them is lost."""
         with self._lock:
-            self._cut.clear()
+            self._blocked.clear()
             connections = [each for opened in self._open.values() for each in opened]
         for _, loop, connection in connections:
-            _in(loop, connection.close_if_cut)
+            _call_in_loop(loop, connection.close_if_blocked)
 
-    def end(self, node_id: int) -> None:
+    def close_connections(self, node_id: int) -> None:
         """The node's process is gone, and its connections with it. Called in the node's own loop."""
         with self._lock:
             opened = self._open.pop(node_id, [])
         for _, _, connection in opened:
             connection.close()
 
-    def _is_cut(self, sender: int, receiver: int) -> bool:
+    def _is_blocked(self, sender: int, receiver: int) -> bool:
         with self._lock:
-            return (sender, receiver) in self._cut
+            return (sender, receiver) in self._blocked
 
-    def _apply(self, node_id: int, target: int, connection: _LinkConnection) -> None:
-        sending, receiving = self._is_cut(node_id, target), self._is_cut(target, node_id)
+    def _apply_faults(self, node_id: int, target: int, connection: _BlockableConnection) -> None:
+        sending, receiving = self._is_blocked(node_id, target), self._is_blocked(target, node_id)
         if sending or receiving:
-            connection.cut(sending=sending, receiving=receiving)
+            connection.block(sending=sending, receiving=receiving)
 
 
-def _in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:

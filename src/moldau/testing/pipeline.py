@@ -18,11 +18,19 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moldau.pipelines.definition import Format, OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
-from moldau.pipelines.form.loading import checked, load
-from moldau.pipelines.form.python_form import Pipeline as PythonPipeline
+from moldau.pipelines.definition import (
+    BadRecordPolicy,
+    Format,
+    PipelineDefinition,
+    PipelineError,
+    Sink,
+    SinkKind,
+    Source,
+)
 from moldau.pipelines.records.error_headers import PREFIX
-from moldau.settings.values import nearest
+from moldau.pipelines.spec.loader import check_definition, load
+from moldau.pipelines.spec.python_file import Pipeline
+from moldau.settings.values import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +75,7 @@ class PipelineResult:
 
 
 def run_pipeline(
-    pipeline: "Pipeline | PythonPipeline | Path | str",
+    pipeline: "PipelineDefinition | Pipeline | Path | str",
     rows: Mapping[str, Sequence[Any]],
     *,
     spark: "SparkSession | None" = None,
@@ -77,17 +85,19 @@ def run_pipeline(
 
     Without a session the active one is used, or a small local one is started.
     """
-    if isinstance(pipeline, PythonPipeline):
+    if isinstance(pipeline, Pipeline):
         pipeline = pipeline.definition()
-    pipeline = checked(pipeline) if isinstance(pipeline, Pipeline) else load(Path(pipeline))
+    pipeline = (
+        check_definition(pipeline) if isinstance(pipeline, PipelineDefinition) else load(Path(pipeline))
+    )
     names = [each.name for each in pipeline.sources]
     for name in rows:
         if name not in names:
             raise PipelineError(
                 f"rows are given for {name!r}, which is no source of {pipeline.name}"
-                f"{nearest(name, names) or '; there are ' + ', '.join(names)}"
+                f"{did_you_mean(name, names) or '; there are ' + ', '.join(names)}"
             )
-    return _Trial(spark or _session(), pipeline, rows).run()
+    return _TestRun(spark or _session(), pipeline, rows).run()
 
 
 def _session() -> "SparkSession":
@@ -100,82 +110,84 @@ def _session() -> "SparkSession":
     return active or moldau.spark.session("moldau-testing", master="local[2]", settings=settings, quiet=True)
 
 
-class _Trial:
-    def __init__(self, spark: "SparkSession", pipeline: Pipeline, rows: Mapping[str, Sequence[Any]]) -> None:
+class _TestRun:
+    def __init__(
+        self, spark: "SparkSession", pipeline: PipelineDefinition, rows: Mapping[str, Sequence[Any]]
+    ) -> None:
         self._spark = spark
         self._pipeline = pipeline
-        self._raw = {each.name: self._frame(each, rows.get(each.name, ())) for each in pipeline.sources}
+        self._raw_row = {each.name: self._frame(each, rows.get(each.name, ())) for each in pipeline.sources}
         self._schemas = {each.name: self._schema(each) for each in pipeline.sources}
 
     def run(self) -> PipelineResult:
-        from moldau.pipelines.planning.transforming import rows_of, told_of
-        from moldau.pipelines.records.encoding import encoded
+        from moldau.pipelines.planner.transformation import pipeline_errors, view_rows
+        from moldau.pipelines.records.encoder import encode_records
 
         rows: dict[str, list[dict[str, Any]]] = {}
         records: dict[str, list[tuple[bytes | None, bytes | None]]] = {}
         for sink in self._pipeline.sinks:
-            frame = rows_of(
-                self._spark, self._pipeline, sink.view, lambda each: self._raw[each.name], self._schemas
+            frame = view_rows(
+                self._spark, self._pipeline, sink.view, lambda each: self._raw_row[each.name], self._schemas
             )
-            with told_of(f"the sink {sink.name}"):
+            with pipeline_errors(f"the sink {sink.name}"):
                 rows[sink.name] = self._rows(frame, sink)
                 if sink.kind is SinkKind.TOPIC:
                     records[sink.name] = [
-                        (each["key"], each["value"]) for each in _collected(encoded(frame, sink))
+                        (each["key"], each["value"]) for each in _collect(encode_records(frame, sink))
                     ]
         return PipelineResult(rows, records, self._dead_letters())
 
     def _rows(self, frame: "DataFrame", sink: Sink) -> list[dict[str, Any]]:
-        from moldau.pipelines.planning.writing import shaped_for
+        from moldau.pipelines.planner.sink_writers import prepare_for_sink
         from moldau.pipelines.records.bad_records import without_metadata
 
         if sink.kind is SinkKind.TOPIC:
-            return _collected(without_metadata(frame))
-        shaped = shaped_for(frame, sink)
-        return self._table(shaped, sink) if sink.mode == "upsert" else _collected(shaped)
+            return _collect(without_metadata(frame))
+        shaped = prepare_for_sink(frame, sink)
+        return self._table(shaped, sink) if sink.mode == "upsert" else _collect(shaped)
 
     def _table(self, frame: "DataFrame", sink: Sink) -> list[dict[str, Any]]:
         """What is in a table that knew nothing before."""
         from dataclasses import replace
 
-        from moldau.pipelines.planning.writing import upserting
+        from moldau.pipelines.planner.sink_writers import upsert_function
         from moldau.spark.sink.delta_commits import open_table
         from moldau.spark.sink.delta_options import locate
 
         with tempfile.TemporaryDirectory(prefix="moldau-testing-") as folder:
-            upserting(replace(sink, target=folder, options={}), "test")(frame, 0)
+            upsert_function(replace(sink, target=folder, options={}), "test")(frame, 0)
             table = open_table(locate(folder))
             return [] if table is None else _plain(table.to_pyarrow_table())
 
     def _dead_letters(self) -> list[DeadLetter]:
-        from moldau.pipelines.planning.transforming import judged, told_of
-        from moldau.pipelines.records.bad_records import dead_letters
+        from moldau.pipelines.planner.transformation import decode_and_check, pipeline_errors
+        from moldau.pipelines.records.bad_records import dead_letter_records
 
-        if self._pipeline.on_bad is OnBad.FAIL:
+        if self._pipeline.on_bad is BadRecordPolicy.FAIL:
             return []
         found = []
         for source in self._pipeline.sources:
-            records = judged(self._raw[source.name], source, self._schemas[source.name])
-            with told_of(f"the dead letters of the source {source.name}"):
-                letters = _collected(dead_letters(records, self._pipeline.name, source))
+            records = decode_and_check(self._raw_row[source.name], source, self._schemas[source.name])
+            with pipeline_errors(f"the dead letters of the source {source.name}"):
+                letters = _collect(dead_letter_records(records, self._pipeline.name, source))
             found += [_dead_letter(source, each) for each in letters]
         return found
 
     def _frame(self, source: Source, rows: Sequence[Any]) -> "DataFrame":
-        from moldau.pipelines.records.decoding import raw_schema
+        from moldau.pipelines.records.decoder import raw_schema
 
         if isinstance(rows, Mapping | str | bytes):
             raise PipelineError(f"the rows of {source.name} must be a list, not {type(rows).__name__}")
-        table = [_raw(source, index, _record(source, each)) for index, each in enumerate(rows)]
+        table = [_raw_row(source, index, _record(source, each)) for index, each in enumerate(rows)]
         return self._spark.createDataFrame(table, raw_schema())
 
     def _schema(self, source: Source) -> "T.StructType":
-        from moldau.pipelines.records.decoding import value_schema
-        from moldau.pipelines.records.inference import infer
+        from moldau.pipelines.records.decoder import value_schema
+        from moldau.pipelines.records.schema_inference import infer_schema
 
         if source.format is not Format.JSON or source.schema is not None:
             return value_schema(source)
-        return value_schema(source, infer(self._spark, self._raw[source.name], source))
+        return value_schema(source, infer_schema(self._spark, self._raw_row[source.name], source))
 
 
 def _record(source: Source, given: Any) -> Record:
@@ -188,7 +200,7 @@ def _record(source: Source, given: Any) -> Record:
     return Record(given)
 
 
-def _raw(source: Source, index: int, record: Record) -> tuple[Any, ...]:
+def _raw_row(source: Source, index: int, record: Record) -> tuple[Any, ...]:
     """In the order of the data source's columns."""
     key = record.key.encode() if isinstance(record.key, str) else record.key
     topic = record.topic or (source.topics[0] if source.topics else source.name)
@@ -204,10 +216,10 @@ def _bytes(source: Source, value: Any) -> bytes | None:
     if isinstance(value, Mapping) and source.format is Format.JSON:
         return json.dumps(value, default=_json).encode()
     if isinstance(value, Mapping) and source.format is Format.AVRO:
-        from moldau.pipelines.records.avro_codec import confluent_prefix, written
+        from moldau.pipelines.records.avro_codec import confluent_prefix, encode_record
 
         prefix = confluent_prefix(0) if source.options.get("avro.wire") == "confluent" else b""
-        return prefix + written(dict(value), source.schema or "")
+        return prefix + encode_record(dict(value), source.schema or "")
     raise PipelineError(
         f"a row of {source.name} is {type(value).__name__}: records in {source.format} are given as "
         f"{'mappings, ' if source.format in (Format.JSON, Format.AVRO) else ''}texts, bytes or None"
@@ -232,7 +244,7 @@ def _dead_letter(source: Source, row: Mapping[str, Any]) -> DeadLetter:
     )
 
 
-def _collected(frame: "DataFrame") -> list[dict[str, Any]]:
+def _collect(frame: "DataFrame") -> list[dict[str, Any]]:
     return _plain(frame.toArrow())
 
 

@@ -4,7 +4,7 @@ Reading gives `Message`s: attributes by field name, lists for arrays, ints for t
 or None, and memoryviews of the frame for record data, which is therefore not copied. Writing takes trees of
 dicts and lists; fields that a version does not have are left out, so one tree serves every version.
 
-The functions that do it are Python written for each message (`readers.py`, `writers.py`); `source_of` shows
+The functions that do it are Python written for each message (`readers.py`, `writers.py`); `generated_source` shows
 them.
 """
 
@@ -13,11 +13,19 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from moldau.wire.readers import compile_reader, reading_source
-from moldau.wire.reading import ELEMENTS_MAX, TAGS_MAX, Cursor, DecodeError, Message, Read, read_tags
-from moldau.wire.schema import Kind, fields_of, is_flexible, message_type
-from moldau.wire.writers import compile_writer, writing_source
-from moldau.wire.writing import Write, write_unsigned_varint
+from moldau.wire.decoder_compiler import compile_decoder, decoder_source
+from moldau.wire.decoder_runtime import (
+    ELEMENTS_MAX,
+    TAGS_MAX,
+    Cursor,
+    DecodeError,
+    Message,
+    ReadFunction,
+    read_tags,
+)
+from moldau.wire.encoder_compiler import compile_encoder, encoder_source
+from moldau.wire.encoder_runtime import WriteFunction, write_unsigned_varint
+from moldau.wire.schema import MessageKind, is_flexible, message_type, schema_fields
 
 __all__ = [
     "COPIED_BYTES_MAX",
@@ -30,9 +38,9 @@ __all__ = [
     "encoder",
     "entity_decoder",
     "entity_encoder",
+    "generated_source",
+    "has_flexible_header",
     "read_tags",
-    "source_of",
-    "uses_flexible_headers",
     "write_unsigned_varint",
 ]
 
@@ -42,7 +50,7 @@ it saves, and above it the memory counts for more."""
 
 
 @cache
-def decoder(api_key: int, version: int, kind: Kind) -> Callable[[memoryview], Message]:
+def decoder(api_key: int, version: int, kind: MessageKind) -> Callable[[memoryview], Message]:
     """The function that reads a whole message body; raises DecodeError."""
     # Answers come from nodes that were asked for them: of all topics of a cluster there may be very many.
     return entity_decoder(
@@ -51,7 +59,7 @@ def decoder(api_key: int, version: int, kind: Kind) -> Callable[[memoryview], Me
 
 
 @cache
-def encoder(api_key: int, version: int, kind: Kind) -> Callable[[bytearray, Any], None]:
+def encoder(api_key: int, version: int, kind: MessageKind) -> Callable[[bytearray, Any], None]:
     """The function that appends a message body made of a plain tree to a buffer."""
     return entity_encoder(message_type(api_key, version, kind))
 
@@ -61,13 +69,13 @@ def entity_decoder(
 ) -> Callable[[memoryview], Message]:
     """As `decoder`, for a struct that is no request or response: a dataclass in the manner of kio's. Without
     elements_max there may be as many elements as there are bytes, of which each takes one at least."""
-    read: Read | None = None
+    read: ReadFunction | None = None
     copied_bytes_max = 0 if _carries_records(entity) else COPIED_BYTES_MAX
 
     def decode(data: memoryview) -> Message:
         nonlocal read
         if read is None:
-            read = compile_reader(entity)
+            read = compile_decoder(entity)
         copy = data.tobytes() if len(data) <= copied_bytes_max else data
         try:
             message: Message = read(data, copy, 0, len(data) if elements_max is None else elements_max)[0]
@@ -80,12 +88,12 @@ def entity_decoder(
 
 def entity_encoder(entity: type) -> Callable[[bytearray, Any], None]:
     """As `encoder`, for a struct that is no request or response: a dataclass in the manner of kio's."""
-    write: Write | None = None
+    write: WriteFunction | None = None
 
     def encode(out: bytearray, tree: Any) -> None:
         nonlocal write
         if write is None:
-            write = compile_writer(entity)
+            write = compile_encoder(entity)
         try:
             write(out, tree)
         except KeyError as error:
@@ -95,17 +103,17 @@ def entity_encoder(entity: type) -> Callable[[bytearray, Any], None]:
 
 
 @cache
-def uses_flexible_headers(api_key: int, version: int) -> bool:
+def has_flexible_header(api_key: int, version: int) -> bool:
     return is_flexible(message_type(api_key, version, "request"))
 
 
-def source_of(entity: type) -> str:
+def generated_source(entity: type) -> str:
     """The Python that reads an entity, and the Python that writes it."""
-    return f"{reading_source(entity)}\n\n{writing_source(entity)}"
+    return f"{decoder_source(entity)}\n\n{encoder_source(entity)}"
 
 
 def _carries_records(entity: type) -> bool:
     return any(
         field.kafka_type == "records" or (field.entity is not None and _carries_records(field.entity))
-        for field in fields_of(entity)
+        for field in schema_fields(entity)
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moldau.wire.codec import Cursor, DecodeError
-from moldau.wire.reading import text
+from moldau.wire.decoder_runtime import text
 
 PROTOCOL_TYPE = "consumer"
 
@@ -43,38 +43,38 @@ class Assignment:
 
 def encode_subscription(subscription: Subscription, version: int = VERSION_MAX) -> bytes:
     """Topics and partitions go in sorted, as Java's consumers put them."""
-    out = bytearray(_INT16.pack(_known(version)))
+    out = bytearray(_INT16.pack(_check_version(version)))
     out += _INT32.pack(len(subscription.topics))
     for topic in sorted(subscription.topics):
-        _write_text(out, topic)
+        _write_string(out, topic)
     _write_bytes(out, subscription.user_data)
     if version >= 1:
         _write_partitions(out, subscription.owned_partitions)
     if version >= 2:
         out += _INT32.pack(subscription.generation_id)
     if version >= 3:
-        _write_text(out, subscription.rack_id)
+        _write_string(out, subscription.rack_id)
     return bytes(out)
 
 
 def decode_subscription(data: bytes | memoryview) -> Subscription:
     """Raises DecodeError."""
-    cursor, version = _opened(data, "subscription")
-    topics = tuple(_text(cursor) for _ in range(_count(cursor, 2)))
-    user_data = _bytes(cursor)
+    cursor, version = _read_version(data, "subscription")
+    topics = tuple(_read_string(cursor) for _ in range(_read_array_length(cursor, 2)))
+    user_data = _read_bytes(cursor)
     owned: tuple[Partition, ...] = ()
     generation_id, rack_id = -1, None
     if version >= 1:
-        owned = _partitions(cursor)
+        owned = _read_partitions(cursor)
     if version >= 2:
-        generation_id = _int32(cursor)
+        generation_id = _read_int32(cursor)
     if version >= 3:
-        rack_id = _nullable_text(cursor)
+        rack_id = _read_nullable_string(cursor)
     return Subscription(topics, user_data, owned, generation_id, rack_id)
 
 
 def encode_assignment(assignment: Assignment, version: int = VERSION_MAX) -> bytes:
-    out = bytearray(_INT16.pack(_known(version)))
+    out = bytearray(_INT16.pack(_check_version(version)))
     _write_partitions(out, assignment.partitions)
     _write_bytes(out, assignment.user_data)
     return bytes(out)
@@ -84,8 +84,8 @@ def decode_assignment(data: bytes | memoryview) -> Assignment:
     """Raises DecodeError. No bytes at all are an assignment of nothing: a member that the leader left out."""
     if not data:
         return Assignment(())
-    cursor, _ = _opened(data, "assignment")
-    return Assignment(_partitions(cursor), _bytes(cursor))
+    cursor, _ = _read_version(data, "assignment")
+    return Assignment(_read_partitions(cursor), _read_bytes(cursor))
 
 
 def encode_partitions(partitions: Iterable[Partition]) -> bytes:
@@ -98,16 +98,16 @@ def encode_partitions(partitions: Iterable[Partition]) -> bytes:
 def decode_partitions(data: bytes | memoryview) -> tuple[tuple[Partition, ...], memoryview]:
     """The partitions, and the bytes behind them; raises DecodeError."""
     cursor = Cursor(memoryview(data))
-    return _partitions(cursor), cursor.data[cursor.position :]
+    return _read_partitions(cursor), cursor.data[cursor.position :]
 
 
-def _known(version: int) -> int:
+def _check_version(version: int) -> int:
     if not 0 <= version <= VERSION_MAX:
         raise ValueError(f"no version {version} of the consumer protocol; 0 to {VERSION_MAX} can be written")
     return version
 
 
-def _opened(data: bytes | memoryview, what: str) -> tuple[Cursor, int]:
+def _read_version(data: bytes | memoryview, what: str) -> tuple[Cursor, int]:
     cursor = Cursor(memoryview(data))
     version: int = _INT16.unpack(cursor.take(2))[0]
     if version < 0:
@@ -115,44 +115,44 @@ def _opened(data: bytes | memoryview, what: str) -> tuple[Cursor, int]:
     return cursor, version
 
 
-def _int32(cursor: Cursor) -> int:
+def _read_int32(cursor: Cursor) -> int:
     value: int = _INT32.unpack(cursor.take(4))[0]
     return value
 
 
-def _count(cursor: Cursor, element_size_min: int) -> int:
-    count = _int32(cursor)
+def _read_array_length(cursor: Cursor, element_size_min: int) -> int:
+    count = _read_int32(cursor)
     if count < 0:
         raise DecodeError(f"an array of {count} elements")
     return cursor.elements(count, element_size_min)
 
 
-def _nullable_text(cursor: Cursor) -> str | None:
+def _read_nullable_string(cursor: Cursor) -> str | None:
     length: int = _INT16.unpack(cursor.take(2))[0]
     return None if length == -1 else text(cursor.take(length))
 
 
-def _text(cursor: Cursor) -> str:
-    found = _nullable_text(cursor)
+def _read_string(cursor: Cursor) -> str:
+    found = _read_nullable_string(cursor)
     if found is None:
         raise DecodeError("null where a topic's name must be")
     return found
 
 
-def _bytes(cursor: Cursor) -> bytes | None:
-    length = _int32(cursor)
+def _read_bytes(cursor: Cursor) -> bytes | None:
+    length = _read_int32(cursor)
     return None if length == -1 else bytes(cursor.take(length))
 
 
-def _partitions(cursor: Cursor) -> tuple[Partition, ...]:
+def _read_partitions(cursor: Cursor) -> tuple[Partition, ...]:
     found: list[Partition] = []
-    for _ in range(_count(cursor, 6)):
-        topic = _text(cursor)
-        found += [(topic, _int32(cursor)) for _ in range(_count(cursor, 4))]
+    for _ in range(_read_array_length(cursor, 6)):
+        topic = _read_string(cursor)
+        found += [(topic, _read_int32(cursor)) for _ in range(_read_array_length(cursor, 4))]
     return tuple(found)
 
 
-def _write_text(out: bytearray, text: str | None) -> None:
+def _write_string(out: bytearray, text: str | None) -> None:
     raw = None if text is None else text.encode()
     out += _INT16.pack(-1 if raw is None else len(raw))
     out += raw or b""
@@ -169,7 +169,7 @@ def _write_partitions(out: bytearray, partitions: Iterable[Partition]) -> None:
         by_topic.setdefault(topic, []).append(index)
     out += _INT32.pack(len(by_topic))
     for topic, indexes in by_topic.items():
-        _write_text(out, topic)
+        _write_string(out, topic)
         out += _INT32.pack(len(indexes))
         for index in indexes:
             out += _INT32.pack(index)

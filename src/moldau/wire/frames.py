@@ -5,8 +5,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from moldau.wire.codec import DecodeError, read_tags, uses_flexible_headers
-from moldau.wire.reading import text
+from moldau.wire.codec import DecodeError, has_flexible_header, read_tags
+from moldau.wire.decoder_runtime import text
 
 _HEADER = struct.Struct(">hhih")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
@@ -19,10 +19,10 @@ class RequestHeader(NamedTuple):
     correlation_id: int
     client_id: str | None
     body_start: int
-    """Where the body begins in headers without tagged fields; `skip_tags` finds it in the others."""
+    """Where the body begins in headers without tagged fields; `skip_tagged_fields` finds it in the others."""
 
 
-def read_header(frame: memoryview) -> RequestHeader:
+def read_request_header(frame: memoryview) -> RequestHeader:
     """The header of a request, up to its tagged fields; raises DecodeError."""
     if len(frame) < _HEADER.size:
         raise DecodeError(f"a request of {len(frame)} bytes is shorter than its header")
@@ -36,24 +36,24 @@ def read_header(frame: memoryview) -> RequestHeader:
     return RequestHeader(api_key, version, correlation_id, text(frame[start:end]), end)
 
 
-def skip_tags(frame: memoryview, position: int) -> int:
+def skip_tagged_fields(frame: memoryview, position: int) -> int:
     """Where the tagged fields that begin at `position` end."""
     if position < len(frame) and frame[position] == 0:
         return position + 1
     return read_tags(frame, frame, position, 0, _NO_TAGS, {})[0]
 
 
-def request_header(api_key: int, version: int, correlation_id: int, client_id: str) -> bytearray:
+def encode_request_header(api_key: int, version: int, correlation_id: int, client_id: str) -> bytearray:
     """What goes before the body of a request, for the body to be appended; the frame's size is not in it."""
     name = client_id.encode()
     header = bytearray(_HEADER.pack(api_key, version, correlation_id, len(name)))
     header += name
-    if uses_flexible_headers(api_key, version):
+    if has_flexible_header(api_key, version):
         header.append(0)
     return header
 
 
-class Stored(Protocol):
+class StoredRecords(Protocol):
     """Records that lie in a store: how many bytes they have and where they are."""
 
     @property
@@ -63,16 +63,16 @@ class Stored(Protocol):
     def size(self) -> int: ...
 
 
-class AnswerFrame(bytearray):
+class ResponseFrame(bytearray):
     """An answer being written: the codec appends to it, and `splice` remembers where stored records belong."""
 
     def __init__(self, correlation_id: int, *, flexible: bool) -> None:
         super().__init__(_SIZE_AND_CORRELATION.pack(0, correlation_id))
         if flexible:
             self.append(0)
-        self._splices: list[tuple[int, Stored]] = []
+        self._splices: list[tuple[int, StoredRecords]] = []
 
-    def splice(self, stored: Stored) -> None:
+    def splice(self, stored: StoredRecords) -> None:
         self._splices.append((len(self), stored))
 
     def parts(self) -> list[Any]:

@@ -1,6 +1,6 @@
 """What the messages of an API version look like, read off kio's schemas the first time somebody asks.
 
-kio describes every message of Kafka as a dataclass; here that description becomes plain `Field`s for
+kio describes every message of Kafka as a dataclass; here that description becomes plain `SchemaField`s for
 `codec.py`. kio's own codecs are not used for what comes from clients: its reader allocates by an element
 count before it looks at how many bytes are left, so a request of ten bytes could end the process
 (docs/decisions/0002-own-codec.md).
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from moldau.wire.extension_fields import EXTENSION_FIELDS
 from moldau.wire.kio import EntityType, api_key_map, load_payload_module, schema_name_map
-from moldau.wire.own_fields import OWN_FIELDS
 
-Kind = Literal["request", "response"]
+MessageKind = Literal["request", "response"]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class SchemaField:
     name: str
     kafka_type: str
     """A primitive's name (`int32`, `string`, ...), or "" for an entity."""
@@ -34,21 +34,21 @@ class Field:
 
 REQUIRED: Any = object()
 
-_ENTITY_TYPES: dict[Kind, Any] = {"request": EntityType.request, "response": EntityType.response}
+_ENTITY_TYPES: dict[MessageKind, Any] = {"request": EntityType.request, "response": EntityType.response}
 
 _ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": False, "uuid": None}
 
 
 @cache
-def fields_of(entity: type) -> tuple[Field, ...]:
+def schema_fields(entity: type) -> tuple[SchemaField, ...]:
     """The fields of one entity in the order of the wire, and our own after them. Its annotations must be types, not
     texts, as kio's are."""
-    own = OWN_FIELDS.get(entity.__name__) if entity.__flexible__ else None  # type: ignore[attr-defined]
+    own = EXTENSION_FIELDS.get(entity.__name__) if entity.__flexible__ else None  # type: ignore[attr-defined]
     described = [entity] if own is None else [entity, own]
     return tuple(_field(field, field.type) for each in described for field in dataclasses.fields(each))
 
 
-def _field(field: "dataclasses.Field[Any]", hint: Any) -> Field:
+def _field(field: "dataclasses.Field[Any]", hint: Any) -> SchemaField:
     hint, nullable = _without_none(hint)
     is_array = typing.get_origin(hint) is tuple
     if is_array:
@@ -56,7 +56,7 @@ def _field(field: "dataclasses.Field[Any]", hint: Any) -> Field:
     entity = hint if dataclasses.is_dataclass(hint) else None
     kafka_type = "" if entity else field.metadata["kafka_type"]
     tag = field.metadata.get("tag")
-    return Field(
+    return SchemaField(
         name=field.name,
         kafka_type=kafka_type,
         entity=entity,  # type: ignore[arg-type]
@@ -86,15 +86,15 @@ def _default(
     if value is dataclasses.MISSING:
         if tag is None:
             return REQUIRED
-        return _zero(hint, kafka_type, is_array, nullable)
+        return _zero_value(hint, kafka_type, is_array, nullable)
     if is_array:
         return None if value is None else list(value)
     if dataclasses.is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    return _plain(value)
+        return {each.name: _to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    return _to_plain(value)
 
 
-def _zero(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> Any:
+def _zero_value(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> Any:
     """What stands for a tagged field that is absent and has no default of its own."""
     if is_array:
         return []
@@ -102,29 +102,29 @@ def _zero(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> Any:
         return None
     if kafka_type:
         return _ZEROS.get(kafka_type, 0)
-    inner = fields_of(hint)
+    inner = schema_fields(hint)
     return {
-        each.name: _zero(each.entity, each.kafka_type, each.is_array, each.nullable)
+        each.name: _zero_value(each.entity, each.kafka_type, each.is_array, each.nullable)
         if each.default is REQUIRED
         else each.default
         for each in inner
     }
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """kio's values as plain ones: durations and instants in whole milliseconds."""
     if hasattr(value, "total_seconds"):
         return round(value.total_seconds() * 1000)
     if hasattr(value, "timestamp"):
         return round(value.timestamp() * 1000)
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
     return value
 
 
-def message_type(api_key: int, version: int, kind: Kind) -> type:
+def message_type(api_key: int, version: int, kind: MessageKind) -> type:
     """The top entity of a request or response; raises LookupError where kio has no such message."""
     try:
         name = api_key_map[api_key]

@@ -13,7 +13,7 @@ from group_observer import Observer
 from group_under_test import Group
 from kafka_python_members import KafkaPython
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import QUIET, Topics
 
 QUICK_GROUPS = ("--group-initial-rebalance-delay-ms", "0", "--group-min-session-timeout-ms", "1")
@@ -27,7 +27,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if external:
         yield external
         return
-    with Served(tmp_path_factory.mktemp("groups") / "data", *QUICK_GROUPS) as served:
+    with BrokerProcess(tmp_path_factory.mktemp("groups") / "data", *QUICK_GROUPS) as served:
         yield served.bootstrap
 
 
@@ -37,9 +37,9 @@ def topics(bootstrap: str) -> Topics:
 
 
 @pytest.fixture
-def restartable(tmp_path: Path, only_moldau: None) -> Iterator[Served]:
+def restartable(tmp_path: Path, only_moldau: None) -> Iterator[BrokerProcess]:
     """A broker of the test's own, to stop and start."""
-    with Served(tmp_path / "data", *QUICK_GROUPS) as served:
+    with BrokerProcess(tmp_path / "data", *QUICK_GROUPS) as served:
         yield served
 
 

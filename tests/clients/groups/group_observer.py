@@ -7,7 +7,7 @@ from typing import Any
 
 from group_member import Partition, eventually
 
-from support.wire import Wire
+from support.wire import WireClient
 
 FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 10, 11, 12, 13, 14
 OFFSET_COMMIT, OFFSET_FETCH, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_GROUPS = 8, 9, 15, 16, 42
@@ -37,10 +37,10 @@ class Seen:
 
 class Observer:
     def __init__(self, bootstrap: str) -> None:
-        self.wire = Wire(bootstrap)
+        self.wire = WireClient(bootstrap)
 
     def describe(self, group: str) -> Seen:
-        (found,) = self.wire.ask(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
+        (found,) = self.wire.request(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
         members = [
             SeenMember(
                 each["member_id"],
@@ -71,7 +71,7 @@ class Observer:
             "member_id": member_id,
             "group_instance_id": instance_id,
         }
-        code: int = self.wire.ask(HEARTBEAT, 4, asked)["error_code"]
+        code: int = self.wire.request(HEARTBEAT, 4, asked)["error_code"]
         return code
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class RawMember:
 
     def __init__(self, bootstrap: str, group: str, session_timeout_ms: int = 15_000) -> None:
         self.bootstrap = bootstrap
-        self.wire = Wire(bootstrap)
+        self.wire = WireClient(bootstrap)
         self.group = group
         self.session_timeout_ms = session_timeout_ms
         self.member_id = ""
@@ -116,7 +116,7 @@ class RawMember:
     def _has_coordinator(self) -> bool:
         # The first to ask has the topic for the offsets created, where it is not there.
         asked = {"key_type": 0, "coordinator_keys": [self.group]}
-        (found,) = self.wire.ask(FIND_COORDINATOR, 4, asked)["coordinators"]
+        (found,) = self.wire.request(FIND_COORDINATOR, 4, asked)["coordinators"]
         assert found["error_code"] in (NONE, COORDINATOR_NOT_AVAILABLE), found
         # One that was named may still have to load the group: until then it knows of no member, not even of none.
         return found["error_code"] == NONE and self.heartbeat(0, "nobody") == UNKNOWN_MEMBER_ID
@@ -168,7 +168,7 @@ class RawMember:
                 {"member_id": member_id, "assignment": data} for member_id, data in assignments.items()
             ],
         }
-        return self.wire.ask(SYNC_GROUP, 5, asked)
+        return self.wire.request(SYNC_GROUP, 5, asked)
 
     def heartbeat(self, generation: int | None = None, member_id: str | None = None) -> int:
         asked = {
@@ -177,7 +177,7 @@ class RawMember:
             "member_id": self.member_id if member_id is None else member_id,
             "group_instance_id": None,
         }
-        code: int = self.wire.ask(HEARTBEAT, 4, asked)["error_code"]
+        code: int = self.wire.request(HEARTBEAT, 4, asked)["error_code"]
         return code
 
     def commit(
@@ -196,13 +196,13 @@ class RawMember:
             "group_instance_id": None,
             "topics": [{"name": topic, "partitions": [partition]}],
         }
-        answer = self.wire.ask(OFFSET_COMMIT, 8, asked)
+        answer = self.wire.request(OFFSET_COMMIT, 8, asked)
         code: int = answer["topics"][0]["partitions"][0]["error_code"]
         return code
 
     def leave(self, member_id: str | None = None) -> int:
         wanted = {"member_id": self.member_id if member_id is None else member_id, "group_instance_id": None}
-        answer = self.wire.ask(LEAVE_GROUP, 4, {"group_id": self.group, "members": [wanted]})
+        answer = self.wire.request(LEAVE_GROUP, 4, {"group_id": self.group, "members": [wanted]})
         code: int = answer["error_code"] or answer["members"][0]["error_code"]
         return code
 

@@ -5,7 +5,7 @@ from group_member import COMMIT_FAILED, Admin, Committed, Library, Refused, part
 from group_observer import OFFSET_METADATA_TOO_LARGE, UNKNOWN_MEMBER_ID
 from group_under_test import Group, receive, send
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import Topics
 
 
@@ -123,7 +123,7 @@ def test_a_rebalance_commits_where_the_consumer_commits_by_itself(
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_members_go_on_when_their_broker_is_restarted(
-    restartable: Served, library: Library, how: str
+    restartable: BrokerProcess, library: Library, how: str
 ) -> None:
     bootstrap = restartable.bootstrap
     topic = Topics(bootstrap).create(4)
@@ -147,7 +147,7 @@ def test_members_go_on_when_their_broker_is_restarted(
 
 
 def test_a_new_consumer_resumes_at_what_was_committed_before_a_restart(
-    restartable: Served, library: Library
+    restartable: BrokerProcess, library: Library
 ) -> None:
     bootstrap = restartable.bootstrap
     topic = Topics(bootstrap).create()

@@ -11,9 +11,9 @@ from group_member import DEADLINE_S, Library, eventually, partitions_of, share
 from group_observer import FIND_COORDINATOR
 from group_under_test import Group, receive, send
 
-from support.served_cluster import ServedCluster
+from support.broker_process_cluster import BrokerProcessCluster
 from support.topics import unique
-from support.wire import Wire
+from support.wire import WireClient
 
 PARTITIONS = 4
 EACH = 20
@@ -22,15 +22,15 @@ SETTINGS = {"group.min.session.timeout.ms": "1"}
 
 
 @pytest.fixture(scope="module")
-def running(only_moldau: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
-    with ServedCluster(tmp_path_factory.mktemp("cluster"), settings=SETTINGS) as served:
+def running(only_moldau: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessCluster]:
+    with BrokerProcessCluster(tmp_path_factory.mktemp("cluster"), settings=SETTINGS) as served:
         yield served
         for node in served.nodes.values():
             assert "Traceback" not in node.log_path.read_text()
 
 
 @pytest.fixture
-def cluster(running: ServedCluster) -> ServedCluster:
+def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
     """All nodes are up, and the offsets topic is on all of them."""
     for node_id, node in running.nodes.items():
         if node.process is None:
@@ -40,22 +40,22 @@ def cluster(running: ServedCluster) -> ServedCluster:
     return running
 
 
-def coordinator_of(cluster: ServedCluster, group: str) -> int:
+def coordinator_of(cluster: BrokerProcessCluster, group: str) -> int:
     """As any node that is left says it."""
     wanted = {"key_type": 0, "coordinator_keys": [group]}
     alive = next(node for node in cluster.nodes.values() if node.process is not None)
     found: dict[str, int] = {}
 
     def is_known() -> bool:
-        with Wire(alive.bootstrap) as wire:
-            found.update(wire.ask(FIND_COORDINATOR, 4, wanted)["coordinators"][0])
+        with WireClient(alive.bootstrap) as wire:
+            found.update(wire.request(FIND_COORDINATOR, 4, wanted)["coordinators"][0])
         return found["error_code"] == 0
 
     eventually(is_known, lambda: f"no coordinator: {found}")
     return found["node_id"]
 
 
-def test_offsets_and_members_outlive_the_coordinator(cluster: ServedCluster, library: Library) -> None:
+def test_offsets_and_members_outlive_the_coordinator(cluster: BrokerProcessCluster, library: Library) -> None:
     topic = unique()
     cluster.create_topic(topic, PARTITIONS)
     partitions = partitions_of(topic, PARTITIONS)
@@ -84,7 +84,7 @@ def test_offsets_and_members_outlive_the_coordinator(cluster: ServedCluster, lib
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="the kcat binary is not installed")
 def test_kcat_reads_on_in_its_group_when_the_coordinator_is_killed(
-    cluster: ServedCluster, tmp_path_factory: pytest.TempPathFactory
+    cluster: BrokerProcessCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     topic, group = unique(), unique("group")
     cluster.create_topic(topic, PARTITIONS)

@@ -30,7 +30,7 @@ from group_observer import (
 )
 from group_under_test import Group, receive, send
 
-from support.served import Served
+from support.broker_process import BrokerProcess
 from support.topics import QUIET, Topics, unique
 
 
@@ -196,7 +196,9 @@ def test_a_member_that_falls_silent_is_removed(
     assert {each.client_id for each in observer.describe(group.id).members} == {"member-0"}
 
 
-def test_group_state_survives_a_restart_of_the_coordinator(restartable: Served, confluent: Library) -> None:
+def test_group_state_survives_a_restart_of_the_coordinator(
+    restartable: BrokerProcess, confluent: Library
+) -> None:
     """Members, generation, assignments and offsets are the coordinator's again after kill -9: nobody rejoins."""
     topic = Topics(restartable.bootstrap).create()
     group = unique("group")

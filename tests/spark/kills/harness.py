@@ -24,8 +24,8 @@ from deltalake import DeltaTable
 from kills.evidence import copy_of, messages, number_of, offset_log, rows_of, unfinished
 from kills.history import Copy, Numbers, OffsetLog, Place, Replays
 from kills.queries import DELTA, FINISH, PARQUET, QUERIES, Job
-from support.acknowledged import PARTITIONS, RECONNECT
-from support.served import Served, clean_environment
+from support.broker_process import BrokerProcess, clean_environment
+from support.checked_producer import PARTITIONS, RECONNECT
 from support.topics import QUIET, Topics
 
 DRIVER, WORKER, BROKER = TARGETS = ("driver", "worker", "broker")
@@ -68,7 +68,7 @@ class Produced:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """All that the checks need, and how it went."""
 
     produced: int
@@ -197,7 +197,7 @@ class Kills:
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
         self.chance = random.Random(seed)
-        self.broker = Served(directory / "broker")
+        self.broker = BrokerProcess(directory / "broker")
         self.broker.start()
         topics = Topics(self.broker.bootstrap)
         self.read = topics.create(partitions=PARTITIONS)
@@ -224,7 +224,7 @@ class Kills:
             self._replays[query][self._run] = unfinished(job.checkpoint(query))
         return Driver(job)
 
-    def play(self, kills: int) -> Outcome:
+    def play(self, kills: int) -> RunOutcome:
         self.produced.add(ROWS_AT_START)
         for number in range(kills):
             self._strike(TARGETS[number % len(TARGETS)], kills)
@@ -262,11 +262,11 @@ class Kills:
         assert self._run < STARTS_PER_KILL * kills, f"the driver does not stay up:\n{told}"
         self.driver = self._start_driver()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> RunOutcome:
         job = self._job()
         bootstrap = self.broker.bootstrap
         read = {place: number_of(message) for place, message in messages(bootstrap, self.read).items()}
-        return Outcome(
+        return RunOutcome(
             self.produced.count,
             self.produced.acknowledged,
             read,

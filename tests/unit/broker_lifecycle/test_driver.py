@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from moldau.broker_lifecycle.driver import Membership
-from moldau.controller.requests import Heartbeat, HeartbeatReply, Registration
+from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest
 from moldau.errors import MoldauError, NotControllerError, StorageError
-from moldau.observe.logging import FACTS
+from moldau.observe.logging import FIELDS
 from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings
 
@@ -20,17 +20,19 @@ class FailingGateway:
     def __init__(self, failures: Sequence[MoldauError]) -> None:
         self._failures = list(failures)
 
-    async def register_broker(self, broker: Registration) -> int:
+    async def register_broker(self, broker: BrokerRegistrationRequest) -> int:
         return 7
 
-    async def heartbeat(self, heartbeat: Heartbeat, timeout_ms: int | None = None) -> HeartbeatReply:
+    async def heartbeat(
+        self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
+    ) -> BrokerHeartbeatReply:
         if self._failures:
             raise self._failures.pop(0)
-        return HeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
+        return BrokerHeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
 
 
 async def until_active(failures: Sequence[MoldauError]) -> None:
-    membership = Membership(
+    lifecycle = BrokerLifecycleManager(
         1,
         UUID(int=1),
         FailingGateway(failures),
@@ -39,14 +41,14 @@ async def until_active(failures: Sequence[MoldauError]) -> None:
         cluster_id="test",
         endpoints=(),
     )
-    await membership.start()
-    await membership.wait_active()
-    await membership.close()
+    await lifecycle.start()
+    await lifecycle.wait_until_active()
+    await lifecycle.close()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The reasons that they give."""
-    return [getattr(each, FACTS)["why"] for each in caplog.records if each.levelname == "WARNING"]
+    return [getattr(each, FIELDS)["why"] for each in caplog.records if each.levelname == "WARNING"]
 
 
 def test_a_controller_whose_disk_is_full_is_waited_for_and_the_reason_is_told_once(

@@ -4,29 +4,29 @@ from uuid import UUID
 
 import pytest
 
-from moldau.broker_lifecycle.lease import Lease
+from moldau.broker_lifecycle.lease import BrokerLease
 from moldau.broker_lifecycle.state import (
-    BecameActive,
+    BrokerLifecycleState,
+    BrokerState,
     ControllerChanged,
     EndLease,
-    HeartbeatAnswered,
+    ExtendLease,
+    Fenced,
     HeartbeatFailed,
-    MayStop,
-    MembershipState,
-    Phase,
-    ProlongLease,
-    Refuse,
-    Register,
-    Registered,
+    HeartbeatSucceeded,
+    MetadataPublished,
     RegistrationFailed,
-    Reported,
-    Send,
-    ShutdownWanted,
-    Started,
-    Tick,
-    WasFenced,
+    RegistrationSucceeded,
+    RejectRegistration,
+    SendBrokerHeartbeat,
+    SendRegistration,
+    ShutdownCompleted,
+    ShutdownRequested,
+    StartRequested,
+    TimerFired,
+    Unfenced,
 )
-from moldau.controller.requests import HeartbeatReply, NotReady
+from moldau.controller.requests import BrokerHeartbeatReply, OfflineReplica
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
@@ -43,140 +43,142 @@ from moldau.errors import (
 INTERVAL_MS, SESSION_MS = 500, 3_000
 LEASE_MS = 2_500
 
-TAKEN_IN = HeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
-FENCED = HeartbeatReply(is_caught_up=False, is_fenced=True, should_shut_down=False)
-STOP = HeartbeatReply(is_caught_up=True, is_fenced=True, should_shut_down=True)
+TAKEN_IN = BrokerHeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
+REPLY_FENCED = BrokerHeartbeatReply(is_caught_up=False, is_fenced=True, should_shut_down=False)
+STOP = BrokerHeartbeatReply(is_caught_up=True, is_fenced=True, should_shut_down=True)
 
 
 def send(
-    offset: int = -1, *, epoch: int = 7, not_ready: tuple[NotReady, ...] = (), stop: bool = False
-) -> Send:
-    return Send(epoch, offset, not_ready, stop, 2 * INTERVAL_MS)
+    offset: int = -1, *, epoch: int = 7, not_ready: tuple[OfflineReplica, ...] = (), stop: bool = False
+) -> SendBrokerHeartbeat:
+    return SendBrokerHeartbeat(epoch, offset, not_ready, stop, 2 * INTERVAL_MS)
 
 
-def new_state() -> MembershipState:
-    return MembershipState(3, heartbeat_interval_ms=INTERVAL_MS, session_ms=SESSION_MS)
+def new_state() -> BrokerLifecycleState:
+    return BrokerLifecycleState(3, heartbeat_interval_ms=INTERVAL_MS, session_ms=SESSION_MS)
 
 
-def active_state() -> MembershipState:
+def active_state() -> BrokerLifecycleState:
     """Registered under epoch 7, and taken in by the heartbeat of 1,000 that reported offset 9."""
     state = new_state()
-    state.step(0, Started())
-    state.step(10, Registered(7))
-    state.step(20, HeartbeatAnswered(10, FENCED))
-    assert state.step(1_000, Reported(9)) == [send(9)]
-    assert state.step(1_005, HeartbeatAnswered(1_000, TAKEN_IN)) == [
-        ProlongLease(1_000 + LEASE_MS),
-        BecameActive(),
+    state.step(0, StartRequested())
+    state.step(10, RegistrationSucceeded(7))
+    state.step(20, HeartbeatSucceeded(10, REPLY_FENCED))
+    assert state.step(1_000, MetadataPublished(9)) == [send(9)]
+    assert state.step(1_005, HeartbeatSucceeded(1_000, TAKEN_IN)) == [
+        ExtendLease(1_000 + LEASE_MS),
+        Unfenced(),
     ]
     return state
 
 
 def test_it_registers_says_where_it_is_and_becomes_active_when_it_has_caught_up() -> None:
     state = new_state()
-    assert state.step(0, Started()) == [Register(SESSION_MS)]
-    assert state.step(5, Reported(3)) == [], "there is nobody yet to report to"
-    assert state.step(10, Registered(7)) == [send(3)]
-    assert state.phase is Phase.REGISTERED
-    assert state.step(20, HeartbeatAnswered(10, FENCED)) == [EndLease()]
+    assert state.step(0, StartRequested()) == [SendRegistration(SESSION_MS)]
+    assert state.step(5, MetadataPublished(3)) == [], "there is nobody yet to report to"
+    assert state.step(10, RegistrationSucceeded(7)) == [send(3)]
+    assert state.phase is BrokerState.FENCED
+    assert state.step(20, HeartbeatSucceeded(10, REPLY_FENCED)) == [EndLease()]
     assert state.next_deadline_ms == 10 + INTERVAL_MS
-    assert state.step(30, Reported(7)) == [send(7)], "at once, because somebody may be waiting for it"
-    assert state.step(33, HeartbeatAnswered(30, TAKEN_IN)) == [ProlongLease(30 + LEASE_MS), BecameActive()]
+    assert state.step(30, MetadataPublished(7)) == [send(7)], (
+        "at once, because somebody may be waiting for it"
+    )
+    assert state.step(33, HeartbeatSucceeded(30, TAKEN_IN)) == [ExtendLease(30 + LEASE_MS), Unfenced()]
     assert state.is_active
 
 
 def test_heartbeats_go_out_at_their_interval_and_one_at_a_time() -> None:
     state = active_state()
     assert state.next_deadline_ms == 1_500
-    assert state.step(1_499, Tick()) == []
-    assert state.step(1_500, Tick()) == [send(9)]
+    assert state.step(1_499, TimerFired()) == []
+    assert state.step(1_500, TimerFired()) == [send(9)]
     assert state.next_deadline_ms is None, "it waits for the answer"
-    assert state.step(2_100, Tick()) == []
-    assert state.step(2_200, Reported(10)) == []
-    assert state.step(2_300, HeartbeatAnswered(1_500, TAKEN_IN)) == [
-        ProlongLease(1_500 + LEASE_MS),
+    assert state.step(2_100, TimerFired()) == []
+    assert state.step(2_200, MetadataPublished(10)) == []
+    assert state.step(2_300, HeartbeatSucceeded(1_500, TAKEN_IN)) == [
+        ExtendLease(1_500 + LEASE_MS),
         send(10),
     ]
 
 
 def test_the_lease_counts_from_when_the_heartbeat_was_sent_and_the_controller_was_known_to_be_one() -> None:
     state = active_state()
-    state.step(1_500, Tick())
-    confirmed = HeartbeatReply(True, False, False, confirmed_age_ms=400)
-    assert state.step(2_400, HeartbeatAnswered(1_500, confirmed)) == [ProlongLease(1_500 - 400 + LEASE_MS)]
+    state.step(1_500, TimerFired())
+    confirmed = BrokerHeartbeatReply(True, False, False, confirmed_age_ms=400)
+    assert state.step(2_400, HeartbeatSucceeded(1_500, confirmed)) == [ExtendLease(1_500 - 400 + LEASE_MS)]
 
 
 def test_a_new_controller_is_told_at_once_and_what_was_under_way_is_given_up() -> None:
     state = new_state()
     assert state.step(0, ControllerChanged()) == [], "it has not begun"
-    state.step(0, Started())
-    assert state.step(10, ControllerChanged()) == [Register(SESSION_MS)]
+    state.step(0, StartRequested())
+    assert state.step(10, ControllerChanged()) == [SendRegistration(SESSION_MS)]
     state = active_state()
-    state.step(1_500, Tick())
+    state.step(1_500, TimerFired())
     assert state.step(1_600, ControllerChanged()) == [send(9)]
-    assert state.step(1_610, HeartbeatAnswered(1_600, TAKEN_IN)) == [ProlongLease(1_600 + LEASE_MS)]
+    assert state.step(1_610, HeartbeatSucceeded(1_600, TAKEN_IN)) == [ExtendLease(1_600 + LEASE_MS)]
     assert state.next_deadline_ms == 2_100
 
 
 def test_replicas_that_could_not_be_opened_are_reported() -> None:
     state = active_state()
-    broken = (NotReady(UUID(int=4), 0, 3, "No space left on device"),)
-    assert state.step(1_100, Reported(12, broken)) == [send(12, not_ready=broken)]
-    state.step(1_101, HeartbeatAnswered(1_100, TAKEN_IN))
-    assert state.step(1_200, Reported(12)) == [send(12)], "and that they could be after all"
+    broken = (OfflineReplica(UUID(int=4), 0, 3, "No space left on device"),)
+    assert state.step(1_100, MetadataPublished(12, broken)) == [send(12, not_ready=broken)]
+    state.step(1_101, HeartbeatSucceeded(1_100, TAKEN_IN))
+    assert state.step(1_200, MetadataPublished(12)) == [send(12)], "and that they could be after all"
 
 
 def test_only_what_is_new_is_told_at_once_and_nothing_goes_back() -> None:
     state = active_state()
-    assert state.step(1_100, Reported(9)) == []
-    assert state.step(1_100, Reported(4)) == []
-    assert state.step(1_500, Tick()) == [send(9)]
+    assert state.step(1_100, MetadataPublished(9)) == []
+    assert state.step(1_100, MetadataPublished(4)) == []
+    assert state.step(1_500, TimerFired()) == [send(9)]
 
 
 def test_a_heartbeat_that_fails_is_tried_again_soon_and_then_less_often() -> None:
     state = active_state()
     now_ms, waits = 1_500, []
-    assert state.step(now_ms, Tick()) == [send(9)]
+    assert state.step(now_ms, TimerFired()) == [send(9)]
     for error in (NotControllerError(), PeerUnreachableError(""), RequestTimedOutError()) * 3:
         assert state.step(now_ms, HeartbeatFailed(error)) == []
         assert state.next_deadline_ms is not None
         waits.append(state.next_deadline_ms - now_ms)
         now_ms = state.next_deadline_ms
-        assert state.step(now_ms, Tick()) == [send(9)]
+        assert state.step(now_ms, TimerFired()) == [send(9)]
     assert waits == [50, 100, 200, 400, 500, 500, 500, 500, 500]
-    assert state.phase is Phase.ACTIVE, "only the controller can say otherwise"
+    assert state.phase is BrokerState.ACTIVE, "only the controller can say otherwise"
 
 
 def test_a_broker_that_is_fenced_while_it_lives_goes_on_until_it_is_not() -> None:
     state = active_state()
-    state.step(1_500, Tick())
-    assert state.step(1_510, HeartbeatAnswered(1_500, FENCED)) == [EndLease(), WasFenced()]
+    state.step(1_500, TimerFired())
+    assert state.step(1_510, HeartbeatSucceeded(1_500, REPLY_FENCED)) == [EndLease(), Fenced()]
     assert not state.is_active
-    assert state.step(2_000, Tick()) == [send(9)]
-    assert state.step(2_010, HeartbeatAnswered(2_000, TAKEN_IN)) == [
-        ProlongLease(2_000 + LEASE_MS),
-        BecameActive(),
+    assert state.step(2_000, TimerFired()) == [send(9)]
+    assert state.step(2_010, HeartbeatSucceeded(2_000, TAKEN_IN)) == [
+        ExtendLease(2_000 + LEASE_MS),
+        Unfenced(),
     ]
 
 
 @pytest.mark.parametrize("error", [StaleBrokerEpochError(""), BrokerIdNotRegisteredError("")])
 def test_a_broker_that_is_not_known_any_more_registers_anew_without_a_lease(error: MoldauError) -> None:
     state = active_state()
-    state.step(1_500, Tick())
-    assert state.step(1_510, HeartbeatFailed(error)) == [EndLease(), WasFenced(), Register(SESSION_MS)]
-    assert state.step(1_520, Registered(30)) == [send(9, epoch=30)]
+    state.step(1_500, TimerFired())
+    assert state.step(1_510, HeartbeatFailed(error)) == [EndLease(), Fenced(), SendRegistration(SESSION_MS)]
+    assert state.step(1_520, RegistrationSucceeded(30)) == [send(9, epoch=30)]
     assert state.broker_epoch == 30
 
 
 def test_registration_is_tried_until_there_is_a_controller() -> None:
     state = new_state()
-    state.step(0, Started())
+    state.step(0, StartRequested())
     now_ms = 0
     for _ in range(1_000):
         assert state.step(now_ms, RegistrationFailed(NotControllerError())) == []
         assert state.next_deadline_ms is not None
         now_ms = state.next_deadline_ms
-        assert state.step(now_ms, Tick()) == [Register(SESSION_MS)]
+        assert state.step(now_ms, TimerFired()) == [SendRegistration(SESSION_MS)]
 
 
 @pytest.mark.parametrize(
@@ -189,32 +191,32 @@ def test_registration_is_tried_until_there_is_a_controller() -> None:
 )
 def test_what_will_not_pass_is_refused_at_once_with_what_to_do(error: MoldauError, advice: str) -> None:
     state = new_state()
-    state.step(0, Started())
+    state.step(0, StartRequested())
     [ended, refused] = state.step(10, RegistrationFailed(error))
     assert ended == EndLease()
-    assert isinstance(refused, Refuse)
+    assert isinstance(refused, RejectRegistration)
     assert type(refused.error) is type(error)
     assert advice in str(refused.error)
-    assert state.step(20, Tick()) == [], "nothing goes on half-way"
+    assert state.step(20, TimerFired()) == [], "nothing goes on half-way"
 
 
 def test_another_process_with_this_id_is_believed_in_only_when_it_outlives_its_sessions() -> None:
     state = new_state()
-    state.step(0, Started())
+    state.step(0, StartRequested())
     now_ms = 0
     while now_ms <= 3 * SESSION_MS:
         assert state.step(now_ms, RegistrationFailed(DuplicateBrokerRegistrationError(""))) == []
         assert state.next_deadline_ms is not None
         now_ms = state.next_deadline_ms
-        state.step(now_ms, Tick())
+        state.step(now_ms, TimerFired())
     [_, refused] = state.step(now_ms, RegistrationFailed(DuplicateBrokerRegistrationError("")))
-    assert isinstance(refused, Refuse)
+    assert isinstance(refused, RejectRegistration)
     assert "node.id" in str(refused.error)
 
 
 def test_a_new_controller_starts_the_count_of_the_other_process_anew() -> None:
     state = new_state()
-    state.step(0, Started())
+    state.step(0, StartRequested())
     for now_ms in range(0, 10 * SESSION_MS, 2 * SESSION_MS):
         assert state.step(now_ms, RegistrationFailed(DuplicateBrokerRegistrationError(""))) == []
         assert state.step(now_ms + SESSION_MS, RegistrationFailed(NotControllerError())) == []
@@ -222,54 +224,59 @@ def test_a_new_controller_starts_the_count_of_the_other_process_anew() -> None:
 
 def test_a_shutdown_is_asked_for_at_once_and_ends_when_the_controller_says_so() -> None:
     state = active_state()
-    assert state.step(1_100, ShutdownWanted()) == [send(9, stop=True)]
-    assert state.step(1_105, ShutdownWanted()) == [], "once is enough"
-    assert state.step(1_110, HeartbeatAnswered(1_100, TAKEN_IN)) == [ProlongLease(1_100 + LEASE_MS)]
+    assert state.step(1_100, ShutdownRequested()) == [send(9, stop=True)]
+    assert state.step(1_105, ShutdownRequested()) == [], "once is enough"
+    assert state.step(1_110, HeartbeatSucceeded(1_100, TAKEN_IN)) == [ExtendLease(1_100 + LEASE_MS)]
     assert state.next_deadline_ms == 1_110 + INTERVAL_MS // 10
-    assert state.step(1_160, Tick()) == [send(9, stop=True)]
-    assert state.step(1_165, HeartbeatAnswered(1_160, STOP)) == [EndLease(), MayStop(was_handed_over=True)]
-    assert state.phase is Phase.STOPPED
-    assert state.step(9_999, Tick()) == []
+    assert state.step(1_160, TimerFired()) == [send(9, stop=True)]
+    assert state.step(1_165, HeartbeatSucceeded(1_160, STOP)) == [
+        EndLease(),
+        ShutdownCompleted(leadership_moved=True),
+    ]
+    assert state.phase is BrokerState.STOPPED
+    assert state.step(9_999, TimerFired()) == []
 
 
 def test_a_shutdown_while_a_heartbeat_is_under_way_goes_with_the_next_one() -> None:
     state = active_state()
-    state.step(1_500, Tick())
-    assert state.step(1_510, ShutdownWanted()) == []
-    assert state.step(1_520, HeartbeatAnswered(1_500, TAKEN_IN)) == [
-        ProlongLease(1_500 + LEASE_MS),
+    state.step(1_500, TimerFired())
+    assert state.step(1_510, ShutdownRequested()) == []
+    assert state.step(1_520, HeartbeatSucceeded(1_500, TAKEN_IN)) == [
+        ExtendLease(1_500 + LEASE_MS),
         send(9, stop=True),
     ]
 
 
 def test_a_shutdown_does_not_wait_for_a_controller_that_is_not_there() -> None:
     state = active_state()
-    state.step(2_000, ShutdownWanted())
+    state.step(2_000, ShutdownRequested())
     now_ms = 2_000
     while (effects := state.step(now_ms, HeartbeatFailed(NotControllerError()))) == []:
         assert now_ms < 2_000 + SESSION_MS
         assert state.next_deadline_ms is not None
         now_ms = state.next_deadline_ms
-        state.step(now_ms, Tick())
-    assert effects == [EndLease(), MayStop(was_handed_over=False)]
+        state.step(now_ms, TimerFired())
+    assert effects == [EndLease(), ShutdownCompleted(leadership_moved=False)]
 
 
 def test_a_shutdown_that_others_keep_from_ending_ends_all_the_same() -> None:
     state = active_state()
-    state.step(2_000, ShutdownWanted())
+    state.step(2_000, ShutdownRequested())
     now_ms = 2_000
-    while MayStop(was_handed_over=False) not in state.step(now_ms, HeartbeatAnswered(now_ms, TAKEN_IN)):
+    while ShutdownCompleted(leadership_moved=False) not in state.step(
+        now_ms, HeartbeatSucceeded(now_ms, TAKEN_IN)
+    ):
         assert now_ms < 2_000 + 11 * SESSION_MS
         assert state.next_deadline_ms is not None
         now_ms = state.next_deadline_ms
-        state.step(now_ms, Tick())
+        state.step(now_ms, TimerFired())
 
 
 def test_who_never_registered_may_stop_at_once() -> None:
     state = new_state()
-    state.step(0, Started())
-    assert state.step(10, ShutdownWanted()) == [EndLease(), MayStop(was_handed_over=False)]
-    assert state.step(20, Registered(7)) == []
+    state.step(0, StartRequested())
+    assert state.step(10, ShutdownRequested()) == [EndLease(), ShutdownCompleted(leadership_moved=False)]
+    assert state.step(20, RegistrationSucceeded(7)) == []
 
 
 class StoppedClock:
@@ -284,15 +291,15 @@ class StoppedClock:
 
 def test_a_lease_is_valid_up_to_its_end_and_never_before_it_was_given() -> None:
     clock = StoppedClock()
-    lease = Lease(clock)
+    lease = BrokerLease(clock)
     assert not lease.is_valid()
-    lease.prolong(100)
-    lease.prolong(90)
+    lease.extend(100)
+    lease.extend(90)
     clock.now_ms = 99
     assert lease.is_valid()
     clock.now_ms = 100
     assert not lease.is_valid()
-    lease.prolong(200)
+    lease.extend(200)
     assert lease.is_valid()
     lease.end()
     assert not lease.is_valid()

@@ -2,12 +2,12 @@
 
 import pytest
 
-from moldau.cli.help import serve_help
-from moldau.cli.options import parse_flags
+from moldau.cli.serve_flags import parse_flags
+from moldau.cli.serve_help import serve_help
 from moldau.errors import InvalidConfigError
-from moldau.settings.broker import broker_aliases, broker_registry
+from moldau.settings.broker import broker_aliases, broker_definitions
 from moldau.settings.registry import ConfigType
-from moldau.settings.sources import build, flag_of
+from moldau.settings.sources import build_settings, flag_name
 
 
 def test_without_flags_nothing_is_given() -> None:
@@ -15,10 +15,10 @@ def test_without_flags_nothing_is_given() -> None:
     assert (flags.config, flags.settings, flags.wants_help) == (None, {}, False)
 
 
-@pytest.mark.parametrize("name", [*broker_registry(), *broker_aliases()])
+@pytest.mark.parametrize("name", [*broker_definitions(), *broker_aliases()])
 def test_every_setting_has_a_flag_under_each_of_its_names(name: str) -> None:
-    assert parse_flags([f"{flag_of(name)}=1"]).settings == {name: "1"}
-    assert parse_flags([flag_of(name), "1"]).settings == {name: "1"}
+    assert parse_flags([f"{flag_name(name)}=1"]).settings == {name: "1"}
+    assert parse_flags([flag_name(name), "1"]).settings == {name: "1"}
 
 
 def test_what_is_true_or_false_can_be_said_three_ways() -> None:
@@ -35,7 +35,7 @@ def test_lists_may_be_repeated_or_written_with_commas() -> None:
 
 
 def test_negative_numbers_are_values_and_not_flags() -> None:
-    settings = build(flags=parse_flags(["--log-retention-ms", "-1"]).settings)
+    settings = build_settings(flags=parse_flags(["--log-retention-ms", "-1"]).settings)
     assert settings.topic_defaults.retention_ms == -1
 
 
@@ -62,8 +62,8 @@ def test_help_shows_every_flag_whole_and_the_five_that_matter_first() -> None:
     text = serve_help()
     shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     expected = [
-        f"--[no-]{flag_of(name)[2:]}" if found.type is ConfigType.BOOLEAN else flag_of(name)
-        for name, found in broker_registry().items()
+        f"--[no-]{flag_name(name)[2:]}" if found.type is ConfigType.BOOLEAN else flag_name(name)
+        for name, found in broker_definitions().items()
     ]
     assert shown == ["--config", *expected]
     assert expected[:3] == ["--listen", "--advertised-listeners", "--data-dir"]

@@ -151,7 +151,7 @@ def test_a_node_that_can_no_longer_serve_ends_with_what_went_wrong(tmp_path: Pat
         "start = node.Node.start\n"
         "async def start_and_fail(self):\n"
         "    await start(self)\n"
-        "    self._fatal(StorageError('the metadata log cannot be written'))\n"
+        "    self._fail(StorageError('the metadata log cannot be written'))\n"
         "node.Node.start = start_and_fail\n"
         "sys.exit(serve(['--store', 'memory', '--listen', '127.0.0.1:0']))\n"
     )

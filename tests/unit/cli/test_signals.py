@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from moldau.cli.signals import SIGNALS, stopping
+from moldau.cli.signals import SIGNALS, stop_signal
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -15,7 +15,7 @@ def test_a_signal_is_a_wish_and_a_second_one_does_not_wait(number: signal.Signal
     heard: list[int] = []
 
     async def run() -> None:
-        with stopping() as asked:
+        with stop_signal() as asked:
             os.kill(os.getpid(), number)
             heard.append(await asked)
             os.kill(os.getpid(), number)

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from moldau.cli.streams import CHUNK_BYTES, LINE_BYTES_MAX, Output, lines
+from moldau.cli.streams import CHUNK_BYTES, LINE_BYTES_MAX, OutputWriter, read_lines
 from moldau.client.errors import ErrorCode, KafkaError
 
 MORE_THAN_A_PIPE_HOLDS = b"x" * 1_000_000
@@ -24,7 +24,7 @@ def pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 async def all_lines(stream: BinaryIO) -> list[bytes]:
-    return [line async for some in lines(stream) for line in some]
+    return [line async for some in read_lines(stream) for line in some]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_lines_of_files_pipes_and_memory_are_the_same(
         assert asyncio.run(all_lines(file)) == expected
 
     async def piped() -> list[bytes]:
-        with pipe() as (reader, writer), Output(writer) as output:
+        with pipe() as (reader, writer), OutputWriter(writer) as output:
             reading = asyncio.create_task(all_lines(reader))
             await output.write(text)
             writer.close()
@@ -60,7 +60,7 @@ def test_whole_lines_come_though_more_may_follow() -> None:
     async def run() -> list[bytes]:
         with pipe() as (reader, writer):
             os.write(writer.fileno(), b"one\ntwo\nthr")
-            async for some in lines(reader):
+            async for some in read_lines(reader):
                 return some
         return []
 
@@ -88,7 +88,7 @@ def test_what_has_no_end_is_not_kept_in_memory() -> None:
 
 def test_the_loop_goes_on_while_nobody_reads_what_is_written() -> None:
     async def run() -> None:
-        with pipe() as (reader, writer), Output(writer) as output:
+        with pipe() as (reader, writer), OutputWriter(writer) as output:
             written = output.write(MORE_THAN_A_PIPE_HOLDS)
             await asyncio.sleep(0.01)
             assert not written.done()
@@ -101,7 +101,7 @@ def test_the_loop_goes_on_while_nobody_reads_what_is_written() -> None:
 
 def test_a_pipe_that_somebody_made_non_blocking_is_written_whole() -> None:
     async def run() -> None:
-        with pipe() as (reader, writer), Output(writer) as output:
+        with pipe() as (reader, writer), OutputWriter(writer) as output:
             os.set_blocking(writer.fileno(), False)
             written = output.write(MORE_THAN_A_PIPE_HOLDS)
             assert await asyncio.to_thread(reader.read, len(MORE_THAN_A_PIPE_HOLDS)) == MORE_THAN_A_PIPE_HOLDS
@@ -112,7 +112,7 @@ def test_a_pipe_that_somebody_made_non_blocking_is_written_whole() -> None:
 
 def test_a_write_that_nobody_takes_is_an_error() -> None:
     async def run() -> None:
-        with pipe() as (reader, writer), Output(writer) as output:
+        with pipe() as (reader, writer), OutputWriter(writer) as output:
             reader.close()
             with pytest.raises(BrokenPipeError):
                 await output.write(b"hello")

@@ -5,7 +5,13 @@ import sys
 
 import pytest
 
-from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError, check
+from moldau.client.errors import (
+    ConnectionLostError,
+    ErrorCode,
+    KafkaError,
+    RequestTimedOutError,
+    raise_for_code,
+)
 
 
 def test_an_error_says_its_code_and_why() -> None:
@@ -28,9 +34,9 @@ def test_lost_connections_and_timeouts_may_be_retried() -> None:
 
 
 def test_check_raises_for_all_but_success() -> None:
-    check(0)
+    raise_for_code(0)
     with pytest.raises(KafkaError, match="UNKNOWN_MEMBER_ID: who"):
-        check(25, "who")
+        raise_for_code(25, "who")
 
 
 def test_the_package_loads_only_what_is_used() -> None:

@@ -11,7 +11,7 @@ from moldau.columnar.columns import COLUMNS
 from moldau.columnar.decode_native import decode
 from moldau.errors import CorruptRecordError
 from moldau.records.batch import HEADER_SIZE, Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 
 assert native.is_native()

@@ -14,10 +14,10 @@ import pytest
 from numba.core import config
 
 SOURCE = """
-from moldau.columnar.compiling import INT64, kernel, part
+from moldau.columnar.kernel_compiler import INT64, kernel, kernel_helper
 from {numbers} import FACTOR
 
-@part
+@kernel_helper
 def scaled(number):
     return FACTOR * number
 
@@ -125,9 +125,9 @@ import sys
 from moldau.columnar import native
 from moldau.columnar.decode import to_arrow
 from moldau.columnar.encode import to_sections
-from moldau.columnar.partitioning import key_partitions
+from moldau.columnar.partitioner import key_partitions
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 import numpy, pyarrow
 batch = Batch(build_batch([Record(timestamp=1, key=b"k", value=b"v")]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moldau.columnar.columns import COLUMNS
 from moldau.errors import CorruptRecordError, MoldauError
 from moldau.records.batch import HEADER_SIZE, Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import TIMESTAMP_MAX, TIMESTAMP_MIN, Record, encode_record
 from moldau.records.varint import write_varint
 from support.columnar import batch_around, decoded, expected_rows, records, rows

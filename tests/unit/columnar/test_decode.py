@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from moldau.columnar import native
 from moldau.columnar.columns import COLUMNS, arrow_schema
-from moldau.columnar.decode import to_arrow, to_arrow_parts
+from moldau.columnar.decode import to_arrow, to_arrow_batches
 from moldau.errors import CorruptRecordError, RecordTooLargeError
 from moldau.records import compression
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, encode_record
 from moldau.records.varint import write_varint
 from support.columnar import (
@@ -56,13 +56,19 @@ def test_rows_are_what_the_record_decoder_reads(
 
 
 @settings(deadline=None)
-@given(batches=runs_of_batches(), part_bytes=st.integers(1, 5000))
-def test_parts_put_together_are_the_whole(batches: list[Batch], part_bytes: int) -> None:
+@given(batches=runs_of_batches(), arrow_batch_bytes=st.integers(1, 5000))
+def test_parts_put_together_are_the_whole(batches: list[Batch], arrow_batch_bytes: int) -> None:
     offsets = [row["offset"] for row in expected_rows(batches)] or [0]
     start, end = offsets[len(offsets) // 3], offsets[-1]
     parts = list(
-        to_arrow_parts(
-            TOPIC, PARTITION, batches, start=start, end=end, columns=COLUMNS, part_bytes=part_bytes
+        to_arrow_batches(
+            TOPIC,
+            PARTITION,
+            batches,
+            start=start,
+            end=end,
+            columns=COLUMNS,
+            arrow_batch_bytes=arrow_batch_bytes,
         )
     )
     assert all(part.num_rows for part in parts)
@@ -75,7 +81,9 @@ def test_parts_hold_about_as_much_as_was_asked_for() -> None:
         for index in range(20)
     ]
     parts = list(
-        to_arrow_parts(TOPIC, 0, iter(batches), start=0, end=1000, columns=["value"], part_bytes=50_000)
+        to_arrow_batches(
+            TOPIC, 0, iter(batches), start=0, end=1000, columns=["value"], arrow_batch_bytes=50_000
+        )
     )
     assert [part.num_rows for part in parts] == [40] * 5
 
@@ -84,7 +92,7 @@ def test_a_batch_with_more_records_than_fit_their_topic_names_comes_in_parts() -
     batch = batch_of(*[Record(timestamp=0)] * 50, base_offset=10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moldau.columnar.decode.ARROW_BYTES_MAX", 1000)
-        parts = list(to_arrow_parts("t" * 30, 0, [batch], start=12, end=55, columns=["topic", "offset"]))
+        parts = list(to_arrow_batches("t" * 30, 0, [batch], start=12, end=55, columns=["topic", "offset"]))
     assert len(parts) > 2
     assert [offset for part in parts for offset in part.column("offset").to_pylist()] == list(range(12, 55))
 

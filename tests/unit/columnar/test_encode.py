@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moldau.columnar.columns import HEADER_TYPE
-from moldau.columnar.encode import Encoded, to_sections
+from moldau.columnar.encode import EncodedSection, to_sections
 from moldau.errors import RecordTooLargeError
 from moldau.records import compression
 from moldau.records.batch import HEADER_SIZE, Batch
-from moldau.records.build import assemble, build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import build_batch, encode_batch
+from moldau.records.record import Record, iterate_records
 from support.columnar import codec, decoded, records
 
 both = pytest.mark.parametrize("is_native", [True, False], ids=["native", "plain"])
@@ -47,7 +47,7 @@ def encoded(
     batch_bytes_max: int = 1 << 20,
     codec_number: int = 0,
     **columns: Any,
-) -> list[Encoded]:
+) -> list[EncodedSection]:
     given_columns: dict[str, Any] = {
         "key": pa.array([one.key for one in given_records], pa.binary()),
         "value": pa.array([one.value for one in given_records], pa.binary()),
@@ -65,10 +65,10 @@ def encoded(
         )
 
 
-def batch_of(found: Encoded) -> Batch:
+def batch_of(found: EncodedSection) -> Batch:
     section = found.section
     return Batch(
-        assemble(
+        encode_batch(
             section.data,
             base_offset=0,
             leader_epoch=-1,
@@ -116,7 +116,7 @@ def test_rows_keep_their_order_within_partitions_and_sections_their_limit(
 ) -> None:
     given_records, partitions = [one for one, _ in rows], [partition for _, partition in rows]
     found = encoded(given_records, partitions, is_native=is_native, batch_bytes_max=batch_bytes_max)
-    read = [(each.partition, content(one)) for each in found for one in iterate(batch_of(each))]
+    read = [(each.partition, content(one)) for each in found for one in iterate_records(batch_of(each))]
     by_partition = sorted(((partition, content(one)) for one, partition in rows), key=lambda row: row[0])
     assert read == by_partition
     for each in found:
@@ -166,7 +166,7 @@ def test_all_kinds_of_bytes_and_text_are_taken_whole_or_sliced(is_native: bool, 
         found = encoded(
             [Record(timestamp=0)] * length, is_native=is_native, key=part, value=part, headers=None
         )
-        read = [one for each in found for one in iterate(batch_of(each))]
+        read = [one for each in found for one in iterate_records(batch_of(each))]
         assert [one.key for one in read] == wanted[start : start + length]
         assert [one.value for one in read] == wanted[start : start + length]
 
@@ -183,7 +183,7 @@ def test_headers_may_be_a_slice_of_a_larger_column(is_native: bool) -> None:
     for kind in (pa.list_(HEADER_TYPE), pa.large_list(HEADER_TYPE)):
         column = pa.array(lists, kind).slice(1, 3)
         found = encoded([Record(timestamp=0)] * 3, is_native=is_native, headers=column)
-        read = [one.headers for each in found for one in iterate(batch_of(each))]
+        read = [one.headers for each in found for one in iterate_records(batch_of(each))]
         assert read == [(), (), (("b", None), ("b", b""))]
 
 
@@ -192,7 +192,7 @@ def test_a_null_list_that_hides_headers_has_none(is_native: bool) -> None:
     structs = pa.array([{"key": "a", "value": b"1"}, {"key": None, "value": b"2"}], HEADER_TYPE)
     hiding = pa.ListArray.from_arrays(pa.array([0, 1, 2]), structs, mask=pa.array([False, True]))
     found = encoded([Record(timestamp=0)] * 2, is_native=is_native, headers=hiding)
-    assert [one.headers for each in found for one in iterate(batch_of(each))] == [(("a", b"1"),), ()]
+    assert [one.headers for each in found for one in iterate_records(batch_of(each))] == [(("a", b"1"),), ()]
 
 
 @both
@@ -208,19 +208,19 @@ def test_a_header_without_a_key_is_refused(is_native: bool, header: Any) -> None
 @both
 def test_columns_that_are_not_given_are_null(is_native: bool) -> None:
     (found,) = encoded([Record(timestamp=9)] * 3, is_native=is_native, key=None, value=None, headers=None)
-    assert [content(one) for one in iterate(batch_of(found))] == [(9, None, None, ())] * 3
+    assert [content(one) for one in iterate_records(batch_of(found))] == [(9, None, None, ())] * 3
 
 
 @both
 def test_a_column_of_nulls_may_have_arrows_null_type(is_native: bool) -> None:
     (found,) = encoded([Record(timestamp=9)] * 3, is_native=is_native, key=pa.nulls(3), headers=pa.nulls(3))
-    assert [one.key for one in iterate(batch_of(found))] == [None] * 3
+    assert [one.key for one in iterate_records(batch_of(found))] == [None] * 3
 
 
 def test_chunks_are_put_together() -> None:
     column = pa.chunked_array([[b"a"], [], [b"b", None]], pa.binary())
     (found,) = encoded([Record(timestamp=9)] * 3, key=column, value=column, headers=None)
-    assert [one.key for one in iterate(batch_of(found))] == [b"a", b"b", None]
+    assert [one.key for one in iterate_records(batch_of(found))] == [b"a", b"b", None]
 
 
 @both
@@ -232,7 +232,7 @@ def test_no_rows_give_no_sections(is_native: bool) -> None:
 def test_partitions_beyond_16_bits_keep_their_rows_in_order(is_native: bool) -> None:
     given_records = [Record(timestamp=index) for index in range(6)]
     found = encoded(given_records, [70_000, 1, 70_000, 1, 70_001, 0], is_native=is_native)
-    read = [(each.partition, [one.timestamp for one in iterate(batch_of(each))]) for each in found]
+    read = [(each.partition, [one.timestamp for one in iterate_records(batch_of(each))]) for each in found]
     assert read == [(0, [5]), (1, [1, 3]), (70_000, [0, 2]), (70_001, [4])]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moldau.client.producer.partitioner import partition_of_key
-from moldau.columnar.partitioning import key_partitions
+from moldau.columnar.partitioner import key_partitions
 from support.columnar import codec
 
 both = pytest.mark.parametrize("is_native", [True, False], ids=["native", "plain"])
@@ -17,15 +17,17 @@ both = pytest.mark.parametrize("is_native", [True, False], ids=["native", "plain
 @given(
     keys=st.lists(st.none() | st.binary(max_size=40)),
     count=st.integers(1, 2**31 - 1),
-    without_key=st.integers(-1, 100),
+    no_key_partition=st.integers(-1, 100),
 )
 def test_keys_go_where_the_clients_partitioner_sends_them(
-    is_native: bool, keys: list[bytes | None], count: int, without_key: int
+    is_native: bool, keys: list[bytes | None], count: int, no_key_partition: int
 ) -> None:
     with codec(is_native):
-        found = key_partitions(pa.array(keys, pa.binary()), count, without_key)
+        found = key_partitions(pa.array(keys, pa.binary()), count, no_key_partition)
     assert found.dtype == "int32"
-    assert found.tolist() == [without_key if key is None else partition_of_key(key, count) for key in keys]
+    assert found.tolist() == [
+        no_key_partition if key is None else partition_of_key(key, count) for key in keys
+    ]
 
 
 @both

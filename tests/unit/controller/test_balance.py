@@ -1,6 +1,6 @@
 """Leadership goes back to preferred replicas where too much of a broker's is elsewhere."""
 
-from moldau.controller.balance import balance_leaders
+from moldau.controller.balance import balance_partition_leaders
 from moldau.controller.requests import ElectionType
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -16,18 +16,18 @@ def cluster_with_leaders_elsewhere(count: int, of: int, percentage: int = 10) ->
         cluster.reassign([2, 1], index=index)
         cluster.elect(ElectionType.PREFERRED, ("orders", index))
         cluster.reassign([1, 2], index=index)
-    assert cluster.state.index.count_led_by(1) == of - count
+    assert cluster.state.index.leader_count(1) == of - count
     return cluster
 
 
 def balance(cluster: ControlledCluster, elections_max: int = 1000) -> bool:
-    return cluster.do(balance_leaders(cluster.state, cluster.settings, elections_max=elections_max))
+    return cluster.do(balance_partition_leaders(cluster.state, cluster.settings, elections_max=elections_max))
 
 
 def test_more_than_a_tenth_elsewhere_is_given_back() -> None:
     cluster = cluster_with_leaders_elsewhere(3, of=20)
     assert balance(cluster) is False
-    assert cluster.state.index.count_led_by(1) == 20
+    assert cluster.state.index.leader_count(1) == 20
     assert len(cluster.last_records) == 3
 
 
@@ -46,10 +46,10 @@ def test_who_is_not_in_sync_gets_nothing_back() -> None:
     cluster.fence(1)
     cluster.unfence(1)
     balance(cluster)
-    assert cluster.state.index.count_led_by(1) == 0
+    assert cluster.state.index.leader_count(1) == 0
     cluster.alter([2, 1], index=3)
     balance(cluster)
-    assert [name.partition for name in cluster.state.index.led_by(1)] == [3]
+    assert [name.partition for name in cluster.state.index.partitions_led_by(1)] == [3]
 
 
 def test_many_are_given_back_in_several_steps() -> None:
@@ -57,4 +57,4 @@ def test_many_are_given_back_in_several_steps() -> None:
     assert balance(cluster, elections_max=2) is True
     assert balance(cluster, elections_max=2) is True
     assert balance(cluster, elections_max=2) is False
-    assert cluster.state.index.count_led_by(1) == 5
+    assert cluster.state.index.leader_count(1) == 5

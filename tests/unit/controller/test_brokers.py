@@ -5,15 +5,15 @@ from uuid import UUID
 
 import pytest
 
-from moldau.controller.brokers import (
+from moldau.controller.cluster_control import (
     allocate_producer_ids,
     fence_broker,
-    heartbeat,
+    process_broker_heartbeat,
     register_broker,
     unregister_broker,
     update_features,
 )
-from moldau.controller.requests import Heartbeat, NewTopic, Registration
+from moldau.controller.requests import BrokerHeartbeat, BrokerRegistrationRequest, NewTopic
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
@@ -38,7 +38,7 @@ def test_a_brokers_epoch_is_the_offset_of_its_registration() -> None:
 
 def test_the_same_incarnation_keeps_its_epoch() -> None:
     cluster = Cluster(brokers=())
-    broker = Registration(1, UUID(int=5), [Endpoint("P", "h", 1)])
+    broker = BrokerRegistrationRequest(1, UUID(int=5), [Endpoint("P", "h", 1)])
     for _ in range(2):
         assert cluster.register_as(broker) == 0
     cluster.unfence(1)
@@ -52,11 +52,13 @@ def test_a_broker_leads_nothing_from_its_registration_to_its_first_heartbeats() 
     epoch = cluster.state.image.brokers[1].epoch
     cluster.register(1, previous_epoch=epoch)
     [first, second] = cluster.state.image.topics["a"].partitions
-    assert (first.leader, first.leader_epoch, first.in_sync) == (2, 1, (2,))
-    assert (second.leader, second.leader_epoch, second.in_sync) == (2, 0, (2,))
+    assert (first.leader, first.leader_epoch, first.isr) == (2, 1, (2,))
+    assert (second.leader, second.leader_epoch, second.isr) == (2, 0, (2,))
     broker = cluster.state.image.brokers[1]
-    behind = Heartbeat(1, broker.epoch, broker.epoch - 1)
-    reply = cluster._do(heartbeat(cluster.state, cluster.settings, behind, cluster.sessions))
+    behind = BrokerHeartbeat(1, broker.epoch, broker.epoch - 1)
+    reply = cluster._do(
+        process_broker_heartbeat(cluster.state, cluster.settings, behind, cluster.heartbeat_manager)
+    )
     assert (reply.is_caught_up, reply.is_fenced) == (False, True)
     cluster.unfence(1)
     assert cluster.state.image.brokers[1].is_active
@@ -67,8 +69,10 @@ def test_a_broker_that_wants_to_be_fenced_is() -> None:
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
     epoch = cluster.state.image.brokers[1].epoch
     for _ in range(2):
-        beat = Heartbeat(1, epoch, 99, wants_fence=True)
-        reply = cluster._do(heartbeat(cluster.state, cluster.settings, beat, cluster.sessions))
+        beat = BrokerHeartbeat(1, epoch, 99, want_fence=True)
+        reply = cluster._do(
+            process_broker_heartbeat(cluster.state, cluster.settings, beat, cluster.heartbeat_manager)
+        )
         assert reply.is_fenced
         assert cluster.state.image.topics["a"].partitions[0].leader == 2
     assert cluster.last_records == []
@@ -82,8 +86,10 @@ def test_a_fenced_broker_is_taken_in_only_when_it_knows_that_it_was_fenced() -> 
     cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch))
     last = cluster.state.image.offset
     for offset, fenced in ((before, True), (last - 1, True), (last, False)):
-        beat = Heartbeat(1, broker.epoch, offset)
-        reply = cluster._do(heartbeat(cluster.state, cluster.settings, beat, cluster.sessions))
+        beat = BrokerHeartbeat(1, broker.epoch, offset)
+        reply = cluster._do(
+            process_broker_heartbeat(cluster.state, cluster.settings, beat, cluster.heartbeat_manager)
+        )
         assert (reply.is_fenced, reply.is_caught_up) == (fenced, not fenced)
     again = cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch + 1))
     assert again
@@ -99,8 +105,11 @@ def test_only_a_known_life_of_a_broker_is_listened_to() -> None:
         (9, epoch, BrokerIdNotRegisteredError),
     ):
         with pytest.raises(error):
-            heartbeat(
-                cluster.state, cluster.settings, Heartbeat(broker_id, broker_epoch, 9), cluster.sessions
+            process_broker_heartbeat(
+                cluster.state,
+                cluster.settings,
+                BrokerHeartbeat(broker_id, broker_epoch, 9),
+                cluster.heartbeat_manager,
             )
         with pytest.raises(error):
             allocate_producer_ids(cluster.state, broker_id, broker_epoch)
@@ -109,20 +118,20 @@ def test_only_a_known_life_of_a_broker_is_listened_to() -> None:
 def test_a_living_broker_is_not_replaced_by_one_from_elsewhere() -> None:
     cluster = Cluster(brokers=())
     epoch = cluster.register(1)
-    cluster.sessions.begin(1, epoch, 0)
-    cluster.sessions.heard(Heartbeat(1, epoch, 0), 10)
+    cluster.heartbeat_manager.begin(1, epoch, 0)
+    cluster.heartbeat_manager.touch(BrokerHeartbeat(1, epoch, 0), 10)
     for endpoint in (Endpoint("P", "h", 9092), Endpoint("P", "other", 9092)):
-        twin = Registration(1, UUID(int=9), [endpoint])
+        twin = BrokerRegistrationRequest(1, UUID(int=9), [endpoint])
         with pytest.raises(DuplicateBrokerRegistrationError, match="h:9092"):
-            register_broker(cluster.state, cluster.settings, twin, cluster.sessions, 3_009)
-        assert register_broker(cluster.state, cluster.settings, twin, cluster.sessions, 3_010).reply
+            register_broker(cluster.state, cluster.settings, twin, cluster.heartbeat_manager, 3_009)
+        assert register_broker(cluster.state, cluster.settings, twin, cluster.heartbeat_manager, 3_010).reply
 
 
 def test_registrations_that_cannot_be_are_refused_with_what_to_do() -> None:
     cluster = Cluster()
     cluster.state.image = replace(cluster.state.image, cluster_id="ours")
     cluster._do(update_features(cluster.state, {"metadata.version": 30}))
-    good = Registration(2, UUID(int=9), [Endpoint("P", "h", 9)], cluster_id="ours")
+    good = BrokerRegistrationRequest(2, UUID(int=9), [Endpoint("P", "h", 9)], cluster_id="ours")
     for changes, error, advice in (
         ({"cluster_id": "theirs"}, InconsistentClusterIdError, "empty data.dir"),
         ({"endpoints": []}, InvalidRegistrationError, "endpoint"),
@@ -135,7 +144,7 @@ def test_registrations_that_cannot_be_are_refused_with_what_to_do() -> None:
     ):
         broker = replace(good, **changes)
         with pytest.raises(error, match=advice):
-            register_broker(cluster.state, cluster.settings, broker, cluster.sessions, 0)
+            register_broker(cluster.state, cluster.settings, broker, cluster.heartbeat_manager, 0)
     assert cluster.register_as(good) > 0
 
 
@@ -144,7 +153,7 @@ def test_an_unregistered_broker_is_in_sync_nowhere_and_not_listed() -> None:
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
     assert cluster._do(unregister_broker(cluster.state, cluster.settings, 1))
     [partition] = cluster.state.image.topics["a"].partitions
-    assert (partition.leader, partition.in_sync, partition.replicas) == (2, (2,), (1, 2))
+    assert (partition.leader, partition.isr, partition.replicas) == (2, (2,), (1, 2))
     assert list(cluster.state.image.brokers) == [2]
     with pytest.raises(BrokerIdNotRegisteredError):
         unregister_broker(cluster.state, cluster.settings, 1)

@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from moldau.controller import topics as topic_decisions
-from moldau.controller.requests import MorePartitions, NewTopic, TopicRef, TopicResult
+from moldau.controller.requests import NewTopic, PartitionIncrease, TopicRef, TopicResult
 from moldau.errors import (
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
@@ -64,10 +64,10 @@ def test_deletion_can_be_switched_off() -> None:
 def test_partitions_are_added_behind_those_that_are_there() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("a", 1, 1))
-    [result] = cluster.more(MorePartitions("a", 3))
+    [result] = cluster.more(PartitionIncrease("a", 3))
     assert result.error is None
     assert [at.index for at in cluster.state.image.topics["a"].partitions] == [0, 1, 2]
-    cluster.more(MorePartitions("a", 5), validate_only=True)
+    cluster.more(PartitionIncrease("a", 5), validate_only=True)
     assert len(cluster.state.image.topics["a"].partitions) == 3
 
 
@@ -75,33 +75,33 @@ def test_partitions_are_added_behind_those_that_are_there() -> None:
     ("change", "kind", "message"),
     [
         (
-            MorePartitions("no", 3),
+            PartitionIncrease("no", 3),
             UnknownTopicOrPartitionError,
             "This server does not host this topic-partition.",
         ),
-        (MorePartitions("a", 2), InvalidPartitionsError, "Topic already has 2 partition(s)."),
+        (PartitionIncrease("a", 2), InvalidPartitionsError, "Topic already has 2 partition(s)."),
         (
-            MorePartitions("a", 1),
+            PartitionIncrease("a", 1),
             InvalidPartitionsError,
             "The topic a currently has 2 partition(s); 1 would not be an increase.",
         ),
         (
-            MorePartitions("a", 10_001),
+            PartitionIncrease("a", 10_001),
             InvalidPartitionsError,
             "A topic cannot have more than 10000 partitions.",
         ),
         (
-            MorePartitions("a", 4, [[1]]),
+            PartitionIncrease("a", 4, [[1]]),
             InvalidReplicaAssignmentError,
             "Attempted to add 2 additional partition(s), but only 1 assignment(s) were specified.",
         ),
         (
-            MorePartitions("a", 3, [[7]]),
+            PartitionIncrease("a", 3, [[7]]),
             InvalidReplicaAssignmentError,
             "The manual partition assignment includes broker 7, but no such broker is registered.",
         ),
         (
-            MorePartitions("a", 3, [[1, 2]]),
+            PartitionIncrease("a", 3, [[1, 2]]),
             InvalidReplicaAssignmentError,
             (
                 "The manual partition assignment includes a partition with 2 replica(s), but this is not "
@@ -111,7 +111,7 @@ def test_partitions_are_added_behind_those_that_are_there() -> None:
     ],
 )
 def test_partitions_that_cannot_be_added_are_refused(
-    change: MorePartitions, kind: type[MoldauError], message: str
+    change: PartitionIncrease, kind: type[MoldauError], message: str
 ) -> None:
     cluster = Cluster(brokers=(1, 2))
     cluster.create(NewTopic("a", 2, 1))
@@ -122,14 +122,14 @@ def test_partitions_that_cannot_be_added_are_refused(
 def test_the_topic_of_groups_keeps_its_partitions() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("__consumer_offsets", 2, 1))
-    [result] = cluster.more(MorePartitions("__consumer_offsets", 3))
+    [result] = cluster.more(PartitionIncrease("__consumer_offsets", 3))
     assert isinstance(result.error, InvalidPartitionsError)
 
 
 def test_a_topic_given_twice_gets_no_partitions() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("a", 1, 1))
-    results = cluster.more(MorePartitions("a", 2), MorePartitions("a", 3))
+    results = cluster.more(PartitionIncrease("a", 2), PartitionIncrease("a", 3))
     assert [type(result.error) for result in results] == [InvalidRequestError, InvalidRequestError]
     assert cluster.last_records == []
 
@@ -146,9 +146,11 @@ def test_a_request_for_too_many_partitions_is_refused_before_any_is_placed(
         placed.append(partitions)
         return [(1,)] * partitions
 
-    monkeypatch.setattr(topic_decisions, "place", no_place)
+    monkeypatch.setattr(topic_decisions, "place_replicas", no_place)
     with pytest.raises(PolicyViolationError):
-        cluster.more(MorePartitions("a", 5_001), MorePartitions("b", 5_002), validate_only=validate_only)
+        cluster.more(
+            PartitionIncrease("a", 5_001), PartitionIncrease("b", 5_002), validate_only=validate_only
+        )
     assert placed == []
-    cluster.more(MorePartitions("a", 5_001), MorePartitions("b", 5_001), validate_only=validate_only)
+    cluster.more(PartitionIncrease("a", 5_001), PartitionIncrease("b", 5_001), validate_only=validate_only)
     assert placed == [5_000, 5_000]

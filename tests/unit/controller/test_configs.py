@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from moldau.controller.configs import alter_configs
+from moldau.controller.configuration_control import alter_configs
 from moldau.controller.requests import ConfigChange, ConfigOperation, NewTopic
 from moldau.errors import (
     InvalidConfigError,

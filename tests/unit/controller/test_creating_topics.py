@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from moldau.controller.ids import new_id
+from moldau.controller.ids import random_uuid
 from moldau.controller.requests import NewTopic, TopicRef
 from moldau.errors import (
     InvalidConfigError,
@@ -214,8 +214,8 @@ def test_a_manual_assignment_is_followed_and_fenced_brokers_are_not_in_sync() ->
     cluster.fence(2)
     cluster.create(NewTopic("a", assignment={1: [3, 1], 0: [2, 1]}))
     first, second = cluster.state.image.topics["a"].partitions
-    assert (first.replicas, first.in_sync, first.leader) == ((2, 1), (1,), 1)
-    assert (second.replicas, second.in_sync, second.leader) == ((3, 1), (3, 1), 3)
+    assert (first.replicas, first.isr, first.leader) == ((2, 1), (1,), 1)
+    assert (second.replicas, second.isr, second.leader) == ((3, 1), (3, 1), 3)
 
 
 def test_topic_ids_are_never_reserved_nor_read_as_an_option() -> None:
@@ -231,10 +231,10 @@ def test_topic_ids_are_never_reserved_nor_read_as_an_option() -> None:
 
     dash = 0b111110 << 122
     fine = 0b111101 << 122
-    made = new_id(Fixed(dash, fine))
+    made = random_uuid(Fixed(dash, fine))
     assert made.bytes[0] >> 2 == 0b111101
-    assert new_id(Fixed(0, 1)).version == 4
-    assert new_id(Fixed(fine, 5), taken=[made]) != made
+    assert random_uuid(Fixed(0, 1)).version == 4
+    assert random_uuid(Fixed(fine, 5), taken=[made]) != made
 
 
 def placed(cluster: Cluster, partitions: int, replication_factor: int) -> list[PartitionRecord]:

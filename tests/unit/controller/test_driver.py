@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moldau.controller.requests import ConfigChange, ConfigOperation, MorePartitions, NewTopic, TopicRef
+from moldau.controller.requests import ConfigChange, ConfigOperation, NewTopic, PartitionIncrease, TopicRef
 from moldau.controller.state import ControllerState
 from moldau.errors import NotControllerError, RequestTimedOutError, StorageError, TopicExistsError
-from moldau.logs.files.store import FilesStore
-from moldau.metadata.apply import Change, LeaderChange, apply
-from moldau.metadata.image import TOPIC_RESOURCE, ClusterDelta, ClusterImage, ConfigResource
+from moldau.logs.files.store import FileLogStore
+from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource, MetadataDelta, MetadataImage
+from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply
 from moldau.metadata.records import decode
 from moldau.platform.os_disk import OsDisk
-from moldau.raft.batches import committed_batch
+from moldau.raft.batches import read_committed_batch
 from moldau.raft.driver import METADATA_LOG, open_metadata_log
-from moldau.raft.elections import ElectionFile
+from moldau.raft.quorum_state_store import FileQuorumStateStore
 from moldau.records.batch import Batch
 from support.control_plane import NODE, ControlPlane, FixedClock, TestLog
 
@@ -52,7 +52,7 @@ def test_what_was_answered_is_visible_and_every_publisher_has_taken_it() -> None
         assert created.error is None
         assert len(plane.image.topics["orders"].partitions) == 3
         assert plane.published[-1][0].topics_created == ("orders",)
-        await controller.create_partitions([MorePartitions("orders", 4)])
+        await controller.create_partitions([PartitionIncrease("orders", 4)])
         assert len(plane.image.topics["orders"].partitions) == 4
         resource = ConfigResource(TOPIC_RESOURCE, "orders")
         await controller.alter_configs({resource: [ConfigChange("retention.ms", "5")]}, incremental=True)
@@ -69,7 +69,7 @@ def test_an_answer_waits_for_a_slow_publisher() -> None:
     async def story(plane: ControlPlane) -> None:
         ready = asyncio.Event()
 
-        async def open_logs(delta: ClusterDelta, image: ClusterImage) -> None:
+        async def open_logs(delta: MetadataDelta, image: MetadataImage) -> None:
             if delta.topics_created:
                 await ready.wait()
 
@@ -204,7 +204,7 @@ def test_a_disk_that_fails_while_booting_fails_the_boot() -> None:
 
 def test_a_publisher_that_fails_ends_the_controller_and_tells_the_node() -> None:
     async def story(plane: ControlPlane) -> None:
-        def broken(delta: ClusterDelta, image: ClusterImage) -> None:
+        def broken(delta: MetadataDelta, image: MetadataImage) -> None:
             if delta.topics_created:
                 raise OSError("too many open files")
 
@@ -238,7 +238,7 @@ def test_a_closed_controller_does_not_begin_again_when_what_it_appended_is_commi
             await asyncio.sleep(0)
         await controller.close()
         plane.log.sync_gate.set()
-        await plane.loader.wait_for(plane.log.end_offset - 1)
+        await plane.loader.wait_for_offset(plane.log.end_offset - 1)
         assert "a" in plane.image.topics
         assert not controller.is_active
         with pytest.raises(RequestTimedOutError):
@@ -251,13 +251,13 @@ def test_a_closed_controller_does_not_begin_again_when_what_it_appended_is_commi
 def test_on_files_a_restart_finds_everything_beside_the_quorum_state(tmp_path: Path) -> None:
     disk = OsDisk()
 
-    async def live(clean: bool) -> ClusterImage:
-        store = FilesStore(disk, str(tmp_path), FixedClock())
+    async def live(clean: bool) -> MetadataImage:
+        store = FileLogStore(disk, str(tmp_path), FixedClock())
         await store.start()
         log = await open_metadata_log(store)
         plane = ControlPlane(
             log=log,  # type: ignore[arg-type]
-            elections=ElectionFile(disk, str(tmp_path / str(METADATA_LOG)), "test-cluster"),
+            elections=FileQuorumStateStore(disk, str(tmp_path / str(METADATA_LOG)), "test-cluster"),
         )
         controller = await plane.boot(clean=clean)
         await controller.create_topics([NewTopic(f"topic-{controller.epoch}", 2, 1)])
@@ -321,7 +321,7 @@ async def _live_and_replay(story: list[tuple[str, Any]], awaits: bool) -> None:
                     if deleted.error is None and deleted.name is not None:
                         del model[deleted.name]
             case "grow":
-                [grown] = await controller.create_partitions([MorePartitions(*what)])
+                [grown] = await controller.create_partitions([PartitionIncrease(*what)])
                 if grown.error is None:
                     model[what[0]] = what[1]
             case "alter":
@@ -348,14 +348,14 @@ async def _live_and_replay(story: list[tuple[str, Any]], awaits: bool) -> None:
     assert _replayed(plane) == served
 
 
-def _replayed(plane: ControlPlane) -> ClusterImage:
+def _replayed(plane: ControlPlane) -> MetadataImage:
     """The image that the log alone gives, read by a quorum that has not elected anybody yet."""
-    image = ClusterImage(cluster_id="test-cluster")
+    image = MetadataImage(cluster_id="test-cluster")
     for data in plane.log._batches:
-        batch = committed_batch(Batch(data))
-        changes: list[Change] = [decode(value) for value in batch.values]
+        batch = read_committed_batch(Batch(data))
+        changes: list[MetadataChange] = [decode(value) for value in batch.values]
         if batch.leader_id is not None:
-            changes.append(LeaderChange(batch.leader_id, batch.epoch))
+            changes.append(ControllerChange(batch.leader_id, batch.epoch))
         image, _ = apply(image, changes, batch.last_offset)
     return image
 

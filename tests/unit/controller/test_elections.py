@@ -4,14 +4,18 @@ import pytest
 
 from moldau.controller import elections
 from moldau.controller import state as controller_state
-from moldau.controller.brokers import kept_by, register_broker, unregister_broker
-from moldau.controller.configs import MIN_IN_SYNC, alter_configs
-from moldau.controller.elections import elect_uncleanly, leave_in_sync, unclean_candidates
-from moldau.controller.ids import new_id
+from moldau.controller.cluster_control import register_broker, retained_data, unregister_broker
+from moldau.controller.configuration_control import MIN_ISR_CONFIG, alter_configs
+from moldau.controller.elections import (
+    elect_unclean_leaders,
+    remove_broker_from_isrs,
+    unclean_election_candidates,
+)
+from moldau.controller.heartbeat_manager import BrokerHeartbeatManager
+from moldau.controller.ids import random_uuid
 from moldau.controller.index import PartitionName
-from moldau.controller.liveness import Sessions
-from moldau.controller.partition_change import Kept
-from moldau.controller.requests import ConfigChange, ElectionType, PartitionResult, Registration
+from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.requests import BrokerRegistrationRequest, ConfigChange, ElectionType, PartitionResult
 from moldau.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
@@ -22,7 +26,7 @@ from moldau.errors import (
 )
 from moldau.metadata.image import BROKER_RESOURCE, NO_LEADER, TOPIC_RESOURCE, ConfigResource, Endpoint
 from moldau.metadata.records import ConfigRecord
-from moldau.raft.messages import LogEnd
+from moldau.raft.messages import EpochEndOffset
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.settings.topic import TopicSettings
@@ -40,7 +44,7 @@ def cluster_of(*replicas: int, **configs: str) -> ControlledCluster:
 def shape(cluster: ControlledCluster) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Leader, in-sync set, eligible replicas."""
     partition = cluster.partition()
-    return partition.leader, partition.in_sync, partition.eligible
+    return partition.leader, partition.isr, partition.elr
 
 
 def error_of(results: list[PartitionResult]) -> type[MoldauError] | None:
@@ -83,7 +87,7 @@ def test_a_broker_that_shuts_down_hands_its_partitions_over() -> None:
     cluster = cluster_of(1, 2, 3)
     cluster.shut_down(1)
     assert shape(cluster) == (2, (2, 3), ())
-    assert leave_in_sync(cluster.state, cluster.settings, 1) == []
+    assert remove_broker_from_isrs(cluster.state, cluster.settings, 1) == []
 
 
 def test_a_broker_that_is_shutting_down_leads_nothing_when_it_is_unfenced() -> None:
@@ -152,17 +156,21 @@ def test_nobody_is_eligible_any_more_when_the_minimum_is_lowered_to_those_in_syn
     cluster = ControlledCluster()
     cluster.create("orders", (1, 2, 3))
     cluster.apply(
-        [ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=MIN_IN_SYNC, value="3")]
+        [
+            ConfigRecord(
+                resource_type=resource.type, resource_name=resource.name, name=MIN_ISR_CONFIG, value="3"
+            )
+        ]
     )
     cluster.fence(3)
     cluster.fence(2)
     assert shape(cluster) == (1, (1,), (2, 3))
-    for minimum, eligible in (("2", (2, 3)), ("1", ())):
-        changes = {resource: [ConfigChange(MIN_IN_SYNC, minimum)]}
+    for minimum, elr in (("2", (2, 3)), ("1", ())):
+        changes = {resource: [ConfigChange(MIN_ISR_CONFIG, minimum)]}
         cluster.do(
             alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False)
         )
-        assert shape(cluster) == (1, (1,), eligible)
+        assert shape(cluster) == (1, (1,), elr)
 
 
 def test_the_minimum_of_the_broker_counts_where_a_topic_has_none() -> None:
@@ -179,35 +187,35 @@ def test_the_minimum_of_the_broker_counts_where_a_topic_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "write_caching", "eligible"),
+    ("kept", "write_caching", "elr"),
     [
-        (Kept.EVERYTHING, "false", (2, 3)),
-        (Kept.EVERYTHING, "true", (2, 3)),
-        (Kept.SYNCED, "false", (2, 3)),
-        (Kept.SYNCED, "true", (2,)),
-        (Kept.NOTHING, "false", (2,)),
-        (Kept.NOTHING, "true", (2,)),
+        (RetainedData.ALL, "false", (2, 3)),
+        (RetainedData.ALL, "true", (2, 3)),
+        (RetainedData.SYNCED, "false", (2, 3)),
+        (RetainedData.SYNCED, "true", (2,)),
+        (RetainedData.NONE, "false", (2,)),
+        (RetainedData.NONE, "true", (2,)),
     ],
 )
 def test_who_may_have_lost_what_was_committed_is_not_eligible(
-    kept: Kept, write_caching: str, eligible: tuple[int, ...]
+    kept: RetainedData, write_caching: str, elr: tuple[int, ...]
 ) -> None:
     cluster = cluster_of(1, 2, 3, min_insync_replicas="3", write_caching=write_caching)
     cluster.fence(3)
     cluster.fence(2)
     assert shape(cluster) == (1, (1,), (2, 3))
     cluster.register(3, kept)
-    assert shape(cluster) == (1, (1,), eligible)
+    assert shape(cluster) == (1, (1,), elr)
 
 
 def test_who_crashes_and_is_back_before_anybody_noticed_is_eligible_where_it_would_be_missed() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
-    cluster.register(2, Kept.SYNCED)
+    cluster.register(2, RetainedData.SYNCED)
     assert shape(cluster) == (1, (1,), (2,))
 
 
-@pytest.mark.parametrize("kept", Kept)
-def test_a_leader_that_restarts_before_anybody_noticed_loses_its_leadership(kept: Kept) -> None:
+@pytest.mark.parametrize("kept", RetainedData)
+def test_a_leader_that_restarts_before_anybody_noticed_loses_its_leadership(kept: RetainedData) -> None:
     cluster = cluster_of(1, 2)
     cluster.register(1, kept)
     assert shape(cluster) == (2, (2,), ())
@@ -216,19 +224,19 @@ def test_a_leader_that_restarts_before_anybody_noticed_loses_its_leadership(kept
 @pytest.mark.parametrize("write_caching", ["true", "false"])
 def test_an_only_replica_that_crashed_leads_in_a_new_epoch(write_caching: str) -> None:
     cluster = cluster_of(1, write_caching=write_caching)
-    cluster.register(1, Kept.SYNCED)
+    cluster.register(1, RetainedData.SYNCED)
     assert shape(cluster) == (NO_LEADER, (1,), ())
-    assert cluster.partition().last_known_eligible == ((1,) if write_caching == "true" else ())
+    assert cluster.partition().last_known_elr == ((1,) if write_caching == "true" else ())
     cluster.unfence(1)
     assert shape(cluster) == (1, (1,), ())
     assert cluster.partition().leader_epoch == 2
-    assert cluster.partition().last_known_eligible == ()
+    assert cluster.partition().last_known_elr == ()
 
 
 def test_write_caching_counts_as_decided_not_as_the_nodes_know_it() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.configure("orders", "write.caching", "true")
-    cluster.register(2, Kept.SYNCED)
+    cluster.register(2, RetainedData.SYNCED)
     assert shape(cluster) == (1, (1,), ())
 
 
@@ -236,7 +244,7 @@ def test_an_eligible_replica_is_waited_for_rather_than_one_that_has_lost_its_dis
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.fence(2)
     cluster.fence(1)
-    cluster.register(1, Kept.NOTHING)
+    cluster.register(1, RetainedData.NONE)
     assert shape(cluster) == (NO_LEADER, (2,), ())
     cluster.unfence(1)
     assert shape(cluster) == (NO_LEADER, (2,), ())
@@ -246,10 +254,10 @@ def test_an_eligible_replica_is_waited_for_rather_than_one_that_has_lost_its_dis
 
 def test_the_last_in_sync_that_comes_back_without_its_disk_leads_nobody() -> None:
     cluster = left_behind()
-    cluster.register(1, Kept.NOTHING)
+    cluster.register(1, RetainedData.NONE)
     cluster.unfence(1)
     assert shape(cluster) == (NO_LEADER, (), ())
-    assert cluster.partition().last_known_eligible == (1,)
+    assert cluster.partition().last_known_elr == (1,)
     assert error_of([cluster.reassign([2, 3])]) is InvalidReplicaAssignmentError
     # Whatever else happens, only an unclean election helps, and takes the longest log.
     for broker_id in (1, 2, 3):
@@ -257,25 +265,25 @@ def test_the_last_in_sync_that_comes_back_without_its_disk_leads_nobody() -> Non
         cluster.register(broker_id)
         cluster.unfence(broker_id)
         assert shape(cluster) == (NO_LEADER, (), ())
-    assert unclean_candidates(cluster.state, cluster.settings) == {}
-    assert unclean_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (1, 2, 3)}
-    ends = {ORDERS: {1: LogEnd(-1, 0), 2: LogEnd(0, 5), 3: LogEnd(0, 7)}}
+    assert unclean_election_candidates(cluster.state, cluster.settings) == {}
+    assert unclean_election_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (1, 2, 3)}
+    ends = {ORDERS: {1: EpochEndOffset(-1, 0), 2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=ends)) is None
     assert shape(cluster) == (3, (3,), ())
     assert cluster.partition().is_recovering
-    assert cluster.partition().last_known_eligible == ()
+    assert cluster.partition().last_known_elr == ()
 
 
 def test_after_all_were_killed_two_need_not_wait_for_the_third() -> None:
     cluster = cluster_of(1, 2, 3, min_insync_replicas="2")
     for broker_id in (2, 3):
-        cluster.register(broker_id, Kept.SYNCED)
+        cluster.register(broker_id, RetainedData.SYNCED)
         cluster.unfence(broker_id)
     cluster.fence(1)
     assert shape(cluster) == (3, (3,), (1,))
     cluster.alter([3, 2])
     assert shape(cluster) == (3, (3, 2), ())
-    cluster.register(1, Kept.NOTHING)
+    cluster.register(1, RetainedData.NONE)
     cluster.unfence(1)
     assert shape(cluster) == (3, (3, 2), ())
 
@@ -283,29 +291,35 @@ def test_after_all_were_killed_two_need_not_wait_for_the_third() -> None:
 @pytest.mark.parametrize(
     ("previous", "lives", "kept"),
     [
-        ("registered", "none", Kept.EVERYTHING),
-        ("none", "registered", Kept.SYNCED),
-        ("older", "registered", Kept.SYNCED),
-        ("older", "older", Kept.NOTHING),
-        ("none", "none", Kept.NOTHING),
+        ("registered", "none", RetainedData.ALL),
+        ("none", "registered", RetainedData.SYNCED),
+        ("older", "registered", RetainedData.SYNCED),
+        ("older", "older", RetainedData.NONE),
+        ("none", "none", RetainedData.NONE),
     ],
 )
-def test_a_disk_is_told_by_the_lives_it_has_seen(previous: str, lives: str, kept: Kept) -> None:
+def test_a_disk_is_told_by_the_lives_it_has_seen(previous: str, lives: str, kept: RetainedData) -> None:
     cluster = cluster_of(1)
     known = cluster.state.image.brokers[1]
-    older, own = new_id(cluster.random), new_id(cluster.random)
+    older, own = random_uuid(cluster.random), random_uuid(cluster.random)
     epochs = {"registered": known.epoch, "older": known.epoch - 1, "none": -1}
     seen = {"registered": (older, known.incarnation_id), "older": (older,), "none": ()}
-    anew = Registration(1, own, [], previous_epoch=epochs[previous], former_incarnations=seen[lives])
-    assert kept_by(known, anew) is kept
-    assert kept_by(None, anew) is Kept.NOTHING
+    anew = BrokerRegistrationRequest(
+        1, own, [], previous_epoch=epochs[previous], previous_incarnations=seen[lives]
+    )
+    assert retained_data(known, anew) is kept
+    assert retained_data(None, anew) is RetainedData.NONE
 
 
 def test_every_unclean_election_is_remembered_by_its_epoch() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     assert cluster.partition().unclean_epoch == -1
     for broker_id in (2, 3):
-        cluster.do(elect_uncleanly(cluster.state, cluster.settings, {ORDERS: {broker_id: LogEnd(0, 5)}}))
+        cluster.do(
+            elect_unclean_leaders(
+                cluster.state, cluster.settings, {ORDERS: {broker_id: EpochEndOffset(0, 5)}}
+            )
+        )
         assert cluster.partition().leader == broker_id
         assert cluster.partition().unclean_epoch == cluster.partition().leader_epoch
         # It is gone before it could say that it has recovered.
@@ -321,8 +335,8 @@ def test_a_broker_that_was_unregistered_comes_back_as_one_that_may_have_lost_eve
     cluster.fence(2)
     cluster.do(unregister_broker(cluster.state, cluster.settings, 2))
     assert shape(cluster) == (1, (1,), (2,))
-    anew = Registration(2, new_id(cluster.random), [Endpoint("PLAINTEXT", "host", 9092)])
-    cluster.do(register_broker(cluster.state, cluster.settings, anew, Sessions(3000), 0))
+    anew = BrokerRegistrationRequest(2, random_uuid(cluster.random), [Endpoint("PLAINTEXT", "host", 9092)])
+    cluster.do(register_broker(cluster.state, cluster.settings, anew, BrokerHeartbeatManager(3000), 0))
     assert shape(cluster) == (1, (1,), ())
 
 
@@ -386,25 +400,25 @@ def left_behind(**configs: str) -> ControlledCluster:
 
 def test_only_a_topic_that_allows_it_is_led_uncleanly() -> None:
     cluster = left_behind()
-    assert unclean_candidates(cluster.state, cluster.settings) == {}
-    ends = {ORDERS: {2: LogEnd(0, 5), 3: LogEnd(0, 7)}}
-    cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends))
+    assert unclean_election_candidates(cluster.state, cluster.settings) == {}
+    ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
+    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
     assert shape(cluster) == (NO_LEADER, (1,), ())
 
 
 @pytest.mark.parametrize(
     ("ends", "leader"),
     [
-        ({2: LogEnd(0, 5), 3: LogEnd(0, 7)}, 3),
-        ({2: LogEnd(1, 5), 3: LogEnd(0, 7)}, 2),
-        ({2: LogEnd(1, 5), 3: LogEnd(1, 5)}, 2),
-        ({3: LogEnd(0, 0)}, 3),
+        ({2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}, 3),
+        ({2: EpochEndOffset(1, 5), 3: EpochEndOffset(0, 7)}, 2),
+        ({2: EpochEndOffset(1, 5), 3: EpochEndOffset(1, 5)}, 2),
+        ({3: EpochEndOffset(0, 0)}, 3),
     ],
 )
-def test_an_unclean_election_takes_the_longest_log(ends: dict[int, LogEnd], leader: int) -> None:
+def test_an_unclean_election_takes_the_longest_log(ends: dict[int, EpochEndOffset], leader: int) -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
-    assert unclean_candidates(cluster.state, cluster.settings) == {ORDERS: (2, 3)}
-    cluster.do(elect_uncleanly(cluster.state, cluster.settings, {ORDERS: ends}))
+    assert unclean_election_candidates(cluster.state, cluster.settings) == {ORDERS: (2, 3)}
+    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, {ORDERS: ends}))
     assert shape(cluster) == (leader, (leader,), ())
     assert cluster.partition().is_recovering
     assert cluster.alter([leader]).is_recovering is False
@@ -413,9 +427,9 @@ def test_an_unclean_election_takes_the_longest_log(ends: dict[int, LogEnd], lead
 
 def test_an_unclean_election_comes_too_late_where_there_is_a_leader_again() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
-    ends = {ORDERS: {2: LogEnd(0, 5)}}
+    ends = {ORDERS: {2: EpochEndOffset(0, 5)}}
     cluster.unfence(1)
-    [result] = cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends))
+    [result] = cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
     assert isinstance(result.error, ElectionNotNeededError)
     assert shape(cluster) == (1, (1,), ())
 
@@ -423,15 +437,15 @@ def test_an_unclean_election_comes_too_late_where_there_is_a_leader_again() -> N
 def test_who_died_while_the_others_were_asked_is_not_elected() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     cluster.fence(3)
-    ends = {ORDERS: {2: LogEnd(0, 5), 3: LogEnd(0, 7)}}
-    cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends))
+    ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
+    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
     assert shape(cluster) == (2, (2,), ())
 
 
 def test_what_is_no_topic_any_more_is_not_elected() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
-    ends = {PartitionName("gone", 0): {2: LogEnd(0, 5)}}
-    assert cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends)) == []
+    ends = {PartitionName("gone", 0): {2: EpochEndOffset(0, 5)}}
+    assert cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends)) == []
 
 
 def test_unclean_elections_that_are_too_many_for_one_decision_are_held_in_several(
@@ -442,25 +456,28 @@ def test_unclean_elections_that_are_too_many_for_one_decision_are_held_in_severa
     for broker_id in (2, 1):
         cluster.fence(broker_id)
     cluster.unfence(2)
-    names = list(unclean_candidates(cluster.state, cluster.settings))
+    names = list(unclean_election_candidates(cluster.state, cluster.settings))
     assert len(names) == 10
     # Nobody has said anything of the first four: the others do not wait for them.
-    ends = {name: {2: LogEnd(0, 5)} if name in names[4:] else {} for name in names}
+    ends = {name: {2: EpochEndOffset(0, 5)} if name in names[4:] else {} for name in names}
     for module in (controller_state, elections):
         monkeypatch.setattr(module, "RECORDS_PER_DECISION_MAX", 3)
     for elected in (3, 6):
-        cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends))
+        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
         assert len(cluster.last_records) == 3
-        assert list(unclean_candidates(cluster.state, cluster.settings)) == names[:4] + names[4 + elected :]
-    cluster.do(elect_uncleanly(cluster.state, cluster.settings, ends))
+        assert (
+            list(unclean_election_candidates(cluster.state, cluster.settings))
+            == names[:4] + names[4 + elected :]
+        )
+    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
     assert cluster.last_records == []
 
 
 def test_an_administrator_may_have_an_unclean_election_where_the_topic_does_not_allow_it() -> None:
     cluster = left_behind()
-    assert unclean_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (2, 3)}
+    assert unclean_election_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (2, 3)}
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS)) is EligibleLeadersNotAvailableError
-    ends = {ORDERS: {2: LogEnd(0, 5), 3: LogEnd(0, 7)}}
+    ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=ends)) is None
     assert shape(cluster) == (3, (3,), ())
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS)) is ElectionNotNeededError
@@ -476,6 +493,6 @@ def test_a_broker_with_many_partitions_changes_each_once_and_no_other() -> None:
     cluster.fence(1)
     changes = cluster.last_records[1:]
     assert len(changes) == 3_000
-    assert cluster.state.index.count_led_by(1) == 0
-    assert cluster.state.index.count_led_by(2) == 6_000
-    assert cluster.state.index.count_of(1) == 3_000
+    assert cluster.state.index.leader_count(1) == 0
+    assert cluster.state.index.leader_count(2) == 6_000
+    assert cluster.state.index.replica_count(1) == 3_000

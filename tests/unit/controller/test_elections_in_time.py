@@ -2,58 +2,58 @@
 
 import pytest
 
-from moldau.controller import brokers as broker_decisions
+from moldau.controller import cluster_control as broker_decisions
 from moldau.controller import driver as controller_driver
+from moldau.controller.background_tasks import LOG_END_ATTEMPTS_MAX
 from moldau.controller.requests import (
     ElectionType,
-    InSyncChange,
+    IsrChange,
     TopicRef,
 )
-from moldau.controller.upkeep import ASKS_MAX
 from moldau.errors import (
     StorageError,
 )
-from moldau.raft.messages import LogEnd
-from support.brokers_and_controllers import Stage, on_virtual_time
+from moldau.raft.messages import EpochEndOffset
+from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
 from support.upkeep_stage import is_fenced, orders, with_topic
 
 # Elections
 
 
 def test_an_unclean_election_takes_the_longest_log_of_those_who_live() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         await with_topic(stage, [4, 1, 2, 3], configs={"unclean.leader.election.enable": "true"})
         await fall_out_of_sync(stage, 1, 2, 3)
-        stage.log_ends = {1: LogEnd(3, 100), 2: LogEnd(4, 50), 3: LogEnd(4, 49)}
+        stage.log_ends = {1: EpochEndOffset(3, 100), 2: EpochEndOffset(4, 50), 3: EpochEndOffset(4, 49)}
         await stage.nodes[4].kill()
         await stage.until(lambda: orders(stage).leader == 2)
-        assert orders(stage).in_sync == (2,)
+        assert orders(stage).isr == (2,)
         assert orders(stage).is_recovering
         assert sorted(stage.asked) == [1, 2, 3]
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_live_replica_that_does_not_answer_is_asked_again_and_then_gone_without() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [3, 1, 2], configs={"unclean.leader.election.enable": "true"})
         await fall_out_of_sync(stage, 1, 2)
-        stage.log_ends = {2: LogEnd(1, 7)}
+        stage.log_ends = {2: EpochEndOffset(1, 7)}
         await stage.nodes[3].kill()
         await stage.until(lambda: orders(stage).leader == 2)
-        assert stage.asked.count(1) == ASKS_MAX
+        assert stage.asked.count(1) == LOG_END_ATTEMPTS_MAX
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_without_leave_no_unclean_election_is_held_unless_an_administrator_asks_for_it() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])
         await fall_out_of_sync(stage, 1)
-        stage.log_ends = {1: LogEnd(1, 7)}
+        stage.log_ends = {1: EpochEndOffset(1, 7)}
         await stage.nodes[2].kill()
         await stage.until(lambda: is_fenced(stage, 2))
         await stage.pass_ms(10_000)
@@ -62,11 +62,11 @@ def test_without_leave_no_unclean_election_is_held_unless_an_administrator_asks_
         assert result.error is None
         assert orders(stage).leader == 1
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_preferred_leaders_get_their_partitions_back_by_themselves() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])
         stage.nodes[2].cut_off()
@@ -77,28 +77,24 @@ def test_preferred_leaders_get_their_partitions_back_by_themselves() -> None:
         assert orders(stage).leader == 1
         await stage.until(lambda: orders(stage).leader == 2, within_ms=5_000)
 
-    on_virtual_time(story, leader_imbalance_check_interval_seconds=5)
+    run_on_virtual_time(story, leader_imbalance_check_interval_seconds=5)
 
 
-async def fall_out_of_sync(stage: Stage, *broker_ids: int) -> None:
+async def fall_out_of_sync(stage: ControllerCluster, *broker_ids: int) -> None:
     at = orders(stage)
-    staying = tuple((each, -1) for each in at.in_sync if each not in broker_ids)
-    change = InSyncChange(
-        stage.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, staying
-    )
-    leader = stage.nodes[at.leader].membership
-    [result] = await stage.controller.alter_in_sync(at.leader, leader.broker_epoch, [change])
+    staying = tuple((each, -1) for each in at.isr if each not in broker_ids)
+    change = IsrChange(stage.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, staying)
+    leader = stage.nodes[at.leader].lifecycle
+    [result] = await stage.controller.alter_partition(at.leader, leader.broker_epoch, [change])
     assert result.error is None
 
 
-async def join_in_sync(stage: Stage, *broker_ids: int) -> None:
+async def join_in_sync(stage: ControllerCluster, *broker_ids: int) -> None:
     at = orders(stage)
-    members = tuple((each, stage.nodes[each].membership.broker_epoch) for each in broker_ids)
-    change = InSyncChange(
-        stage.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, members
-    )
-    leader = stage.nodes[at.leader].membership
-    [result] = await stage.controller.alter_in_sync(at.leader, leader.broker_epoch, [change])
+    members = tuple((each, stage.nodes[each].lifecycle.broker_epoch) for each in broker_ids)
+    change = IsrChange(stage.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, members)
+    leader = stage.nodes[at.leader].lifecycle
+    [result] = await stage.controller.alter_partition(at.leader, leader.broker_epoch, [change])
     assert result.error is None
 
 
@@ -109,43 +105,43 @@ def test_what_is_too_large_for_one_decision_is_made_in_several(monkeypatch: pyte
     monkeypatch.setattr(broker_decisions, "RECORDS_PER_DECISION_MAX", 3)
     monkeypatch.setattr(controller_driver, "RECORDS_PER_DECISION_MAX", 3)
 
-    def largest(stage: Stage) -> int:
+    def largest(stage: ControllerCluster) -> int:
         return max(len(batch.values) for batch in stage.batches[first:])
 
     first = 0
 
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         nonlocal first
         await stage.boot(1, 2)
         await with_topic(stage, *[[2, 1] for _ in range(10)])
         await with_topic(stage, *[[2] for _ in range(7)], name="single")
         first = len(stage.batches)
         await stage.nodes[2].kill()
-        await stage.until(lambda: not led_by(stage, 2))
-        assert led_by(stage, 1) == 10
-        assert led_by(stage, -1) == 7
+        await stage.until(lambda: not partitions_led_by(stage, 2))
+        assert partitions_led_by(stage, 1) == 10
+        assert partitions_led_by(stage, -1) == 7
         assert largest(stage) == 3
         # It comes back uncleanly: first it leaves everything, then it registers, then it leads again.
         await stage.add(2).start()
-        assert not any(2 in each.in_sync for each in stage.image.topics["orders"].partitions)
-        await stage.until(lambda: led_by(stage, 2) == 7)
+        assert not any(2 in each.isr for each in stage.image.topics["orders"].partitions)
+        await stage.until(lambda: partitions_led_by(stage, 2) == 7)
         assert largest(stage) == 3
-        await stage.nodes[2].membership.shut_down()
-        assert led_by(stage, 2) == 0
+        await stage.nodes[2].lifecycle.shut_down()
+        assert partitions_led_by(stage, 2) == 0
         await stage.controller.delete_topics([TopicRef("single")])
         await stage.controller.unregister_broker(2)
         assert largest(stage) == 3
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
-def led_by(stage: Stage, broker_id: int) -> int:
+def partitions_led_by(stage: ControllerCluster, broker_id: int) -> int:
     topics = stage.image.topics.values()
     return sum(each.leader == broker_id for topic in topics for each in topic.partitions)
 
 
 def test_a_decision_that_the_log_cannot_take_is_made_again() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])
         stage.nodes[1].quorum.append_error = StorageError("No space left on device")
@@ -156,4 +152,4 @@ def test_a_decision_that_the_log_cannot_take_is_made_again() -> None:
         await stage.until(lambda: is_fenced(stage, 2), within_ms=1_000)
         assert orders(stage).leader == 1
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)

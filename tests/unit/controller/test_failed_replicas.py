@@ -3,9 +3,9 @@ brokers have them again."""
 
 from collections.abc import Sequence
 
-from moldau.controller.elections import unclean_candidates
-from moldau.controller.failed_replicas import note_failed, take_out_failed
-from moldau.controller.requests import ElectionType, Heartbeat, NotReady
+from moldau.controller.elections import unclean_election_candidates
+from moldau.controller.offline_replicas import remove_offline_replicas, update_offline_replicas
+from moldau.controller.requests import BrokerHeartbeat, ElectionType, OfflineReplica
 from moldau.errors import IneligibleReplicaError
 from moldau.metadata.image import NO_LEADER
 from support.controlled import ControlledCluster
@@ -17,19 +17,19 @@ class Cluster(ControlledCluster):
     ) -> None:
         """A heartbeat that says of these partitions of orders that they have failed."""
         topic_id = self.state.image.topics["orders"].topic_id
-        beat = Heartbeat(
+        beat = BrokerHeartbeat(
             broker_id,
             self.state.image.brokers[broker_id].epoch if epoch is None else epoch,
             self.state.image.offset,
-            not_ready=[NotReady(topic_id, index, broker_id, "EIO", is_transient) for index in failed],
+            not_ready=[OfflineReplica(topic_id, index, broker_id, "EIO", is_transient) for index in failed],
         )
-        note_failed(self.state, beat)
-        while self.do(take_out_failed(self.state, self.settings, beat)):
+        update_offline_replicas(self.state, beat)
+        while self.do(remove_offline_replicas(self.state, self.settings, beat)):
             pass
 
     def state_of(self, index: int = 0) -> tuple[int, Sequence[int], Sequence[int]]:
         found = self.partition("orders", index)
-        return found.leader, found.in_sync, found.eligible
+        return found.leader, found.isr, found.elr
 
 
 def test_another_leads_in_the_place_of_a_leader_whose_log_has_failed() -> None:
@@ -79,7 +79,7 @@ def test_no_election_takes_a_failed_replica() -> None:
     cluster.hears(2, 0)
     cluster.unfence(3)
     assert cluster.partition().leader == NO_LEADER
-    [found] = unclean_candidates(cluster.state, cluster.settings).values()
+    [found] = unclean_election_candidates(cluster.state, cluster.settings).values()
     assert found == (3,), "it is not asked, and does not keep others from being asked"
     cluster.elect(ElectionType.PREFERRED, ("orders", 0))
     assert cluster.partition().leader == NO_LEADER
@@ -152,7 +152,7 @@ def test_a_leader_that_is_in_sync_alone_leads_on_though_it_cannot_be_written() -
     assert cluster.state_of() == (1, (1,), ())
     cluster.unfence(2)
     assert cluster.state_of() == (1, (1,), ())
-    assert unclean_candidates(cluster.state, cluster.settings) == {}
+    assert unclean_election_candidates(cluster.state, cluster.settings) == {}
     cluster.fence(1)
     cluster.unfence(1)
     assert cluster.state_of() == (1, (1,), ()), "it comes back and leads as before"
@@ -185,9 +185,11 @@ def test_of_two_in_sync_that_cannot_be_written_neither_gives_way() -> None:
     for broker_id in (1, 2):
         # Both say so before anything is decided on it.
         epoch = cluster.state.image.brokers[broker_id].epoch
-        note_failed(
+        update_offline_replicas(
             cluster.state,
-            Heartbeat(broker_id, epoch, 0, not_ready=[NotReady(topic_id, 0, broker_id, "full", True)]),
+            BrokerHeartbeat(
+                broker_id, epoch, 0, not_ready=[OfflineReplica(topic_id, 0, broker_id, "full", True)]
+            ),
         )
     cluster.hears(1, 0, is_transient=True)
     cluster.hears(2, 0, is_transient=True)

@@ -8,17 +8,17 @@ from uuid import UUID
 
 import pytest
 
-from moldau.client.net.versions import VERSIONS
-from moldau.controller.gateway import ControllerGateway
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS
+from moldau.controller.channel import NodeToControllerChannel
 from moldau.controller.requests import (
-    Heartbeat,
-    HeartbeatReply,
-    InSyncChange,
-    InSyncResult,
+    BrokerHeartbeat,
+    BrokerHeartbeatReply,
+    BrokerRegistrationRequest,
+    CreateTopicResult,
+    IsrChange,
+    IsrChangeResult,
     NewTopic,
-    NotReady,
-    Registration,
-    TopicCreated,
+    OfflineReplica,
 )
 from moldau.errors import (
     DuplicateBrokerRegistrationError,
@@ -30,15 +30,15 @@ from moldau.errors import (
     StaleBrokerEpochError,
     TopicExistsError,
 )
-from moldau.metadata.image import Endpoint, PartitionImage, TopicImage
+from moldau.metadata.image import Endpoint, PartitionRegistration, TopicImage
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
-from moldau.wire.frames import read_header, skip_tags
+from moldau.wire.frames import read_request_header, skip_tagged_fields
 
 T = TypeVar("T")
 TOPIC = UUID(int=0xA)
 
-REGISTRATION = Registration(
+REGISTRATION = BrokerRegistrationRequest(
     broker_id=1,
     incarnation_id=UUID(int=7),
     endpoints=[Endpoint("PLAINTEXT", "alpha", 9092)],
@@ -47,9 +47,9 @@ REGISTRATION = Registration(
     previous_epoch=41,
 )
 CHANGES = [
-    InSyncChange(TOPIC, 0, 3, 5, ((1, 10), (2, 20))),
-    InSyncChange(UUID(int=0xB), 4, 1, 2, ((1, 10),), is_recovering=True),
-    InSyncChange(TOPIC, 1, 3, 6, ((1, 10),)),
+    IsrChange(TOPIC, 0, 3, 5, ((1, 10), (2, 20))),
+    IsrChange(UUID(int=0xB), 4, 1, 2, ((1, 10),), is_recovering=True),
+    IsrChange(TOPIC, 1, 3, 6, ((1, 10),)),
 ]
 
 
@@ -74,7 +74,7 @@ class ScriptedPeers:
     async def call(
         self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int | None = None
     ) -> Message:
-        version = VERSIONS[api].high
+        version = SUPPORTED_VERSIONS[api].maximum
         asked, answered = bytearray(), bytearray()
         encoder(api, version, "request")(asked, tree)
         request = decoder(api, version, "request")(memoryview(asked))
@@ -110,12 +110,12 @@ class Loader:
         self.image = SimpleNamespace(offset=offset, topics={})
         self.waited: list[int] = []
 
-    async def wait_for(self, offset: int) -> None:
+    async def wait_for_offset(self, offset: int) -> None:
         self.waited.append(offset)
         self.image.offset = offset
 
 
-class Quorum:
+class RaftClient:
     def __init__(self, *leaders: int) -> None:
         self._leaders = list(leaders)
 
@@ -129,11 +129,11 @@ def make(
     peers: ScriptedPeers | None = None,
     controller: LocalController | None = None,
     loader: Loader | None = None,
-) -> ControllerGateway:
-    return ControllerGateway(
+) -> NodeToControllerChannel:
+    return NodeToControllerChannel(
         1,
         cast(Any, controller or LocalController()),
-        cast(Any, Quorum(*leaders)),
+        cast(Any, RaftClient(*leaders)),
         cast(Any, peers or ScriptedPeers()),
         cast(Any, loader or Loader(100)),
         Clock(),
@@ -157,20 +157,20 @@ def test_a_registration_says_all_there_is_to_say() -> None:
 
 
 def test_the_own_controller_is_asked_without_the_network() -> None:
-    controller = LocalController(44, HeartbeatReply(True, False, False), [], range(5))
-    gateway = make(1, controller=controller)
+    controller = LocalController(44, BrokerHeartbeatReply(True, False, False), [], range(5))
+    controller_channel = make(1, controller=controller)
 
     async def story() -> None:
-        assert await gateway.register_broker(REGISTRATION) == 44
-        assert (await gateway.heartbeat(Heartbeat(1, 44, 9))).is_caught_up
-        assert await gateway.alter_in_sync(1, 44, []) == []
-        assert await gateway.allocate_producer_ids(1, 44) == range(5)
+        assert await controller_channel.register_broker(REGISTRATION) == 44
+        assert (await controller_channel.heartbeat(BrokerHeartbeat(1, 44, 9))).is_caught_up
+        assert await controller_channel.alter_partition(1, 44, []) == []
+        assert await controller_channel.allocate_producer_ids(1, 44) == range(5)
 
     run(story())
     assert [name for name, _ in controller.calls] == [
         "register_broker",
         "heartbeat",
-        "alter_in_sync",
+        "alter_partition",
         "allocate_producer_ids",
     ]
 
@@ -185,18 +185,18 @@ def test_a_heartbeat_carries_what_could_not_be_opened() -> None:
             "should_shut_down": True,
         }
     )
-    heartbeat = Heartbeat(
+    heartbeat = BrokerHeartbeat(
         1,
         44,
         9,
-        wants_shutdown=True,
+        want_shut_down=True,
         not_ready=[
-            NotReady(TOPIC, 3, 1, "it is damaged"),
-            NotReady(TOPIC, 4, 1, "it is full", is_transient=True),
+            OfflineReplica(TOPIC, 3, 1, "it is damaged"),
+            OfflineReplica(TOPIC, 4, 1, "it is full", is_transient=True),
         ],
     )
     reply = run(make(2, peers=peers).heartbeat(heartbeat))
-    assert reply == HeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=True)
+    assert reply == BrokerHeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=True)
     request = peers.calls[0][3]
     assert (request.broker_epoch, request.current_metadata_offset, request.want_shut_down) == (44, 9, True)
     (not_ready,) = request.not_ready
@@ -231,11 +231,11 @@ def test_in_sync_changes_are_answered_in_the_order_they_were_asked() -> None:
         }
 
     peers = ScriptedPeers(answer)
-    results = run(make(2, peers=peers).alter_in_sync(1, 10, CHANGES))
+    results = run(make(2, peers=peers).alter_partition(1, 10, CHANGES))
     assert [(each.topic_id, each.partition) for each in results] == [
         (each.topic_id, each.partition) for each in CHANGES
     ]
-    assert results[0] == InSyncResult(TOPIC, 0, 1, 3, (1, 2), False, 6)
+    assert results[0] == IsrChangeResult(TOPIC, 0, 1, 3, (1, 2), False, 6)
     assert results[1].is_recovering
     assert isinstance(results[2].error, InvalidUpdateVersionError)
     assert peers.calls[0][2] == "changes", "it waits for a commit, and heartbeats must not wait behind it"
@@ -243,7 +243,7 @@ def test_in_sync_changes_are_answered_in_the_order_they_were_asked() -> None:
 
 def test_a_partition_that_the_answer_leaves_out_has_an_error() -> None:
     peers = ScriptedPeers({"throttle_time": 0, "error_code": 0, "topics": []})
-    results = run(make(2, peers=peers).alter_in_sync(1, 10, CHANGES))
+    results = run(make(2, peers=peers).alter_partition(1, 10, CHANGES))
     assert len(results) == 3
     assert all(each.error is not None for each in results)
 
@@ -265,11 +265,11 @@ def test_codes_become_errors_again(code: int, error: type[MoldauError]) -> None:
 
 
 def test_a_brokers_own_calls_are_made_once() -> None:
-    peers = ScriptedPeers(PeerUnreachableError("gone", is_gone=True))
+    peers = ScriptedPeers(PeerUnreachableError("gone", is_connection_refused=True))
     with pytest.raises(PeerUnreachableError):
-        run(make(2, peers=peers).heartbeat(Heartbeat(1, 44, 9)))
+        run(make(2, peers=peers).heartbeat(BrokerHeartbeat(1, 44, 9)))
     with pytest.raises(NotControllerError):
-        run(make(-1).heartbeat(Heartbeat(1, 44, 9)))
+        run(make(-1).heartbeat(BrokerHeartbeat(1, 44, 9)))
 
 
 # What is asked for clients
@@ -279,7 +279,7 @@ def enveloped(answer: Mapping[str, Any], offset: int = -1) -> Callable[[Message]
     """What another node says to the request inside an envelope."""
 
     def reply(request: Message) -> dict[str, Any]:
-        header = read_header(request.request_data)
+        header = read_request_header(request.request_data)
         data = bytearray(header.correlation_id.to_bytes(4, "big"))
         data.append(0)
         encoder(header.api_key, header.version, "response")(data, answer)
@@ -304,21 +304,25 @@ def created(name: str, code: int = 0) -> dict[str, Any]:
 NOT_CONTROLLER = {"error_code": 41, "response_data": None}
 
 
-def create(gateway: ControllerGateway, timeout_ms: int = 10_000) -> Sequence[TopicCreated]:
-    work = gateway.create_topics([NewTopic("orders", 3, 2, configs={"a": "b"})], timeout_ms=timeout_ms)
-    return cast(Sequence[TopicCreated], run(work))
+def create(
+    controller_channel: NodeToControllerChannel, timeout_ms: int = 10_000
+) -> Sequence[CreateTopicResult]:
+    work = controller_channel.create_topics(
+        [NewTopic("orders", 3, 2, configs={"a": "b"})], timeout_ms=timeout_ms
+    )
+    return cast(Sequence[CreateTopicResult], run(work))
 
 
 def test_a_topic_is_created_by_another_node_in_an_envelope() -> None:
     peers = ScriptedPeers(enveloped(created("orders"), offset=120))
     loader = Loader(100)
     (result,) = create(make(2, peers=peers, loader=loader))
-    assert result == TopicCreated("orders", TOPIC, 3, 2)
+    assert result == CreateTopicResult("orders", TOPIC, 3, 2)
     assert loader.waited == [120], "it is there for the next who asks this node"
     request = peers.calls[0][3]
-    header = read_header(request.request_data)
+    header = read_request_header(request.request_data)
     body = decoder(header.api_key, header.version, "request")(
-        request.request_data[skip_tags(request.request_data, header.body_start) :]
+        request.request_data[skip_tagged_fields(request.request_data, header.body_start) :]
     )
     assert (header.api_key, body.timeout, body.validate_only) == (ApiKey.CREATE_TOPICS, 1_000, False)
     assert [(each.name, each.num_partitions, each.replication_factor) for each in body.topics] == [
@@ -333,17 +337,19 @@ def test_errors_of_topics_come_back_as_errors() -> None:
 
 def test_a_topic_whose_replicas_are_not_all_ready_is_there_all_the_same() -> None:
     loader = Loader(100)
-    partition = PartitionImage(0, (1, 2), (1,), 1, 0, 0)
+    partition = PartitionRegistration(0, (1, 2), (1,), 1, 0, 0)
     loader.image.topics["orders"] = TopicImage("orders", TOPIC, (partition,) * 3)
     (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 7))), loader=loader))
-    assert result == TopicCreated("orders", TOPIC, 3, 2)
+    assert result == CreateTopicResult("orders", TOPIC, 3, 2)
     (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 7)))))
     assert isinstance(result.error, RequestTimedOutError)
 
 
 def test_a_controller_that_has_moved_is_followed() -> None:
     peers = ScriptedPeers(
-        NOT_CONTROLLER, PeerUnreachableError("refused", is_gone=True), enveloped(created("orders"))
+        NOT_CONTROLLER,
+        PeerUnreachableError("refused", is_connection_refused=True),
+        enveloped(created("orders")),
     )
     (result,) = create(make(2, -1, 2, 3, peers=peers))
     assert result.error is None
@@ -351,17 +357,17 @@ def test_a_controller_that_has_moved_is_followed() -> None:
 
 
 def test_a_controller_that_moves_here_is_asked_here() -> None:
-    controller = LocalController([TopicCreated("orders", TOPIC, 3, 2)], [])
+    controller = LocalController([CreateTopicResult("orders", TOPIC, 3, 2)], [])
     (result,) = create(make(2, 1, peers=ScriptedPeers(NOT_CONTROLLER), controller=controller))
     assert result.error is None
-    assert [name for name, _ in controller.calls] == ["create_topics", "wait_ready"]
+    assert [name for name, _ in controller.calls] == ["create_topics", "wait_replicas_ready"]
 
 
 def test_a_controller_that_moves_when_the_topic_is_made_has_made_it() -> None:
-    controller = LocalController([TopicCreated("orders", TOPIC, 3, 2)], NotControllerError("moved"))
+    controller = LocalController([CreateTopicResult("orders", TOPIC, 3, 2)], NotControllerError("moved"))
     (result,) = create(make(1, controller=controller))
     assert result.error is None
-    assert [name for name, _ in controller.calls] == ["create_topics", "wait_ready"]
+    assert [name for name, _ in controller.calls] == ["create_topics", "wait_replicas_ready"]
 
 
 def test_what_may_have_been_done_is_not_done_again() -> None:
@@ -391,12 +397,14 @@ def test_requests_that_take_long_do_not_hold_each_other_up() -> None:
     async def story() -> None:
         peers = SlowPeers(*[enveloped(created("orders"))] * 3)
         peers.may_go = asyncio.Event()
-        gateway = make(2, peers=peers)
-        asked = [asyncio.create_task(gateway.create_topics([NewTopic("orders")])) for _ in range(2)]
+        controller_channel = make(2, peers=peers)
+        asked = [
+            asyncio.create_task(controller_channel.create_topics([NewTopic("orders")])) for _ in range(2)
+        ]
         await asyncio.sleep(0)
         peers.may_go.set()
         await asyncio.gather(*asked)
-        await gateway.create_topics([NewTopic("orders")])
+        await controller_channel.create_topics([NewTopic("orders")])
 
     run(story())
     assert lanes == ["forwarding-0", "forwarding-1", "forwarding-0"]

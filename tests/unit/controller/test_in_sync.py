@@ -4,9 +4,9 @@ from uuid import UUID
 
 import pytest
 
-from moldau.controller.in_sync import alter_in_sync
-from moldau.controller.partition_change import Kept
-from moldau.controller.requests import InSyncChange, InSyncResult
+from moldau.controller.alter_partition import alter_partition
+from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     FencedLeaderEpochError,
@@ -15,7 +15,7 @@ from moldau.errors import (
     InvalidUpdateVersionError,
     MoldauError,
     NotControllerError,
-    NotLeaderError,
+    NotLeaderOrFollowerError,
     StaleBrokerEpochError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
@@ -31,23 +31,23 @@ def cluster() -> ControlledCluster:
     return cluster
 
 
-def error_of(result: InSyncResult) -> type[MoldauError] | None:
+def error_of(result: IsrChangeResult) -> type[MoldauError] | None:
     return None if result.error is None else type(result.error)
 
 
 def test_a_shrink_and_a_growth_are_taken_and_answered_with_the_new_state(cluster: ControlledCluster) -> None:
     result = cluster.alter([1, 2])
-    assert (result.leader, result.leader_epoch, result.in_sync, result.partition_epoch) == (1, 0, (1, 2), 1)
+    assert (result.leader, result.leader_epoch, result.isr, result.partition_epoch) == (1, 0, (1, 2), 1)
     result = cluster.alter([1, 2, 3])
-    assert (result.in_sync, result.partition_epoch, result.error) == ((1, 2, 3), 2, None)
-    assert cluster.partition().in_sync == (1, 2, 3)
+    assert (result.isr, result.partition_epoch, result.error) == ((1, 2, 3), 2, None)
+    assert cluster.partition().isr == (1, 2, 3)
     assert cluster.partition().leader_epoch == 0
 
 
 def test_a_set_that_stays_as_it_is_begins_a_new_partition_epoch(cluster: ControlledCluster) -> None:
     """A leader withdraws a proposal with it: a late copy of that one is of an older state from then on."""
     result = cluster.alter([1, 2, 3])
-    assert (result.in_sync, result.partition_epoch, result.error) == ((1, 2, 3), 1, None)
+    assert (result.isr, result.partition_epoch, result.error) == ((1, 2, 3), 1, None)
     assert cluster.partition().partition_epoch == 1
     assert error_of(cluster.alter([1, 2], partition_epoch=0)) is InvalidUpdateVersionError
 
@@ -55,14 +55,14 @@ def test_a_set_that_stays_as_it_is_begins_a_new_partition_epoch(cluster: Control
 def test_a_change_thought_up_on_an_older_state_is_refused(cluster: ControlledCluster) -> None:
     cluster.alter([1, 2])
     assert error_of(cluster.alter([1, 3], partition_epoch=0)) is InvalidUpdateVersionError
-    assert cluster.partition().in_sync == (1, 2)
+    assert cluster.partition().isr == (1, 2)
 
 
 def test_a_former_leader_is_refused(cluster: ControlledCluster) -> None:
     cluster.fence(1)
     cluster.unfence(1)
     assert error_of(cluster.alter([1, 2, 3], leader=1, leader_epoch=0)) is FencedLeaderEpochError
-    assert error_of(cluster.alter([1, 2, 3], leader=1)) is NotLeaderError
+    assert error_of(cluster.alter([1, 2, 3], leader=1)) is NotLeaderOrFollowerError
 
 
 def test_a_leader_that_knows_more_than_this_controller_is_sent_to_look_for_another(
@@ -82,12 +82,12 @@ def test_who_is_fenced_or_shutting_down_cannot_join(cluster: ControlledCluster) 
     assert error_of(cluster.alter([1, 2, 3])) is IneligibleReplicaError
     cluster.shut_down(3)
     assert error_of(cluster.alter([1, 3])) is IneligibleReplicaError
-    assert cluster.partition().in_sync == (1,)
+    assert cluster.partition().isr == (1,)
 
 
 def test_who_started_anew_since_it_caught_up_cannot_join(cluster: ControlledCluster) -> None:
     caught_up_in = cluster.state.image.brokers[3].epoch
-    cluster.register(3, Kept.NOTHING)
+    cluster.register(3, RetainedData.NONE)
     cluster.unfence(3)
     assert error_of(cluster.alter([1, 2, 3], broker_epochs={3: caught_up_in})) is IneligibleReplicaError
     assert cluster.alter([1, 2, 3]).error is None
@@ -106,22 +106,22 @@ def test_a_former_life_of_a_broker_is_refused_as_a_whole(cluster: ControlledClus
     epoch = cluster.state.image.brokers[1].epoch
     cluster.register(1)
     with pytest.raises(StaleBrokerEpochError):
-        alter_in_sync(cluster.state, cluster.settings, 1, epoch, [])
+        alter_partition(cluster.state, cluster.settings, 1, epoch, [])
     with pytest.raises(BrokerIdNotRegisteredError):
-        alter_in_sync(cluster.state, cluster.settings, 9, epoch, [])
+        alter_partition(cluster.state, cluster.settings, 9, epoch, [])
 
 
 def test_every_partition_fares_on_its_own(cluster: ControlledCluster) -> None:
     topic_id, brokers = cluster.state.image.topics["orders"].topic_id, cluster.state.image.brokers
     members = ((1, brokers[1].epoch), (2, brokers[2].epoch))
     wanted = [
-        InSyncChange(UUID(int=7), 0, 0, 0, members),
-        InSyncChange(topic_id, 1, 0, 0, members),
-        InSyncChange(topic_id, -1, 0, 0, members),
-        InSyncChange(topic_id, 0, 0, 0, members),
-        InSyncChange(topic_id, 0, 0, 0, members[:1]),
+        IsrChange(UUID(int=7), 0, 0, 0, members),
+        IsrChange(topic_id, 1, 0, 0, members),
+        IsrChange(topic_id, -1, 0, 0, members),
+        IsrChange(topic_id, 0, 0, 0, members),
+        IsrChange(topic_id, 0, 0, 0, members[:1]),
     ]
-    results = cluster.do(alter_in_sync(cluster.state, cluster.settings, 1, brokers[1].epoch, wanted))
+    results = cluster.do(alter_partition(cluster.state, cluster.settings, 1, brokers[1].epoch, wanted))
     assert [error_of(result) for result in results] == [
         UnknownTopicIdError,
         UnknownTopicOrPartitionError,
@@ -129,4 +129,4 @@ def test_every_partition_fares_on_its_own(cluster: ControlledCluster) -> None:
         None,
         InvalidRequestError,
     ]
-    assert cluster.partition().in_sync == (1, 2)
+    assert cluster.partition().isr == (1, 2)

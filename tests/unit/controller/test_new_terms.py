@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from moldau.controller import brokers as broker_decisions
-from moldau.controller import upkeep
+from moldau.controller import background_tasks as tasks
+from moldau.controller import cluster_control as broker_decisions
 from moldau.controller.requests import (
-    Heartbeat,
+    BrokerHeartbeat,
     NewTopic,
 )
 from moldau.controller.state import ControllerState
-from moldau.coordinator import Decision
+from moldau.coordinator import CoordinatorResult
 from moldau.errors import (
     NotControllerError,
     StorageError,
 )
-from moldau.metadata.image import ClusterDelta, ClusterImage
+from moldau.metadata.image import MetadataDelta, MetadataImage
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record, encode
-from moldau.peers.probing import Probe
+from moldau.peers.probe import ProbeResult
 from moldau.raft.batches import CommittedBatch
 from support import brokers_and_controllers
-from support.brokers_and_controllers import Node, Stage, on_virtual_time
+from support.brokers_and_controllers import ControllerCluster, Node, run_on_virtual_time
 from support.upkeep_stage import (
     FETCH_TIMEOUT_MS,
     INTERVAL_MS,
@@ -36,7 +36,7 @@ from support.upkeep_stage import (
 
 
 def test_a_new_controller_gives_everybody_a_fresh_session() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         no_lease_outlives_its_session(stage)
         await stage.pass_ms(2_000)
@@ -46,11 +46,11 @@ def test_a_new_controller_gives_everybody_a_fresh_session() -> None:
         took_ms = await stage.until(lambda: is_fenced(stage, 3))
         assert SESSION_MS <= took_ms <= SESSION_MS + 50
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_new_controller_looks_at_once_who_is_gone() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         await with_topic(stage, [1, 4, 2, 3])
         await stage.nodes[4].kill()
@@ -59,7 +59,7 @@ def test_a_new_controller_looks_at_once_who_is_gone() -> None:
         assert await stage.until(lambda: is_fenced(stage, 1) and is_fenced(stage, 4)) < 100
         assert orders(stage).leader == 2
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 @pytest.mark.parametrize("session_ms", [3_000, 9_000])
@@ -67,7 +67,7 @@ def test_a_new_controller_looks_at_once_who_is_gone() -> None:
 def test_a_controller_that_is_cut_off_is_fenced_sooner_and_its_own_lease_is_over_by_then(
     session_ms: int, elected_after_ms: int
 ) -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         no_lease_outlives_its_session(stage)
         await with_topic(stage, [1, 2, 3])
@@ -79,13 +79,13 @@ def test_a_controller_that_is_cut_off_is_fenced_sooner_and_its_own_lease_is_over
         assert took_ms <= max(session_ms - FETCH_TIMEOUT_MS, session_ms // 2) + 50
         assert orders(stage).leader == 2
 
-    on_virtual_time(story, broker_session_timeout_ms=session_ms)
+    run_on_virtual_time(story, broker_session_timeout_ms=session_ms)
 
 
 def test_a_controller_that_hands_over_is_not_fenced_before_its_lease_is_over() -> None:
     """Nobody was silent when another one was elected: its lease may be a moment old."""
 
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         no_lease_outlives_its_session(stage)
         await stage.pass_ms(1_001)
@@ -93,14 +93,14 @@ def test_a_controller_that_hands_over_is_not_fenced_before_its_lease_is_over() -
         stage.nodes[1].cut_off()
         assert await stage.until(lambda: is_fenced(stage, 1)) >= SESSION_MS - INTERVAL_MS
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_leases_do_not_wait_for_what_the_controllers_own_node_is_slow_to_take() -> None:
     """Opening the logs of a large topic takes long; a heartbeat that changes nothing has nothing to do with it."""
 
-    async def story(stage: Stage) -> None:
-        async def slow(delta: ClusterDelta, image: ClusterImage) -> None:
+    async def story(stage: ControllerCluster) -> None:
+        async def slow(delta: MetadataDelta, image: MetadataImage) -> None:
             if delta.topics_created:
                 await asyncio.sleep(4)
 
@@ -111,49 +111,51 @@ def test_leases_do_not_wait_for_what_the_controllers_own_node_is_slow_to_take() 
         )
         for _ in range(400):
             await stage.pass_ms(10)
-            assert all(node.membership.lease.is_valid() for node in stage.nodes.values())
+            assert all(node.lifecycle.lease.is_valid() for node in stage.nodes.values())
         await creating
         assert not any(is_fenced(stage, broker_id) for broker_id in (1, 2, 3))
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_what_a_heartbeat_tells_of_its_broker_is_committed() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await stage.pass_ms(100)
-        epoch = stage.nodes[2].membership.broker_epoch
-        fencing = asyncio.ensure_future(stage.controller.heartbeat(Heartbeat(2, epoch, 0, wants_fence=True)))
-        told = asyncio.ensure_future(stage.controller.heartbeat(Heartbeat(2, epoch, 0)))
+        epoch = stage.nodes[2].lifecycle.broker_epoch
+        fencing = asyncio.ensure_future(
+            stage.controller.heartbeat(BrokerHeartbeat(2, epoch, 0, want_fence=True))
+        )
+        told = asyncio.ensure_future(stage.controller.heartbeat(BrokerHeartbeat(2, epoch, 0)))
         await stage.until(told.done)
         assert fencing.done()
         assert (await told).is_fenced
         assert is_fenced(stage, 2)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_one_refused_connection_is_not_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
-        answers: list[Probe] = []
+        answers: list[ProbeResult] = []
 
-        async def probe(self: Node, broker_id: int) -> Probe:
-            answers.append(Probe.GONE if not answers else Probe.ALIVE)
+        async def probe(self: Node, broker_id: int) -> ProbeResult:
+            answers.append(ProbeResult.REFUSED if not answers else ProbeResult.REACHABLE)
             return answers[-1]
 
-        monkeypatch.setattr(stage.controller._upkeep, "_probe", partial(probe, stage.nodes[1]))
-        await stage.nodes[2].membership.close()
-        stage.controller.broker_connection_closed(2, stage.nodes[2].membership.broker_epoch)
+        monkeypatch.setattr(stage.controller._tasks, "_probe", partial(probe, stage.nodes[1]))
+        await stage.nodes[2].lifecycle.close()
+        stage.controller.broker_connection_closed(2, stage.nodes[2].lifecycle.broker_epoch)
         await stage.pass_ms(1_500)
-        assert answers[:2] == [Probe.GONE, Probe.ALIVE]
+        assert answers[:2] == [ProbeResult.REFUSED, ProbeResult.REACHABLE]
         assert not is_fenced(stage, 2)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_no_new_replicas_are_given_to_a_broker_whose_process_is_just_gone() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         await stage.nodes[4].kill()
         stage.elect(2)
@@ -164,40 +166,40 @@ def test_no_new_replicas_are_given_to_a_broker_whose_process_is_just_gone() -> N
         assert len(created) == 18
         assert not any(4 in each.replicas for each in created)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_broker_whose_fencing_failed_is_fenced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = False
 
-    def fence(state: ControllerState, *more: Any) -> Decision[Record, bool]:
+    def fence(state: ControllerState, *more: Any) -> CoordinatorResult[Record, bool]:
         nonlocal failed
         if not failed:
             failed = True
             raise ValueError("a bug")
         return broker_decisions.fence_broker(state, *more)
 
-    monkeypatch.setattr(upkeep, "fence_broker", fence)
+    monkeypatch.setattr(tasks, "fence_broker", fence)
 
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         stage.nodes[2].cut_off()
         await stage.until(lambda: is_fenced(stage, 2))
         assert failed
         stage.nodes[2].heal()
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_new_cluster_gets_its_features_when_the_log_takes_them() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         stage.add(1).quorum.append_error = StorageError("the disk is full")
         stage.elect(1)
         await stage.pass_ms(100)
         stage.nodes[1].quorum.append_error = None
         await stage.until(lambda: "metadata.version" in stage.image.features)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_controllers_node_shuts_down_soon_though_the_handover_is_slow_to_be_committed(
@@ -205,7 +207,7 @@ def test_a_controllers_node_shuts_down_soon_though_the_handover_is_slow_to_be_co
 ) -> None:
     """Its own heartbeat is given up before it is answered."""
 
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [1, 2, 3])
         await stage.pass_ms(700)
@@ -214,17 +216,17 @@ def test_a_controllers_node_shuts_down_soon_though_the_handover_is_slow_to_be_co
         asyncio.get_running_loop().call_later(
             0.05, lambda: monkeypatch.setattr(brokers_and_controllers, "COMMIT_S", 0.004)
         )
-        await stage.nodes[1].membership.shut_down()
+        await stage.nodes[1].lifecycle.shut_down()
         assert is_fenced(stage, 1)
         assert stage.clock.monotonic_ms() - began_ms < 2_000
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_controller_without_its_majority_prolongs_no_lease_that_its_successor_ends() -> None:
     """Broker 3 is on the side of the old controller, and heard by nobody else."""
 
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         no_lease_outlives_its_session(stage)
         stage.nodes[3].stuck_with = 1
@@ -234,11 +236,11 @@ def test_a_controller_without_its_majority_prolongs_no_lease_that_its_successor_
         stage.elect(2)
         await stage.until(lambda: is_fenced(stage, 3))
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_new_controller_finishes_what_the_one_before_has_begun() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [3, 2, 1])
         stage.nodes[3].cut_off()
@@ -250,23 +252,23 @@ def test_a_new_controller_finishes_what_the_one_before_has_begun() -> None:
         stage.commit(CommittedBatch(offset, offset, stage.epoch, (encode(record),)))
         stage.elect(2)
         await stage.until(lambda: orders(stage).leader == 2, within_ms=100)
-        assert 3 not in orders(stage).in_sync
+        assert 3 not in orders(stage).isr
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_who_is_not_the_controller_any_more_refuses_everything_and_its_timers_do_nothing() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         former = stage.controller
         stage.elect(2)
         with pytest.raises(NotControllerError):
-            await former.heartbeat(Heartbeat(3, stage.nodes[3].membership.broker_epoch, 0))
+            await former.heartbeat(BrokerHeartbeat(3, stage.nodes[3].lifecycle.broker_epoch, 0))
         with pytest.raises(NotControllerError):
-            await former.wait_ready(["orders"], 10**9)
+            await former.wait_replicas_ready(["orders"], 10**9)
         with pytest.raises(NotControllerError):
-            former.list_reassignments()
+            former.list_partition_reassignments()
         await stage.pass_ms(10_000)
         assert not any(is_fenced(stage, broker_id) for broker_id in (1, 2, 3))
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)

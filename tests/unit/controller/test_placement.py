@@ -7,19 +7,19 @@ from uuid import UUID
 
 import pytest
 
-from moldau.controller.placement import Load, Replicas, place
-from moldau.controller.requests import MorePartitions, NewTopic
+from moldau.controller.placement import ReplicaLoad, Replicas, place_replicas
+from moldau.controller.requests import NewTopic, PartitionIncrease
 from moldau.controller.topics import create_partitions, create_topics
 from moldau.errors import InvalidReplicationFactorError
-from moldau.metadata.image import BrokerImage
+from moldau.metadata.image import BrokerRegistration
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from support.controlled import ControlledCluster
 
 
-def brokers(racks: Mapping[int, str | None], fenced: Sequence[int] = ()) -> dict[int, BrokerImage]:
+def brokers(racks: Mapping[int, str | None], fenced: Sequence[int] = ()) -> dict[int, BrokerRegistration]:
     return {
-        broker_id: BrokerImage(broker_id, 0, UUID(int=broker_id), (), rack, broker_id in fenced)
+        broker_id: BrokerRegistration(broker_id, 0, UUID(int=broker_id), (), rack, broker_id in fenced)
         for broker_id, rack in racks.items()
     }
 
@@ -42,7 +42,7 @@ def spread(counts: Counter[int]) -> int:
 def test_leaders_and_replicas_are_even(count: int, replication_factor: int, seed: int) -> None:
     at = brokers(dict.fromkeys(range(1, count + 1)))
     for partitions in (count, 5 * count, 5 * count + 2):
-        placed = place(at, partitions, replication_factor, random.Random(seed))
+        placed = place_replicas(at, partitions, replication_factor, random.Random(seed))
         assert all(len(set(replicas)) == replication_factor for replicas in placed)
         assert spread(leaders(placed)) <= 1
         assert spread(held(placed)) <= 1
@@ -51,7 +51,7 @@ def test_leaders_and_replicas_are_even(count: int, replication_factor: int, seed
 @pytest.mark.parametrize("seed", range(10))
 def test_every_rack_has_a_replica_and_leaders_stay_even(seed: int) -> None:
     racks = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c", 6: "c"}
-    placed = place(brokers(racks), 30, 3, random.Random(seed))
+    placed = place_replicas(brokers(racks), 30, 3, random.Random(seed))
     assert all({racks[each] for each in replicas} == {"a", "b", "c"} for replicas in placed)
     assert spread(leaders(placed)) <= 1
     assert spread(held(placed)) <= 1
@@ -59,12 +59,12 @@ def test_every_rack_has_a_replica_and_leaders_stay_even(seed: int) -> None:
 
 def test_racks_share_replicas_evenly_where_there_are_fewer_racks_than_replicas() -> None:
     racks = {1: "a", 2: "a", 3: "b", 4: "b"}
-    for replicas in place(brokers(racks), 12, 4, random.Random(1)):
+    for replicas in place_replicas(brokers(racks), 12, 4, random.Random(1)):
         assert Counter(racks[each] for each in replicas) == {"a": 2, "b": 2}
 
 
 def test_a_broker_shares_partitions_with_all_others() -> None:
-    placed = place(brokers(dict.fromkeys(range(1, 6))), 40, 2, random.Random(3))
+    placed = place_replicas(brokers(dict.fromkeys(range(1, 6))), 40, 2, random.Random(3))
     assert {tuple(sorted(replicas)) for replicas in placed} == {
         (low, high) for low in range(1, 6) for high in range(low + 1, 6)
     }
@@ -72,24 +72,24 @@ def test_a_broker_shares_partitions_with_all_others() -> None:
 
 def test_a_broker_that_is_fenced_gets_replicas_only_where_the_others_are_too_few() -> None:
     at = brokers({1: "a", 2: "a", 3: "b", 4: "b"}, fenced=(3, 4))
-    assert set(held(place(at, 10, 2, random.Random(1)))) == {1, 2}
-    placed = place(at, 10, 3, random.Random(1))
+    assert set(held(place_replicas(at, 10, 2, random.Random(1)))) == {1, 2}
+    placed = place_replicas(at, 10, 3, random.Random(1))
     assert all(set(replicas[:2]) == {1, 2} and replicas[2] in (3, 4) for replicas in placed)
     assert spread(leaders(placed)) == 0
 
 
 def test_there_are_never_more_replicas_than_brokers() -> None:
     with pytest.raises(InvalidReplicationFactorError, match="only 2 broker"):
-        place(brokers({1: None, 2: None}), 1, 3, random.Random(1))
+        place_replicas(brokers({1: None, 2: None}), 1, 3, random.Random(1))
     with pytest.raises(InvalidReplicationFactorError, match="fenced"):
-        place(brokers({1: None}, fenced=[1]), 1, 1, random.Random(1))
+        place_replicas(brokers({1: None}, fenced=[1]), 1, 1, random.Random(1))
 
 
 def test_by_load_those_who_have_fewest_come_first() -> None:
-    load = Load()
+    load = ReplicaLoad()
     for _ in range(6):
         load.add((1, 2))
-    placed = place(brokers({1: None, 2: None, 3: None}), 6, 2, random.Random(1), load)
+    placed = place_replicas(brokers({1: None, 2: None, 3: None}), 6, 2, random.Random(1), load)
     assert leaders(placed) == {2: 3, 3: 3}
     assert held(placed)[3] == 6
 
@@ -113,7 +113,7 @@ def test_topics_are_placed_by_load_where_that_is_the_policy() -> None:
 def test_more_partitions_go_on_where_the_first_ended() -> None:
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", (1, 2), (1, 2), (1, 2), (2, 3))
-    wanted = [MorePartitions("orders", 9)]
+    wanted = [PartitionIncrease("orders", 9)]
     cluster.do(
         create_partitions(cluster.state, wanted, cluster.settings, cluster.random, validate_only=False)
     )
@@ -126,7 +126,7 @@ def test_more_partitions_have_as_many_replicas_as_the_topic_is_to_have() -> None
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", (1, 2))
     cluster.reassign([3])
-    wanted = [MorePartitions("orders", 2)]
+    wanted = [PartitionIncrease("orders", 2)]
     cluster.do(
         create_partitions(cluster.state, wanted, cluster.settings, cluster.random, validate_only=False)
     )

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from moldau.controller.balance import balance_leaders
-from moldau.controller.elections import elect_uncleanly, unclean_candidates
+from moldau.controller.balance import balance_partition_leaders
+from moldau.controller.elections import elect_unclean_leaders, unclean_election_candidates
 from moldau.controller.index import PartitionIndex, PartitionName
-from moldau.controller.partition_change import Kept
+from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.requests import ElectionType
-from moldau.metadata.image import NO_LEADER, PartitionImage
-from moldau.metadata.records import UNCHANGED, PartitionChangeRecord
-from moldau.raft.messages import LogEnd
+from moldau.metadata.image import NO_LEADER, PartitionRegistration
+from moldau.metadata.records import NO_LEADER_CHANGE, PartitionChangeRecord
+from moldau.raft.messages import EpochEndOffset
 from support.controlled import ControlledCluster
 
 BROKERS = (1, 2, 3, 4, 5)
@@ -31,11 +31,11 @@ class AnyCluster:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.cluster = ControlledCluster(BROKERS)
-        self.min_in_sync = self.random.randint(1, 3)
+        self.min_isr = self.random.randint(1, 3)
         self.unclean = self.random.random() < 0.3
         self.write_caching = self.random.random() < 0.3
         self.cluster.create("orders", self.some(BROKERS, 4))
-        self.cluster.configure("orders", "min.insync.replicas", str(self.min_in_sync))
+        self.cluster.configure("orders", "min.insync.replicas", str(self.min_isr))
         self.cluster.configure("orders", "unclean.leader.election.enable", str(self.unclean).lower())
         self.cluster.configure("orders", "write.caching", str(self.write_caching).lower())
         self.log = dict.fromkeys(BROKERS, 0)
@@ -46,7 +46,7 @@ class AnyCluster:
         self.seen: Counter[str] = Counter()
 
     @property
-    def partition(self) -> PartitionImage:
+    def partition(self) -> PartitionRegistration:
         return self.cluster.partition()
 
     def is_active(self, broker_id: int) -> bool:
@@ -100,34 +100,34 @@ class AnyCluster:
             self.cluster.shut_down(broker_id)
 
     def restarts_cleanly(self) -> None:
-        self.registers_anew(self.one(), Kept.EVERYTHING)
+        self.registers_anew(self.one(), RetainedData.ALL)
 
     def crashes_and_restarts(self) -> None:
         broker_id, before = self.one(), self.partition
         if self.write_caching:
             self.loses_records(broker_id)
-        self.registers_anew(broker_id, Kept.SYNCED)
-        if before.in_sync == (broker_id,) == self.partition.in_sync:
+        self.registers_anew(broker_id, RetainedData.SYNCED)
+        if before.isr == (broker_id,) == self.partition.isr:
             # Who does without syncing does without these records, if nobody else has them.
             self.seen["the last in sync has crashed"] += 1
             self.committed = min(self.committed, self.log[broker_id])
-        if broker_id in before.in_sync and broker_id in self.partition.eligible:
+        if broker_id in before.isr and broker_id in self.partition.elr:
             self.seen["who crashed becomes eligible"] += 1
 
     def comes_back_with_another_disk(self) -> None:
         broker_id = self.one()
         self.loses_records(broker_id)
-        self.registers_anew(broker_id, Kept.NOTHING)
-        self.seen["nobody is left who has everything"] += not self.partition.in_sync
+        self.registers_anew(broker_id, RetainedData.NONE)
+        self.seen["nobody is left who has everything"] += not self.partition.isr
 
     def loses_records(self, broker_id: int) -> None:
         self.log[broker_id] = self.random.choice((0, self.random.randint(0, self.log[broker_id])))
         self.lost_records.add(broker_id)
 
-    def registers_anew(self, broker_id: int, kept: Kept) -> None:
+    def registers_anew(self, broker_id: int, kept: RetainedData) -> None:
         before = self.partition
         self.cluster.register(broker_id, kept)
-        if before.in_sync == (broker_id,) != self.partition.in_sync and self.partition.in_sync:
+        if before.isr == (broker_id,) != self.partition.isr and self.partition.isr:
             self.seen["an eligible replica takes the place of the last in sync"] += 1
 
     def is_taken_in(self) -> None:
@@ -142,10 +142,10 @@ class AnyCluster:
         if partition.leader == NO_LEADER:
             return
         self.log[partition.leader] = self.committed + 1
-        enough = len(partition.in_sync) >= partition.min_in_sync(self.min_in_sync)
-        if enough and not partition.eligible:
+        enough = len(partition.isr) >= partition.min_isr(self.min_isr)
+        if enough and not partition.elr:
             self.committed += 1
-            for broker_id in partition.in_sync:
+            for broker_id in partition.isr:
                 self.log[broker_id] = self.committed
 
     def alters_its_in_sync_set(self) -> None:
@@ -177,25 +177,25 @@ class AnyCluster:
         self.cluster.elect(ElectionType.PREFERRED)
 
     def is_balanced(self) -> None:
-        self.cluster.do(balance_leaders(self.cluster.state, self.cluster.settings))
+        self.cluster.do(balance_partition_leaders(self.cluster.state, self.cluster.settings))
 
     def is_led_uncleanly_where_allowed(self) -> None:
-        candidates = unclean_candidates(self.cluster.state, self.cluster.settings)
+        candidates = unclean_election_candidates(self.cluster.state, self.cluster.settings)
         assert self.unclean or not candidates
-        self.cluster.do(elect_uncleanly(self.cluster.state, self.cluster.settings, self.ends_of(candidates)))
+        self.cluster.do(
+            elect_unclean_leaders(self.cluster.state, self.cluster.settings, self.ends_of(candidates))
+        )
         self.is_led_uncleanly(candidates)
 
     def is_led_uncleanly_because_somebody_wants_it(self) -> None:
-        candidates = unclean_candidates(self.cluster.state, self.cluster.settings, [ORDERS])
-        self.seen["led uncleanly though nobody was in sync"] += (
-            bool(candidates) and not self.partition.in_sync
-        )
+        candidates = unclean_election_candidates(self.cluster.state, self.cluster.settings, [ORDERS])
+        self.seen["led uncleanly though nobody was in sync"] += bool(candidates) and not self.partition.isr
         self.cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=self.ends_of(candidates))
         self.is_led_uncleanly(candidates)
 
-    def ends_of(self, candidates: Candidates) -> dict[PartitionName, dict[int, LogEnd]]:
+    def ends_of(self, candidates: Candidates) -> dict[PartitionName, dict[int, EpochEndOffset]]:
         return {
-            name: {broker_id: LogEnd(0, self.log[broker_id]) for broker_id in live}
+            name: {broker_id: EpochEndOffset(0, self.log[broker_id]) for broker_id in live}
             for name, live in candidates.items()
         }
 
@@ -217,41 +217,39 @@ class AnyCluster:
         self.check_epochs(self.before, partition)
         self.check_index()
         self.seen["elected from the eligible"] += (
-            partition.leader in self.before.eligible and self.before.leader == NO_LEADER
+            partition.leader in self.before.elr and self.before.leader == NO_LEADER
         )
         self.before = partition
 
-    def check_members(self, partition: PartitionImage) -> None:
-        in_sync, eligible = partition.in_sync, partition.eligible
-        if not in_sync:
+    def check_members(self, partition: PartitionRegistration) -> None:
+        isr, elr = partition.isr, partition.elr
+        if not isr:
             assert partition.leader == NO_LEADER
-            assert not eligible
-            assert set(partition.last_known_eligible) & self.lost_records, (
-                "only who lost records leaves nobody"
-            )
+            assert not elr
+            assert set(partition.last_known_elr) & self.lost_records, "only who lost records leaves nobody"
         if partition.leader != NO_LEADER:
-            assert partition.leader in in_sync
-            assert all(map(self.is_active, in_sync))
+            assert partition.leader in isr
+            assert all(map(self.is_active, isr))
         assert len(set(partition.replicas)) == len(partition.replicas)
-        assert set(in_sync) <= set(partition.replicas)
-        assert set(eligible) <= set(partition.replicas) - set(in_sync)
-        assert set(partition.adding) <= set(partition.replicas)
-        assert set(partition.removing) <= set(partition.replicas) - set(partition.adding)
+        assert set(isr) <= set(partition.replicas)
+        assert set(elr) <= set(partition.replicas) - set(isr)
+        assert set(partition.adding_replicas) <= set(partition.replicas)
+        assert set(partition.removing_replicas) <= set(partition.replicas) - set(partition.adding_replicas)
         if partition.is_reassigning and partition.leader != NO_LEADER:
-            staying = set(partition.replicas) - set(partition.removing)
-            assert not staying <= set(in_sync), "then it would be done"
-        may_lead = [each for each in (*in_sync, *eligible) if self.is_active(each)]
+            staying = set(partition.replicas) - set(partition.removing_replicas)
+            assert not staying <= set(isr), "then it would be done"
+        may_lead = [each for each in (*isr, *elr) if self.is_active(each)]
         assert (partition.leader != NO_LEADER) == bool(may_lead)
 
-    def check_who_has_everything_committed(self, partition: PartitionImage) -> None:
-        assert not set(partition.eligible) & self.lost_records
-        assert not partition.eligible or len(partition.in_sync) < partition.min_in_sync(self.min_in_sync)
-        for broker_id in (*partition.in_sync, *partition.eligible):
+    def check_who_has_everything_committed(self, partition: PartitionRegistration) -> None:
+        assert not set(partition.elr) & self.lost_records
+        assert not partition.elr or len(partition.isr) < partition.min_isr(self.min_isr)
+        for broker_id in (*partition.isr, *partition.elr):
             assert self.log[broker_id] >= self.committed
 
-    def check_epochs(self, before: PartitionImage, after: PartitionImage) -> None:
+    def check_epochs(self, before: PartitionRegistration, after: PartitionRegistration) -> None:
         written = [each for each in self.cluster.last_records if isinstance(each, PartitionChangeRecord)]
-        named = sum(record.leader != UNCHANGED for record in written)
+        named = sum(record.leader != NO_LEADER_CHANGE for record in written)
         assert after.leader_epoch - before.leader_epoch == named
         assert after.partition_epoch - before.partition_epoch == len(written)
         assert bool(written) == (after != before), "a record is written where something changes"
@@ -261,10 +259,10 @@ class AnyCluster:
     def check_index(self) -> None:
         kept, anew = self.cluster.state.index, PartitionIndex(self.cluster.state.image)
         for broker_id in (*BROKERS, NO_LEADER):
-            assert kept.partitions_of(broker_id) == anew.partitions_of(broker_id)
-            assert kept.led_by(broker_id) == anew.led_by(broker_id)
-            assert kept.count_preferring(broker_id) == anew.count_preferring(broker_id)
-        assert kept.led_elsewhere() == anew.led_elsewhere()
+            assert kept.partitions_on(broker_id) == anew.partitions_on(broker_id)
+            assert kept.partitions_led_by(broker_id) == anew.partitions_led_by(broker_id)
+            assert kept.preferred_leader_count(broker_id) == anew.preferred_leader_count(broker_id)
+        assert kept.imbalanced_partitions() == anew.imbalanced_partitions()
 
 
 def run(seed: int) -> Counter[str]:

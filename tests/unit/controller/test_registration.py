@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from moldau.controller.requests import (
-    Heartbeat,
-    Registration,
+    BrokerHeartbeat,
+    BrokerRegistrationRequest,
 )
 from moldau.errors import (
     BrokerIdNotRegisteredError,
@@ -15,39 +15,39 @@ from moldau.errors import (
     StaleBrokerEpochError,
 )
 from moldau.metadata.image import Endpoint
-from support.brokers_and_controllers import Node, Stage, on_virtual_time
+from support.brokers_and_controllers import ControllerCluster, Node, run_on_virtual_time
 from support.upkeep_stage import SESSION_MS, is_fenced, orders, with_topic
 
 
 def test_an_id_that_a_living_process_has_is_refused_with_what_to_do() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         twin = Node(stage, 2)
         with pytest.raises(DuplicateBrokerRegistrationError, match=r"another node\.id"):
             await twin.start()
         assert not is_fenced(stage, 2), "the other one is not disturbed"
-        assert stage.nodes[2].membership.lease.is_valid()
-        assert not twin.membership.lease.is_valid()
+        assert stage.nodes[2].lifecycle.lease.is_valid()
+        assert not twin.lifecycle.lease.is_valid()
         await twin.close()
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_process_that_comes_back_at_once_is_taken_when_its_former_session_is_over() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         stage.nodes[2].cut_off()
         await stage.nodes[2].close()
         again = stage.add(2)
         await again.start()
-        await again.membership.wait_active()
-        assert stage.image.brokers[2].epoch == again.membership.broker_epoch
+        await again.lifecycle.wait_until_active()
+        assert stage.image.brokers[2].epoch == again.lifecycle.broker_epoch
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_after_a_restart_of_all_nobody_waits_for_the_sessions_of_former_lives() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [1, 2, 3])
         for node in stage.nodes.values():
@@ -59,31 +59,31 @@ def test_after_a_restart_of_all_nobody_waits_for_the_sessions_of_former_lives() 
         began_ms = stage.clock.monotonic_ms()
         for node in stage.nodes.values():
             await node.start()
-            await node.membership.wait_active()
+            await node.lifecycle.wait_until_active()
         assert stage.clock.monotonic_ms() - began_ms < 500
         assert orders(stage).leader > 0
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_node_alone_does_not_wait_for_its_own_former_session() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1)
         await stage.nodes[1].close()
         again = stage.add(1)
-        again.membership._registration = replace(
-            again.membership._registration, endpoints=(Endpoint("PLAINTEXT", "127.0.0.1", 1),)
+        again.lifecycle._registration = replace(
+            again.lifecycle._registration, endpoints=(Endpoint("PLAINTEXT", "127.0.0.1", 1),)
         )
         stage.elect(1)
         began_ms = stage.clock.monotonic_ms()
         await again.start()
         assert stage.clock.monotonic_ms() - began_ms < 500
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_node_of_another_cluster_is_refused() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1)
         stranger = Node(stage, 2, cluster_id="another-cluster")
         with pytest.raises(InconsistentClusterIdError, match=r"empty data\.dir"):
@@ -91,66 +91,66 @@ def test_a_node_of_another_cluster_is_refused() -> None:
         assert 2 not in stage.image.brokers
         await stranger.close()
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_clean_restart_keeps_a_replica_eligible_and_an_unclean_one_does_not() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1], configs={"min.insync.replicas": "2"})
-        epoch = stage.nodes[2].membership.broker_epoch
+        epoch = stage.nodes[2].lifecycle.broker_epoch
         await stage.nodes[2].kill()
         await stage.until(lambda: is_fenced(stage, 2))
-        assert orders(stage).eligible == (2,)
+        assert orders(stage).elr == (2,)
         await stage.add(2, previous_epoch=epoch).start()
-        assert orders(stage).eligible == (2,)
+        assert orders(stage).elr == (2,)
         await stage.nodes[2].kill()
         await stage.pass_ms(SESSION_MS)
         stage.lives[2].clear()
         await stage.add(2).start()
-        assert orders(stage).eligible == ()
+        assert orders(stage).elr == ()
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_an_unregistered_broker_that_is_alive_registers_anew() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])
-        former = stage.nodes[2].membership.broker_epoch
+        former = stage.nodes[2].lifecycle.broker_epoch
         await stage.controller.unregister_broker(2)
         assert 2 not in stage.image.brokers
         assert orders(stage).leader == 1
         await stage.until(lambda: 2 in stage.image.brokers and not is_fenced(stage, 2))
-        assert stage.nodes[2].membership.broker_epoch > former
+        assert stage.nodes[2].lifecycle.broker_epoch > former
         with pytest.raises(StaleBrokerEpochError):
-            await stage.controller.heartbeat(Heartbeat(2, former, 0))
+            await stage.controller.heartbeat(BrokerHeartbeat(2, former, 0))
         with pytest.raises(BrokerIdNotRegisteredError):
             await stage.controller.unregister_broker(9)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_the_same_process_asking_again_keeps_its_epoch() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
-        broker: Registration = stage.nodes[2].membership._registration
+        broker: BrokerRegistrationRequest = stage.nodes[2].lifecycle._registration
         assert (
-            await stage.controller.register_broker(broker, from_afar=True)
-            == stage.nodes[2].membership.broker_epoch
+            await stage.controller.register_broker(broker, is_remote=True)
+            == stage.nodes[2].lifecycle.broker_epoch
         )
         assert not is_fenced(stage, 2)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_no_producer_id_is_given_twice_and_none_to_a_former_life() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
-        epoch = stage.nodes[2].membership.broker_epoch
+        epoch = stage.nodes[2].lifecycle.broker_epoch
         blocks = [await stage.controller.allocate_producer_ids(2, epoch) for _ in range(3)]
         assert blocks == [range(1000), range(1000, 2000), range(2000, 3000)]
         with pytest.raises(StaleBrokerEpochError):
             await stage.controller.allocate_producer_ids(2, epoch - 1)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)

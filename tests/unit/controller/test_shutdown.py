@@ -2,7 +2,7 @@
 
 import asyncio
 
-from support.brokers_and_controllers import Stage, on_virtual_time
+from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
 from support.upkeep_stage import (
     INTERVAL_MS,
     SESSION_MS,
@@ -13,71 +13,71 @@ from support.upkeep_stage import (
 
 
 def test_a_controlled_shutdown_hands_leadership_over_before_it_ends() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [2, 3, 1], [3, 2, 1])
         node = stage.nodes[2]
-        await node.membership.shut_down()
+        await node.lifecycle.shut_down()
         assert orders(stage).leader == 3
-        assert [2 in orders(stage, index).in_sync for index in (0, 1)] == [False, False]
+        assert [2 in orders(stage, index).isr for index in (0, 1)] == [False, False]
         assert is_fenced(stage, 2)
-        assert not node.membership.lease.is_valid()
+        assert not node.lifecycle.lease.is_valid()
         for other in (1, 3):
             assert stage.nodes[other].loader.image.topics["orders"].partitions[0].leader == 3
         # It may come back at once: nobody waits for its session to end.
-        epoch = node.membership.broker_epoch
+        epoch = node.lifecycle.broker_epoch
         await node.close()
         began_ms = stage.clock.monotonic_ms()
         await stage.add(2, previous_epoch=epoch).start()
         assert stage.clock.monotonic_ms() - began_ms < 100
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_shutdown_waits_for_a_broker_that_has_not_heard_of_it_until_that_is_fenced() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [2, 1])
         stage.nodes[3].cut_off()
         began_ms = stage.clock.monotonic_ms()
-        await stage.nodes[2].membership.shut_down()
+        await stage.nodes[2].lifecycle.shut_down()
         assert is_fenced(stage, 3)
         assert stage.clock.monotonic_ms() - began_ms <= SESSION_MS + 200
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_all_may_stop_at_the_same_time() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [1, 2, 3])
         began_ms = stage.clock.monotonic_ms()
         for broker_id in (3, 2, 1):
-            await stage.nodes[broker_id].membership.shut_down()
+            await stage.nodes[broker_id].lifecycle.shut_down()
         assert stage.clock.monotonic_ms() - began_ms < 1_000
         assert orders(stage).leader == -1
-        assert len(orders(stage).in_sync) == 1, "who was last has everything"
+        assert len(orders(stage).isr) == 1, "who was last has everything"
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_shutdown_without_a_controller_comes_to_an_end() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await stage.nodes[1].kill()
         began_ms = stage.clock.monotonic_ms()
-        await stage.nodes[2].membership.shut_down()
+        await stage.nodes[2].lifecycle.shut_down()
         assert stage.clock.monotonic_ms() - began_ms <= SESSION_MS + 3 * INTERVAL_MS
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_shutdown_goes_on_with_the_next_controller() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [3, 2, 1])
         stage.nodes[2].cut_off()
-        leaving = asyncio.ensure_future(stage.nodes[3].membership.shut_down())
+        leaving = asyncio.ensure_future(stage.nodes[3].lifecycle.shut_down())
         await stage.until(lambda: stage.image.brokers[3].in_controlled_shutdown)
         await stage.nodes[1].kill()
         stage.nodes[2].heal()
@@ -86,4 +86,4 @@ def test_a_shutdown_goes_on_with_the_next_controller() -> None:
         assert is_fenced(stage, 3)
         assert orders(stage).leader == 2
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from moldau.controller import elections
-from moldau.controller.requests import NewTopic, TopicCreated
-from moldau.metadata.image import NO_LEADER, ClusterDelta, ClusterImage, PartitionImage
+from moldau.controller.requests import CreateTopicResult, NewTopic
+from moldau.metadata.image import NO_LEADER, MetadataDelta, MetadataImage, PartitionRegistration
 from moldau.settings.topic import TopicSettings
-from support.brokers_and_controllers import Node, Stage, on_virtual_time
+from support.brokers_and_controllers import ControllerCluster, Node, run_on_virtual_time
 
 
-async def with_topic(stage: Stage, *replicas: list[int]) -> TopicCreated:
+async def with_topic(stage: ControllerCluster, *replicas: list[int]) -> CreateTopicResult:
     [created] = await stage.controller.create_topics(
         [NewTopic("orders", assignment=dict(enumerate(replicas)))]
     )
@@ -19,7 +19,7 @@ async def with_topic(stage: Stage, *replicas: list[int]) -> TopicCreated:
     return created
 
 
-def partition(stage: Stage, index: int = 0) -> PartitionImage:
+def partition(stage: ControllerCluster, index: int = 0) -> PartitionRegistration:
     return stage.nodes[stage.leader_id].loader.committed.topics["orders"].partitions[index]
 
 
@@ -31,13 +31,13 @@ class OpensLogs:
         self._settings = node.settings
         node.loader._publishers[0] = self._publish
 
-    async def _publish(self, delta: ClusterDelta, image: ClusterImage) -> None:
+    async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self._settings.apply(image, delta)
         await self.are_open.wait()
 
 
 def test_a_controller_does_not_wait_until_its_own_node_has_opened_its_logs() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         logs = OpensLogs(stage.nodes[2])
         await with_topic(stage, [4, 3])
@@ -45,16 +45,16 @@ def test_a_controller_does_not_wait_until_its_own_node_has_opened_its_logs() -> 
         stage.elect(2)
         assert stage.nodes[2].controller.is_active
         await stage.pass_ms(10_000)
-        assert stage.nodes[3].membership.lease.is_valid()
-        assert stage.nodes[2].membership.lease.is_valid()
+        assert stage.nodes[3].lifecycle.lease.is_valid()
+        assert stage.nodes[2].lifecycle.lease.is_valid()
 
         # Others go and come back, and each hears of what was decided on it.
         await stage.nodes[4].kill()
         await stage.until(lambda: partition(stage).leader == 3)
         again = stage.add(4)
         await again.start()
-        await again.membership.wait_active()
-        assert again.membership.lease.is_valid()
+        await again.lifecycle.wait_until_active()
+        assert again.lifecycle.lease.is_valid()
         assert stage.image.topics == {}, "this node still shows what all of it has taken"
 
         creating = asyncio.get_running_loop().create_task(
@@ -67,11 +67,11 @@ def test_a_controller_does_not_wait_until_its_own_node_has_opened_its_logs() -> 
         assert created.error is None
         assert "more" in stage.image.topics
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_controller_that_is_no_longer_one_stops_though_its_node_is_behind() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         logs = OpensLogs(stage.nodes[2])
         await with_topic(stage, [3, 2])
@@ -85,7 +85,7 @@ def test_a_controller_that_is_no_longer_one_stops_though_its_node_is_behind() ->
         assert not stage.nodes[2].controller.is_active, "nor by what it is shown late"
         assert stage.nodes[3].controller.is_active
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_who_is_eligible_is_settled_by_the_minimum_of_the_new_controller(
@@ -95,28 +95,28 @@ def test_who_is_eligible_is_settled_by_the_minimum_of_the_new_controller(
     had not."""
     monkeypatch.setattr(elections, "RECORDS_PER_DECISION_MAX", 2)
 
-    async def restart(stage: Stage, node_id: int) -> None:
-        former = stage.nodes[node_id].membership.broker_epoch
+    async def restart(stage: ControllerCluster, node_id: int) -> None:
+        former = stage.nodes[node_id].lifecycle.broker_epoch
         await stage.nodes[node_id].kill()
         if stage.leader_id == node_id:
             stage.elect(1)
         node = stage.add(node_id, previous_epoch=former)
         await node.start()
-        await node.membership.wait_active()
+        await node.lifecycle.wait_until_active()
 
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, leader=3)
         await with_topic(stage, *[[1, 2]] * 5)
         await stage.nodes[2].kill()
-        await stage.until(lambda: all(partition(stage, index).in_sync == (1,) for index in range(5)))
+        await stage.until(lambda: all(partition(stage, index).isr == (1,) for index in range(5)))
         stage.settings["topic_defaults"] = TopicSettings(min_insync_replicas=1)
         await restart(stage, 1)
         await stage.until(lambda: partition(stage).leader == 1)
-        assert partition(stage).eligible == (2,)
+        assert partition(stage).elr == (2,)
         first = len(stage.batches)
         await restart(stage, 3)
-        await stage.until(lambda: all(partition(stage, index).eligible == () for index in range(5)))
+        await stage.until(lambda: all(partition(stage, index).elr == () for index in range(5)))
         assert partition(stage).leader not in (2, NO_LEADER)
         assert max(len(batch.values) for batch in stage.batches[first:]) == 2
 
-    on_virtual_time(story, topic_defaults=TopicSettings(min_insync_replicas=2))
+    run_on_virtual_time(story, topic_defaults=TopicSettings(min_insync_replicas=2))

@@ -4,21 +4,23 @@ it tries at all."""
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from moldau.controller.requests import ElectionType, InSyncChange, NewTopic, NotReady, PartitionResult
-from moldau.controller.upkeep import ASKS_MAX
+from moldau.controller.background_tasks import LOG_END_ATTEMPTS_MAX
+from moldau.controller.requests import ElectionType, IsrChange, NewTopic, OfflineReplica, PartitionResult
 from moldau.errors import EligibleLeadersNotAvailableError, PeerUnreachableError, ReplicaNotAvailableError
-from moldau.metadata.image import NO_LEADER, PartitionImage
-from moldau.raft.messages import LogEnd
-from support.brokers_and_controllers import Stage, on_virtual_time
+from moldau.metadata.image import NO_LEADER, PartitionRegistration
+from moldau.raft.messages import EpochEndOffset
+from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
 
 ALLOWED = {"unclean.leader.election.enable": "true"}
 
 
-def orders(stage: Stage, index: int = 0) -> PartitionImage:
+def orders(stage: ControllerCluster, index: int = 0) -> PartitionRegistration:
     return stage.image.topics["orders"].partitions[index]
 
 
-async def without_leader(stage: Stage, *replicas: list[int], configs: dict[str, str] | None = None) -> None:
+async def without_leader(
+    stage: ControllerCluster, *replicas: list[int], configs: dict[str, str] | None = None
+) -> None:
     """Partitions of node 4, which alone was in sync and is gone."""
     await stage.boot(1, 2, 3, 4)
     await stage.controller.create_topics(
@@ -26,11 +28,11 @@ async def without_leader(stage: Stage, *replicas: list[int], configs: dict[str, 
     )
     topic_id, epoch = stage.image.topics["orders"].topic_id, stage.image.brokers[4].epoch
     alone = ((4, epoch),)
-    for result in await stage.controller.alter_in_sync(
+    for result in await stage.controller.alter_partition(
         4,
         epoch,
         [
-            InSyncChange(topic_id, each.index, each.leader_epoch, each.partition_epoch, alone)
+            IsrChange(topic_id, each.index, each.leader_epoch, each.partition_epoch, alone)
             for each in stage.image.topics["orders"].partitions
         ],
     ):
@@ -41,51 +43,51 @@ async def without_leader(stage: Stage, *replicas: list[int], configs: dict[str, 
     )
 
 
-def answer_by(stage: Stage, ask: Callable[[int, str, int], Awaitable[LogEnd]]) -> None:
-    upkeep = stage.controller._upkeep
-    assert upkeep is not None
-    upkeep._ask_log_end = ask
+def answer_by(stage: ControllerCluster, ask: Callable[[int, str, int], Awaitable[EpochEndOffset]]) -> None:
+    tasks = stage.controller._tasks
+    assert tasks is not None
+    tasks._ask_log_end = ask
 
 
-async def elect(stage: Stage, *partitions: int) -> list[PartitionResult]:
+async def elect(stage: ControllerCluster, *partitions: int) -> list[PartitionResult]:
     return await stage.controller.elect_leaders(
         ElectionType.UNCLEAN, [("orders", index) for index in partitions]
     )
 
 
 def test_a_log_that_is_open_again_is_elected_where_no_other_is_left() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         [created] = await stage.controller.create_topics(
             [NewTopic("orders", assignment={0: [3, 2]}, configs=ALLOWED)]
         )
         assert created.topic_id is not None
-        stage.log_ends = {2: LogEnd(1, 7)}
+        stage.log_ends = {2: EpochEndOffset(1, 7)}
         node = stage.nodes[2]
-        node.not_ready = [NotReady(created.topic_id, 0, 2, "No space left")]
-        node.membership.report(stage.end_offset - 1, node.not_ready)
-        await stage.until(lambda: orders(stage).in_sync == (3,))
+        node.not_ready = [OfflineReplica(created.topic_id, 0, 2, "No space left")]
+        node.lifecycle.report(stage.end_offset - 1, node.not_ready)
+        await stage.until(lambda: orders(stage).isr == (3,))
         await stage.nodes[3].kill()
         await stage.until(lambda: orders(stage).leader == NO_LEADER)
         await stage.pass_ms(5_000)
         assert orders(stage).leader == NO_LEADER
         node.not_ready = []
-        node.membership.report(stage.end_offset - 1, [])
+        node.lifecycle.report(stage.end_offset - 1, [])
         await stage.until(lambda: orders(stage).leader == 2)
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_a_replica_that_cannot_say_does_not_hide_what_its_broker_says_of_others() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3], [4, 2, 3])
         asked: list[tuple[int, int]] = []
 
-        async def ask(broker_id: int, topic: str, partition: int) -> LogEnd:
+        async def ask(broker_id: int, topic: str, partition: int) -> EpochEndOffset:
             asked.append((broker_id, partition))
             if (broker_id, partition) == (2, 0):
                 raise ReplicaNotAvailableError("node 2 does not say where orders-0 ends")
-            return LogEnd(1, 100 if broker_id == 2 else 7)
+            return EpochEndOffset(1, 100 if broker_id == 2 else 7)
 
         answer_by(stage, ask)
         refused, elected = await elect(stage, 0, 1)
@@ -93,41 +95,41 @@ def test_a_replica_that_cannot_say_does_not_hide_what_its_broker_says_of_others(
         assert orders(stage, 0).leader == NO_LEADER
         assert elected.error is None
         assert orders(stage, 1).leader == 2
-        assert asked.count((2, 0)) == ASKS_MAX
+        assert asked.count((2, 0)) == LOG_END_ATTEMPTS_MAX
         assert asked.count((2, 1)) == asked.count((3, 0)) == 1, "who has answered is not asked again"
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_an_administrator_gets_the_longest_log_though_its_broker_answers_late() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3])
         asked = 0
 
-        async def ask(broker_id: int, topic: str, partition: int) -> LogEnd:
+        async def ask(broker_id: int, topic: str, partition: int) -> EpochEndOffset:
             nonlocal asked
             asked += broker_id == 2
-            if broker_id == 2 and asked < ASKS_MAX:
+            if broker_id == 2 and asked < LOG_END_ATTEMPTS_MAX:
                 raise PeerUnreachableError("no answer")
-            return LogEnd(1, 100 if broker_id == 2 else 7)
+            return EpochEndOffset(1, 100 if broker_id == 2 else 7)
 
         answer_by(stage, ask)
         [result] = await elect(stage, 0)
         assert result.error is None
         assert orders(stage).leader == 2
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_who_began_anew_after_it_answered_is_asked_again() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3])
         ends = {2: 100, 3: 90}
 
-        async def ask(broker_id: int, topic: str, partition: int) -> LogEnd:
+        async def ask(broker_id: int, topic: str, partition: int) -> EpochEndOffset:
             if broker_id == 3:
                 await asyncio.sleep(8)
-            return LogEnd(1, ends[broker_id])
+            return EpochEndOffset(1, ends[broker_id])
 
         async def elect_while_2_begins_anew() -> PartitionResult:
             electing = asyncio.get_running_loop().create_task(elect(stage, 0))
@@ -136,7 +138,7 @@ def test_who_began_anew_after_it_answered_is_asked_again() -> None:
             stage.lives[2] = []
             another_disk = stage.add(2)
             await another_disk.start()
-            await another_disk.membership.wait_active()
+            await another_disk.lifecycle.wait_until_active()
             assert not electing.done()
             [result] = await electing
             return result
@@ -150,19 +152,19 @@ def test_who_began_anew_after_it_answered_is_asked_again() -> None:
         assert result.error is None
         assert orders(stage).leader == 3
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)
 
 
 def test_an_answer_does_not_outlive_the_epoch_it_was_asked_in() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3])
         waits = True
 
-        async def ask(broker_id: int, topic: str, partition: int) -> LogEnd:
+        async def ask(broker_id: int, topic: str, partition: int) -> EpochEndOffset:
             if broker_id == 2 and waits:
                 await asyncio.sleep(8)
-                return LogEnd(1, 50)
-            return LogEnd(1, 40 if broker_id == 2 else 90)
+                return EpochEndOffset(1, 50)
+            return EpochEndOffset(1, 40 if broker_id == 2 else 90)
 
         answer_by(stage, ask)
         electing = asyncio.get_running_loop().create_task(elect(stage, 0))
@@ -177,4 +179,4 @@ def test_an_answer_does_not_outlive_the_epoch_it_was_asked_in() -> None:
         assert isinstance(result.error, EligibleLeadersNotAvailableError)
         assert orders(stage).leader == NO_LEADER, "3 has led since, and what 2 said was of before"
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from moldau.controller.brokers import unregister_broker
+from moldau.controller.cluster_control import unregister_broker
 from moldau.controller.index import PartitionName
 from moldau.controller.requests import ElectionType, NewTopic, TopicRef
 from moldau.controller.topics import delete_topics
 from moldau.errors import InvalidRequestError
 from moldau.metadata.image import NO_LEADER
-from moldau.raft.messages import LogEnd
-from support.brokers_and_controllers import Stage, on_virtual_time
+from moldau.raft.messages import EpochEndOffset
+from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
 from support.controlled import ControlledCluster
 
 
@@ -42,9 +42,9 @@ def test_a_broker_that_was_the_last_in_sync_is_given_up_after_an_unclean_electio
     assert cluster.partition().leader == NO_LEADER
     refused(cluster, "orders-0")
     cluster.elect(
-        ElectionType.UNCLEAN, ("orders", 0), log_ends={PartitionName("orders", 0): {3: LogEnd(0, 5)}}
+        ElectionType.UNCLEAN, ("orders", 0), log_ends={PartitionName("orders", 0): {3: EpochEndOffset(0, 5)}}
     )
-    assert cluster.partition().in_sync == (3,)
+    assert cluster.partition().isr == (3,)
     give_up(cluster)
 
 
@@ -52,10 +52,10 @@ def test_a_broker_whose_records_others_are_known_to_have_is_given_up_at_once() -
     cluster = ControlledCluster()
     cluster.create("orders", [2, 3], min_insync_replicas="2")
     cluster.fence(3)
-    assert (cluster.partition().in_sync, cluster.partition().eligible) == ((2,), (3,))
+    assert (cluster.partition().isr, cluster.partition().elr) == ((2,), (3,))
     give_up(cluster)
     cluster.unfence(3)
-    assert (cluster.partition().leader, cluster.partition().in_sync) == (3, (3,))
+    assert (cluster.partition().leader, cluster.partition().isr) == (3, (3,))
 
 
 def test_who_was_given_up_is_not_counted_on() -> None:
@@ -63,18 +63,18 @@ def test_who_was_given_up_is_not_counted_on() -> None:
     cluster.create("orders", [2, 3], min_insync_replicas="2")
     cluster.fence(3)
     give_up(cluster, 3)
-    assert (cluster.partition().in_sync, cluster.partition().eligible) == ((2,), (3,))
+    assert (cluster.partition().isr, cluster.partition().elr) == ((2,), (3,))
     refused(cluster, "orders-0")
 
 
 def test_a_living_broker_that_is_the_last_in_sync_goes_on_leading() -> None:
-    async def story(stage: Stage) -> None:
+    async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await stage.controller.create_topics([NewTopic("orders", assignment={0: [2]})])
         with pytest.raises(InvalidRequestError):
             await stage.controller.unregister_broker(2)
         await stage.pass_ms(60_000)
         assert stage.image.topics["orders"].partitions[0].leader == 2
-        assert stage.nodes[2].membership.lease.is_valid()
+        assert stage.nodes[2].lifecycle.lease.is_valid()
 
-    on_virtual_time(story)
+    run_on_virtual_time(story)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moldau.coordinator import Decision
-from moldau.coordinator.runtime import DecisionRuntime
+from moldau.coordinator import CoordinatorResult
+from moldau.coordinator.runtime import CoordinatorRuntime
 from moldau.errors import InvalidRequestError, NotControllerError, RequestTimedOutError, StorageError
 
 
@@ -45,11 +45,11 @@ class GatedLog:
             self.appending -= 1
 
 
-Runtime = DecisionRuntime[Counter, int]
+Runtime = CoordinatorRuntime[Counter, int]
 
 
 def loaded(log: GatedLog) -> Runtime:
-    runtime: Runtime = DecisionRuntime(log, refuse_with=lambda: NotControllerError("not here"))
+    runtime: Runtime = CoordinatorRuntime(log, not_loaded_error=lambda: NotControllerError("not here"))
     runtime.load(Counter(), 0)
     return runtime
 
@@ -66,20 +66,20 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def add(*numbers: int) -> Callable[[Counter], Decision[int, list[int]]]:
+def add(*numbers: int) -> Callable[[Counter], CoordinatorResult[int, list[int]]]:
     """Writes the numbers; the reply is all that was there before."""
-    return lambda state: Decision(numbers, list(state.numbers))
+    return lambda state: CoordinatorResult(numbers, list(state.numbers))
 
 
-def read(state: Counter) -> Decision[int, list[int]]:
-    return Decision((), list(state.numbers))
+def read(state: Counter) -> CoordinatorResult[int, list[int]]:
+    return CoordinatorResult((), list(state.numbers))
 
 
-def refuse(state: Counter) -> Decision[int, list[int]]:
+def refuse(state: Counter) -> CoordinatorResult[int, list[int]]:
     raise InvalidRequestError(f"there are {len(state.numbers)}")
 
 
-def start(runtime: Runtime, decide: Callable[[Counter], Decision[int, Any]]) -> "asyncio.Task[Any]":
+def start(runtime: Runtime, decide: Callable[[Counter], CoordinatorResult[int, Any]]) -> "asyncio.Task[Any]":
     return asyncio.get_running_loop().create_task(runtime.submit(decide))
 
 
@@ -230,7 +230,7 @@ def test_changes_that_the_next_leader_may_commit_are_told_apart_from_what_was_ne
         log.gate.release()
         await settle()
         assert log.batches == [[0]]
-        runtime.unload(NotControllerError("another leads"), in_doubt=RequestTimedOutError("who knows"))
+        runtime.unload(NotControllerError("another leads"), in_doubt_error=RequestTimedOutError("who knows"))
         await settle()
         assert [type(each.exception()) for each in (parked, parked_read, appending, queued)] == [
             RequestTimedOutError,
@@ -303,7 +303,9 @@ def test_a_state_that_cannot_take_its_own_records_is_never_decided_on_again() ->
             raise ZeroDivisionError
 
     async def story() -> None:
-        runtime: Runtime = DecisionRuntime(GatedLog(), refuse_with=lambda: NotControllerError("not here"))
+        runtime: Runtime = CoordinatorRuntime(
+            GatedLog(), not_loaded_error=lambda: NotControllerError("not here")
+        )
         runtime.load(Broken(), 0)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         with pytest.raises(ZeroDivisionError):
@@ -333,8 +335,8 @@ def test_closing_waits_for_the_append_under_way() -> None:
 
 
 def test_a_reply_that_needs_less_does_not_wait_for_what_was_decided_before_it() -> None:
-    def needs(offset: int) -> Callable[[Counter], Decision[int, int]]:
-        return lambda state: Decision((), offset, needs_offset=offset)
+    def needs(offset: int) -> Callable[[Counter], CoordinatorResult[int, int]]:
+        return lambda state: CoordinatorResult((), offset, min_committed_offset=offset)
 
     async def story() -> None:
         runtime = loaded(GatedLog())
@@ -358,8 +360,8 @@ def test_a_reply_that_needs_less_does_not_wait_for_what_was_decided_before_it() 
 def test_records_that_the_state_cannot_take_are_told_of_and_nothing_is_decided_any_more() -> None:
     async def story() -> None:
         failures: list[BaseException] = []
-        runtime: Runtime = DecisionRuntime(
-            GatedLog(), refuse_with=lambda: NotControllerError("not here"), on_failure=failures.append
+        runtime: Runtime = CoordinatorRuntime(
+            GatedLog(), not_loaded_error=lambda: NotControllerError("not here"), on_failure=failures.append
         )
         runtime.load(Counter([7]), 0)
         with pytest.raises(AssertionError):

@@ -8,9 +8,9 @@ from moldau.errors import (
     InvalidSessionTimeoutError,
     MemberIdRequiredError,
     RebalanceInProgressError,
-    UnknownMemberError,
+    UnknownMemberIdError,
 )
-from moldau.groups.requests import GroupLimits, GroupState
+from moldau.groups.requests import GroupCoordinatorConfig, GroupState
 from support.classic_group import WAITS, Stage, speaking
 
 EMPTY, PREPARING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE
@@ -59,12 +59,12 @@ def test_protocols_are_looked_at_before_the_member_id() -> None:
     stage = Stage()
     stage.stable({})
     assert stage.refused(stage.join("nobody", protocols=speaking("other"))) is InconsistentGroupProtocolError
-    assert stage.refused(stage.join("nobody")) is UnknownMemberError
+    assert stage.refused(stage.join("nobody")) is UnknownMemberIdError
 
 
 def test_an_empty_group_knows_no_member_id() -> None:
     stage = Stage()
-    assert stage.refused(stage.join("somebody")) is UnknownMemberError
+    assert stage.refused(stage.join("somebody")) is UnknownMemberIdError
     assert stage.group.state is EMPTY
 
 
@@ -85,37 +85,37 @@ def test_a_new_member_is_given_an_id_first_and_joins_with_it() -> None:
     assert isinstance(error, MemberIdRequiredError)
     assert error.member_id == "a"
     assert stage.group.state is EMPTY
-    ticket = stage.join("a", asks_for_id=True)
+    request_id = stage.join("a", asks_for_id=True)
     stage.wait(3_000)
-    assert stage.joined(ticket).member_id == "a"
+    assert stage.joined(request_id).member_id == "a"
 
 
 def test_an_id_that_nobody_comes_back_with_is_forgotten_after_the_session_timeout() -> None:
     stage = Stage()
     stage.join(asks_for_id=True, fresh_id="a", session_ms=6_000)
     stage.wait(6_000)
-    assert stage.refused(stage.join("a")) is UnknownMemberError
+    assert stage.refused(stage.join("a")) is UnknownMemberIdError
     assert stage.group.next_deadline_ms is None
 
 
 def test_a_pending_id_cannot_be_used_with_an_instance_id() -> None:
     stage = Stage()
     stage.join(asks_for_id=True, fresh_id="a")
-    assert stage.refused(stage.join("a", instance="static")) is UnknownMemberError
+    assert stage.refused(stage.join("a", instance="static")) is UnknownMemberIdError
 
 
 def test_older_clients_are_members_at_once() -> None:
     stage = Stage()
-    ticket = stage.join(asks_for_id=False, fresh_id="a")
+    request_id = stage.join(asks_for_id=False, fresh_id="a")
     stage.wait(3_000)
-    assert stage.joined(ticket).member_id == "a"
+    assert stage.joined(request_id).member_id == "a"
 
 
 # How many
 
 
 def test_a_full_group_takes_nobody_new() -> None:
-    stage = Stage(GroupLimits(size_max=2))
+    stage = Stage(GroupCoordinatorConfig(size_max=2))
     a, b = stage.stable({}, {})
     assert stage.refused(stage.join()) is GroupMaxSizeReachedError
     assert stage.refused(stage.join(asks_for_id=True)) is GroupMaxSizeReachedError
@@ -128,13 +128,13 @@ def test_a_full_group_takes_nobody_new() -> None:
 
 
 def test_size_is_looked_at_before_protocols() -> None:
-    stage = Stage(GroupLimits(size_max=1))
+    stage = Stage(GroupCoordinatorConfig(size_max=1))
     stage.stable({})
     assert stage.refused(stage.join(protocols=())) is GroupMaxSizeReachedError
 
 
 def test_while_members_join_those_who_have_joined_count() -> None:
-    stage = Stage(GroupLimits(size_max=2))
+    stage = Stage(GroupCoordinatorConfig(size_max=2))
     a, b = stage.stable({}, {})
     again = stage.join(a)
     newcomer = stage.join(asks_for_id=True, fresh_id="c")
@@ -146,11 +146,11 @@ def test_while_members_join_those_who_have_joined_count() -> None:
 
 
 def test_a_pending_member_that_comes_too_late_is_forgotten() -> None:
-    stage = Stage(GroupLimits(size_max=1))
+    stage = Stage(GroupCoordinatorConfig(size_max=1))
     stage.join(asks_for_id=True, fresh_id="late")
     stage.stable({})
     assert stage.refused(stage.join("late")) is GroupMaxSizeReachedError
-    assert stage.refused(stage.heartbeat("late")) is UnknownMemberError
+    assert stage.refused(stage.heartbeat("late")) is UnknownMemberIdError
 
 
 # The first join
@@ -158,11 +158,11 @@ def test_a_pending_member_that_comes_too_late_is_forgotten() -> None:
 
 def test_the_first_generation_begins_after_the_initial_delay() -> None:
     stage = Stage()
-    ticket = stage.join()
+    request_id = stage.join()
     stage.wait(2_999)
-    assert (stage.answer(ticket), stage.group.state) == (WAITS, PREPARING)
+    assert (stage.answer(request_id), stage.group.state) == (WAITS, PREPARING)
     stage.wait(1)
-    reply = stage.joined(ticket)
+    reply = stage.joined(request_id)
     assert (reply.generation, reply.leader, reply.protocol_name) == (1, reply.member_id, "range")
     assert [each.member_id for each in reply.members] == [reply.member_id]
     assert stage.group.state is COMPLETING
@@ -194,17 +194,17 @@ def test_the_initial_delay_is_not_prolonged_beyond_the_rebalance_timeout() -> No
 
 
 def test_without_an_initial_delay_the_first_tick_begins_a_generation() -> None:
-    stage = Stage(GroupLimits(initial_rebalance_delay_ms=0))
-    ticket = stage.join()
+    stage = Stage(GroupCoordinatorConfig(initial_rebalance_delay_ms=0))
+    request_id = stage.join()
     stage.wait(0)
-    assert stage.joined(ticket).generation == 1
+    assert stage.joined(request_id).generation == 1
 
 
 def test_members_that_leave_during_the_initial_delay_leave_an_empty_group() -> None:
     stage = Stage()
-    ticket = stage.join(fresh_id="a")
+    request_id = stage.join(fresh_id="a")
     stage.leave("a")
-    assert stage.refused(ticket) is UnknownMemberError
+    assert stage.refused(request_id) is UnknownMemberIdError
     assert stage.group.state is PREPARING
     stage.wait(3_000)
     assert (stage.group.state, stage.group.generation) == (EMPTY, 1)
@@ -237,7 +237,7 @@ def test_members_that_do_not_join_in_time_are_removed() -> None:
     stage.wait(1)
     assert stage.joined(again).generation == 2
     assert list(stage.group.members) == [a]
-    assert stage.refused(stage.heartbeat(b)) is UnknownMemberError
+    assert stage.refused(stage.heartbeat(b)) is UnknownMemberIdError
 
 
 def test_when_the_leader_does_not_join_again_another_member_leads() -> None:
@@ -289,7 +289,7 @@ def test_a_new_member_that_waits_too_long_has_to_join_again() -> None:
     stage.wait(5 * 60_000 - 1)
     assert stage.answer(newcomer) is WAITS
     stage.wait(1)
-    assert stage.refused(newcomer) is UnknownMemberError
+    assert stage.refused(newcomer) is UnknownMemberIdError
     assert stage.answer(again) is WAITS, "a member that has been through a join may wait"
     assert list(stage.group.members) == [a, b]
 
@@ -337,8 +337,8 @@ def test_before_the_sync_a_member_gets_the_same_answer_again() -> None:
     stage = Stage()
     leader, follower = stage.join(), stage.join()
     stage.wait_for_generation()
-    for ticket in (leader, follower):
-        reply = stage.joined(ticket)
+    for request_id in (leader, follower):
+        reply = stage.joined(request_id)
         assert stage.joined(stage.join(reply.member_id)) == reply
 
 
@@ -370,9 +370,9 @@ def test_each_member_votes_for_the_first_protocol_that_all_can_speak(
     preferences: list[list[str]], chosen: str
 ) -> None:
     stage = Stage()
-    tickets = [stage.join(protocols=speaking(*names)) for names in preferences]
+    request_ids = [stage.join(protocols=speaking(*names)) for names in preferences]
     stage.wait_for_generation()
-    assert {stage.joined(ticket).protocol_name for ticket in tickets} == {chosen}
+    assert {stage.joined(request_id).protocol_name for request_id in request_ids} == {chosen}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,19 @@ from moldau.errors import (
     FencedInstanceIdError,
     IllegalGenerationError,
     RebalanceInProgressError,
-    UnknownMemberError,
+    UnknownMemberIdError,
 )
-from moldau.groups.classic import ClassicGroup
-from moldau.groups.records import GroupChanged
-from moldau.groups.requests import DONE, UNKNOWN_MEMBER, GroupLimits, GroupState, LeaveReply, LeavingMember
-from moldau.groups.roster import Roster
+from moldau.groups.classic_group import ClassicGroup
+from moldau.groups.member_set import MemberSet
+from moldau.groups.records import GroupMetadataRecord
+from moldau.groups.requests import (
+    EMPTY_RESPONSE,
+    UNKNOWN_MEMBER_ID,
+    GroupCoordinatorConfig,
+    GroupState,
+    LeaveResponse,
+    LeavingMember,
+)
 from support.classic_group import WAITS, Stage, speaking
 
 EMPTY, PREPARING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE
@@ -31,7 +38,7 @@ def test_a_restart_moves_nothing() -> None:
     assert (reply.members, reply.skip_assignment) == ((), False)
     assert stage.group.state is STABLE
     assert stage.assignment(stage.sync("two-again", instance="two")) == f"part of {follower}".encode()
-    assert stage.answer(stage.heartbeat(leader, instance="one")) is DONE, "the others do not notice"
+    assert stage.answer(stage.heartbeat(leader, instance="one")) is EMPTY_RESPONSE, "the others do not notice"
 
 
 def test_a_restart_is_written_with_the_new_member_id() -> None:
@@ -41,7 +48,7 @@ def test_a_restart_is_written_with_the_new_member_id() -> None:
         instance="two", fresh_id="two-again", session_ms=20_000, rebalance_ms=30_000, client_host="/10.0.0.9"
     )
     record = stage.log[-1]
-    assert isinstance(record, GroupChanged)
+    assert isinstance(record, GroupMetadataRecord)
     assert record.metadata is not None
     assert record.metadata.generation == 1
     two = record.metadata.members[1]
@@ -49,7 +56,7 @@ def test_a_restart_is_written_with_the_new_member_id() -> None:
     assert (two.session_timeout_ms, two.rebalance_timeout_ms) == (20_000, 30_000)
     assert two.assignment == b"part of two-2"
     stage.crash()
-    assert stage.answer(stage.heartbeat("two-again", instance="two")) is DONE
+    assert stage.answer(stage.heartbeat("two-again", instance="two")) is EMPTY_RESPONSE
     assert stage.refused(stage.heartbeat("two-2", instance="two")) is FencedInstanceIdError
 
 
@@ -95,12 +102,12 @@ def test_a_restart_that_would_change_the_protocol_starts_a_rebalance() -> None:
     both, reverse = speaking("range", "sticky"), speaking("sticky", "range")
     stage.stable({"instance": "one", "protocols": both}, {"protocols": both}, {"protocols": reverse})
     assert stage.group.protocol_name == "range"
-    ticket = stage.join(instance="one", protocols=reverse, fresh_id="one-again")
-    assert (stage.answer(ticket), stage.group.state) == (WAITS, PREPARING)
+    request_id = stage.join(instance="one", protocols=reverse, fresh_id="one-again")
+    assert (stage.answer(request_id), stage.group.state) == (WAITS, PREPARING)
     assert stage.refused(stage.heartbeat("one-1", instance="one")) is FencedInstanceIdError
     stage.join("member-2", protocols=both)
     stage.join("member-3", protocols=reverse)
-    assert stage.joined(ticket).protocol_name == "sticky"
+    assert stage.joined(request_id).protocol_name == "sticky"
 
 
 def test_a_restart_with_another_subscription_moves_nothing_either() -> None:
@@ -113,16 +120,16 @@ def test_a_restart_with_another_subscription_moves_nothing_either() -> None:
 def test_a_restart_with_the_same_protocols_needs_no_election(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     stage.stable(ONE, TWO)
-    monkeypatch.setattr(Roster, "elected_protocol", lambda _: pytest.fail("each member is asked again"))
+    monkeypatch.setattr(MemberSet, "select_protocol", lambda _: pytest.fail("each member is asked again"))
     assert stage.joined(stage.join(instance="two", fresh_id="again")).member_id == "again"
     assert stage.group.state is STABLE
 
 
 def test_a_restart_before_the_sync_starts_anew() -> None:
     stage = Stage()
-    tickets = [stage.join(**ONE), stage.join(**TWO)]
+    request_ids = [stage.join(**ONE), stage.join(**TWO)]
     stage.wait_for_generation()
-    one, two = (stage.joined(each).member_id for each in tickets)
+    one, two = (stage.joined(each).member_id for each in request_ids)
     waiting = stage.sync(two, instance="two")
     again = stage.join(instance="one", fresh_id="one-again")
     assert stage.refused(waiting) is RebalanceInProgressError
@@ -144,7 +151,7 @@ def test_a_restart_while_members_join_takes_the_place_of_the_one_that_waits() ->
 
 
 def test_a_full_group_lets_its_static_members_come_back() -> None:
-    stage = Stage(GroupLimits(size_max=2))
+    stage = Stage(GroupCoordinatorConfig(size_max=2))
     stage.stable(ONE, TWO)
     assert stage.joined(stage.join(instance="two", fresh_id="two-again")).generation == 1
 
@@ -153,30 +160,30 @@ def test_a_restart_that_could_not_be_written_has_not_happened() -> None:
     stage = Stage()
     _, two = stage.stable(ONE, TWO)
     stage.log_fails = True
-    ticket = stage.join(instance="two", fresh_id="lost")
-    assert stage.lost == [ticket]
+    request_id = stage.join(instance="two", fresh_id="lost")
+    assert stage.lost == [request_id]
     stage.log_fails = False
-    assert stage.answer(stage.heartbeat(two, instance="two")) is DONE
+    assert stage.answer(stage.heartbeat(two, instance="two")) is EMPTY_RESPONSE
     assert stage.refused(stage.heartbeat("lost", instance="two")) is FencedInstanceIdError
     assert stage.joined(stage.join(instance="two", fresh_id="two-again")).generation == 1
     for _ in range(3):
         stage.wait(9_000)
-        assert stage.answer(stage.heartbeat("two-again", instance="two")) is DONE
-        assert stage.answer(stage.heartbeat("one-1", instance="one")) is DONE
+        assert stage.answer(stage.heartbeat("two-again", instance="two")) is EMPTY_RESPONSE
+        assert stage.answer(stage.heartbeat("one-1", instance="one")) is EMPTY_RESPONSE
 
 
 def test_a_member_that_restarts_before_it_has_synced_is_not_removed_for_that() -> None:
     stage = Stage()
-    tickets = [stage.join(**ONE), stage.join(**TWO)]
+    request_ids = [stage.join(**ONE), stage.join(**TWO)]
     stage.wait_for_generation()
-    one = stage.joined(tickets[0]).member_id
+    one = stage.joined(request_ids[0]).member_id
     stage.sync(one, instance="one")
     assert stage.group.state is STABLE
     stage.join(instance="two", fresh_id="two-again")
     for _ in range(8):
         stage.wait(9_000)
-        assert stage.answer(stage.heartbeat(one, instance="one")) is DONE
-        assert stage.answer(stage.heartbeat("two-again", instance="two")) is DONE
+        assert stage.answer(stage.heartbeat(one, instance="one")) is EMPTY_RESPONSE
+        assert stage.answer(stage.heartbeat("two-again", instance="two")) is EMPTY_RESPONSE
 
 
 # Two with the same instance id
@@ -192,9 +199,9 @@ def test_the_earlier_of_two_with_the_same_instance_id_is_fenced_wherever_it_turn
     with pytest.raises(FencedInstanceIdError):
         stage.commit(old, instance="one")
     left = stage.answer(stage.leave(LeavingMember(old, "one")))
-    assert isinstance(left, LeaveReply)
+    assert isinstance(left, LeaveResponse)
     assert isinstance(left.members[0].error, FencedInstanceIdError)
-    assert stage.refused(stage.heartbeat(old)) is UnknownMemberError, (
+    assert stage.refused(stage.heartbeat(old)) is UnknownMemberIdError, (
         "nor is it known without its instance id"
     )
 
@@ -209,15 +216,15 @@ def test_fencing_is_looked_at_before_the_generation() -> None:
 def test_an_instance_id_that_is_not_in_the_group_is_unknown() -> None:
     stage = Stage()
     one, _ = stage.stable(ONE, TWO)
-    assert stage.refused(stage.heartbeat(one, instance="three")) is UnknownMemberError
-    assert stage.refused(stage.join(one, instance="three")) is UnknownMemberError
+    assert stage.refused(stage.heartbeat(one, instance="three")) is UnknownMemberIdError
+    assert stage.refused(stage.join(one, instance="three")) is UnknownMemberIdError
 
 
 def test_the_one_that_waits_in_sync_is_fenced_at_once() -> None:
     stage = Stage()
-    tickets = [stage.join(**ONE), stage.join(**TWO)]
+    request_ids = [stage.join(**ONE), stage.join(**TWO)]
     stage.wait_for_generation()
-    two = stage.joined(tickets[1]).member_id
+    two = stage.joined(request_ids[1]).member_id
     waiting = stage.sync(two, instance="two")
     stage.join(instance="two", fresh_id="two-again")
     assert stage.refused(waiting) is FencedInstanceIdError
@@ -288,9 +295,9 @@ def test_a_static_member_that_is_kept_but_never_syncs_is_removed_in_the_end() ->
 def test_an_operator_removes_a_static_member_by_its_instance_id() -> None:
     stage = Stage()
     stage.stable(ONE, TWO)
-    stage.leave(LeavingMember(UNKNOWN_MEMBER, "one"))
+    stage.leave(LeavingMember(UNKNOWN_MEMBER_ID, "one"))
     assert list(stage.group.members) == ["two-2"]
-    assert stage.refused(stage.heartbeat("one-1", instance="one")) is UnknownMemberError
+    assert stage.refused(stage.heartbeat("one-1", instance="one")) is UnknownMemberIdError
 
 
 def test_a_static_member_leaves_with_its_member_id_with_or_without_its_instance_id() -> None:
@@ -309,9 +316,11 @@ def test_the_checks_of_generation_and_fencing_can_be_switched_off_one_by_one(
     stage = Stage()
     one, _ = stage.stable(ONE, TWO)
     monkeypatch.setattr(ClassicGroup, "_check_generation", lambda self, generation: None)
-    assert stage.answer(stage.heartbeat(one, generation=9)) is DONE
-    monkeypatch.setattr(ClassicGroup, "_check_not_fenced", lambda self, member_id, instance_id: None)
-    assert stage.answer(stage.heartbeat(one, instance="two")) is DONE
-    monkeypatch.setattr(ClassicGroup, "_known_member", lambda self, member_id, instance_id: self.members[one])
-    assert stage.answer(stage.heartbeat("long replaced", instance="one")) is DONE
+    assert stage.answer(stage.heartbeat(one, generation=9)) is EMPTY_RESPONSE
+    monkeypatch.setattr(ClassicGroup, "_check_instance_not_fenced", lambda self, member_id, instance_id: None)
+    assert stage.answer(stage.heartbeat(one, instance="two")) is EMPTY_RESPONSE
+    monkeypatch.setattr(
+        ClassicGroup, "_require_member", lambda self, member_id, instance_id: self.members[one]
+    )
+    assert stage.answer(stage.heartbeat("long replaced", instance="one")) is EMPTY_RESPONSE
     stage.commit("long replaced", instance="one")

@@ -7,17 +7,17 @@ from moldau.errors import (
     InconsistentGroupProtocolError,
     MoldauError,
     RebalanceInProgressError,
-    UnknownMemberError,
+    UnknownMemberIdError,
 )
-from moldau.groups.records import GroupChanged, GroupMetadata
+from moldau.groups.records import GroupMetadataRecord, GroupMetadataValue
 from moldau.groups.requests import (
-    DONE,
-    UNKNOWN_MEMBER,
+    EMPTY_RESPONSE,
+    UNKNOWN_MEMBER_ID,
     GroupState,
-    LeaveReply,
+    LeaveResponse,
     LeavingMember,
     ListedGroup,
-    Ticket,
+    RequestId,
 )
 from support.classic_group import GROUP, WAITS, WALL_MS, Stage, speaking, subscribed_to
 
@@ -27,22 +27,22 @@ COMPLETING, STABLE = GroupState.COMPLETING_REBALANCE, GroupState.STABLE
 
 def completing(stage: Stage, count: int = 2) -> list[str]:
     """Members that have joined and not synced yet; the first of them leads."""
-    tickets = [stage.join() for _ in range(count)]
+    request_ids = [stage.join() for _ in range(count)]
     stage.wait_for_generation()
-    return [stage.joined(ticket).member_id for ticket in tickets]
+    return [stage.joined(request_id).member_id for request_id in request_ids]
 
 
-def written(stage: Stage) -> GroupMetadata:
+def written(stage: Stage) -> GroupMetadataValue:
     record = stage.log[-1]
-    assert isinstance(record, GroupChanged)
+    assert isinstance(record, GroupMetadataRecord)
     assert record.group_id == GROUP
     assert record.metadata is not None
     return record.metadata
 
 
-def errors(stage: Stage, ticket: Ticket) -> list[type[MoldauError] | None]:
-    reply = stage.answer(ticket)
-    assert isinstance(reply, LeaveReply)
+def errors(stage: Stage, request_id: RequestId) -> list[type[MoldauError] | None]:
+    reply = stage.answer(request_id)
+    assert isinstance(reply, LeaveResponse)
     return [each.error and type(each.error) for each in reply.members]
 
 
@@ -118,9 +118,9 @@ def test_a_follower_that_syncs_twice_gets_one_good_answer() -> None:
 
 def test_what_a_sync_is_refused_for_in_this_order() -> None:
     stage = Stage()
-    assert stage.refused(stage.sync("a")) is UnknownMemberError, "the group is empty"
+    assert stage.refused(stage.sync("a")) is UnknownMemberIdError, "the group is empty"
     a, _ = completing(stage)
-    assert stage.refused(stage.sync("nobody", generation=7)) is UnknownMemberError
+    assert stage.refused(stage.sync("nobody", generation=7)) is UnknownMemberIdError
     assert stage.refused(stage.sync(a, generation=7, protocol_name="x")) is IllegalGenerationError
     assert stage.refused(stage.sync(a, protocol_type="connect")) is InconsistentGroupProtocolError
     assert stage.refused(stage.sync(a, protocol_name="sticky")) is InconsistentGroupProtocolError
@@ -141,7 +141,7 @@ def test_a_rebalance_sends_those_who_wait_in_sync_back() -> None:
     _, b, c = completing(stage, 3)
     waiting = [stage.sync(b), stage.sync(c)]
     stage.leave(c)
-    assert [stage.refused(each) for each in waiting] == [RebalanceInProgressError, UnknownMemberError]
+    assert [stage.refused(each) for each in waiting] == [RebalanceInProgressError, UnknownMemberIdError]
     assert stage.group.state is PREPARING
 
 
@@ -151,7 +151,7 @@ def test_members_that_never_sync_are_removed_when_the_rebalance_timeout_is_over(
     stage.sync(a)
     for _ in range(11):
         stage.wait(5_000)
-        assert [stage.answer(stage.heartbeat(each)) for each in (a, b)] == [DONE, DONE]
+        assert [stage.answer(stage.heartbeat(each)) for each in (a, b)] == [EMPTY_RESPONSE, EMPTY_RESPONSE]
     stage.wait(4_999)
     assert stage.group.state is STABLE
     stage.wait(1)
@@ -208,7 +208,7 @@ def test_heartbeats_keep_a_member() -> None:
     [a] = stage.stable({"session_ms": 10_000})
     for _ in range(10):
         stage.wait(9_999)
-        assert stage.answer(stage.heartbeat(a)) is DONE
+        assert stage.answer(stage.heartbeat(a)) is EMPTY_RESPONSE
     stage.wait(9_999)
     assert stage.group.state is STABLE
 
@@ -226,16 +226,16 @@ def test_heartbeats_keep_a_member_while_the_group_waits_for_it_to_join() -> None
 def test_a_heartbeat_between_join_and_sync_is_fine() -> None:
     stage = Stage()
     a, _ = completing(stage)
-    assert stage.answer(stage.heartbeat(a)) is DONE
+    assert stage.answer(stage.heartbeat(a)) is EMPTY_RESPONSE
 
 
 def test_what_a_heartbeat_is_refused_for() -> None:
     stage = Stage()
-    assert stage.refused(stage.heartbeat("a")) is UnknownMemberError
+    assert stage.refused(stage.heartbeat("a")) is UnknownMemberIdError
     stage.join(asks_for_id=True, fresh_id="pending")
-    assert stage.refused(stage.heartbeat("pending")) is UnknownMemberError
+    assert stage.refused(stage.heartbeat("pending")) is UnknownMemberIdError
     [a] = stage.stable({})
-    assert stage.refused(stage.heartbeat("nobody", generation=9)) is UnknownMemberError
+    assert stage.refused(stage.heartbeat("nobody", generation=9)) is UnknownMemberIdError
     assert stage.refused(stage.heartbeat(a, generation=0)) is IllegalGenerationError
     assert stage.refused(stage.heartbeat(a, generation=2)) is IllegalGenerationError
 
@@ -260,17 +260,17 @@ def test_a_member_that_waits_in_sync_needs_no_heartbeat() -> None:
 
 def test_who_may_commit() -> None:
     stage = Stage()
-    stage.commit(UNKNOWN_MEMBER, generation=-1)
-    with pytest.raises(UnknownMemberError):
+    stage.commit(UNKNOWN_MEMBER_ID, generation=-1)
+    with pytest.raises(UnknownMemberIdError):
         stage.commit("a", generation=0)
     a, b = completing(stage)
     with pytest.raises(RebalanceInProgressError):
         stage.commit(a)
     stage.sync_all([a, b])
     stage.commit(a)
-    with pytest.raises(UnknownMemberError):
-        stage.commit(UNKNOWN_MEMBER, generation=-1)
-    with pytest.raises(UnknownMemberError):
+    with pytest.raises(UnknownMemberIdError):
+        stage.commit(UNKNOWN_MEMBER_ID, generation=-1)
+    with pytest.raises(UnknownMemberIdError):
         stage.commit("nobody")
     with pytest.raises(IllegalGenerationError):
         stage.commit(a, generation=0)
@@ -318,19 +318,19 @@ def test_many_leave_in_one_request_and_each_learns_how_it_went() -> None:
     stage = Stage()
     a, b, c = stage.stable({}, {"instance": "static"}, {})
     stage.join(asks_for_id=True, fresh_id="pending")
-    ticket = stage.leave(
+    request_id = stage.leave(
         LeavingMember(a, None),
-        LeavingMember(UNKNOWN_MEMBER, "static"),
+        LeavingMember(UNKNOWN_MEMBER_ID, "static"),
         LeavingMember("nobody", None),
-        LeavingMember(UNKNOWN_MEMBER, "strange"),
-        LeavingMember(UNKNOWN_MEMBER, None),
+        LeavingMember(UNKNOWN_MEMBER_ID, "strange"),
+        LeavingMember(UNKNOWN_MEMBER_ID, None),
         LeavingMember("pending", None),
         LeavingMember(a, None),
     )
-    unknown = UnknownMemberError
-    assert errors(stage, ticket) == [None, None, unknown, unknown, unknown, None, unknown]
-    reply = stage.answer(ticket)
-    assert isinstance(reply, LeaveReply)
+    unknown = UnknownMemberIdError
+    assert errors(stage, request_id) == [None, None, unknown, unknown, unknown, None, unknown]
+    reply = stage.answer(request_id)
+    assert isinstance(reply, LeaveResponse)
     assert [(each.member_id, each.instance_id) for each in reply.members[:2]] == [(a, None), ("", "static")]
     assert list(stage.group.members) == [c]
     assert b not in stage.group.members
@@ -339,7 +339,7 @@ def test_many_leave_in_one_request_and_each_learns_how_it_went() -> None:
 def test_leaving_nobody_in_particular_disturbs_nobody() -> None:
     stage = Stage()
     stage.stable({})
-    assert errors(stage, stage.leave("nobody")) == [UnknownMemberError]
+    assert errors(stage, stage.leave("nobody")) == [UnknownMemberIdError]
     assert errors(stage, stage.leave()) == []
     stage.join(asks_for_id=True, fresh_id="pending")
     assert errors(stage, stage.leave("pending")) == [None]
@@ -360,7 +360,7 @@ def test_a_member_that_leaves_while_it_waits_is_told() -> None:
     a, b = stage.stable({}, {})
     waiting = stage.join(a)
     stage.leave(a)
-    assert stage.refused(waiting) is UnknownMemberError
+    assert stage.refused(waiting) is UnknownMemberIdError
     assert stage.joined(stage.join(b)).generation == 2
 
 
@@ -372,7 +372,7 @@ def test_after_a_crash_members_go_on_as_if_nothing_had_been() -> None:
     a, b = stage.stable({}, {})
     stage.crash()
     assert (stage.group.state, stage.group.generation, stage.group.leader) == (STABLE, 1, a)
-    assert stage.answer(stage.heartbeat(a)) is DONE
+    assert stage.answer(stage.heartbeat(a)) is EMPTY_RESPONSE
     assert stage.assignment(stage.sync(b)) == f"part of {b}".encode()
     assert stage.joined(stage.join(b)).generation == 1, "it says what it said then"
 
@@ -423,7 +423,7 @@ def test_a_later_record_replaces_everything_of_an_earlier_one() -> None:
 def test_a_group_over_a_limit_that_was_lowered_rebalances_and_sheds_the_last() -> None:
     stage = Stage()
     a, b, c = stage.stable({}, {}, {})
-    stage.limits = type(stage.limits)(size_max=2)
+    stage.config = type(stage.config)(size_max=2)
     stage.crash()
     assert stage.group.state is PREPARING
     assert stage.answer(stage.join(c)) is WAITS
@@ -474,9 +474,9 @@ def test_a_group_whose_emptying_could_not_be_written_starts_over() -> None:
     stage.leave(a)
     stage.log_fails = False
     assert stage.group.state is EMPTY
-    ticket = stage.join()
+    request_id = stage.join()
     stage.wait_for_generation()
-    assert stage.joined(ticket).generation == 3
+    assert stage.joined(request_id).generation == 3
 
 
 # Looking at it
@@ -485,26 +485,26 @@ def test_a_group_whose_emptying_could_not_be_written_starts_over() -> None:
 def test_a_description_tells_what_members_said_only_while_the_group_is_stable() -> None:
     stage = Stage()
     a, b = stage.stable({}, {"instance": "static", "client_host": "/10.0.0.2"})
-    described = stage.group.describe()
-    assert (described.state, described.protocol_type, described.protocol_name) == (
+    describe = stage.group.describe()
+    assert (describe.state, describe.protocol_type, describe.protocol_name) == (
         STABLE,
         "consumer",
         "range",
     )
-    assert described.members[1] == (
+    assert describe.members[1] == (
         b, "static", "client", "/10.0.0.2", b"mine", f"part of {b}".encode()
     )  # fmt: skip
     stage.join()
-    described = stage.group.describe()
-    assert (described.state, described.protocol_type, described.protocol_name) == (PREPARING, "consumer", "")
-    assert described.members[0] == (a, None, "client", "/10.0.0.1", b"", f"part of {a}".encode())
+    describe = stage.group.describe()
+    assert (describe.state, describe.protocol_type, describe.protocol_name) == (PREPARING, "consumer", "")
+    assert describe.members[0] == (a, None, "client", "/10.0.0.1", b"", f"part of {a}".encode())
 
 
 def test_a_listing_has_the_state_and_the_kind() -> None:
     stage = Stage()
-    assert stage.group.listed() == ListedGroup(GROUP, "", EMPTY, "classic")
+    assert stage.group.as_listed_group() == ListedGroup(GROUP, "", EMPTY, "classic")
     stage.stable({})
-    assert stage.group.listed() == ListedGroup(GROUP, "consumer", STABLE, "classic")
+    assert stage.group.as_listed_group() == ListedGroup(GROUP, "consumer", STABLE, "classic")
 
 
 def test_the_topics_that_members_are_subscribed_to() -> None:

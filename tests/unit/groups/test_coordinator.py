@@ -16,32 +16,32 @@ from moldau.errors import (
     NotCoordinatorError,
     RecordTooLargeError,
     StorageError,
-    UnknownMemberError,
+    UnknownMemberIdError,
 )
 from moldau.groups.coordinator import GroupCoordinator
 from moldau.groups.java_hash import java_hash
-from moldau.groups.loading import load
+from moldau.groups.offsets_partition import load
+from moldau.groups.offsets_topic import OFFSETS_TOPIC, partition_for
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import (
     NO_GENERATION,
-    UNKNOWN_MEMBER,
+    UNKNOWN_MEMBER_ID,
     CommitRequest,
-    JoinReply,
     JoinRequest,
+    JoinResponse,
     LeavingMember,
-    MemberClaim,
+    MemberIdentity,
     OffsetToCommit,
     Protocol,
     SyncRequest,
 )
-from moldau.groups.shard import Shard
-from moldau.groups.topic import OFFSETS_TOPIC, partition_for
+from moldau.groups.shard_driver import ShardDriver
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
-from moldau.observe.logging import FACTS
-from moldau.settings.sources import build
+from moldau.observe.logging import FIELDS
+from moldau.settings.sources import build_settings
 from moldau.testing import Broker
-from support.members import JOIN_GROUP, NOT_COORDINATOR, Member, join_tree
-from support.wire import Wire
+from support.raw_group_member import JOIN_GROUP, NOT_COORDINATOR, RawGroupMember, join_tree
+from support.wire import WireClient
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_a_group_is_where_kafka_would_look_for_it(group_id: str, code: int, part
     assert partition_for(group_id, 50) == partition
 
 
-def nobody(group_id: str) -> MemberClaim:
-    return MemberClaim(
-        group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER, instance_id=None
+def nobody(group_id: str) -> MemberIdentity:
+    return MemberIdentity(
+        group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None
     )
 
 
@@ -73,14 +73,14 @@ def commit_of(
     group_id: str,
     topic: str,
     *offsets: int,
-    claim: MemberClaim | None = None,
+    identity: MemberIdentity | None = None,
     topic_id: UUID | None = None,
 ) -> CommitRequest:
     made = [
         OffsetToCommit(topic, index, offset, -1, "", NO_EXPIRY, topic_id)
         for index, offset in enumerate(offsets)
     ]
-    return CommitRequest(claim=claim or nobody(group_id), offsets=tuple(made))
+    return CommitRequest(identity=identity or nobody(group_id), offsets=tuple(made))
 
 
 async def committed(groups: GroupCoordinator, group_id: str) -> dict[tuple[str, int], int]:
@@ -90,7 +90,7 @@ async def committed(groups: GroupCoordinator, group_id: str) -> dict[tuple[str, 
 
 def join_of(group_id: str, member_id: str = "", **more: Any) -> JoinRequest:
     details: dict[str, Any] = {
-        "fresh_member_id": f"fresh-{group_id}",
+        "new_member_id": f"fresh-{group_id}",
         "instance_id": None,
         "client_id": "client",
         "client_host": "/127.0.0.1",
@@ -104,10 +104,10 @@ def join_of(group_id: str, member_id: str = "", **more: Any) -> JoinRequest:
     return JoinRequest(group_id=group_id, member_id=member_id, **{**details, **more})
 
 
-async def member(groups: GroupCoordinator, group_id: str, **more: Any) -> MemberClaim:
+async def member(groups: GroupCoordinator, group_id: str, **more: Any) -> MemberIdentity:
     """Joins and syncs as the only one."""
     joined = await groups.join(join_of(group_id, **more))
-    assert isinstance(joined, JoinReply)
+    assert isinstance(joined, JoinResponse)
     request = SyncRequest(
         group_id=group_id,
         generation=joined.generation,
@@ -118,7 +118,7 @@ async def member(groups: GroupCoordinator, group_id: str, **more: Any) -> Member
         assignments={joined.member_id: b"all"},
     )
     await groups.sync(request)
-    return MemberClaim(
+    return MemberIdentity(
         group_id=group_id, generation=joined.generation, member_id=joined.member_id, instance_id=None
     )
 
@@ -146,7 +146,9 @@ def test_the_first_who_asks_makes_the_topic_and_all_wait_for_the_same_one() -> N
             parts.controller.create_topics = counted  # type: ignore[method-assign]
             with pytest.raises(NotCoordinatorError):
                 await parts.groups.commit(commit_of("g", "orders", 1))
-            found = await asyncio.gather(*(parts.groups.coordinator_of(f"group-{n}") for n in range(20)))
+            found = await asyncio.gather(
+                *(parts.groups.coordinator_partition(f"group-{n}") for n in range(20))
+            )
             assert creations == 1
             assert {each.leader for each in found} == {1}
             topic = parts.metadata.image.topics[OFFSETS_TOPIC]
@@ -165,7 +167,7 @@ def test_a_topic_that_cannot_be_made_is_tried_again_by_the_next_who_asks() -> No
         async with Broker(settings={"offsets.topic.replication.factor": "3"}) as broker:
             groups = broker.node.broker.groups
             for _ in range(2):
-                asked = [groups.coordinator_of("g") for _ in range(3)]
+                asked = [groups.coordinator_partition("g") for _ in range(3)]
                 for refused in await asyncio.gather(*asked, return_exceptions=True):
                     assert isinstance(refused, CoordinatorNotAvailableError)
 
@@ -178,17 +180,17 @@ def test_groups_go_with_their_topic_and_a_new_one_begins_empty() -> None:
             parts = broker.node.broker
             await parts.groups.ensure_topic()
             await parts.groups.commit(commit_of("g", "orders", 1))
-            claim = await member(parts.groups, "members")
-            parked = asyncio.ensure_future(parts.groups.join(join_of("members", fresh_member_id="another")))
+            identity = await member(parts.groups, "members")
+            parked = asyncio.ensure_future(parts.groups.join(join_of("members", new_member_id="another")))
             await turns()
             await parts.controller.delete_topics([TopicRef(OFFSETS_TOPIC)])
             with pytest.raises(NotCoordinatorError):
                 await parked
             with pytest.raises(NotCoordinatorError):
-                await parts.groups.heartbeat(claim)
+                await parts.groups.heartbeat(identity)
             await parts.groups.ensure_topic()
-            with pytest.raises(UnknownMemberError):
-                await parts.groups.heartbeat(claim)
+            with pytest.raises(UnknownMemberIdError):
+                await parts.groups.heartbeat(identity)
             assert await committed(parts.groups, "g") == {}
 
     asyncio.run(scene())
@@ -202,7 +204,7 @@ def on_files(tmp_path: Path) -> dict[str, str]:
     return {"store": "files", "data.dir": str(tmp_path / "data")}
 
 
-async def loaded(groups: GroupCoordinator) -> None:
+async def on_loaded(groups: GroupCoordinator) -> None:
     async with asyncio.timeout(20):
         while True:
             try:
@@ -218,16 +220,16 @@ def test_groups_and_offsets_survive_a_restart(on_files: dict[str, str]) -> None:
         async with Broker(topics={"orders": 2}, settings=on_files) as broker:
             groups = broker.node.broker.groups
             await groups.ensure_topic()
-            claim = await member(groups, "members")
-            await groups.commit(commit_of("members", "orders", 7, 8, claim=claim))
+            identity = await member(groups, "members")
+            await groups.commit(commit_of("members", "orders", 7, 8, identity=identity))
             for number in range(30):
                 await groups.commit(commit_of(f"group-{number}", "orders", number))
             described = await groups.describe("members")
         async with Broker(settings=on_files) as broker:
             groups = broker.node.broker.groups
-            await loaded(groups)
+            await on_loaded(groups)
             assert await groups.describe("members") == described
-            await groups.heartbeat(claim)
+            await groups.heartbeat(identity)
             assert await committed(groups, "members") == {("orders", 0): 7, ("orders", 1): 8}
             for number in range(30):
                 assert await committed(groups, f"group-{number}") == {("orders", 0): number}
@@ -249,7 +251,7 @@ def test_the_offsets_of_a_deleted_topic_are_forgotten_for_good(on_files: dict[st
             for group_id in ("a", "b", "c"):
                 assert await committed(parts.groups, group_id) == {("payments", 0): 2}
         async with Broker(settings=on_files) as broker:
-            await loaded(broker.node.broker.groups)
+            await on_loaded(broker.node.broker.groups)
             for group_id in ("a", "b", "c"):
                 assert await committed(broker.node.broker.groups, group_id) == {("payments", 0): 2}
 
@@ -261,7 +263,7 @@ def test_a_topic_made_anew_inherits_nothing_though_a_crash_came_before_the_tombs
 ) -> None:
     async def scene() -> None:
         with monkeypatch.context() as crash:
-            crash.setattr(Shard, "forget", lambda shard, topics: None)
+            crash.setattr(ShardDriver, "on_topics_deleted", lambda shard, topics: None)
             async with Broker(topics=["orders", "payments", "gone"], settings=on_files) as broker:
                 parts = broker.node.broker
                 await parts.groups.ensure_topic()
@@ -276,7 +278,7 @@ def test_a_topic_made_anew_inherits_nothing_though_a_crash_came_before_the_tombs
         for _ in range(2):
             async with Broker(settings=on_files) as broker:
                 groups = broker.node.broker.groups
-                await loaded(groups)
+                await on_loaded(groups)
                 assert await committed(groups, "g") == {("payments", 0): 1}
                 assert await committed(groups, "later") == {("orders", 0): 3}
                 assert await committed(groups, "nameless") == {("orders", 0): 2}, "nobody knows whose it is"
@@ -287,7 +289,7 @@ def test_a_topic_made_anew_inherits_nothing_though_a_crash_came_before_the_tombs
 def test_groups_that_cannot_be_loaded_for_the_moment_are_loaded_when_they_can(
     on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moldau.groups.coordinator.LOAD_AGAIN_S", 0.001)
+    monkeypatch.setattr("moldau.groups.coordinator.LOAD_RETRY_BACKOFF_S", 0.001)
     failures = 0
 
     async def load_at_last(*arguments: Any) -> int:
@@ -303,10 +305,10 @@ def test_groups_that_cannot_be_loaded_for_the_moment_are_loaded_when_they_can(
             await groups.ensure_topic()
             for number in range(30):
                 await groups.commit(commit_of(f"g{number}", "orders", number))
-        monkeypatch.setattr("moldau.groups.shard.load", load_at_last)
+        monkeypatch.setattr("moldau.groups.shard_driver.load", load_at_last)
         async with Broker(settings=on_files) as broker:
             groups = broker.node.broker.groups
-            await loaded(groups)
+            await on_loaded(groups)
             assert failures == 60
             for number in range(30):
                 assert await committed(groups, f"g{number}") == {("orders", 0): number}
@@ -331,11 +333,11 @@ def test_groups_that_break_when_they_are_let_go_of_are_loaded_again_all_the_same
 
             monkeypatch.setattr(shard, "close", breaks_once)
             index = shard.partition.name.partition
-            groups._let_go(index)
-            groups._follow(groups._image.topics[OFFSETS_TOPIC].partitions[index])
-            await loaded(groups)
-            assert groups.bugs == 1
-            groups._past_bugs = 0
+            groups._on_resignation(index)
+            groups._on_partition_changed(groups._image.topics[OFFSETS_TOPIC].partitions[index])
+            await on_loaded(groups)
+            assert groups.unexpected_errors == 1
+            groups._closed_shard_unexpected_errors = 0
             assert await committed(groups, "g") == {("orders", 0): 5}
 
     asyncio.run(scene())
@@ -351,7 +353,7 @@ def test_a_topic_deleted_while_groups_are_loaded_is_forgotten_too(
             await may_load.wait()
             return await load(*arguments)
 
-        monkeypatch.setattr("moldau.groups.shard.load", load_when_told)
+        monkeypatch.setattr("moldau.groups.shard_driver.load", load_when_told)
         async with Broker(topics=["orders"], settings=on_files) as broker:
             groups = broker.node.broker.groups
             await groups.ensure_topic()
@@ -363,7 +365,7 @@ def test_a_topic_deleted_while_groups_are_loaded_is_forgotten_too(
                 await parts.groups.list_groups()
             await parts.controller.delete_topics([TopicRef("orders")])
             may_load.set()
-            await loaded(parts.groups)
+            await on_loaded(parts.groups)
             for number in range(20):
                 assert await committed(parts.groups, f"g{number}") == {}
 
@@ -382,7 +384,7 @@ def test_a_topic_made_anew_keeps_its_commits_though_the_old_one_is_forgotten_in_
             monkeypatch.setattr(groups._clock, "wall_ms", lambda: now_ms)
             await groups.commit(commit_of("g", "orders", 5, 5))
             with monkeypatch.context() as too_few_in_sync:
-                too_few_in_sync.setattr(Shard, "_forget_deleted", lambda shard: None)
+                too_few_in_sync.setattr(ShardDriver, "_delete_offsets_of_deleted_topics", lambda shard: None)
                 await parts.controller.delete_topics([TopicRef("orders")])
                 await parts.controller.create_topics([NewTopic("orders", 1)])
             now_ms += 1
@@ -390,8 +392,8 @@ def test_a_topic_made_anew_keeps_its_commits_though_the_old_one_is_forgotten_in_
             now_ms += 1
             index = partition_for("g", len(groups._shards))
             groups._shards[index].leader_epoch -= 1
-            groups._follow(groups._image.topics[OFFSETS_TOPIC].partitions[index])
-            await loaded(groups)
+            groups._on_partition_changed(groups._image.topics[OFFSETS_TOPIC].partitions[index])
+            await on_loaded(groups)
             assert await committed(groups, "g") == {("orders", 0): 7}
 
     asyncio.run(scene())
@@ -404,7 +406,7 @@ def test_expired_offsets_are_forgotten_by_themselves() -> None:
             parts = broker.node.broker
             await parts.groups.ensure_topic()
             offset = OffsetToCommit("orders", 0, 5, -1, "", parts.platform.clock.wall_ms() + 20)
-            await parts.groups.commit(CommitRequest(claim=nobody("g"), offsets=(offset,)))
+            await parts.groups.commit(CommitRequest(identity=nobody("g"), offsets=(offset,)))
             await parts.groups.commit(commit_of("h", "orders", 6))
             while await committed(parts.groups, "g"):
                 await asyncio.sleep(0.005)
@@ -455,7 +457,7 @@ def test_why_members_come_and_go_is_in_the_log(caplog: pytest.LogCaptureFixture)
 
     with caplog.at_level("DEBUG", logger="moldau"):
         asyncio.run(scene())
-    facts = [getattr(record, FACTS) for record in caplog.records]
+    facts = [getattr(record, FIELDS) for record in caplog.records]
     assert [each["why"] for each in facts if each.get("group") == "g"] == ["a rack burns", "it rains"]
 
 
@@ -464,13 +466,13 @@ def test_why_members_come_and_go_is_in_the_log(caplog: pytest.LogCaptureFixture)
 
 def test_a_node_that_stops_answers_those_who_wait_to_join() -> None:
     with Broker() as broker:
-        with Wire(broker.bootstrap) as finder:
-            finder.ask(10, 2, {"key": "g", "key_type": 0})
-        one = Member(broker.bootstrap, "g").alone()
-        another = Member(broker.bootstrap, "g")
+        with WireClient(broker.bootstrap) as finder:
+            finder.request(10, 2, {"key": "g", "key_type": 0})
+        one = RawGroupMember(broker.bootstrap, "g").join_alone()
+        another = RawGroupMember(broker.bootstrap, "g")
         another.wire.send(JOIN_GROUP, 3, join_tree("g", rebalance_timeout=2**31 - 1))
-        one.until_told_to_rebalance()
-    answer = another.joined(version=3)
+        one.heartbeat_until_rebalance()
+    answer = another.receive_join(version=3)
     assert answer["error_code"] == NOT_COORDINATOR
     one.close()
     another.close()
@@ -495,8 +497,8 @@ def test_whoever_comes_after_the_end_is_sent_away() -> None:
 def sizes(groups: GroupCoordinator) -> tuple[int, int, int]:
     shards = list(groups._shards.values())
     return (
-        sum(len(shard._waiting) for shard in shards),
-        sum(len(shard._flights) for shard in shards),
+        sum(len(shard._pending_responses) for shard in shards),
+        sum(len(shard._pending_operations) for shard in shards),
         sum(len(shard._state._groups) for shard in shards if shard._state is not None),
     )
 
@@ -524,4 +526,4 @@ def test_hundreds_of_joins_and_leaves_leave_nothing_behind() -> None:
 
 def test_session_timeouts_that_leave_no_room_are_refused() -> None:
     with pytest.raises(InvalidConfigError, match=r"group\.min\.session\.timeout\.ms"):
-        build(flags={"group.min.session.timeout.ms": "100", "group.max.session.timeout.ms": "99"})
+        build_settings(flags={"group.min.session.timeout.ms": "100", "group.max.session.timeout.ms": "99"})

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moldau.groups.deadlines import Deadlines
+from moldau.groups.deadline_queue import DeadlineQueue
 
 
 def test_the_earliest_deadline_comes_first_and_once() -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineQueue()
     deadlines.set("b", 20)
     deadlines.set("a", 10)
     assert deadlines.next_ms == 10
@@ -19,7 +19,7 @@ def test_the_earliest_deadline_comes_first_and_once() -> None:
 
 
 def test_a_deadline_that_moves_later_is_not_due_at_its_first_time() -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineQueue()
     deadlines.set("a", 10)
     deadlines.set("a", 30)
     assert deadlines.pop_due(10) is None
@@ -27,7 +27,7 @@ def test_a_deadline_that_moves_later_is_not_due_at_its_first_time() -> None:
 
 
 def test_a_deadline_that_moves_earlier_is_due_once_and_not_again_at_its_first_time() -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineQueue()
     deadlines.set("a", 30)
     deadlines.set("a", 10)
     assert deadlines.pop_due(10) == "a"
@@ -35,7 +35,7 @@ def test_a_deadline_that_moves_earlier_is_due_once_and_not_again_at_its_first_ti
 
 
 def test_a_deadline_that_is_cleared_never_comes() -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineQueue()
     deadlines.set("a", 10)
     deadlines.set("a", None)
     deadlines.set("never", None)
@@ -44,14 +44,14 @@ def test_a_deadline_that_is_cleared_never_comes() -> None:
 
 
 def test_equal_deadlines_come_in_an_order_that_does_not_depend_on_chance() -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineQueue()
     for key in ("c", "a", "b"):
         deadlines.set(key, 5)
     assert [deadlines.pop_due(5) for _ in range(3)] == ["a", "b", "c"]
 
 
 def test_what_comes_and_goes_leaves_nothing_behind() -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineQueue()
     deadlines.set("stays", 10**9)
     for number in range(10_000):
         deadlines.set(f"group-{number}", 10**6 + number)
@@ -67,7 +67,7 @@ ticks = st.integers(0, 30)
 
 @given(st.lists(changes | ticks))
 def test_it_does_what_a_plain_list_of_deadlines_would_do(steps: list[tuple[str, int | None] | int]) -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineQueue()
     plain: dict[str, int] = {}
     for step in steps:
         if isinstance(step, int):

@@ -16,23 +16,23 @@ from moldau.groups.coordinator import GroupCoordinator
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import (
     NO_GENERATION,
-    UNKNOWN_MEMBER,
+    UNKNOWN_MEMBER_ID,
     CommitRequest,
-    GroupLimits,
-    MemberClaim,
-    OffsetsReply,
+    GroupCoordinatorConfig,
+    GroupResponse,
+    MemberIdentity,
+    OffsetsResponse,
     OffsetToCommit,
-    Reply,
 )
-from moldau.groups.shard import Shard
-from moldau.groups.state import GroupsState
+from moldau.groups.shard import GroupCoordinatorShard
+from moldau.groups.shard_driver import ShardDriver
 from moldau.metadata.loader import MetadataLoader
-from moldau.partitions.table import PartitionTable
+from moldau.partitions.replica_manager import ReplicaManager
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from support.replicas import Replicas
 
-LIMITS = GroupLimits(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
+LIMITS = GroupCoordinatorConfig(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
 COMMIT_TIMEOUT_MS = 600_000
 
 
@@ -40,22 +40,26 @@ class Coordinator:
     """The groups of one node's replica."""
 
     def __init__(self, replicas: Replicas, node: int) -> None:
-        self.shard = Shard(replicas[node], replicas.clock, commit_timeout_ms=COMMIT_TIMEOUT_MS)
+        self.shard = ShardDriver(replicas[node], replicas.clock, commit_timeout_ms=COMMIT_TIMEOUT_MS)
 
     async def load(self) -> None:
-        await self.shard.load(GroupsState(LIMITS), 1 << 20)
+        await self.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20)
 
-    def commit(self, offset: int) -> "asyncio.Future[Reply]":
-        claim = MemberClaim(
-            group_id="g", generation=NO_GENERATION, member_id=UNKNOWN_MEMBER, instance_id=None
+    def commit(self, offset: int) -> "asyncio.Future[GroupResponse]":
+        identity = MemberIdentity(
+            group_id="g", generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None
         )
         made = OffsetToCommit("orders", 0, offset, -1, "", NO_EXPIRY, None)
-        request = CommitRequest(claim=claim, offsets=(made,))
-        return self.shard.ask(lambda state, now, ticket: state.commit(now, request, ticket), is_commit=True)
+        request = CommitRequest(identity=identity, offsets=(made,))
+        return self.shard.submit(
+            lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True
+        )
 
     async def offsets(self) -> list[int]:
-        reply = await self.shard.ask(lambda state, now, ticket: state.fetch_offsets(now, "g", None, ticket))
-        assert isinstance(reply, OffsetsReply)
+        reply = await self.shard.submit(
+            lambda state, now, request_id: state.fetch_offsets(now, "g", None, request_id)
+        )
+        assert isinstance(reply, OffsetsResponse)
         return [each.offset for each in reply.offsets.values() if each is not None]
 
 
@@ -99,8 +103,8 @@ def test_offsets_are_there_whoever_leads_next() -> None:
         unanswered = coordinator.commit(6)
         await turns()
         await replicas.fetch(2)
-        replicas.elects(2, [2, 3])
-        await replicas.tell()
+        replicas.elect(2, [2, 3])
+        await replicas.publish_image()
         with pytest.raises(NotCoordinatorError):
             await unanswered
         with pytest.raises(NotCoordinatorError):
@@ -124,15 +128,15 @@ def test_a_successor_that_is_succeeded_while_it_loads_serves_nothing() -> None:
         answered = coordinator.commit(5)
         await turns()
         await replicas.replicate(2, 3, times=1)
-        replicas.elects(2, [2, 3])
-        await replicas.tell()
+        replicas.elect(2, [2, 3])
+        await replicas.publish_image()
         successor = Coordinator(replicas, 2)
         loading = asyncio.ensure_future(successor.load())
         await turns()
-        replicas.elects(3, [2, 3])
-        await replicas.tell()
+        replicas.elect(3, [2, 3])
+        await replicas.publish_image()
         await loading
-        assert not successor.shard.is_serving
+        assert not successor.shard.is_active
         with pytest.raises(NotCoordinatorError):
             await successor.offsets()
         with pytest.raises(NotCoordinatorError):
@@ -144,7 +148,7 @@ def test_a_successor_that_is_succeeded_while_it_loads_serves_nothing() -> None:
 def test_too_few_replicas_make_the_coordinator_not_available() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         replicas.image = type(replicas.image)(0, (1, 2, 3), (1,), 1, 0, 5)
-        await replicas.tell(1)
+        await replicas.publish_image(1)
         with pytest.raises(CoordinatorNotAvailableError):
             await coordinator.commit(5)
 
@@ -180,7 +184,7 @@ def test_who_waits_when_the_lease_ends_is_sent_to_look_for_the_coordinator_at_on
         answered = coordinator.commit(5)
         await turns()
         replicas.leases[1].valid = False
-        replicas[1].lease_ended()
+        replicas[1].on_lease_lost()
         await turns()
         with pytest.raises(NotCoordinatorError):
             await answered
@@ -203,8 +207,8 @@ async def taken_over(replicas: Replicas, coordinator: Coordinator) -> None:
     answered = coordinator.commit(5)
     await turns()
     await replicas.fetch(2)
-    replicas.elects(2, [2, 3])
-    await replicas.tell()
+    replicas.elect(2, [2, 3])
+    await replicas.publish_image()
     with pytest.raises(NotCoordinatorError):
         await answered
 
@@ -216,7 +220,7 @@ def test_a_lease_that_ends_while_groups_are_loaded_only_puts_that_off() -> None:
         loading = asyncio.ensure_future(successor.load())
         await turns()
         replicas.leases[2].valid = False
-        replicas[2].lease_ended()
+        replicas[2].on_lease_lost()
         await loading
         assert successor.shard.is_loading
         replicas.leases[2].valid = True
@@ -243,20 +247,20 @@ def test_groups_that_wait_for_a_commit_do_not_keep_others_from_being_loaded() ->
         settings = EffectiveSettings(BrokerSettings(node_id=2))
         groups = GroupCoordinator(
             2,
-            cast(PartitionTable, None),
+            cast(ReplicaManager, None),
             cast(MetadataLoader, None),
             cast(Any, None),
             settings,
             replicas.clock,
         )
-        groups._take_up(0, replicas[2], ())
-        groups._take_up(1, other[2], ())
+        groups._on_election(0, replicas[2], ())
+        groups._on_election(1, other[2], ())
         await turns()
         assert groups._shards[0].is_loading
-        assert groups._shards[1].is_serving
+        assert groups._shards[1].is_active
         await replicas.replicate(3)
         await turns()
-        assert groups._shards[0].is_serving
+        assert groups._shards[0].is_active
         await groups.close()
 
     on_replicas(scene)
@@ -267,8 +271,8 @@ def test_what_was_decided_in_a_former_epoch_is_not_written_in_a_later_one() -> N
         # The append of the commit waits behind both changes of the leader.
         async with replicas[1]._lock:
             for leader in (2, 1):
-                replicas.elects(leader)
-                asyncio.ensure_future(replicas[1].take_role(replicas.image, brokers=replicas.brokers))
+                replicas.elect(leader)
+                asyncio.ensure_future(replicas[1].apply_image(replicas.image, brokers=replicas.brokers))
                 await turns()
             answered = coordinator.commit(5)
             await turns()

@@ -11,11 +11,11 @@ from moldau.errors import CorruptRecordError, InvalidRequestError
 from moldau.groups.formats import decode, encode
 from moldau.groups.records import (
     CommittedOffset,
-    GroupChanged,
-    GroupMetadata,
+    GroupMetadataRecord,
+    GroupMetadataValue,
     GroupRecord,
-    MemberMetadata,
-    OffsetChanged,
+    MemberMetadataValue,
+    OffsetCommitRecord,
 )
 from moldau.wire.consumer_protocol import (
     Assignment,
@@ -38,52 +38,54 @@ STATIC_MEMBER = (
 WRITTEN_BY_KAFKA: list[tuple[str, GroupRecord, str, str | None]] = [
     (
         "a commit without membership",
-        OffsetChanged("solo", "orders", 0, CommittedOffset(7, 3, "wie weit", 0x1A1DDFC6C6B, -1, ORDERS_ID)),
+        OffsetCommitRecord(
+            "solo", "orders", 0, CommittedOffset(7, 3, "wie weit", 0x1A1DDFC6C6B, -1, ORDERS_ID)
+        ),
         "00010004736f6c6f00066f726465727300000000",
         "0004000000000000000700000003097769652077656974000001a1ddfc6c6b010010026d915c07a048328e0c00e326451705",
     ),
     (
         "no leader epoch, no metadata, a negative offset",
-        OffsetChanged("solo", "orders", 1, CommittedOffset(-5, -1, "", 0x1A1DDFC6CAD, -1, ORDERS_ID)),
+        OffsetCommitRecord("solo", "orders", 1, CommittedOffset(-5, -1, "", 0x1A1DDFC6CAD, -1, ORDERS_ID)),
         "00010004736f6c6f00066f726465727300000001",
         "0004fffffffffffffffbffffffff01000001a1ddfc6cad010010026d915c07a048328e0c00e326451705",
     ),
     (
         "a retention time of the client's own (OffsetCommit 2)",
-        OffsetChanged("old", "orders", 0, CommittedOffset(5, -1, "x", 0x1A1DDFC6C84, 0x1A1DE335B04)),
+        OffsetCommitRecord("old", "orders", 0, CommittedOffset(5, -1, "x", 0x1A1DDFC6C84, 0x1A1DE335B04)),
         "000100036f6c6400066f726465727300000000",
         "00010000000000000005000178000001a1ddfc6c84000001a1de335b04",
     ),
     (
         "the group without a name",
-        OffsetChanged("", "orders", 0, CommittedOffset(7, -1, "", 0x1A1DDFC6C9E, -1, ORDERS_ID)),
+        OffsetCommitRecord("", "orders", 0, CommittedOffset(7, -1, "", 0x1A1DDFC6C9E, -1, ORDERS_ID)),
         "0001000000066f726465727300000000",
         "00040000000000000007ffffffff01000001a1ddfc6c9e010010026d915c07a048328e0c00e326451705",
     ),
     (
         "an offset is deleted",
-        OffsetChanged("team", "other", 0, None),
+        OffsetCommitRecord("team", "other", 0, None),
         "000100047465616d00056f7468657200000000",
         None,
     ),
     (
         "a group that nobody is in yet",
-        GroupChanged("team", GroupMetadata("", 0, None, None, 0x1A1DDFC6D1D, ())),
+        GroupMetadataRecord("team", GroupMetadataValue("", 0, None, None, 0x1A1DDFC6D1D, ())),
         "000200047465616d",
         "0003000000000000ffffffff000001a1ddfc6d1d00000000",
     ),
     (
         "a static member has its assignment",
-        GroupChanged(
+        GroupMetadataRecord(
             "team",
-            GroupMetadata(
+            GroupMetadataValue(
                 protocol_type="consumer",
                 generation=1,
                 protocol_name="range",
                 leader=MEMBER_ID,
                 state_timestamp_ms=0x1A1DDFC6D24,
                 members=(
-                    MemberMetadata(
+                    MemberMetadataValue(
                         member_id=MEMBER_ID,
                         instance_id="i-1",
                         client_id="probe",
@@ -101,11 +103,11 @@ WRITTEN_BY_KAFKA: list[tuple[str, GroupRecord, str, str | None]] = [
     ),
     (
         "the last member has left",
-        GroupChanged("team", GroupMetadata("consumer", 2, None, None, 0x1A1DDFC6D55, ())),
+        GroupMetadataRecord("team", GroupMetadataValue("consumer", 2, None, None, 0x1A1DDFC6D55, ())),
         "000200047465616d",
         "00030008636f6e73756d657200000002ffffffff000001a1ddfc6d5500000000",
     ),
-    ("a group is deleted", GroupChanged("old4", None), "000200046f6c6434", None),
+    ("a group is deleted", GroupMetadataRecord("old4", None), "000200046f6c6434", None),
 ]
 
 
@@ -136,13 +138,13 @@ OLDER_OFFSETS = [
 
 @pytest.mark.parametrize(("value", "committed"), OLDER_OFFSETS)
 def test_offsets_of_every_older_version_are_read(value: str, committed: CommittedOffset) -> None:
-    key, _ = encode(OffsetChanged("g", "t", 0, None))
-    assert decode(key, bytes.fromhex(value)) == OffsetChanged("g", "t", 0, committed)
+    key, _ = encode(OffsetCommitRecord("g", "t", 0, None))
+    assert decode(key, bytes.fromhex(value)) == OffsetCommitRecord("g", "t", 0, committed)
 
 
 def test_a_key_of_version_0_is_read_as_one_of_version_1() -> None:
-    key, _ = encode(OffsetChanged("g", "t", 3, None))
-    assert decode(b"\0\0" + key[2:], None) == OffsetChanged("g", "t", 3, None)
+    key, _ = encode(OffsetCommitRecord("g", "t", 3, None))
+    assert decode(b"\0\0" + key[2:], None) == OffsetCommitRecord("g", "t", 3, None)
 
 
 OLDER_GROUP = "0001 63 00000002 0001 72 0001 6d"
@@ -180,10 +182,10 @@ OLDER_BYTES = "00000001 73 00000001 74"
 def test_groups_of_every_version_are_read(
     value: str, state_timestamp_ms: int, rebalance_timeout_ms: int, instance_id: str | None
 ) -> None:
-    member = MemberMetadata("m", instance_id, "a", "h", rebalance_timeout_ms, 10, b"s", b"t")
-    key, _ = encode(GroupChanged("g", None))
-    group = GroupMetadata("c", 2, "r", "m", state_timestamp_ms, (member,))
-    assert decode(key, bytes.fromhex(value)) == GroupChanged("g", group)
+    member = MemberMetadataValue("m", instance_id, "a", "h", rebalance_timeout_ms, 10, b"s", b"t")
+    key, _ = encode(GroupMetadataRecord("g", None))
+    group = GroupMetadataValue("c", 2, "r", "m", state_timestamp_ms, (member,))
+    assert decode(key, bytes.fromhex(value)) == GroupMetadataRecord("g", group)
 
 
 @pytest.mark.parametrize("version", [-1, 3, 8, 13, 20, 999])
@@ -206,24 +208,24 @@ def test_a_record_that_is_cut_off_anywhere_is_corrupt(
 
 
 def test_a_value_of_a_version_from_the_future_is_refused_not_guessed_at() -> None:
-    key, value = encode(OffsetChanged("g", "t", 0, CommittedOffset(5, -1, "", 100)))
+    key, value = encode(OffsetCommitRecord("g", "t", 0, CommittedOffset(5, -1, "", 100)))
     assert value is not None
     with pytest.raises(CorruptRecordError, match="version 5 of the value of an offset"):
         decode(key, b"\0\5" + value[2:])
     with pytest.raises(CorruptRecordError, match="version -1 of the value of a group"):
-        decode(encode(GroupChanged("g", None))[0], b"\xff\xff" + value[2:])
+        decode(encode(GroupMetadataRecord("g", None))[0], b"\xff\xff" + value[2:])
 
 
 def test_a_tag_that_is_not_known_is_passed_over() -> None:
-    key, value = encode(OffsetChanged("g", "t", 0, CommittedOffset(5, -1, "", 100)))
+    key, value = encode(OffsetCommitRecord("g", "t", 0, CommittedOffset(5, -1, "", 100)))
     assert value is not None
     assert value[-1] == 0, "no tags"
     with_tag = value[:-1] + b"\x01\x07\x02ab"
-    assert decode(key, with_tag) == OffsetChanged("g", "t", 0, CommittedOffset(5, -1, "", 100))
+    assert decode(key, with_tag) == OffsetCommitRecord("g", "t", 0, CommittedOffset(5, -1, "", 100))
 
 
 def test_an_array_that_says_it_is_huge_costs_nothing() -> None:
-    key, _ = encode(GroupChanged("g", None))
+    key, _ = encode(GroupMetadataRecord("g", None))
     with pytest.raises(CorruptRecordError, match="elements"):
         decode(key, bytes.fromhex("0003 0000 00000000 ffff ffff 0000000000000064 7fffffff"))
 
@@ -239,15 +241,21 @@ int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)
 timeouts = st.integers(0, 2**31 - 1)
 members = st.builds(
-    MemberMetadata, texts, st.none() | texts, texts, texts, timeouts, timeouts, st.binary(), st.binary()
+    MemberMetadataValue, texts, st.none() | texts, texts, texts, timeouts, timeouts, st.binary(), st.binary()
 )
 groups = st.builds(
-    GroupMetadata, texts, int32s, st.none() | texts, st.none() | texts, int64s, st.lists(members).map(tuple)
+    GroupMetadataValue,
+    texts,
+    int32s,
+    st.none() | texts,
+    st.none() | texts,
+    int64s,
+    st.lists(members).map(tuple),
 )
 offsets = st.builds(CommittedOffset, int64s, int32s, texts, int64s)
 records = st.one_of(
-    st.builds(GroupChanged, texts, st.none() | groups),
-    st.builds(OffsetChanged, texts, texts, int32s, st.none() | offsets),
+    st.builds(GroupMetadataRecord, texts, st.none() | groups),
+    st.builds(OffsetCommitRecord, texts, texts, int32s, st.none() | offsets),
 )
 
 
@@ -259,7 +267,7 @@ def test_what_is_written_is_read_back(record: GroupRecord) -> None:
 def test_nothing_read_keeps_the_batch_it_came_from_in_memory() -> None:
     _, _, key, value = WRITTEN_BY_KAFKA[6]
     record = decode(memoryview(bytes.fromhex(key)), memoryview(bytes.fromhex(value or "")))
-    assert isinstance(record, GroupChanged)
+    assert isinstance(record, GroupMetadataRecord)
     assert record.metadata is not None
     assert type(record.metadata.members[0].subscription) is bytes
     assert type(record.metadata.members[0].assignment) is bytes
@@ -267,4 +275,4 @@ def test_nothing_read_keeps_the_batch_it_came_from_in_memory() -> None:
 
 def test_a_name_that_is_too_long_for_the_format_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="does not fit"):
-        encode(GroupChanged("g" * 40_000, None))
+        encode(GroupMetadataRecord("g" * 40_000, None))

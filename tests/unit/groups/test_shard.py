@@ -18,43 +18,43 @@ from moldau.errors import (
     StorageError,
 )
 from moldau.groups.formats import decode
-from moldau.groups.records import NO_EXPIRY, OffsetChanged
+from moldau.groups.records import NO_EXPIRY, OffsetCommitRecord
 from moldau.groups.requests import (
     NO_GENERATION,
-    UNKNOWN_MEMBER,
-    CommitReply,
+    UNKNOWN_MEMBER_ID,
     CommitRequest,
+    CommitResponse,
+    GroupCoordinatorConfig,
     GroupDecision,
     GroupDescription,
-    GroupLimits,
+    GroupResponse,
     GroupState,
-    JoinReply,
     JoinRequest,
-    MemberClaim,
+    JoinResponse,
+    MemberIdentity,
     Now,
-    OffsetsReply,
+    OffsetsResponse,
     OffsetToCommit,
     Protocol,
-    Reply,
     SyncRequest,
 )
-from moldau.groups.shard import Shard
-from moldau.groups.state import GroupsState
+from moldau.groups.shard import GroupCoordinatorShard
+from moldau.groups.shard_driver import ShardDriver
 from moldau.logs.memory import MemoryLog
 from moldau.logs.store import LogName
-from moldau.metadata.image import PartitionImage
+from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch, split
-from moldau.records.build import build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import build_batch
+from moldau.records.record import Record, iterate_records
 from moldau.settings.topic import TopicSettings
 
 T = TypeVar("T")
 
 NAME = LogName("__consumer_offsets", 7)
 TOPIC_ID = UUID(int=7)
-LIMITS = GroupLimits(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
+LIMITS = GroupCoordinatorConfig(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
 LONG_MS = 600_000
 PATIENCE_S = 20
 
@@ -81,11 +81,11 @@ class GatedLog(MemoryLog):
             raise self.append_error
         await super().append(batches)
 
-    async def make_durable(self) -> None:
+    async def flush(self) -> None:
         await self.synced.wait()
         if self.sync_errors:
             raise self.sync_errors.pop()
-        await super().make_durable()
+        await super().flush()
 
     async def read(self, *arguments: Any, **more: Any) -> Any:
         self.reads += 1
@@ -94,8 +94,8 @@ class GatedLog(MemoryLog):
         return await super().read(*arguments, **more)
 
 
-def image(leader: int = 1, epoch: int = 3) -> PartitionImage:
-    return PartitionImage(NAME.partition, (1,), (1,), leader, epoch, epoch)
+def image(leader: int = 1, epoch: int = 3) -> PartitionRegistration:
+    return PartitionRegistration(NAME.partition, (1,), (1,), leader, epoch, epoch)
 
 
 class Stage:
@@ -104,34 +104,36 @@ class Stage:
     def __init__(self, log: GatedLog, partition: Partition, commit_timeout_ms: int) -> None:
         self.log = log
         self.partition = partition
-        self.shard = Shard(partition, SystemClock(), commit_timeout_ms=commit_timeout_ms)
+        self.shard = ShardDriver(partition, SystemClock(), commit_timeout_ms=commit_timeout_ms)
         self.ids = 0
 
     def commit(
         self, *offsets: int, group_id: str = "g", metadata: str = "", topic_id: UUID | None = None
-    ) -> "asyncio.Future[Reply]":
+    ) -> "asyncio.Future[GroupResponse]":
         """Offset by partition, of a consumer in no group."""
-        claim = MemberClaim(
-            group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER, instance_id=None
+        identity = MemberIdentity(
+            group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None
         )
         made = [
             OffsetToCommit("orders", p, offset, -1, metadata, NO_EXPIRY, topic_id)
             for p, offset in enumerate(offsets)
         ]
-        request = CommitRequest(claim=claim, offsets=tuple(made))
-        return self.shard.ask(lambda state, now, ticket: state.commit(now, request, ticket), is_commit=True)
+        request = CommitRequest(identity=identity, offsets=tuple(made))
+        return self.shard.submit(
+            lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True
+        )
 
     async def offsets(self, group_id: str = "g") -> list[int]:
-        reply = await self.shard.ask(
-            lambda state, now, ticket: state.fetch_offsets(now, group_id, None, ticket)
+        reply = await self.shard.submit(
+            lambda state, now, request_id: state.fetch_offsets(now, group_id, None, request_id)
         )
-        assert isinstance(reply, OffsetsReply)
+        assert isinstance(reply, OffsetsResponse)
         return [each.offset for each in reply.offsets.values() if each is not None]
 
-    def join(self, group_id: str = "g", member_id: str = "", **more: Any) -> "asyncio.Future[Reply]":
+    def join(self, group_id: str = "g", member_id: str = "", **more: Any) -> "asyncio.Future[GroupResponse]":
         self.ids += 1
         details: dict[str, Any] = {
-            "fresh_member_id": f"member-{self.ids}",
+            "new_member_id": f"member-{self.ids}",
             "instance_id": None,
             "client_id": "client",
             "client_host": "/127.0.0.1",
@@ -143,11 +145,11 @@ class Stage:
             "supports_skipping_assignment": False,
         }
         request = JoinRequest(group_id=group_id, member_id=member_id, **{**details, **more})
-        return self.shard.ask(lambda state, now, ticket: state.join(now, request, ticket))
+        return self.shard.submit(lambda state, now, request_id: state.join(now, request, request_id))
 
     def sync(
-        self, joined: JoinReply, group_id: str = "g", assignment: bytes = b"all"
-    ) -> "asyncio.Future[Reply]":
+        self, joined: JoinResponse, group_id: str = "g", assignment: bytes = b"all"
+    ) -> "asyncio.Future[GroupResponse]":
         request = SyncRequest(
             group_id=group_id,
             generation=joined.generation,
@@ -157,25 +159,25 @@ class Stage:
             protocol_name=None,
             assignments={joined.member_id: assignment},
         )
-        return self.shard.ask(lambda state, now, ticket: state.sync(now, request, ticket))
+        return self.shard.submit(lambda state, now, request_id: state.sync(now, request, request_id))
 
-    async def member(self, group_id: str = "g", **more: Any) -> JoinReply:
+    async def member(self, group_id: str = "g", **more: Any) -> JoinResponse:
         joined = await self.join(group_id, **more)
-        assert isinstance(joined, JoinReply)
+        assert isinstance(joined, JoinResponse)
         await self.sync(joined, group_id)
         return joined
 
     async def describe(self, group_id: str = "g") -> GroupDescription:
-        reply = await self.shard.ask(lambda state, now, ticket: state.describe(group_id, ticket))
+        reply = await self.shard.submit(lambda state, now, request_id: state.describe(group_id, request_id))
         assert isinstance(reply, GroupDescription)
         return reply
 
     async def reopened(self, bytes_per_read: int = 1 << 20) -> "Stage":
         """The same log under a new leader epoch, loaded."""
         await self.shard.close()
-        await self.partition.take_role(image(epoch=self.partition.leader_epoch + 1))
+        await self.partition.apply_image(image(epoch=self.partition.leader_epoch + 1))
         again = Stage(self.log, self.partition, LONG_MS)
-        await again.shard.load(GroupsState(LIMITS), bytes_per_read)
+        await again.shard.load(GroupCoordinatorShard(LIMITS), bytes_per_read)
         return again
 
 
@@ -185,9 +187,9 @@ def on_stage(
     async def run() -> T:
         log = GatedLog(**settings)
         partition = Partition(NAME, TOPIC_ID, 1, log, SystemClock())
-        await partition.take_role(image())
+        await partition.apply_image(image())
         stage = Stage(log, partition, commit_timeout_ms)
-        stage.shard.serve(GroupsState(LIMITS), 0)
+        stage.shard.activate(GroupCoordinatorShard(LIMITS), 0)
         result = await asyncio.wait_for(scene(stage), PATIENCE_S)
         log.synced.set()
         await stage.shard.close()
@@ -217,7 +219,7 @@ def test_an_answer_leaves_when_its_records_are_safe_and_not_before() -> None:
         assert not looking.done(), "nobody is shown what a power cut could take back"
         stage.log.synced.set()
         reply = await answered
-        assert isinstance(reply, CommitReply)
+        assert isinstance(reply, CommitResponse)
         assert list(reply.errors.values()) == [None]
         assert await looking == [5]
 
@@ -252,7 +254,7 @@ def test_a_log_that_takes_no_records_is_told_as_kafka_tells_it(
         with pytest.raises(told):
             await stage.commit(5)
         joined = await stage.join()
-        assert isinstance(joined, JoinReply)
+        assert isinstance(joined, JoinResponse)
         with pytest.raises(told):
             await stage.sync(joined)
         stage.log.append_error = None
@@ -276,7 +278,7 @@ def test_a_commit_that_does_not_fit_a_batch_is_refused_and_others_are_not() -> N
 def test_an_assignment_that_does_not_fit_a_batch_is_an_error_without_a_name() -> None:
     async def scene(stage: Stage) -> None:
         joined = await stage.join()
-        assert isinstance(joined, JoinReply)
+        assert isinstance(joined, JoinResponse)
         with pytest.raises(MoldauError) as refused:
             await stage.sync(joined, assignment=b"x" * 3000)
         assert type(refused.value) is MoldauError
@@ -301,8 +303,8 @@ def test_who_waits_too_long_for_a_sync_is_told_to_try_again() -> None:
 def test_a_request_that_was_given_up_before_it_was_decided_comes_to_nothing() -> None:
     async def scene(stage: Stage) -> None:
         async with stage.partition._lock:
-            committing, joining = stage.commit(5, group_id="another"), stage.join()
-            for late in (committing, joining):
+            commit_future, joining = stage.commit(5, group_id="another"), stage.join()
+            for late in (commit_future, joining):
                 with pytest.raises(CoordinatorNotAvailableError):
                     await late
         await turns()
@@ -314,11 +316,11 @@ def test_a_request_that_was_given_up_before_it_was_decided_comes_to_nothing() ->
 
 
 def test_after_a_sync_that_failed_for_the_moment_the_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.partitions.syncing.SYNC_AGAIN_S_MIN", 0.001)
+    monkeypatch.setattr("moldau.partitions.log_flusher.FLUSH_RETRY_S_MIN", 0.001)
 
     async def scene(stage: Stage) -> None:
         joined = await stage.join()
-        assert isinstance(joined, JoinReply)
+        assert isinstance(joined, JoinResponse)
         stage.log.sync_errors = [StorageError("no descriptors")] * 3
         await stage.sync(joined)
         assert (await stage.describe()).state is GroupState.STABLE
@@ -333,13 +335,13 @@ def test_a_caller_that_has_gone_leaves_nothing_behind() -> None:
         waiting.cancel()
         await turns()
         assert await stage.offsets() == [5], "what was asked for is done all the same"
-        assert not stage.shard._waiting
-        assert not stage.shard._flights
+        assert not stage.shard._pending_responses
+        assert not stage.shard._pending_operations
 
     on_stage(scene)
 
 
-async def _awaited(future: "asyncio.Future[Reply]") -> Reply:
+async def _awaited(future: "asyncio.Future[GroupResponse]") -> GroupResponse:
     return await future
 
 
@@ -351,11 +353,11 @@ def test_all_who_wait_are_told_when_the_shard_is_unloaded() -> None:
         await stage.member()
         parked = stage.join()
         stage.log.synced.clear()
-        committing = stage.commit(5, group_id="another")
+        commit_future = stage.commit(5, group_id="another")
         await turns()
         assert not parked.done()
         stage.shard.unload(NotCoordinatorError("elsewhere"))
-        for each in (parked, committing):
+        for each in (parked, commit_future):
             with pytest.raises(NotCoordinatorError, match="elsewhere"):
                 await each
         with pytest.raises(NotCoordinatorError):
@@ -369,7 +371,7 @@ def test_a_partition_that_fails_takes_its_groups_with_it() -> None:
         await stage.member()
         parked = stage.join()
         await turns()
-        stage.partition.fail(StorageError("the disk is gone"))
+        stage.partition.mark_offline(StorageError("the disk is gone"))
         with pytest.raises(NotCoordinatorError):
             await parked
         with pytest.raises(NotCoordinatorError):
@@ -397,7 +399,7 @@ def test_a_leader_that_is_one_no_more_lets_go() -> None:
         await stage.member()
         parked = stage.join()
         await turns()
-        await stage.partition.take_role(image(leader=2, epoch=4))
+        await stage.partition.apply_image(image(leader=2, epoch=4))
         with pytest.raises(NotCoordinatorError):
             await parked
 
@@ -416,7 +418,7 @@ def test_groups_and_offsets_are_loaded_from_the_log(bytes_per_read: int) -> None
         before = await stage.describe("members")
         reads = stage.log.reads
         again = await stage.reopened(bytes_per_read)
-        assert again.shard.is_serving
+        assert again.shard.is_active
         assert await again.describe("members") == before
         assert before.state is GroupState.STABLE
         assert [each.member_id for each in before.members] == [joined.member_id]
@@ -437,7 +439,7 @@ def test_while_it_loads_everybody_is_told_so_and_other_work_goes_on() -> None:
         again = Stage(stage.log, stage.partition, LONG_MS)
         with pytest.raises(CoordinatorLoadInProgressError):
             again.commit(1)
-        loading = asyncio.ensure_future(again.shard.load(GroupsState(LIMITS), 1 << 20))
+        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20))
         taken = 0
         while not loading.done():
             await asyncio.sleep(0)
@@ -461,7 +463,7 @@ def test_loading_waits_for_what_is_not_safe_yet() -> None:
         with pytest.raises(NotCoordinatorError):
             await lost
         again = Stage(stage.log, stage.partition, LONG_MS)
-        loading = asyncio.ensure_future(again.shard.load(GroupsState(LIMITS), 1 << 20))
+        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20))
         await turns()
         assert again.shard.is_loading
         stage.log.synced.set()
@@ -499,8 +501,8 @@ def test_a_log_that_cannot_be_read_is_not_served(damage: Callable[[Stage], None]
         damage(stage)
         again = await stage.reopened()
         assert not again.shard.is_loading
-        assert not again.shard.is_serving
-        assert again.shard.bugs == 0
+        assert not again.shard.is_active
+        assert again.shard.unexpected_errors == 0
         with pytest.raises(NotCoordinatorError):
             again.commit(6)
 
@@ -517,7 +519,7 @@ def test_a_log_that_cannot_be_read_for_the_moment_is_loaded_when_it_can(caplog: 
         with pytest.raises(CoordinatorLoadInProgressError):
             again.commit(6)
         stage.log.read_error = None
-        await again.shard.load(GroupsState(LIMITS), 1 << 20)
+        await again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20)
         assert await again.offsets() == [5]
         await again.shard.close()
 
@@ -533,7 +535,7 @@ def test_a_log_that_is_offline_is_not_waited_for(caplog: Any) -> None:
         stage.log.offline = "EIO"
         again = await stage.reopened()
         assert not again.shard.is_loading
-        assert not again.shard.is_serving
+        assert not again.shard.is_active
 
     on_stage(scene)
     assert "backup" in caplog.text
@@ -546,12 +548,12 @@ def test_a_new_leader_epoch_ends_the_loading_of_the_old_one(caplog: Any) -> None
         await stage.shard.close()
         again = Stage(stage.log, stage.partition, LONG_MS)
         stage.log.synced.clear()
-        loading = asyncio.ensure_future(again.shard.load(GroupsState(LIMITS), 1))
+        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1))
         await turns(1)
         again.shard.unload(NotCoordinatorError("a new epoch"))
-        await stage.partition.take_role(image(epoch=4))
+        await stage.partition.apply_image(image(epoch=4))
         await loading
-        assert not again.shard.is_serving
+        assert not again.shard.is_active
         assert not again.shard.is_loading
 
     on_stage(scene)
@@ -583,7 +585,7 @@ def test_the_timers_of_loaded_groups_run() -> None:
 
 
 def test_timers_try_again_when_the_log_takes_records_again(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr("moldau.groups.shard.REST_MS", 10)
+    monkeypatch.setattr("moldau.groups.shard_driver.TICK_BACKOFF_MS", 10)
 
     async def scene(stage: Stage) -> None:
         await stage.member(session_timeout_ms=20)
@@ -593,19 +595,19 @@ def test_timers_try_again_when_the_log_takes_records_again(monkeypatch: Any, cap
         stage.log.append_error = None
         while (await stage.describe()).state is not GroupState.EMPTY:
             await asyncio.sleep(0.005)
-        assert stage.shard.bugs == 0
+        assert stage.shard.unexpected_errors == 0
 
     on_stage(scene)
 
 
 def test_a_bug_in_a_timer_is_counted_and_does_not_keep_the_loop_busy(caplog: Any) -> None:
     async def scene(stage: Stage) -> None:
-        def breaks(state: GroupsState, now: object) -> Any:
+        def breaks(state: GroupCoordinatorShard, now: object) -> Any:
             raise KeyError("a bug")
 
         stage.shard.run(breaks)
         await turns()
-        assert stage.shard.bugs == 1
+        assert stage.shard.unexpected_errors == 1
         await stage.commit(5)
         assert await stage.offsets() == [5]
 
@@ -620,18 +622,20 @@ def test_tombstones_that_do_not_fit_one_batch_come_in_several() -> None:
         for start in range(0, 100, 10):
             await asyncio.gather(*(stage.commit(*range(9), group_id=f"g{start + n}") for n in range(10)))
         written = len(stage.log._batches)
-        stage.shard.forget([("orders", None)])
+        stage.shard.on_topics_deleted([("orders", None)])
         await turns(200)
         assert not stage.shard.deleted_topics
         assert await stage.offsets("g42") == []
-        tombstones = [
+        offset_tombstones = [
             decode(record.key or b"", record.value)
             for data in stage.log._batches[written:]
             for batch in split(data)
-            for record in iterate(batch)
+            for record in iterate_records(batch)
         ]
-        assert len(tombstones) == 900
-        assert all(isinstance(each, OffsetChanged) and each.committed is None for each in tombstones)
+        assert len(offset_tombstones) == 900
+        assert all(
+            isinstance(each, OffsetCommitRecord) and each.committed is None for each in offset_tombstones
+        )
         assert len(stage.log._batches) - written > 10
 
     on_stage(scene, max_message_bytes=2000)
@@ -641,11 +645,11 @@ def test_what_could_not_be_forgotten_is_tried_again() -> None:
     async def scene(stage: Stage) -> None:
         await stage.commit(5)
         stage.log.append_error = StorageError("disk full")
-        stage.shard.forget([("orders", None)])
+        stage.shard.on_topics_deleted([("orders", None)])
         await turns()
         assert await stage.offsets() == [5]
         stage.log.append_error = None
-        stage.shard.upkeep()
+        stage.shard.cleanup()
         await turns()
         assert await stage.offsets() == []
         assert not stage.shard.deleted_topics
@@ -663,12 +667,12 @@ def test_what_is_committed_of_a_topic_made_anew_is_not_forgotten_with_the_old_on
         nonlocal now_ms
         await stage.commit(5, group_id="old")
         stage.log.append_error = StorageError("disk full")
-        stage.shard.forget([("orders", None)])
+        stage.shard.on_topics_deleted([("orders", None)])
         await turns()
         stage.log.append_error = None
         now_ms += 1
         await stage.commit(7, group_id="new")
-        stage.shard.upkeep()
+        stage.shard.cleanup()
         await turns()
         assert [await stage.offsets(group_id) for group_id in ("old", "new")] == [[], [7]]
         assert not stage.shard.deleted_topics
@@ -682,11 +686,11 @@ def test_two_topics_of_one_name_that_are_no_more_are_both_forgotten() -> None:
         for group_id, topic_id in (("a", first), ("b", second), ("c", third)):
             await stage.commit(5, group_id=group_id, topic_id=topic_id)
         stage.log.append_error = StorageError("disk full")
-        stage.shard.forget([("orders", first)])
-        stage.shard.forget([("orders", second)])
+        stage.shard.on_topics_deleted([("orders", first)])
+        stage.shard.on_topics_deleted([("orders", second)])
         await turns()
         stage.log.append_error = None
-        stage.shard.upkeep()
+        stage.shard.cleanup()
         await turns()
         assert [await stage.offsets(group_id) for group_id in "abc"] == [[], [], [5]]
         assert not stage.shard.deleted_topics
@@ -697,22 +701,22 @@ def test_two_topics_of_one_name_that_are_no_more_are_both_forgotten() -> None:
 def test_upkeep_comes_to_all_groups_in_steps_between_which_requests_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("moldau.groups.state.OFFSETS_PER_LOOK", 4)
+    monkeypatch.setattr("moldau.groups.shard.OFFSETS_PER_EXPIRATION_PASS", 4)
 
     async def scene(stage: Stage) -> None:
         for number in range(100):
             await stage.commit(number, group_id=f"group-{number}")
         looks = 0
 
-        def counted(state: GroupsState, now: Now) -> GroupDecision | None:
+        def counted(state: GroupCoordinatorShard, now: Now) -> GroupDecision | None:
             nonlocal looks
             looks += 1
-            return state.expire(now)
+            return state.expire_offsets(now)
 
-        stage.shard.repeat(counted)
+        stage.shard.run_repeatedly(counted)
         assert await stage.offsets("group-7") == [7]
         assert looks < 5
-        while stage.shard._flights:
+        while stage.shard._pending_operations:
             await asyncio.sleep(0)
         assert looks == 51
 

@@ -17,22 +17,22 @@ from moldau.errors import (
     NonEmptyGroupError,
     OffsetMetadataTooLargeError,
     RebalanceInProgressError,
-    UnknownMemberError,
+    UnknownMemberIdError,
 )
-from moldau.groups.classic import ClassicGroup
+from moldau.groups.classic_group import ClassicGroup
 from moldau.groups.formats import encode
-from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupChanged, OffsetChanged
+from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupMetadataRecord, OffsetCommitRecord
 from moldau.groups.requests import (
-    CommitReply,
     CommitRequest,
+    CommitResponse,
     GroupState,
-    JoinReply,
-    LeaveReply,
+    JoinResponse,
+    LeaveResponse,
     LeavingMember,
-    MemberClaim,
+    MemberIdentity,
     OffsetToCommit,
 )
-from moldau.groups.state import GIVEN_IDS_BYTES_MAX, TOMBSTONES_BYTES_MAX
+from moldau.groups.shard import PENDING_MEMBER_IDS_BYTES_MAX, TOMBSTONES_BYTES_MAX
 from support.groups import RETENTION_MS, SESSION_MS, TOPIC_ID, Groups, claims, nobody, offset, synced
 
 
@@ -52,7 +52,7 @@ def test_a_standalone_consumer_commits_and_makes_an_empty_group_of_its_own(group
 
 
 def test_a_commit_is_seen_by_nobody_before_its_records_are_applied(groups: Groups) -> None:
-    request = CommitRequest(claim=nobody(), offsets=(offset("orders", 0, 7),))
+    request = CommitRequest(identity=nobody(), offsets=(offset("orders", 0, 7),))
     decision = groups.state.commit(groups.now, request, 99)
     assert groups.committed() == {}
     assert groups.listed() == []
@@ -61,8 +61,8 @@ def test_a_commit_is_seen_by_nobody_before_its_records_are_applied(groups: Group
 
 
 def test_a_member_commits_what_it_has_consumed(groups: Groups) -> None:
-    claim = groups.member()
-    groups.commit(claim, offset("orders", 0, 7), offset("orders", 1, 8))
+    identity = groups.member()
+    groups.commit(identity, offset("orders", 0, 7), offset("orders", 1, 8))
     assert groups.committed() == {("orders", 0): 7, ("orders", 1): 8}
 
 
@@ -76,16 +76,16 @@ def test_a_commit_that_is_refused_for_all_partitions_writes_nothing(groups: Grou
 
 
 def test_a_commit_of_no_offsets_writes_nothing(groups: Groups) -> None:
-    request = CommitRequest(claim=nobody(), offsets=())
-    assert groups.answer(CommitReply, lambda t: groups.state.commit(groups.now, request, t)).errors == {}
+    request = CommitRequest(identity=nobody(), offsets=())
+    assert groups.answer(CommitResponse, lambda t: groups.state.commit(groups.now, request, t)).errors == {}
     assert groups.log == []
     assert groups.listed() == []
 
 
 def test_a_member_cannot_commit_to_a_group_that_is_not_there(groups: Groups) -> None:
-    claim = MemberClaim(group_id="gone", generation=3, member_id="m", instance_id=None)
+    identity = MemberIdentity(group_id="gone", generation=3, member_id="m", instance_id=None)
     with pytest.raises(GroupIdNotFoundError):
-        groups.commit(claim)
+        groups.commit(identity)
 
 
 @pytest.mark.parametrize(
@@ -93,25 +93,25 @@ def test_a_member_cannot_commit_to_a_group_that_is_not_there(groups: Groups) -> 
     [
         ({"generation": 9}, IllegalGenerationError),
         ({"generation": -1}, IllegalGenerationError),
-        ({"member_id": "stranger"}, UnknownMemberError),
-        ({"generation": -1, "member_id": ""}, UnknownMemberError),
+        ({"member_id": "stranger"}, UnknownMemberIdError),
+        ({"generation": -1, "member_id": ""}, UnknownMemberIdError),
         ({"instance_id": "i-1", "member_id": "stranger"}, FencedInstanceIdError),
-        ({"instance_id": "i-9"}, UnknownMemberError),
+        ({"instance_id": "i-9"}, UnknownMemberIdError),
     ],
 )
 def test_only_a_member_of_this_generation_commits_to_a_group_that_has_members(
     groups: Groups, differs: dict[str, object], error: type[MoldauError]
 ) -> None:
-    claim = groups.member(instance_id="i-1")
+    identity = groups.member(instance_id="i-1")
     with pytest.raises(error):
-        groups.commit(claims(claim, **differs))  # type: ignore[arg-type]
+        groups.commit(claims(identity, **differs))  # type: ignore[arg-type]
     assert groups.committed() == {}
 
 
 def test_a_member_that_has_not_synced_yet_cannot_commit(groups: Groups) -> None:
-    claim = groups.joined()
+    identity = groups.joined()
     with pytest.raises(RebalanceInProgressError):
-        groups.commit(claim)
+        groups.commit(identity)
 
 
 def test_a_standalone_consumer_commits_to_a_group_that_everybody_has_left(groups: Groups) -> None:
@@ -121,13 +121,13 @@ def test_a_standalone_consumer_commits_to_a_group_that_everybody_has_left(groups
 
 
 def test_a_commit_keeps_a_member_alive(groups: Groups) -> None:
-    claim = groups.member()
+    identity = groups.member()
     for _ in range(3):
         groups.pass_time(SESSION_MS - 1)
-        groups.commit(claim)
+        groups.commit(identity)
     groups.pass_time(SESSION_MS)
-    with pytest.raises(UnknownMemberError):
-        groups.commit(claim)
+    with pytest.raises(UnknownMemberIdError):
+        groups.commit(identity)
 
 
 # Reading offsets
@@ -168,13 +168,13 @@ def test_offsets_of_an_empty_group_are_deleted_and_only_those_that_are_there_nee
     written = len(groups.log)
     errors = groups.delete_offsets("g", ("orders", 0), ("orders", 5), ("orders", 0))
     assert errors == {("orders", 0): None, ("orders", 5): None}
-    assert groups.log[written:] == [OffsetChanged("g", "orders", 0, None)]
+    assert groups.log[written:] == [OffsetCommitRecord("g", "orders", 0, None)]
     assert groups.committed() == {("orders", 1): 8}
 
 
 def test_offsets_of_topics_that_members_read_are_not_deleted(groups: Groups) -> None:
-    claim = groups.member(topics=["orders"])
-    groups.commit(claim, offset("orders", 0, 7), offset("other", 0, 8))
+    identity = groups.member(topics=["orders"])
+    groups.commit(identity, offset("orders", 0, 7), offset("other", 0, 8))
     errors = groups.delete_offsets("g", ("orders", 0), ("other", 0))
     assert isinstance(errors["orders", 0], GroupSubscribedToTopicError)
     assert errors["other", 0] is None
@@ -182,17 +182,17 @@ def test_offsets_of_topics_that_members_read_are_not_deleted(groups: Groups) -> 
 
 
 def test_a_subscription_that_cannot_be_read_protects_all_offsets(groups: Groups) -> None:
-    claim = groups.member(metadata=b"?")
-    groups.commit(claim, offset("other", 0, 8))
+    identity = groups.member(metadata=b"?")
+    groups.commit(identity, offset("other", 0, 8))
     errors = groups.delete_offsets("g", ("other", 0))
     assert isinstance(errors["other", 0], GroupSubscribedToTopicError)
 
 
 def test_offsets_of_a_live_group_that_is_not_of_consumers_are_not_deleted(groups: Groups) -> None:
-    claim = groups.joined(protocol_type="connect")
+    identity = groups.joined(protocol_type="connect")
     with pytest.raises(NonEmptyGroupError):
         groups.delete_offsets("g", ("orders", 0))
-    groups.leave(claim)
+    groups.leave(identity)
     assert groups.delete_offsets("g", ("orders", 0)) == {("orders", 0): None}
 
 
@@ -205,15 +205,15 @@ def test_offsets_of_a_group_that_is_not_there_cannot_be_deleted(groups: Groups) 
 
 
 def test_an_empty_group_is_deleted_with_all_its_offsets(groups: Groups) -> None:
-    claim = groups.member()
-    groups.commit(claim, offset("orders", 0, 7), offset("other", 1, 8))
-    groups.leave(claim)
+    identity = groups.member()
+    groups.commit(identity, offset("orders", 0, 7), offset("other", 1, 8))
+    groups.leave(identity)
     written = len(groups.log)
     groups.delete_group("g")
     assert groups.log[written:] == [
-        OffsetChanged("g", "orders", 0, None),
-        OffsetChanged("g", "other", 1, None),
-        GroupChanged("g", None),
+        OffsetCommitRecord("g", "orders", 0, None),
+        OffsetCommitRecord("g", "other", 1, None),
+        GroupMetadataRecord("g", None),
     ]
     assert groups.listed() == []
     assert groups.fetch("g") == {}
@@ -248,7 +248,7 @@ def test_who_was_to_come_back_to_a_deleted_group_joins_as_somebody_new(groups: G
     refused = groups.answers[groups.join(requires_known_member_id=True)]
     assert isinstance(refused, MemberIdRequiredError)
     groups.delete_group("g")
-    assert isinstance(groups.answers[groups.join(member_id=refused.member_id)], UnknownMemberError)
+    assert isinstance(groups.answers[groups.join(member_id=refused.member_id)], UnknownMemberIdError)
     assert groups.state.next_deadline_ms is None
 
 
@@ -260,11 +260,14 @@ def test_offsets_of_a_standalone_consumer_expire_by_the_time_of_each_commit(grou
     groups.pass_time(RETENTION_MS // 2)
     groups.commit(nobody(), offset("orders", 1, 8))
     groups.pass_time(RETENTION_MS // 2 - 1)
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
     groups.pass_time(1)
-    assert groups.expire() == [OffsetChanged("g", "orders", 0, None)]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
     groups.pass_time(RETENTION_MS // 2)
-    assert groups.expire() == [OffsetChanged("g", "orders", 1, None), GroupChanged("g", None)]
+    assert groups.expire_offsets() == [
+        OffsetCommitRecord("g", "orders", 1, None),
+        GroupMetadataRecord("g", None),
+    ]
     assert groups.listed() == []
     assert groups.restarted().listed() == []
 
@@ -272,66 +275,69 @@ def test_offsets_of_a_standalone_consumer_expire_by_the_time_of_each_commit(grou
 def test_offsets_of_a_group_that_everybody_has_left_expire_that_long_after_the_last_one_left(
     groups: Groups,
 ) -> None:
-    claim = groups.member(instance_id="i", session_timeout_ms=1_800_000)
-    groups.commit(claim)
+    identity = groups.member(instance_id="i", session_timeout_ms=1_800_000)
+    groups.commit(identity)
     groups.pass_time(RETENTION_MS + 1)
-    groups.leave(claim)
+    groups.leave(identity)
     groups.pass_time(RETENTION_MS - 1)
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
     groups.pass_time(1)
-    assert groups.expire() == [OffsetChanged("g", "orders", 0, None), GroupChanged("g", None)]
+    assert groups.expire_offsets() == [
+        OffsetCommitRecord("g", "orders", 0, None),
+        GroupMetadataRecord("g", None),
+    ]
 
 
 def test_what_is_committed_to_a_group_long_empty_is_kept_for_the_whole_time(groups: Groups) -> None:
-    claim = groups.member()
-    groups.commit(claim)
-    groups.leave(claim)
+    identity = groups.member()
+    groups.commit(identity)
+    groups.leave(identity)
     groups.pass_time(RETENTION_MS - 1)
     groups.commit(nobody(), offset("orders", 1, 8))
     groups.pass_time(1)
-    assert groups.expire() == [OffsetChanged("g", "orders", 0, None)]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
     assert groups.committed() == {("orders", 1): 8}
 
 
 def test_since_when_a_group_is_empty_survives_a_restart(groups: Groups) -> None:
-    claim = groups.member()
-    groups.commit(claim)
+    identity = groups.member()
+    groups.commit(identity)
     groups.pass_time(100)
-    groups.leave(claim)
+    groups.leave(identity)
     after = groups.restarted()
     after.pass_time(RETENTION_MS - 1)
-    assert after.expire() == []
+    assert after.expire_offsets() == []
     after.pass_time(1)
-    assert len(after.expire()) == 2
+    assert len(after.expire_offsets()) == 2
 
 
 def test_offsets_of_topics_that_members_read_do_not_expire_and_others_do(groups: Groups) -> None:
-    claim = groups.member(topics=["orders"], session_timeout_ms=1_800_000)
-    groups.commit(claim, offset("orders", 0, 7), offset("former", 0, 8))
+    identity = groups.member(topics=["orders"], session_timeout_ms=1_800_000)
+    groups.commit(identity, offset("orders", 0, 7), offset("former", 0, 8))
     groups.pass_time(RETENTION_MS)
-    assert groups.expire() == [OffsetChanged("g", "former", 0, None)]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "former", 0, None)]
     assert groups.describe("g").state is GroupState.STABLE
 
 
 def test_nothing_expires_while_members_read_what_cannot_be_known(groups: Groups) -> None:
-    claim = groups.member(metadata=b"?", session_timeout_ms=1_800_000)
-    groups.commit(claim)
+    identity = groups.member(metadata=b"?", session_timeout_ms=1_800_000)
+    groups.commit(identity)
     groups.pass_time(RETENTION_MS)
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
 
 
 def test_nothing_of_a_live_group_of_another_kind_expires(groups: Groups) -> None:
     groups.commit(nobody())
     groups.joined(protocol_type="connect", session_timeout_ms=1_800_000)
     groups.now_ms += RETENTION_MS
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
 
 
 def test_nothing_expires_while_a_group_rebalances(groups: Groups) -> None:
     groups.commit(nobody(), offset("former", 0, 7))
     groups.joined(session_timeout_ms=1_800_000)
     groups.now_ms += RETENTION_MS
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
 
 
 def test_an_expiry_that_the_client_gave_wins(groups: Groups) -> None:
@@ -340,17 +346,20 @@ def test_an_expiry_that_the_client_gave_wins(groups: Groups) -> None:
         nobody(), offset("orders", 0, 7, expire_at_ms=soon), offset("orders", 1, 8, expire_at_ms=late)
     )
     groups.pass_time(100)
-    assert groups.expire() == [OffsetChanged("g", "orders", 0, None)]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
     groups.pass_time(RETENTION_MS)
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
     groups.pass_time(RETENTION_MS)
-    assert groups.expire() == [OffsetChanged("g", "orders", 1, None), GroupChanged("g", None)]
+    assert groups.expire_offsets() == [
+        OffsetCommitRecord("g", "orders", 1, None),
+        GroupMetadataRecord("g", None),
+    ]
 
 
 def test_an_empty_group_without_offsets_is_given_up_with_a_tombstone(groups: Groups) -> None:
     groups.leave(groups.member())
     assert groups.listed() == ["g"]
-    assert groups.expire() == [GroupChanged("g", None)]
+    assert groups.expire_offsets() == [GroupMetadataRecord("g", None)]
     assert groups.listed() == []
 
 
@@ -358,9 +367,9 @@ def test_a_group_that_somebody_is_about_to_join_is_not_given_up(groups: Groups) 
     groups.leave(groups.member())
     refused = groups.answers[groups.join(requires_known_member_id=True)]
     assert isinstance(refused, MemberIdRequiredError)
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
     groups.pass_time(SESSION_MS)
-    assert groups.expire() == [GroupChanged("g", None)]
+    assert groups.expire_offsets() == [GroupMetadataRecord("g", None)]
 
 
 def test_expiry_goes_in_portions_that_fit_into_a_batch_and_the_group_goes_last(groups: Groups) -> None:
@@ -369,7 +378,7 @@ def test_expiry_goes_in_portions_that_fit_into_a_batch_and_the_group_goes_last(g
     groups.commit(nobody("other"))
     groups.pass_time(RETENTION_MS)
     portions = []
-    while (decision := groups.state.expire(groups.now)) is not None:
+    while (decision := groups.state.expire_offsets(groups.now)) is not None:
         portions.append(groups.run(decision))
     assert len(portions) > 2
     for portion in portions:
@@ -385,10 +394,10 @@ def test_a_portion_that_could_not_be_written_is_tried_again_and_holds_up_no_othe
     groups.commit(nobody("first"), *[offset("orders", partition, 1) for partition in range(2_000)])
     groups.commit(nobody("second"))
     groups.pass_time(RETENTION_MS)
-    lost = groups.state.expire(groups.now)
+    lost = groups.state.expire_offsets(groups.now)
     assert lost is not None
     assert {record.group_id for record in lost.records} == {"first"}
-    groups.expire()
+    groups.expire_offsets()
     assert groups.listed() == []
 
 
@@ -396,7 +405,7 @@ def test_a_group_is_looked_at_until_nothing_of_it_is_left_to_expire(groups: Grou
     groups.commit(nobody("big"), *[offset("orders", partition, 1) for partition in range(2_000)])
     groups.pass_time(RETENTION_MS)
     groups.commit(nobody("fresh"))
-    groups.expire()
+    groups.expire_offsets()
     assert groups.listed() == ["fresh"]
 
 
@@ -404,31 +413,31 @@ def test_no_offset_is_forgotten_twice(groups: Groups) -> None:
     for name in ("a", "b"):
         groups.commit(nobody(name), *[offset("orders", partition, 1) for partition in range(1_000)])
     groups.pass_time(RETENTION_MS)
-    forgotten = groups.expire()
+    forgotten = groups.expire_offsets()
     assert len(forgotten) == len(set(forgotten)) == 2_002
 
 
 def test_offsets_of_deleted_topics_are_forgotten_in_all_groups(groups: Groups) -> None:
-    claim = groups.member("live")
-    groups.commit(claim, offset("orders", 0, 7))
+    identity = groups.member("live")
+    groups.commit(identity, offset("orders", 0, 7))
     groups.commit(nobody("solo"), offset("orders", 3, 8), offset("other", 0, 9))
-    assert groups.forget(("orders", TOPIC_ID)) == [
-        [OffsetChanged("live", "orders", 0, None), OffsetChanged("solo", "orders", 3, None)]
+    assert groups.on_topics_deleted(("orders", TOPIC_ID)) == [
+        [OffsetCommitRecord("live", "orders", 0, None), OffsetCommitRecord("solo", "orders", 3, None)]
     ]
     assert groups.committed("live") == {}
     assert groups.committed("solo") == {("other", 0): 9}
-    assert groups.forget(("orders", TOPIC_ID)) == []
+    assert groups.on_topics_deleted(("orders", TOPIC_ID)) == []
 
 
 def test_a_topic_made_anew_keeps_its_offsets_when_the_old_one_is_forgotten(groups: Groups) -> None:
     groups.commit(nobody(), offset("orders", 0, 7))
-    assert groups.forget(("orders", UUID(int=99)), ("orders", None)) == []
-    assert groups.forget(("orders", TOPIC_ID)) != []
+    assert groups.on_topics_deleted(("orders", UUID(int=99)), ("orders", None)) == []
+    assert groups.on_topics_deleted(("orders", TOPIC_ID)) != []
 
 
 def test_deleted_topics_are_forgotten_in_portions_too(groups: Groups) -> None:
     groups.commit(nobody(), *[offset("orders", partition, 1) for partition in range(2_000)])
-    portions = groups.forget(("orders", TOPIC_ID))
+    portions = groups.on_topics_deleted(("orders", TOPIC_ID))
     assert len(portions) > 1
     assert sum(map(len, portions)) == 2_000
     assert groups.committed() == {}
@@ -437,14 +446,14 @@ def test_deleted_topics_are_forgotten_in_portions_too(groups: Groups) -> None:
 def test_one_decision_looks_at_some_groups_only_and_the_round_comes_to_all(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moldau.groups.state.OFFSETS_PER_LOOK", 10)
+    monkeypatch.setattr("moldau.groups.shard.OFFSETS_PER_EXPIRATION_PASS", 10)
     for number in range(30):
         groups.commit(nobody(f"fresh-{number}"), offset("orders", 0, 1), offset("orders", 1, 1))
     groups.commit(nobody("old"), offset("orders", 0, 1, expire_at_ms=groups.now.wall_ms + 1))
     groups.pass_time(2)
     for _ in range(2):
         decisions = 0
-        while (decision := groups.state.expire(groups.now)) is not None:
+        while (decision := groups.state.expire_offsets(groups.now)) is not None:
             groups.run(decision)
             decisions += 1
         assert decisions >= 8
@@ -455,30 +464,30 @@ def test_one_decision_looks_at_some_groups_only_and_the_round_comes_to_all(
 def test_the_subscriptions_of_a_large_group_are_not_read_while_nothing_expires(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = groups.member(topics=["other"])
-    groups.commit(claim)
+    identity = groups.member(topics=["other"])
+    groups.commit(identity)
     monkeypatch.setattr(ClassicGroup, "subscribed_topics", lambda _: pytest.fail("nobody needs to know"))
-    assert groups.expire() == []
+    assert groups.expire_offsets() == []
     monkeypatch.undo()
     groups.now_ms += RETENTION_MS
-    assert groups.expire() == [OffsetChanged("g", "orders", 0, None)]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
 
 
 # Groups that are not there
 
 
 def test_who_says_to_be_a_member_of_a_group_that_is_not_there_is_not(groups: Groups) -> None:
-    claim = MemberClaim(group_id="gone", generation=1, member_id="m", instance_id=None)
+    identity = MemberIdentity(group_id="gone", generation=1, member_id="m", instance_id=None)
     state, now = groups.state, groups.now
-    assert isinstance(groups.answers[groups.join("gone", member_id="m")], UnknownMemberError)
-    with pytest.raises(UnknownMemberError):
-        state.heartbeat(now, claim, 90)
-    with pytest.raises(UnknownMemberError):
-        state.sync(now, synced(claim), 91)
-    reply = groups.answer(LeaveReply, lambda t: state.leave(now, "gone", [LeavingMember("m", "i")], t))
+    assert isinstance(groups.answers[groups.join("gone", member_id="m")], UnknownMemberIdError)
+    with pytest.raises(UnknownMemberIdError):
+        state.heartbeat(now, identity, 90)
+    with pytest.raises(UnknownMemberIdError):
+        state.sync(now, synced(identity), 91)
+    reply = groups.answer(LeaveResponse, lambda t: state.leave(now, "gone", [LeavingMember("m", "i")], t))
     [left] = reply.members
     assert (left.member_id, left.instance_id) == ("m", "i")
-    assert isinstance(left.error, UnknownMemberError)
+    assert isinstance(left.error, UnknownMemberIdError)
     assert groups.listed() == []
 
 
@@ -488,10 +497,10 @@ def test_a_group_that_is_not_there_cannot_be_described(groups: Groups) -> None:
 
 
 def test_who_is_refused_leaves_no_group_behind(groups: Groups) -> None:
-    ticket = groups.join(session_timeout_ms=1)
-    assert isinstance(groups.answers[ticket], InvalidSessionTimeoutError)
-    ticket = groups.join(protocol_type="")
-    assert isinstance(groups.answers[ticket], InconsistentGroupProtocolError)
+    request_id = groups.join(session_timeout_ms=1)
+    assert isinstance(groups.answers[request_id], InvalidSessionTimeoutError)
+    request_id = groups.join(protocol_type="")
+    assert isinstance(groups.answers[request_id], InconsistentGroupProtocolError)
     assert groups.listed() == []
     assert groups.log == []
 
@@ -508,13 +517,13 @@ def test_who_never_comes_back_with_the_id_it_got_leaves_no_group_behind(groups: 
 def test_who_leaves_before_joining_with_the_id_it_got_leaves_no_group_behind(groups: Groups) -> None:
     refused = groups.answers[groups.join(requires_known_member_id=True)]
     assert isinstance(refused, MemberIdRequiredError)
-    groups.leave(MemberClaim(group_id="g", generation=-1, member_id=refused.member_id, instance_id=None))
+    groups.leave(MemberIdentity(group_id="g", generation=-1, member_id=refused.member_id, instance_id=None))
     assert groups.listed() == []
 
 
 def room_for_ids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.groups.state._GIVEN_ID_REST_BYTES", 1_000)
-    monkeypatch.setattr("moldau.groups.state.GIVEN_IDS_BYTES_MAX", count * 1_000 + 500)
+    monkeypatch.setattr("moldau.groups.shard._PENDING_MEMBER_ID_OVERHEAD_BYTES", 1_000)
+    monkeypatch.setattr("moldau.groups.shard.PENDING_MEMBER_IDS_BYTES_MAX", count * 1_000 + 500)
 
 
 def test_of_too_many_ids_that_nobody_comes_back_with_the_oldest_are_forgotten_in_all_groups(
@@ -532,8 +541,8 @@ def test_of_too_many_ids_that_nobody_comes_back_with_the_oldest_are_forgotten_in
         ids.append(sent_away.member_id)
     assert groups.listed() == ["committed", "joined", "d", "e"]
     assert len(groups.state._deadlines) == 3, "of the members, and of who is to come"
-    assert len(groups.state._given_ids) == 3
-    assert isinstance(groups.answers[groups.join("c", member_id=ids[2])], UnknownMemberError)
+    assert len(groups.state._pending_member_ids) == 3
+    assert isinstance(groups.answers[groups.join("c", member_id=ids[2])], UnknownMemberIdError)
     back = groups.join("d", member_id=ids[3])
     assert back not in groups.answers, "it is in, and waits"
 
@@ -541,7 +550,7 @@ def test_of_too_many_ids_that_nobody_comes_back_with_the_oldest_are_forgotten_in
 def test_the_room_for_ids_is_counted_in_bytes(groups: Groups) -> None:
     for number in range(300):
         groups.join(f"{number:03}" + "x" * 32_000, requires_known_member_id=True)
-    assert sum(map(len, groups.listed())) <= GIVEN_IDS_BYTES_MAX
+    assert sum(map(len, groups.listed())) <= PENDING_MEMBER_IDS_BYTES_MAX
     assert len(groups.listed()) > 100
 
 
@@ -549,14 +558,14 @@ def test_a_group_goes_on_without_an_id_that_was_forgotten(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room_for_ids(1, monkeypatch)
-    claim = groups.member()
+    identity = groups.member()
     groups.join(requires_known_member_id=True)
-    waiting = groups.join(member_id=claim.member_id)
+    waiting = groups.join(member_id=identity.member_id)
     groups.pass_time(0)
     assert waiting not in groups.answers, "the one to come is waited for"
     groups.join("another", requires_known_member_id=True)
     groups.pass_time(0)
-    assert isinstance(groups.answers[waiting], JoinReply)
+    assert isinstance(groups.answers[waiting], JoinResponse)
 
 
 def test_a_refused_join_does_not_harm_a_group_that_has_offsets(groups: Groups) -> None:
@@ -568,12 +577,12 @@ def test_a_refused_join_does_not_harm_a_group_that_has_offsets(groups: Groups) -
 def test_thousands_of_joins_and_leaves_leave_nothing_behind(groups: Groups) -> None:
     for number in range(2_000):
         groups.leave(groups.member(f"group-{number}"))
-    groups.expire()
+    groups.expire_offsets()
     assert groups.listed() == []
     assert groups.state.next_deadline_ms is None
     assert len(groups.state._deadlines._heap) < 100
-    assert not groups.state._recorded
-    assert not groups.state._given_ids
+    assert not groups.state._groups_in_log
+    assert not groups.state._pending_member_ids
 
 
 # Looking at groups
@@ -631,8 +640,8 @@ def test_a_tick_before_anything_is_due_decides_nothing(groups: Groups) -> None:
 
 
 def test_groups_and_offsets_are_the_same_after_a_restart(groups: Groups) -> None:
-    claim = groups.member("live", instance_id="i")
-    groups.commit(claim, offset("orders", 0, 7))
+    identity = groups.member("live", instance_id="i")
+    groups.commit(identity, offset("orders", 0, 7))
     groups.commit(nobody("solo"), offset("orders", 1, 8))
     groups.leave(groups.member("left"))
     after = groups.restarted()
@@ -640,16 +649,16 @@ def test_groups_and_offsets_are_the_same_after_a_restart(groups: Groups) -> None
     for name in groups.listed():
         assert after.describe(name) == groups.describe(name)
         assert after.fetch(name) == groups.fetch(name)
-    after.commit(claim, offset("orders", 0, 9))
+    after.commit(identity, offset("orders", 0, 9))
     assert after.committed("live") == {("orders", 0): 9}
 
 
 def test_members_are_given_their_session_again_after_a_restart(groups: Groups) -> None:
-    claim = groups.member()
+    identity = groups.member()
     groups.now_ms += 10 * SESSION_MS
     after = groups.restarted()
     assert after.state.next_deadline_ms == after.now_ms + SESSION_MS
-    after.commit(claim)
+    after.commit(identity)
     after.pass_time(SESSION_MS)
     assert after.describe("g").state is GroupState.EMPTY
 
@@ -668,9 +677,9 @@ def test_a_group_that_is_used_again_after_its_tombstone_is_there_after_a_restart
 
 
 def test_compaction_of_the_log_changes_nothing(groups: Groups) -> None:
-    claim = groups.member()
+    identity = groups.member()
     for number in range(5):
-        groups.commit(claim, offset("orders", 0, number), offset("orders", 1, number))
+        groups.commit(identity, offset("orders", 0, number), offset("orders", 1, number))
     groups.commit(nobody("dead"))
     groups.delete_group("dead")
     groups.delete_offsets("g", ("other", 1))
@@ -684,12 +693,12 @@ def test_compaction_of_the_log_changes_nothing(groups: Groups) -> None:
 
 
 def test_a_record_that_could_not_be_written_leaves_a_group_that_goes_on(groups: Groups) -> None:
-    claim = groups.member()
+    identity = groups.member()
     groups.now_ms += SESSION_MS
     lost = groups.state.tick(groups.now)
     assert lost.records, "the group became empty, and nobody will ever know"
     assert groups.restarted().describe("g").state is GroupState.STABLE
     again = groups.member()
-    assert again.generation > claim.generation
+    assert again.generation > identity.generation
     groups.commit(again)
     assert groups.committed() == {("orders", 0): 7}

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from moldau.errors import MoldauError, UnknownMemberError
-from moldau.groups.requests import MemberClaim, TopicPartition
+from moldau.errors import MoldauError, UnknownMemberIdError
+from moldau.groups.requests import MemberIdentity, TopicPartition
 from support.groups import RETENTION_MS, SESSION_MS, TOPIC_ID, Groups, nobody, offset
 
 names = st.sampled_from(["a", "b"])
@@ -19,13 +19,13 @@ class OffsetsModel(RuleBasedStateMachine):
     def begin(self) -> None:
         self.groups = Groups()
         self.offsets: dict[str, dict[TopicPartition, int]] = {"a": {}, "b": {}}
-        self.members: dict[str, MemberClaim] = {}
+        self.members: dict[str, MemberIdentity] = {}
 
     @rule(name=names, topic=topics, partition=partitions, number=st.integers(0, 99), by_member=st.booleans())
     def commit(self, name: str, topic: str, partition: int, number: int, by_member: bool) -> None:
-        claim = self.members.get(name, nobody(name)) if by_member else nobody(name)
+        identity = self.members.get(name, nobody(name)) if by_member else nobody(name)
         try:
-            self.groups.commit(claim, offset(topic, partition, number))
+            self.groups.commit(identity, offset(topic, partition, number))
         except MoldauError:
             return
         self.offsets[name][topic, partition] = number
@@ -48,12 +48,12 @@ class OffsetsModel(RuleBasedStateMachine):
 
     @rule(name=names)
     def leave(self, name: str) -> None:
-        claim = self.members.pop(name, None)
-        if claim is not None:
+        identity = self.members.pop(name, None)
+        if identity is not None:
             is_member = name in self.groups.listed(["Stable"])
-            error = self.groups.try_to_leave(claim)
+            error = self.groups.try_to_leave(identity)
             assert (error is None) is is_member, "who is a member can leave, and nobody else"
-            assert is_member or isinstance(error, UnknownMemberError)
+            assert is_member or isinstance(error, UnknownMemberIdError)
 
     @rule(name=names)
     def delete_group(self, name: str) -> None:
@@ -74,7 +74,7 @@ class OffsetsModel(RuleBasedStateMachine):
 
     @rule(topic=topics)
     def delete_topic(self, topic: str) -> None:
-        self.groups.forget((topic, TOPIC_ID), (topic, None))
+        self.groups.on_topics_deleted((topic, TOPIC_ID), (topic, None))
         for committed in self.offsets.values():
             for place in [place for place in committed if place[0] == topic]:
                 del committed[place]
@@ -84,10 +84,10 @@ class OffsetsModel(RuleBasedStateMachine):
         self.groups.pass_time(ms)
 
     @rule()
-    def expire(self) -> None:
+    def expire_offsets(self) -> None:
         before = {name: self.groups.fetch(name) for name in self.offsets}
         live = self.groups.listed(["Stable", "PreparingRebalance", "CompletingRebalance"])
-        self.groups.expire()
+        self.groups.expire_offsets()
         for name, committed in self.offsets.items():
             for place in [place for place in committed if place not in self.groups.fetch(name)]:
                 gone = before[name][place]

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from moldau.logs.store import LogName
-from moldau.metadata.image import BrokerImage, PartitionImage, TopicImage
+from moldau.metadata.image import BrokerRegistration, PartitionRegistration, TopicImage
 from moldau.settings.broker import BrokerSettings
 from moldau.wire.api_keys import ApiKey
-from support.admin import AdminBroker, broker_image, image_of, topic_id, versions_of
+from support.admin_broker import AdminBroker, broker_image, image_of, topic_id, versions_of
 
 CLUSTER, LOG_DIRS = ApiKey.DESCRIBE_CLUSTER, ApiKey.DESCRIBE_LOG_DIRS
 PARTITIONS = ApiKey.DESCRIBE_TOPIC_PARTITIONS
 
-NOT_ASKED = -(2**31)
+NOT_REQUESTED = -(2**31)
 ALL_OF_A_CLUSTER = 8096
 ALL_OF_A_TOPIC = 3576
 
@@ -27,7 +27,7 @@ def describe_cluster(broker: AdminBroker, version: int = 2, **more: Any) -> Any:
         "include_fenced_brokers": False,
         **more,
     }
-    return broker.ask(CLUSTER, version, **request)
+    return broker.send(CLUSTER, version, **request)
 
 
 @pytest.mark.parametrize("version", versions_of(CLUSTER))
@@ -40,7 +40,7 @@ def test_a_cluster_is_its_id_its_controller_and_its_live_brokers(version: int) -
         (1, "host1", 9001, "rack1"),
         (3, "host3", 9003, "rack3"),
     ]
-    assert answer.cluster_authorized_operations == NOT_ASKED
+    assert answer.cluster_authorized_operations == NOT_REQUESTED
 
 
 def test_fenced_brokers_are_told_of_when_asked_for() -> None:
@@ -63,7 +63,7 @@ def test_operations_are_told_when_asked_for() -> None:
     ],
 )
 def test_where_the_controller_cannot_be_reached_another_broker_is_named_that_hands_on(
-    controller: BrokerImage, told: int
+    controller: BrokerRegistration, told: int
 ) -> None:
     image = dataclasses.replace(image_of({}, brokers=[controller]), controller_id=2)
     assert describe_cluster(AdminBroker(image)).controller_id == told
@@ -71,14 +71,14 @@ def test_where_the_controller_cannot_be_reached_another_broker_is_named_that_han
 
 def test_a_broker_that_is_cut_off_does_not_name_itself_as_leader() -> None:
     broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(2)]))
-    two = PartitionImage(1, (2,), (2,), 2, 0, 0)
+    two = PartitionRegistration(1, (2,), (2,), 2, 0, 0)
     topic = dataclasses.replace(
-        broker.metadata.image.topics["a"], partitions=(PartitionImage(0, (1,), (1,), 1, 4, 0), two)
+        broker.metadata.image.topics["a"], partitions=(PartitionRegistration(0, (1,), (1,), 1, 4, 0), two)
     )
     broker.metadata.image = dataclasses.replace(broker.metadata.image, topics={"a": topic})
 
     def leaders() -> list[tuple[int, int]]:
-        answer = broker.ask(ApiKey.METADATA, 7, topics=None)
+        answer = broker.send(ApiKey.METADATA, 7, topics=None)
         return [(each.leader_id, each.error_code) for each in answer.topics[0].partitions]
 
     def described_leaders() -> list[int]:
@@ -86,7 +86,7 @@ def test_a_broker_that_is_cut_off_does_not_name_itself_as_leader() -> None:
 
     assert leaders() == [(1, 0), (2, 0)]
     assert described_leaders() == [1, 2]
-    broker.membership.lease.is_valid = lambda: False
+    broker.lifecycle.lease.is_valid = lambda: False
     assert leaders() == [(-1, 5), (2, 0)]
     assert described_leaders() == [-1, 2]
 
@@ -96,7 +96,7 @@ def test_a_leader_that_the_callers_listener_does_not_reach_has_a_code_of_its_own
     version: int, code: int
 ) -> None:
     broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(1, listener="OTHERS"), broker_image(2)]))
-    answer = broker.ask(ApiKey.METADATA, version, topics=None)
+    answer = broker.send(ApiKey.METADATA, version, topics=None)
     (partition,) = answer.topics[0].partitions
     assert (partition.leader_id, partition.error_code) == (-1, code)
 
@@ -136,7 +136,7 @@ def sizes(result: Any) -> dict[str, list[tuple[int, int]]]:
 def test_the_log_directory_is_told_with_the_sizes_of_all_partitions(
     keeper: AdminBroker, version: int
 ) -> None:
-    answer = keeper.ask(LOG_DIRS, version, topics=None)
+    answer = keeper.send(LOG_DIRS, version, topics=None)
     (result,) = answer.results
     assert (result.error_code, result.log_dir) == (0, "/kept/here")
     assert sizes(result) == {"a": [(0, 10), (1, 20)], "b": [(0, 30)]}
@@ -154,15 +154,15 @@ def test_only_the_partitions_asked_for_are_told_and_absent_ones_left_out(keeper:
         {"topic": "gone", "partitions": [0]},
         {"topic": "b", "partitions": []},
     ]
-    (result,) = keeper.ask(LOG_DIRS, topics=asked).results
+    (result,) = keeper.send(LOG_DIRS, topics=asked).results
     assert sizes(result) == {"a": [(1, 20)]}
-    (result,) = keeper.ask(LOG_DIRS, topics=[]).results
+    (result,) = keeper.send(LOG_DIRS, topics=[]).results
     assert sizes(result) == {}
 
 
 def test_a_log_directory_that_is_offline_is_an_error_of_its_own(keeper: AdminBroker) -> None:
     keeper.partitions.space = OSError("input/output error")
-    answer = keeper.ask(LOG_DIRS, topics=None)
+    answer = keeper.send(LOG_DIRS, topics=None)
     assert answer.error_code == 0
     (result,) = answer.results
     assert (result.error_code, result.log_dir) == (56, "/kept/here")
@@ -171,7 +171,7 @@ def test_a_log_directory_that_is_offline_is_an_error_of_its_own(keeper: AdminBro
 
 def test_a_store_without_files_is_named_as_what_it_is() -> None:
     broker = AdminBroker(image_of({}), BrokerSettings(store="memory"))
-    assert broker.ask(LOG_DIRS, topics=None).results[0].log_dir == "memory"
+    assert broker.send(LOG_DIRS, topics=None).results[0].log_dir == "memory"
 
 
 def test_producers_are_described_once_however_often_their_partition_is_named(
@@ -180,7 +180,7 @@ def test_producers_are_described_once_however_often_their_partition_is_named(
     monkeypatch.setattr(keeper, "partitions", SimpleNamespace(get=lambda name, index: None))
     named = [("a", [0, 1, 0]), ("b", [5]), ("a", [1, 2])]
     topics = [{"name": name, "partition_indexes": indexes} for name, indexes in named]
-    answer = keeper.ask(ApiKey.DESCRIBE_PRODUCERS, topics=topics)
+    answer = keeper.send(ApiKey.DESCRIBE_PRODUCERS, topics=topics)
     assert [(topic.name, [each.partition_index for each in topic.partitions]) for topic in answer.topics] == [
         ("a", [0, 1, 2]),
         ("b", [5]),
@@ -190,7 +190,7 @@ def test_producers_are_described_once_however_often_their_partition_is_named(
 def describe_partitions(
     broker: AdminBroker, names: list[str], limit: int = 2000, cursor: tuple[str, int] | None = None
 ) -> Any:
-    return broker.ask(
+    return broker.send(
         PARTITIONS,
         topics=[{"name": name} for name in names],
         response_partition_limit=limit,
@@ -297,9 +297,9 @@ def test_a_cursor_that_cannot_be_refuses_every_topic(shelf: AdminBroker, cursor:
 def test_leaders_and_replicas_that_cannot_be_reached_are_told_so() -> None:
     image = image_of({}, brokers=[broker_image(2, fenced=True), broker_image(3, listener="INTERNAL")])
     partitions = (
-        PartitionImage(0, (1, 2, 3, 4), (1,), 1, 0, 0),
-        PartitionImage(1, (3,), (3,), 3, 6, 0),
-        PartitionImage(2, (1,), (1,), -1, 7, 0),
+        PartitionRegistration(0, (1, 2, 3, 4), (1,), 1, 0, 0),
+        PartitionRegistration(1, (3,), (3,), 3, 6, 0),
+        PartitionRegistration(2, (1,), (1,), -1, 7, 0),
     )
     topic = TopicImage("a", topic_id(0), partitions)
     broker = AdminBroker(dataclasses.replace(image, topics={"a": topic}, topic_names={topic_id(0): "a"}))

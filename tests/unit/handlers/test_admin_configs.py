@@ -16,7 +16,7 @@ from moldau.metadata.image import (
     ConfigResource,
 )
 from moldau.wire.api_keys import ApiKey
-from support.admin import AdminBroker, broker_image, image_of, versions_of
+from support.admin_broker import AdminBroker, broker_image, image_of, versions_of
 
 DESCRIBE, ALTER = ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS
 INCREMENT, LIST = ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.LIST_CONFIG_RESOURCES
@@ -31,7 +31,7 @@ def resource(kind: int, name: str, keys: list[str] | None = None) -> dict[str, A
 
 def describe(broker: AdminBroker, *resources: dict[str, Any], version: int = 4, **more: Any) -> list[Any]:
     request = {"include_synonyms": False, "include_documentation": False, **more}
-    results: list[Any] = broker.ask(DESCRIBE, version, resources=list(resources), **request).results
+    results: list[Any] = broker.send(DESCRIBE, version, resources=list(resources), **request).results
     return results
 
 
@@ -163,7 +163,7 @@ def increment(
         }
         for kind, name, changes in resources
     ]
-    answer = broker.ask(INCREMENT, version, resources=asked, validate_only=validate_only)
+    answer = broker.send(INCREMENT, version, resources=asked, validate_only=validate_only)
     return [
         (each.resource_type, each.resource_name, each.error_code, each.error_message)
         for each in answer.responses
@@ -184,7 +184,7 @@ def alter(
         }
         for kind, name, changes in resources
     ]
-    answer = broker.ask(ALTER, version, resources=asked, validate_only=validate_only)
+    answer = broker.send(ALTER, version, resources=asked, validate_only=validate_only)
     return [(each.resource_name, each.error_code, each.error_message) for each in answer.responses]
 
 
@@ -335,7 +335,7 @@ def test_loggers_cannot_be_replaced_as_a_whole(broker: AdminBroker) -> None:
 
 
 def listed(broker: AdminBroker, types: list[int], version: int = 1) -> list[tuple[int, str]]:
-    answer = broker.ask(LIST, version, resource_types=types)
+    answer = broker.send(LIST, version, resource_types=types)
     assert answer.error_code == 0
     return [(each.get("resource_type", -1), each.resource_name) for each in answer.config_resources]
 
@@ -371,5 +371,5 @@ def test_resources_are_listed_by_type(listing: AdminBroker) -> None:
 
 @pytest.mark.parametrize("types", [[0], [9], [TOPIC_RESOURCE, 9]])
 def test_a_type_nobody_knows_cannot_be_listed(listing: AdminBroker, types: list[int]) -> None:
-    answer = listing.ask(LIST, 1, resource_types=types)
+    answer = listing.send(LIST, 1, resource_types=types)
     assert (answer.error_code, answer.config_resources) == (35, [])

@@ -8,7 +8,7 @@ from moldau.errors import NotControllerError
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
 from moldau.settings.broker import BrokerSettings
 from moldau.wire.api_keys import ApiKey
-from support.admin import NOW_MS, AdminBroker, broker_image, image_of, topic_id, versions_of
+from support.admin_broker import NOW_MS, AdminBroker, broker_image, image_of, topic_id, versions_of
 
 CREATE, DELETE, PARTITIONS = ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS
 
@@ -35,7 +35,7 @@ def new_topic(
 
 def create(broker: AdminBroker, *topics: dict[str, Any], version: int = 7, **more: Any) -> dict[str, Any]:
     request = {"timeout": 1000, "validate_only": False, **more}
-    answer = broker.ask(CREATE, version, topics=list(topics), **request)
+    answer = broker.send(CREATE, version, topics=list(topics), **request)
     names = [topic.name for topic in answer.topics]
     assert len(names) == len(set(names))
     return {topic.name: topic for topic in answer.topics}
@@ -200,7 +200,7 @@ def test_a_controller_that_cannot_decide_fails_every_item_but_not_the_connection
 
 
 def delete(broker: AdminBroker, *topics: dict[str, Any], timeout: int = 1000) -> list[tuple[Any, ...]]:
-    answer = broker.ask(DELETE, 6, topics=list(topics), timeout=timeout)
+    answer = broker.send(DELETE, 6, topics=list(topics), timeout=timeout)
     return [(each.name, each.topic_id, each.error_code, each.error_message) for each in answer.responses]
 
 
@@ -216,7 +216,7 @@ def by_id(number: int) -> dict[str, Any]:
 def test_topics_are_deleted_by_name_in_every_version(version: int) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
     names = ["a", "gone", ""]
-    answer = broker.ask(
+    answer = broker.send(
         DELETE, version, topic_names=names, topics=[by_name(name) for name in names], timeout=1000
     )
     assert [(each.name, each.error_code) for each in answer.responses] == [("a", 0), ("gone", 3), ("", 3)]
@@ -263,7 +263,7 @@ def test_what_is_named_twice_is_refused_once_and_not_deleted(
 @pytest.mark.parametrize(("version", "code"), [(1, 42), (2, 42), (3, 73), (6, 73)])
 def test_deletion_can_be_switched_off(version: int, code: int) -> None:
     broker = AdminBroker(image_of({"a": 1}), BrokerSettings(delete_topic_enable=False))
-    answer = broker.ask(DELETE, version, topic_names=["a"], topics=[by_name("a")], timeout=1000)
+    answer = broker.send(DELETE, version, topic_names=["a"], topics=[by_name("a")], timeout=1000)
     assert [(each.name, each.error_code) for each in answer.responses] == [("a", code)]
     assert list(broker.metadata.image.topics) == ["a"]
 
@@ -275,7 +275,7 @@ def more_partitions(
     timeout: int = 1000,
     validate_only: bool = False,
 ) -> list[tuple[Any, ...]]:
-    answer = broker.ask(
+    answer = broker.send(
         PARTITIONS,
         version,
         topics=[

@@ -7,8 +7,13 @@ from uuid import UUID
 
 import pytest
 
-from moldau.controller.requests import Heartbeat, HeartbeatReply, NotReady, Registration
-from moldau.controller.wire import heartbeat_reply, heartbeat_tree, registration_tree
+from moldau.controller.messages import heartbeat_reply, heartbeat_request, registration_request
+from moldau.controller.requests import (
+    BrokerHeartbeat,
+    BrokerHeartbeatReply,
+    BrokerRegistrationRequest,
+    OfflineReplica,
+)
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     CoordinatorLoadInProgressError,
@@ -21,21 +26,21 @@ from moldau.errors import (
 from moldau.handlers import REGISTRY
 from moldau.metadata.image import Endpoint
 from moldau.server.session import ClientConnection, Session
-from moldau.transactions.producer_ids import ProducerIds
+from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 
 REGISTER, BEAT = ApiKey.BROKER_REGISTRATION, ApiKey.BROKER_HEARTBEAT
 IDS, UNREGISTER = ApiKey.ALLOCATE_PRODUCER_IDS, ApiKey.UNREGISTER_BROKER
 
-BROKER = Registration(
+BROKER = BrokerRegistrationRequest(
     3,
     UUID(int=33),
     (Endpoint("PLAINTEXT", "alpha", 9093), Endpoint("INTERNAL", "beta", 9094, 1)),
     rack="r1",
     cluster_id="ours",
     previous_epoch=17,
-    former_incarnations=(UUID(int=31), UUID(int=32)),
+    previous_incarnations=(UUID(int=31), UUID(int=32)),
     features={"metadata.version": (30, 30)},
 )
 
@@ -54,12 +59,12 @@ class Asked:
             raise self.answer
         return self.answer
 
-    async def register_broker(self, broker: Registration, *, from_afar: bool) -> int:
-        found: int = self._answered(broker, from_afar)
+    async def register_broker(self, broker: BrokerRegistrationRequest, *, is_remote: bool) -> int:
+        found: int = self._answered(broker, is_remote)
         return found
 
-    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        found: HeartbeatReply = self._answered(beat)
+    async def heartbeat(self, beat: BrokerHeartbeat) -> BrokerHeartbeatReply:
+        found: BrokerHeartbeatReply = self._answered(beat)
         return found
 
     async def unregister_broker(self, broker_id: int) -> None:
@@ -78,7 +83,7 @@ class BrokerOf:
         self.controller = controller
         self.connection = ClientConnection("127.0.0.1:5000", "PLAINTEXT")
 
-    def ask(self, api_key: ApiKey, version: int, tree: dict[str, Any]) -> Message:
+    def send(self, api_key: ApiKey, version: int, tree: dict[str, Any]) -> Message:
         sent = bytearray()
         encoder(api_key, version, "request")(sent, tree)
         session = Session(self.connection, version, "tests")
@@ -91,60 +96,62 @@ class BrokerOf:
 
 
 def versions_of(api_key: ApiKey) -> range:
-    return range(REGISTRY[api_key].low, REGISTRY[api_key].high + 1)
+    return range(REGISTRY[api_key].min_version, REGISTRY[api_key].max_version + 1)
 
 
 @pytest.mark.parametrize("version", versions_of(REGISTER))
 def test_a_registration_comes_as_it_was_sent(version: int) -> None:
     broker = BrokerOf(Asked(41))
-    answer = broker.ask(REGISTER, version, registration_tree(BROKER))
+    answer = broker.send(REGISTER, version, registration_request(BROKER))
     assert (answer.error_code, answer.broker_epoch) == (0, 41)
-    [(asked, from_afar)] = broker.controller.asked
+    [(asked, is_remote)] = broker.controller.asked
     assert (asked.broker_id, asked.incarnation_id, tuple(asked.endpoints)) == (
         3,
         UUID(int=33),
         BROKER.endpoints,
     )
     assert (asked.rack, asked.cluster_id, asked.previous_epoch) == ("r1", "ours", 17)
-    assert asked.former_incarnations == (UUID(int=31), UUID(int=32))
+    assert asked.previous_incarnations == (UUID(int=31), UUID(int=32))
     assert asked.features == {"metadata.version": (30, 30)}
-    assert from_afar
+    assert is_remote
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [(NotControllerError(""), 41), (DuplicateBrokerRegistrationError(""), 101)]
 )
 def test_a_registration_that_is_refused_has_its_code(error: MoldauError, code: int) -> None:
-    answer = BrokerOf(Asked(error)).ask(REGISTER, 4, registration_tree(BROKER))
+    answer = BrokerOf(Asked(error)).send(REGISTER, 4, registration_request(BROKER))
     assert (answer.error_code, answer.broker_epoch) == (code, -1)
 
 
 def test_a_registration_without_an_incarnation_is_refused() -> None:
     broker = BrokerOf(Asked(41))
-    answer = broker.ask(REGISTER, 4, {**registration_tree(BROKER), "incarnation_id": None})
+    answer = broker.send(REGISTER, 4, {**registration_request(BROKER), "incarnation_id": None})
     assert answer.error_code == 119
     assert broker.controller.asked == []
 
 
 @pytest.mark.parametrize("version", versions_of(BEAT))
 def test_a_heartbeat_comes_as_it_was_sent_and_so_does_its_answer(version: int) -> None:
-    broken = NotReady(UUID(int=4), 2, 3, "it is damaged")
-    full = NotReady(UUID(int=4), 5, 3, "No space left on device", is_transient=True)
-    beat = Heartbeat(3, 41, 99, wants_fence=True, wants_shutdown=True, not_ready=[broken, full])
-    broker = BrokerOf(Asked(HeartbeatReply(True, False, True, confirmed_age_ms=7)))
-    answer = broker.ask(BEAT, version, heartbeat_tree(beat))
+    broken = OfflineReplica(UUID(int=4), 2, 3, "it is damaged")
+    full = OfflineReplica(UUID(int=4), 5, 3, "No space left on device", is_transient=True)
+    beat = BrokerHeartbeat(3, 41, 99, want_fence=True, want_shut_down=True, not_ready=[broken, full])
+    broker = BrokerOf(Asked(BrokerHeartbeatReply(True, False, True, confirmed_age_ms=7)))
+    answer = broker.send(BEAT, version, heartbeat_request(beat))
     assert (answer.error_code, answer.is_caught_up, answer.is_fenced, answer.should_shut_down) == (
         0,
         True,
         False,
         True,
     )
-    assert heartbeat_reply(answer) == HeartbeatReply(True, False, True, confirmed_age_ms=7)
+    assert heartbeat_reply(answer) == BrokerHeartbeatReply(True, False, True, confirmed_age_ms=7)
     assert broker.controller.asked == [(beat,)]
 
 
 def test_a_heartbeat_that_is_refused_grants_nothing() -> None:
-    answer = BrokerOf(Asked(StaleBrokerEpochError(""))).ask(BEAT, 1, heartbeat_tree(Heartbeat(3, 41, 99)))
+    answer = BrokerOf(Asked(StaleBrokerEpochError(""))).send(
+        BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99))
+    )
     assert (answer.error_code, answer.is_caught_up, answer.is_fenced, answer.should_shut_down) == (
         77,
         False,
@@ -154,12 +161,12 @@ def test_a_heartbeat_that_is_refused_grants_nothing() -> None:
 
 
 def test_the_end_of_a_connection_with_heartbeats_is_told_once_for_each_life() -> None:
-    controller = Asked(HeartbeatReply(True, False, False))
+    controller = Asked(BrokerHeartbeatReply(True, False, False))
     broker = BrokerOf(controller)
     for epoch in (41, 41, 55, 55):
-        broker.ask(BEAT, 1, heartbeat_tree(Heartbeat(3, epoch, 99)))
+        broker.send(BEAT, 1, heartbeat_request(BrokerHeartbeat(3, epoch, 99)))
     assert controller.closed == []
-    broker.connection.closed.end()
+    broker.connection.closed.close()
     assert controller.closed == [(3, 41), (3, 55)]
 
 
@@ -167,32 +174,32 @@ def test_a_connection_whose_heartbeats_were_refused_says_nothing_of_the_broker()
     """Anybody could name any broker."""
     controller = Asked(StaleBrokerEpochError(""))
     broker = BrokerOf(controller)
-    broker.ask(BEAT, 1, heartbeat_tree(Heartbeat(3, 41, 99)))
-    broker.connection.closed.end()
+    broker.send(BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99)))
+    broker.connection.closed.close()
     assert controller.closed == []
 
 
 def test_producer_ids_are_a_block() -> None:
     tree = {"broker_id": 3, "broker_epoch": 41}
     broker = BrokerOf(Asked(range(2000, 3000)))
-    answer = broker.ask(IDS, 0, tree)
+    answer = broker.send(IDS, 0, tree)
     assert (answer.error_code, answer.producer_id_start, answer.producer_id_len) == (0, 2000, 1000)
     assert broker.controller.asked == [(3, 41)]
-    assert BrokerOf(Asked(NotControllerError(""))).ask(IDS, 0, tree).error_code == 41
+    assert BrokerOf(Asked(NotControllerError(""))).send(IDS, 0, tree).error_code == 41
 
 
 def test_unregistering_is_answered_with_a_message_where_it_cannot_be() -> None:
-    answer = BrokerOf(Asked(None)).ask(UNREGISTER, 0, {"broker_id": 3})
+    answer = BrokerOf(Asked(None)).send(UNREGISTER, 0, {"broker_id": 3})
     assert (answer.error_code, answer.error_message) == (0, None)
     refused = BrokerIdNotRegisteredError("Broker 3 is not registered.")
-    answer = BrokerOf(Asked(refused)).ask(UNREGISTER, 0, {"broker_id": 3})
+    answer = BrokerOf(Asked(refused)).send(UNREGISTER, 0, {"broker_id": 3})
     assert (answer.error_code, answer.error_message) == (102, "Broker 3 is not registered.")
 
 
 def test_only_nodes_are_served_what_only_nodes_ask() -> None:
-    assert all(REGISTRY[each].between_nodes for each in (REGISTER, BEAT, IDS))
+    assert all(REGISTRY[each].inter_broker for each in (REGISTER, BEAT, IDS))
     assert REGISTRY[UNREGISTER].forwarded
-    assert not REGISTRY[UNREGISTER].between_nodes
+    assert not REGISTRY[UNREGISTER].inter_broker
 
 
 def test_clients_are_told_to_ask_again_while_no_producer_ids_can_be_had() -> None:
@@ -212,13 +219,13 @@ def test_clients_are_told_to_ask_again_while_no_producer_ids_can_be_had() -> Non
             found: range = answer
             return found
 
-        ids = ProducerIds(allocate)
+        ids = ProducerIdManager(allocate)
         for _ in range(2):
             with pytest.raises(CoordinatorLoadInProgressError):
-                await ids.next()
-        assert [await ids.next(), await ids.next()] == [5, 6]
+                await ids.generate_producer_id()
+        assert [await ids.generate_producer_id(), await ids.generate_producer_id()] == [5, 6]
         with pytest.raises(StorageError):
-            await ids.next()
-        assert await ids.next() == 9
+            await ids.generate_producer_id()
+        assert await ids.generate_producer_id() == 9
 
     asyncio.run(story())

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from moldau.handlers.a01_fetch import fetch
-from moldau.metadata.image import PartitionImage
+from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.partition import Partition
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
-from moldau.server.fetch_sessions import (
-    EVICT_AFTER_MS,
+from moldau.server.fetch_session import (
+    EVICTION_MIN_MS,
+    FetchPartition,
+    FetchSessionCache,
     FetchSessionNotFoundError,
-    FetchSessions,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
-    Wanted,
 )
-from moldau.server.fetch_watch import PartitionKey
+from moldau.server.partition_watcher import PartitionKey
 from moldau.server.session import ClientConnection, Session
 from moldau.testing import Broker
 from moldau.wire.codec import Message
@@ -33,11 +33,11 @@ def client() -> ClientConnection:
     return ClientConnection("127.0.0.1:5", "PLAINTEXT")
 
 
-def wanted(partition: int = 0, offset: int = 0) -> Wanted:
-    return Wanted("orders", None, partition, offset, 1000, -1, -1)
+def wanted(partition: int = 0, offset: int = 0) -> FetchPartition:
+    return FetchPartition("orders", None, partition, offset, 1000, -1, -1)
 
 
-def named(*partitions: Wanted) -> dict[PartitionKey, Wanted]:
+def named(*partitions: FetchPartition) -> dict[PartitionKey, FetchPartition]:
     return {each.key: each for each in partitions}
 
 
@@ -45,43 +45,43 @@ def named(*partitions: Wanted) -> dict[PartitionKey, Wanted]:
 
 
 def test_a_session_goes_on_as_long_as_its_epoch_does() -> None:
-    sessions = FetchSessions(random.Random(1), 10)
-    session = sessions.begin(client(), named(wanted(0), wanted(1)), 0, 0, uses_topic_ids=False)
+    sessions = FetchSessionCache(random.Random(1), 10)
+    session = sessions.create(client(), named(wanted(0), wanted(1)), 0, 0, uses_topic_ids=False)
     assert session is not None
-    resumed = sessions.resume(
+    resumed = sessions.continue_session(
         session.session_id, 1, named(wanted(1, 5)), [("orders", 0)], 0, uses_topic_ids=False
     )
     assert [(each.partition, each.offset) for each in resumed.wanted.values()] == [(1, 5)]
     assert resumed.epoch == 2
     with pytest.raises(InvalidFetchSessionEpochError):
-        sessions.resume(session.session_id, 1, {}, [], 0, uses_topic_ids=False)
+        sessions.continue_session(session.session_id, 1, {}, [], 0, uses_topic_ids=False)
     with pytest.raises(FetchSessionTopicIdError):
-        sessions.resume(session.session_id, 2, {}, [], 0, uses_topic_ids=True)
+        sessions.continue_session(session.session_id, 2, {}, [], 0, uses_topic_ids=True)
     with pytest.raises(FetchSessionNotFoundError):
-        sessions.resume(session.session_id + 1, 1, {}, [], 0, uses_topic_ids=False)
+        sessions.continue_session(session.session_id + 1, 1, {}, [], 0, uses_topic_ids=False)
 
 
 def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
-    sessions = FetchSessions(random.Random(1), 10)
+    sessions = FetchSessionCache(random.Random(1), 10)
     connection = client()
     for _ in range(100):
-        assert sessions.begin(connection, named(wanted()), 0, 0, uses_topic_ids=False) is not None
+        assert sessions.create(connection, named(wanted()), 0, 0, uses_topic_ids=False) is not None
     assert len(sessions) == 1
-    sessions.end_all(connection)
+    sessions.remove_all(connection)
     assert len(sessions) == 0
 
 
 def test_a_full_cache_makes_room_only_for_what_is_old() -> None:
-    sessions = FetchSessions(random.Random(1), 2)
-    assert sessions.begin(client(), named(wanted()), 0, 0, uses_topic_ids=False) is not None
-    assert sessions.begin(client(), named(wanted()), 0, 10, uses_topic_ids=False) is not None
-    assert sessions.begin(client(), named(wanted()), 0, 20, uses_topic_ids=False) is None
-    assert sessions.begin(client(), named(wanted()), 0, EVICT_AFTER_MS, uses_topic_ids=False) is not None
+    sessions = FetchSessionCache(random.Random(1), 2)
+    assert sessions.create(client(), named(wanted()), 0, 0, uses_topic_ids=False) is not None
+    assert sessions.create(client(), named(wanted()), 0, 10, uses_topic_ids=False) is not None
+    assert sessions.create(client(), named(wanted()), 0, 20, uses_topic_ids=False) is None
+    assert sessions.create(client(), named(wanted()), 0, EVICTION_MIN_MS, uses_topic_ids=False) is not None
     assert len(sessions) == 2
 
 
 def test_a_fetch_of_nothing_needs_no_session() -> None:
-    assert FetchSessions(random.Random(1), 2).begin(client(), {}, 0, 0, uses_topic_ids=False) is None
+    assert FetchSessionCache(random.Random(1), 2).create(client(), {}, 0, 0, uses_topic_ids=False) is None
 
 
 # The request
@@ -102,8 +102,8 @@ class Fetcher:
     async def append(self, partition: int, *values: bytes) -> None:
         found = self.partition(partition)
         appended = await found.append([Batch(build_batch([Record(value=value) for value in values]))])
-        committing = found.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
-        await (asyncio.sleep(0) if committing is None else committing)
+        commit_future = found.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
+        await (asyncio.sleep(0) if commit_future is None else commit_future)
 
     async def fetch(
         self,
@@ -299,7 +299,7 @@ def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> Non
         await fetcher.append(0, b"a")
         partition = fetcher.partition(0)
         epoch = partition.leader_epoch
-        await partition.take_role(PartitionImage(0, (1,), (1,), 1, epoch + 2, 1))
+        await partition.apply_image(PartitionRegistration(0, (1,), (1,), 1, epoch + 2, 1))
         await fetcher.append(0, b"b")
         answer = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 1)
         [told] = answer["responses"][0]["partitions"]
@@ -312,19 +312,19 @@ def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> Non
 
 
 def test_followers_have_sessions_of_their_own_beside_those_of_consumers() -> None:
-    sessions = FetchSessions(random.Random(1), 1)
-    consumer = sessions.begin(client(), named(wanted()), 0, 0, uses_topic_ids=False)
+    sessions = FetchSessionCache(random.Random(1), 1)
+    consumer = sessions.create(client(), named(wanted()), 0, 0, uses_topic_ids=False)
     assert consumer is not None
-    late = 10 * EVICT_AFTER_MS
-    first = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
-    other = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=3)
+    late = 10 * EVICTION_MIN_MS
+    first = sessions.create(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
+    other = sessions.create(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=3)
     assert first is not None
     assert other is not None
     assert len(sessions) == 3, "the consumer's is still there"
-    again = sessions.begin(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
+    again = sessions.create(client(), named(wanted()), 0, late, uses_topic_ids=False, replica_id=2)
     assert again is not None
     assert len(sessions) == 3, "one for each node"
-    assert sessions.begin(client(), named(wanted()), 0, 2 * late, uses_topic_ids=False) is not None
-    sessions.resume(again.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)
+    assert sessions.create(client(), named(wanted()), 0, 2 * late, uses_topic_ids=False) is not None
+    sessions.continue_session(again.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)
     with pytest.raises(FetchSessionNotFoundError):
-        sessions.resume(consumer.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)
+        sessions.continue_session(consumer.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)

@@ -16,7 +16,7 @@ from moldau.handlers.a01_fetch import fetch
 from moldau.handlers.a02_list_offsets import list_offsets
 from moldau.handlers.a21_delete_records import delete_records
 from moldau.handlers.a23_offset_for_leader_epoch import offset_for_leader_epoch
-from moldau.metadata.image import BrokerImage, Endpoint, PartitionImage
+from moldau.metadata.image import BrokerRegistration, Endpoint, PartitionRegistration
 from moldau.partitions.partition import Partition
 from moldau.server.session import ClientConnection, Session
 from moldau.testing import Broker
@@ -38,7 +38,7 @@ class Stage:
         assert found is not None
         self.partition: Partition = found
         self.brokers = {
-            node: BrokerImage(
+            node: BrokerRegistration(
                 node,
                 100 * node,
                 UUID(int=node),
@@ -51,15 +51,15 @@ class Stage:
         self.version = 17
         self.listener = "PLAINTEXT"
 
-    async def role(self, leader: int = 1, in_sync: tuple[int, ...] = (1, 2), epoch: int = EPOCH) -> None:
-        image = PartitionImage(0, (1, 2), in_sync, leader, epoch, epoch)
+    async def role(self, leader: int = 1, isr: tuple[int, ...] = (1, 2), epoch: int = EPOCH) -> None:
+        image = PartitionRegistration(0, (1, 2), isr, leader, epoch, epoch)
         # The node's own metadata shows the same, as if it had been published.
         known = self.node.metadata.image
         orders = replace(known.topics["orders"], partitions=(image,))
         self.node.metadata._image = replace(
             known, topics={**known.topics, "orders": orders}, brokers=self.brokers
         )
-        await self.partition.take_role(image, brokers=self.brokers)
+        await self.partition.apply_image(image, brokers=self.brokers)
 
     async def append(self, *values: bytes) -> None:
         await self.partition.append([batch(*values)])
@@ -183,11 +183,11 @@ def test_records_are_deleted_when_the_follower_has_deleted_them() -> None:
         await asyncio.sleep(0)
         wanted = Message(partition_index=0, offset=2)
         request = Message(topics=[Message(name="orders", partitions=[wanted])], timeout=60_000)
-        deleting = asyncio.ensure_future(delete_records(request, stage.session(2), stage.node))
+        low_watermark_future = asyncio.ensure_future(delete_records(request, stage.session(2), stage.node))
         assert (await follower)["log_start_offset"] == 2, "it is told at once"
-        assert not deleting.done()
+        assert not low_watermark_future.done()
         await stage.follow(3, start=2)
-        [told] = (await deleting)["topics"][0]["partitions"]
+        [told] = (await low_watermark_future)["topics"][0]["partitions"]
         assert (told["error_code"], told["low_watermark"]) == (0, 2)
         late = Message(
             topics=[Message(name="orders", partitions=[Message(partition_index=0, offset=3)])], timeout=1
@@ -303,7 +303,7 @@ def test_a_consumer_is_sent_to_the_replica_in_its_rack() -> None:
             stays = await stage.consume(0, rack=rack)
             assert stays["preferred_read_replica"] == -1
             assert stays["records"].size > 0
-        await stage.role(in_sync=(1,), epoch=EPOCH + 1)
+        await stage.role(isr=(1,), epoch=EPOCH + 1)
         await stage.follow(1, epoch=EPOCH + 1)
         assert (await stage.consume(0, rack="r2"))["preferred_read_replica"] == -1, "it is not in sync"
 

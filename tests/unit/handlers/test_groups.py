@@ -16,43 +16,43 @@ from moldau.errors import (
     NotCoordinatorError,
     OffsetMetadataTooLargeError,
     RebalanceInProgressError,
-    UnknownMemberError,
+    UnknownMemberIdError,
 )
 from moldau.groups.records import NO_EXPIRY, CommittedOffset
 from moldau.groups.requests import (
-    CommitReply,
     CommitRequest,
-    DeleteOffsetsReply,
+    CommitResponse,
+    DeleteOffsetsResponse,
     GroupDescription,
     GroupState,
     JoinedMember,
-    JoinReply,
     JoinRequest,
-    LeaveReply,
+    JoinResponse,
+    LeaveResponse,
+    LeaveResult,
     LeavingMember,
-    LeftMember,
     ListedGroup,
-    MemberClaim,
     MemberDescription,
-    OffsetsReply,
-    SyncReply,
+    MemberIdentity,
+    OffsetsResponse,
     SyncRequest,
+    SyncResponse,
     TopicPartition,
 )
 from moldau.handlers import REGISTRY
 from moldau.handlers.a10_find_coordinator import find_coordinator
-from moldau.metadata.image import NO_LEADER, PartitionImage
+from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.server.broker import Broker
-from moldau.server.dispatch import Dispatcher
+from moldau.server.dispatcher import Dispatcher
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
-from support.admin import LISTENER, AdminBroker, image_of, topic_id, versions_of
-from support.members import join_tree, sync_tree
+from support.admin_broker import LISTENER, AdminBroker, image_of, topic_id, versions_of
+from support.raw_group_member import join_tree, sync_tree
 from support.wire import encode
 
 WALL_MS = 1_700_000_000_000
 ALL_OF_A_GROUP = 3400
-NOT_ASKED = -(2**31)
+NOT_REQUESTED = -(2**31)
 
 
 class ScriptedGroups:
@@ -70,9 +70,9 @@ class ScriptedGroups:
             raise self.error
         return self.reply
 
-    async def coordinator_of(self, group_id: str) -> PartitionImage:
+    async def coordinator_partition(self, group_id: str) -> PartitionRegistration:
         self._answer(group_id)
-        return PartitionImage(0, (1,), (1,), self.leader, 0, 0)
+        return PartitionRegistration(0, (1,), (1,), self.leader, 0, 0)
 
     async def join(self, request: JoinRequest) -> Any:
         return self._answer(request)
@@ -80,26 +80,28 @@ class ScriptedGroups:
     async def sync(self, request: SyncRequest) -> Any:
         return self._answer(request)
 
-    async def heartbeat(self, claim: MemberClaim) -> None:
-        self._answer(claim)
+    async def heartbeat(self, identity: MemberIdentity) -> None:
+        self._answer(identity)
 
     async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> Any:
         return self._answer(group_id, members)
 
     async def commit(self, request: CommitRequest) -> Any:
         self._answer(request)
-        return CommitReply(
+        return CommitResponse(
             {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
         )
 
     async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> Any:
         self._answer(group_id, partitions)
         known: dict[TopicPartition, CommittedOffset] = self.reply or {}
-        return OffsetsReply(known if partitions is None else {each: known.get(each) for each in partitions})
+        return OffsetsResponse(
+            known if partitions is None else {each: known.get(each) for each in partitions}
+        )
 
     async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> Any:
         self._answer(group_id, partitions)
-        return DeleteOffsetsReply({each: self.reply.get(each) for each in partitions})
+        return DeleteOffsetsResponse({each: self.reply.get(each) for each in partitions})
 
     async def describe(self, group_id: str) -> Any:
         return self._answer(group_id)
@@ -151,7 +153,7 @@ def test_every_version_that_kafka_advertises_is_served() -> None:
 
 
 def find(broker: GroupBroker, version: int, *keys: str, kind: int = 0) -> list[tuple[Any, ...]]:
-    answer = broker.ask(ApiKey.FIND_COORDINATOR, version, key=keys[0], coordinator_keys=keys, key_type=kind)
+    answer = broker.send(ApiKey.FIND_COORDINATOR, version, key=keys[0], coordinator_keys=keys, key_type=kind)
     found = answer.coordinators if version >= 4 else [answer]
     return [(each.error_code, each.node_id, each.host, each.port) for each in found]
 
@@ -174,7 +176,7 @@ def test_there_may_be_no_coordinator_for_now(broker: GroupBroker, version: int) 
 
 def test_many_keys_are_answered_one_by_one(broker: GroupBroker) -> None:
     assert find(broker, 4, "a", "b") == [(0, 1, "host1", 9001)] * 2
-    answer = broker.ask(ApiKey.FIND_COORDINATOR, 6, coordinator_keys=["a", "b"], key_type=0)
+    answer = broker.send(ApiKey.FIND_COORDINATOR, 6, coordinator_keys=["a", "b"], key_type=0)
     assert [each.key for each in answer.coordinators] == ["a", "b"]
 
 
@@ -216,12 +218,12 @@ def join(broker: GroupBroker, version: int, **more: Any) -> Any:
         "reason": "I am new",
         **more,
     }
-    return broker.ask(ApiKey.JOIN_GROUP, version, **request)
+    return broker.send(ApiKey.JOIN_GROUP, version, **request)
 
 
 @every_version(ApiKey.JOIN_GROUP)
 def test_what_a_member_says_when_it_joins(broker: GroupBroker, version: int) -> None:
-    broker.groups.error = UnknownMemberError("who?")
+    broker.groups.error = UnknownMemberIdError("who?")
     join(broker, version, member_id="")
     (request,) = broker.groups.asked
     assert (request.group_id, request.member_id, request.instance_id) == ("g", "", None)
@@ -234,27 +236,27 @@ def test_what_a_member_says_when_it_joins(broker: GroupBroker, version: int) -> 
     assert request.requires_known_member_id is (version >= 4)
     assert request.supports_skipping_assignment is (version >= 9)
     assert request.reason == ("I am new" if version >= 8 else "")
-    client_id, _, unique = request.fresh_member_id.partition("-")
+    client_id, _, unique = request.new_member_id.partition("-")
     assert (client_id, len(unique)) == ("tests", 36)
 
 
 def test_a_static_member_is_named_by_its_instance_and_needs_no_second_attempt(broker: GroupBroker) -> None:
-    broker.groups.error = UnknownMemberError("who?")
+    broker.groups.error = UnknownMemberIdError("who?")
     for version in range(5, 10):
         join(broker, version, member_id="", group_instance_id="rack-7")
         request = broker.groups.asked[-1]
         assert request.instance_id == "rack-7"
-        assert request.fresh_member_id.startswith("rack-7-")
+        assert request.new_member_id.startswith("rack-7-")
         assert not request.requires_known_member_id
-    assert len({request.fresh_member_id for request in broker.groups.asked}) == 5
+    assert len({request.new_member_id for request in broker.groups.asked}) == 5
 
 
 def test_a_name_as_long_as_can_be_leaves_room_for_the_rest_of_the_id(broker: GroupBroker) -> None:
-    broker.groups.error = UnknownMemberError("who?")
+    broker.groups.error = UnknownMemberIdError("who?")
     join(broker, 9, member_id="", group_instance_id="x" * 32_767)
     (request,) = broker.groups.asked
     assert request.instance_id == "x" * 32_767
-    assert request.fresh_member_id.startswith("x" * 255 + "-")
+    assert request.new_member_id.startswith("x" * 255 + "-")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_who_waits_for_others_does_not_keep_the_frame_of_its_request(
         frame = bytearray(encode(api_key, version, tree, 7))
         dispatcher = Dispatcher(cast(Broker, broker), REGISTRY)
         answering = asyncio.ensure_future(
-            dispatcher.answer(ClientConnection("127.0.0.1:5000", LISTENER), memoryview(frame), lambda: None)
+            dispatcher.handle(ClientConnection("127.0.0.1:5000", LISTENER), memoryview(frame), lambda: None)
         )
         await asyncio.sleep(0)
         frame.clear()  # Python refuses where somebody still looks at the bytes.
@@ -293,7 +295,7 @@ def test_who_waits_for_others_does_not_keep_the_frame_of_its_request(
 
 @every_version(ApiKey.JOIN_GROUP)
 def test_the_leader_hears_of_all_members(broker: GroupBroker, version: int) -> None:
-    broker.groups.reply = JoinReply(
+    broker.groups.reply = JoinResponse(
         generation=7,
         protocol_type="consumer",
         protocol_name="range",
@@ -345,12 +347,12 @@ def sync(broker: GroupBroker, version: int, **more: Any) -> Any:
         "assignments": [{"member_id": "you", "assignment": b"half"}],
         **more,
     }
-    return broker.ask(ApiKey.SYNC_GROUP, version, **request)
+    return broker.send(ApiKey.SYNC_GROUP, version, **request)
 
 
 @every_version(ApiKey.SYNC_GROUP)
 def test_the_assignment_goes_there_and_back(broker: GroupBroker, version: int) -> None:
-    broker.groups.reply = SyncReply(protocol_type="consumer", protocol_name="range", assignment=b"mine")
+    broker.groups.reply = SyncResponse(protocol_type="consumer", protocol_name="range", assignment=b"mine")
     answer = sync(broker, version)
     (request,) = broker.groups.asked
     assert (request.group_id, request.generation, request.member_id) == ("g", 7, "me")
@@ -380,26 +382,26 @@ def test_from_version_5_on_a_sync_says_which_protocol_it_goes_by(broker: GroupBr
 @every_version(ApiKey.HEARTBEAT)
 def test_heartbeats(broker: GroupBroker, version: int) -> None:
     request = {"group_id": "g", "generation_id": 7, "member_id": "me", "group_instance_id": "rack"}
-    assert broker.ask(ApiKey.HEARTBEAT, version, **request).error_code == 0
+    assert broker.send(ApiKey.HEARTBEAT, version, **request).error_code == 0
     instance = "rack" if version >= 3 else None
     assert broker.groups.asked == [
-        MemberClaim(group_id="g", generation=7, member_id="me", instance_id=instance)
+        MemberIdentity(group_id="g", generation=7, member_id="me", instance_id=instance)
     ]
     broker.groups.error = RebalanceInProgressError("join again")
-    assert broker.ask(ApiKey.HEARTBEAT, version, **request).error_code == 27
+    assert broker.send(ApiKey.HEARTBEAT, version, **request).error_code == 27
 
 
 @every_version(ApiKey.LEAVE_GROUP)
 def test_one_member_leaves_or_many_do(broker: GroupBroker, version: int) -> None:
-    unknown = UnknownMemberError("who?")
+    unknown = UnknownMemberIdError("who?")
     many = version >= 3
-    left = [LeftMember("a", None, unknown)] + ([LeftMember("", "rack", None)] if many else [])
-    broker.groups.reply = LeaveReply(tuple(left))
+    left = [LeaveResult("a", None, unknown)] + ([LeaveResult("", "rack", None)] if many else [])
+    broker.groups.reply = LeaveResponse(tuple(left))
     leaving = [
         {"member_id": "a", "group_instance_id": None, "reason": "tired"},
         {"member_id": "", "group_instance_id": "rack", "reason": None},
     ]
-    answer = broker.ask(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
+    answer = broker.send(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
     reason = "tired" if version >= 5 else ""
     if many:
         assert broker.groups.asked == [("g", [LeavingMember("a", None, reason), LeavingMember("", "rack")])]
@@ -412,7 +414,7 @@ def test_one_member_leaves_or_many_do(broker: GroupBroker, version: int) -> None
         assert broker.groups.asked == [("g", [LeavingMember("a", None)])]
         assert answer.error_code == 25
     broker.groups.error = NotCoordinatorError("elsewhere")
-    answer = broker.ask(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
+    answer = broker.send(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
     assert answer.error_code == 16
     assert answer.get("members", []) == []
 
@@ -448,7 +450,7 @@ def commit(broker: GroupBroker, version: int, *named: tuple[int, list[int]], **m
         "topics": topics,
         **more,
     }
-    answer = broker.ask(ApiKey.OFFSET_COMMIT, version, **request)
+    answer = broker.send(ApiKey.OFFSET_COMMIT, version, **request)
     assert [topic.get("topic_id") for topic in answer.topics] == [
         topic_id(number) if version >= 10 else None for number, _ in named
     ]
@@ -463,7 +465,7 @@ def test_offsets_are_committed_and_what_is_not_there_is_refused(broker: GroupBro
         [0],
     ]
     (request,) = broker.groups.asked
-    assert request.claim == MemberClaim(
+    assert request.identity == MemberIdentity(
         group_id="g", generation=7, member_id="me", instance_id="rack" if version >= 7 else None
     )
     assert [(each.topic, each.partition, each.offset, each.metadata) for each in request.offsets] == [
@@ -519,10 +521,10 @@ KNOWN = {
 def fetch(broker: GroupBroker, version: int, topics: list[dict[str, Any]] | None) -> Any:
     group = {"group_id": "g", "member_id": "me", "member_epoch": 7, "topics": topics}
     if version >= 8:
-        answer = broker.ask(ApiKey.OFFSET_FETCH, version, groups=[group], require_stable=True)
+        answer = broker.send(ApiKey.OFFSET_FETCH, version, groups=[group], require_stable=True)
         assert [each.group_id for each in answer.groups] == ["g"]
         return answer.groups[0]
-    return broker.ask(ApiKey.OFFSET_FETCH, version, group_id="g", topics=topics, require_stable=True)
+    return broker.send(ApiKey.OFFSET_FETCH, version, group_id="g", topics=topics, require_stable=True)
 
 
 def offsets_of(topic: Any) -> list[tuple[int, int, int, str, int]]:
@@ -609,14 +611,14 @@ def test_a_group_that_cannot_be_asked_now(broker: GroupBroker, version: int) -> 
 def test_many_groups_are_answered_one_by_one(broker: GroupBroker) -> None:
     broker.groups.reply = KNOWN
     groups = [{"group_id": each, "topics": None} for each in ("a", "b")]
-    answer = broker.ask(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
+    answer = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
     assert [(each.group_id, len(each.topics)) for each in answer.groups] == [("a", 2), ("b", 2)]
 
 
 def test_a_group_that_is_named_twice_is_answered_once(broker: GroupBroker) -> None:
     broker.groups.reply = KNOWN
     groups = [{"group_id": each, "topics": None} for each in ("a", "b", "a", "a")]
-    answer = broker.ask(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
+    answer = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
     assert [each.group_id for each in answer.groups] == ["a", "b"]
     assert len(broker.groups.asked) == 2
 
@@ -636,7 +638,7 @@ STABLE = GroupDescription(
 @every_version(ApiKey.DESCRIBE_GROUPS)
 def test_a_group_is_described(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = STABLE
-    answer = broker.ask(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=True)
+    answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=True)
     (group,) = answer.groups
     assert (group.error_code, group.group_id, group.group_state) == (0, "g", "Stable")
     assert (group.protocol_type, group.protocol_data) == ("consumer", "range")
@@ -650,24 +652,24 @@ def test_a_group_is_described(broker: GroupBroker, version: int) -> None:
 @every_version(ApiKey.DESCRIBE_GROUPS)
 def test_a_group_that_is_not_there_is_dead(broker: GroupBroker, version: int) -> None:
     broker.groups.error = GroupIdNotFoundError("no such group")
-    answer = broker.ask(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
+    answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
     (group,) = answer.groups
     assert (group.error_code, group.group_state) == (69 if version >= 6 else 0, "Dead")
     assert group.get("error_message") == ("no such group" if version >= 6 else None)
-    assert group.get("authorized_operations", NOT_ASKED) == NOT_ASKED
+    assert group.get("authorized_operations", NOT_REQUESTED) == NOT_REQUESTED
 
 
 @every_version(ApiKey.DESCRIBE_GROUPS)
 def test_a_group_that_is_elsewhere_is_not_described(broker: GroupBroker, version: int) -> None:
     broker.groups.error = NotCoordinatorError("elsewhere")
-    answer = broker.ask(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
+    answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
     assert [(each.error_code, each.group_state, each.members) for each in answer.groups] == [(16, "", [])]
 
 
 @every_version(ApiKey.LIST_GROUPS)
 def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = [ListedGroup("g", "consumer", GroupState.EMPTY, "classic")]
-    answer = broker.ask(ApiKey.LIST_GROUPS, version, states_filter=["Empty"], types_filter=["classic"])
+    answer = broker.send(ApiKey.LIST_GROUPS, version, states_filter=["Empty"], types_filter=["classic"])
     assert answer.error_code == 0
     (group,) = answer.groups
     assert (group.group_id, group.protocol_type) == ("g", "consumer")
@@ -679,7 +681,7 @@ def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
         ["classic"] if version >= 5 else [],
     )
     broker.groups.error = NotCoordinatorError("elsewhere")
-    answer = broker.ask(ApiKey.LIST_GROUPS, version, states_filter=[], types_filter=[])
+    answer = broker.send(ApiKey.LIST_GROUPS, version, states_filter=[], types_filter=[])
     assert (answer.error_code, answer.groups) == (16, [])
 
 
@@ -688,11 +690,11 @@ def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
 
 @every_version(ApiKey.DELETE_GROUPS)
 def test_groups_are_deleted_one_by_one(broker: GroupBroker, version: int) -> None:
-    answer = broker.ask(ApiKey.DELETE_GROUPS, version, groups_names=["a", "b"])
+    answer = broker.send(ApiKey.DELETE_GROUPS, version, groups_names=["a", "b"])
     assert [(each.group_id, each.error_code) for each in answer.results] == [("a", 0), ("b", 0)]
     assert broker.groups.asked == ["a", "b"]
     broker.groups.error = GroupIdNotFoundError("no such group")
-    answer = broker.ask(ApiKey.DELETE_GROUPS, version, groups_names=["a"])
+    answer = broker.send(ApiKey.DELETE_GROUPS, version, groups_names=["a"])
     assert [each.error_code for each in answer.results] == [69]
 
 
@@ -702,10 +704,10 @@ def test_offsets_are_deleted_one_by_one(broker: GroupBroker) -> None:
         {"name": "orders", "partitions": [{"partition_index": index} for index in (0, 1, 5)]},
         {"name": "missing", "partitions": [{"partition_index": 0}]},
     ]
-    answer = broker.ask(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+    answer = broker.send(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
     assert answer.error_code == 0
     assert [[each.error_code for each in topic.partitions] for topic in answer.topics] == [[0, 27, 3], [3]]
     assert broker.groups.asked == [("g", [("orders", 0), ("orders", 1)])]
     broker.groups.error = GroupIdNotFoundError("no such group")
-    answer = broker.ask(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+    answer = broker.send(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
     assert (answer.error_code, answer.topics) == (69, [])

@@ -10,8 +10,8 @@ import pytest
 
 from moldau.controller.requests import (
     ElectionType,
-    InSyncChange,
-    InSyncResult,
+    IsrChange,
+    IsrChangeResult,
     OngoingReassignment,
     PartitionResult,
     Reassignment,
@@ -52,17 +52,19 @@ class ScriptedController:
     ) -> Any:
         return self._answer(election, partitions)
 
-    async def alter_reassignments(self, wanted: Sequence[Reassignment], *, allow_rf_change: bool) -> Any:
+    async def alter_partition_reassignments(
+        self, wanted: Sequence[Reassignment], *, allow_rf_change: bool
+    ) -> Any:
         return self._answer(wanted, allow_rf_change)
 
-    def list_reassignments(self, partitions: Sequence[tuple[str, int]] | None) -> Any:
+    def list_partition_reassignments(self, partitions: Sequence[tuple[str, int]] | None) -> Any:
         return self._answer(partitions)
 
-    async def alter_in_sync(self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]) -> Any:
+    async def alter_partition(self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]) -> Any:
         return self._answer(broker_id, broker_epoch, changes)
 
 
-def ask(api: ApiKey, version: int, tree: dict[str, Any], reply: Any) -> tuple[Message, tuple[Any, ...]]:
+def send(api: ApiKey, version: int, tree: dict[str, Any], reply: Any) -> tuple[Message, tuple[Any, ...]]:
     """The answer, there and back over the codec, and what the controller was asked."""
     controller = ScriptedController(reply)
     session = Session(ClientConnection("127.0.0.1:1", "PLAINTEXT"), version, None)
@@ -89,8 +91,8 @@ def test_who_serves_them() -> None:
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
     ):
         assert REGISTRY[api].forwarded
-        assert not REGISTRY[api].between_nodes
-    assert REGISTRY[ApiKey.ALTER_PARTITION].between_nodes
+        assert not REGISTRY[api].inter_broker
+    assert REGISTRY[ApiKey.ALTER_PARTITION].inter_broker
     assert not REGISTRY[ApiKey.ALTER_PARTITION].forwarded
 
 
@@ -109,7 +111,7 @@ def test_elections_are_answered_topic_by_topic(version: int) -> None:
         PartitionResult("a", 1, ElectionNotNeededError("is led")),
         PartitionResult("b", 2),
     ]
-    answer, asked = ask(ApiKey.ELECT_LEADERS, version, tree, reply)
+    answer, asked = send(ApiKey.ELECT_LEADERS, version, tree, reply)
     wanted = ElectionType.UNCLEAN if version else ElectionType.PREFERRED
     assert asked == (wanted, [("a", 0), ("a", 1), ("b", 2)])
     told = [
@@ -126,21 +128,21 @@ def test_elections_are_answered_topic_by_topic(version: int) -> None:
 
 def test_an_election_of_all_partitions_names_none() -> None:
     tree = {"election_type": 0, "topic_partitions": None, "timeout": 1000}
-    answer, asked = ask(ApiKey.ELECT_LEADERS, 2, tree, [])
+    answer, asked = send(ApiKey.ELECT_LEADERS, 2, tree, [])
     assert asked == (ElectionType.PREFERRED, None)
     assert (answer.error_code, answer.replica_election_results) == (0, [])
 
 
 def test_an_election_of_an_unknown_kind_is_refused() -> None:
     tree = {"election_type": 7, "topic_partitions": [{"topic": "a", "partitions": [0]}], "timeout": 1000}
-    answer, asked = ask(ApiKey.ELECT_LEADERS, 2, tree, [])
+    answer, asked = send(ApiKey.ELECT_LEADERS, 2, tree, [])
     assert (asked, answer.error_code) == ((), ErrorCode.invalid_request)
 
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_an_election_that_fails_as_a_whole_fails_for_every_partition(version: int) -> None:
     tree = {"election_type": 0, "topic_partitions": [{"topic": "a", "partitions": [0, 0]}], "timeout": 1000}
-    answer, _ = ask(ApiKey.ELECT_LEADERS, version, tree, NotControllerError("moved"))
+    answer, _ = send(ApiKey.ELECT_LEADERS, version, tree, NotControllerError("moved"))
     [topic] = answer.replica_election_results
     assert [each.error_code for each in topic.partition_result] == [ErrorCode.not_controller]
     if version:
@@ -166,7 +168,7 @@ def test_reassignments_are_answered_partition_by_partition(version: int, allowed
         ],
     }
     reply = [PartitionResult("a", 0), PartitionResult("a", 1, NoReassignmentInProgressError("none"))]
-    answer, (wanted, allow_rf_change) = ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, tree, reply)
+    answer, (wanted, allow_rf_change) = send(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, tree, reply)
     assert wanted == [Reassignment("a", 0, [2, 3]), Reassignment("a", 1, None)]
     assert allow_rf_change is allowed
     [topic] = answer.responses
@@ -178,20 +180,20 @@ def test_reassignments_are_answered_partition_by_partition(version: int, allowed
 
 @pytest.mark.parametrize("api", [ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.LIST_PARTITION_REASSIGNMENTS])
 def test_who_is_not_the_controller_says_so_of_the_whole_request(api: ApiKey) -> None:
-    answer, _ = ask(api, 0, {"timeout": 1000, "topics": []}, NotControllerError("moved"))
+    answer, _ = send(api, 0, {"timeout": 1000, "topics": []}, NotControllerError("moved"))
     assert (answer.error_code, answer.error_message) == (ErrorCode.not_controller, "moved")
 
 
 def test_reassignments_are_listed_topic_by_topic() -> None:
     tree = {"timeout": 1000, "topics": [{"name": "a", "partition_indexes": [0, 1]}]}
     reply = [OngoingReassignment("a", 1, (3, 2, 1), (3,), (1,))]
-    answer, asked = ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, tree, reply)
+    answer, asked = send(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, tree, reply)
     assert asked == ([("a", 0), ("a", 1)],)
     [topic] = answer.topics
     [each] = topic.partitions
     told = (each.partition_index, each.replicas, each.adding_replicas, each.removing_replicas)
     assert told == (1, [3, 2, 1], [3], [1])
-    _, asked = ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, {"timeout": 1000, "topics": None}, [])
+    _, asked = send(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, {"timeout": 1000, "topics": None}, [])
     assert asked == (None,)
 
 
@@ -221,9 +223,9 @@ ALTER = {
 
 
 def test_an_in_sync_set_is_altered_and_answered_with_what_it_is() -> None:
-    reply = [InSyncResult(TOPIC_ID, 4, 1, 5, (1, 2), False, 7)]
-    answer, asked = ask(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
-    assert asked == (1, 7, [InSyncChange(TOPIC_ID, 4, 5, 6, ((1, 7), (2, 9)))])
+    reply = [IsrChangeResult(TOPIC_ID, 4, 1, 5, (1, 2), False, 7)]
+    answer, asked = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
+    assert asked == (1, 7, [IsrChange(TOPIC_ID, 4, 5, 6, ((1, 7), (2, 9)))])
     [topic] = answer.topics
     [each] = topic.partitions
     assert (topic.topic_id, each.partition_index, each.error_code) == (TOPIC_ID, 4, 0)
@@ -231,9 +233,9 @@ def test_an_in_sync_set_is_altered_and_answered_with_what_it_is() -> None:
 
 
 def test_an_in_sync_set_that_is_refused_says_why() -> None:
-    reply = [InSyncResult(TOPIC_ID, 4, error=InvalidUpdateVersionError("stale"))]
-    answer, _ = ask(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
+    reply = [IsrChangeResult(TOPIC_ID, 4, error=InvalidUpdateVersionError("stale"))]
+    answer, _ = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
     [topic] = answer.topics
     assert [each.error_code for each in topic.partitions] == [ErrorCode.invalid_update_version]
-    answer, _ = ask(ApiKey.ALTER_PARTITION, 3, ALTER, StaleBrokerEpochError("former life"))
+    answer, _ = send(ApiKey.ALTER_PARTITION, 3, ALTER, StaleBrokerEpochError("former life"))
     assert (answer.error_code, answer.topics) == (ErrorCode.stale_broker_epoch, [])

@@ -5,26 +5,26 @@ from typing import Any
 
 from moldau.client.errors import ErrorCode
 from moldau.handlers import REGISTRY
-from moldau.handlers.a00_produce import _check_leases, _success, _wait_committed, _Written
-from moldau.metadata.image import PartitionImage
-from moldau.partitions.state import ReplicaFetch
-from moldau.server.dispatch import Dispatcher
+from moldau.handlers.a00_produce import _check_leases, _PendingAck, _success_response, _wait_until_committed
+from moldau.metadata.image import PartitionRegistration
+from moldau.partitions.leader_state import ReplicaFetch
+from moldau.server.dispatcher import Dispatcher
 from moldau.server.session import ClientConnection
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import decoder, encoder
-from moldau.wire.frames import request_header
+from moldau.wire.frames import encode_request_header
 from support.replicas import Replicas, batch, broker_image
 
 PATIENCE_S = 20
 
 
-async def written(index: int, replicas: Replicas, value: bytes) -> _Written:
+async def written(index: int, replicas: Replicas, value: bytes) -> _PendingAck:
     appended = await replicas.produce(1, value)
-    return _Written(replicas[1], appended, _success(index, replicas[1], appended))
+    return _PendingAck(replicas[1], appended, _success_response(index, replicas[1], appended))
 
 
-async def turns() -> None:
+async def cpu_budget() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -39,19 +39,19 @@ def test_records_that_were_cut_off_while_another_partition_was_waited_for_are_no
         await slow.begin()
         await other.begin()
         waiting = [await written(0, slow, b"slow"), await written(1, other, b"lost")]
-        answering = asyncio.ensure_future(_wait_committed(waiting, 30_000))
-        await turns()
+        answering = asyncio.ensure_future(_wait_until_committed(waiting, 30_000))
+        await cpu_budget()
         # Another node leads for a while, and what only this one has is cut off.
-        other.elects(2)
-        await other.tell()
+        other.elect(2)
+        await other.publish_image()
         await other.produce(2, b"in its place")
         await other.replicate(1, 3)
-        other.elects(1)
-        await other.tell()
+        other.elect(1)
+        await other.publish_image()
         await other.replicate(2, 3)
         await slow.replicate(2)
         await answering
-        assert [each.answer["error_code"] for each in waiting] == [0, ErrorCode.not_leader_or_follower]
+        assert [each.response["error_code"] for each in waiting] == [0, ErrorCode.not_leader_or_follower]
 
     run(main())
 
@@ -65,13 +65,13 @@ def test_a_lease_that_ended_while_another_partition_was_appended_to_is_noticed_w
         first.leases[1].valid = False
         appended.append(await written(1, second, b"b"))
         _check_leases(appended)
-        assert [each.answer["error_code"] for each in appended] == [ErrorCode.not_leader_or_follower, 0]
+        assert [each.response["error_code"] for each in appended] == [ErrorCode.not_leader_or_follower, 0]
 
     run(main())
 
 
 def produce_frame(*topics: str) -> bytearray:
-    frame = request_header(ApiKey.PRODUCE, 9, 7, "test")
+    frame = encode_request_header(ApiKey.PRODUCE, 9, 7, "test")
     tree = {
         "transactional_id": None,
         "acks": -1,
@@ -95,8 +95,8 @@ def test_records_that_wait_for_their_commit_do_not_keep_the_frame_they_came_in()
             assert orders is not None
             assert visits is not None
             brokers = {each: broker_image(each) for each in (1, 2)}
-            await orders.take_role(PartitionImage(0, (1, 2), (1, 2), 1, 50, 50), brokers=brokers)
-            await visits.take_role(PartitionImage(0, (1, 2), (1, 2), 2, 50, 50), brokers=brokers)
+            await orders.apply_image(PartitionRegistration(0, (1, 2), (1, 2), 1, 50, 50), brokers=brokers)
+            await visits.apply_image(PartitionRegistration(0, (1, 2), (1, 2), 2, 50, 50), brokers=brokers)
             frame, released = produce_frame("visits", "unknown", "orders"), asyncio.Event()
 
             def release() -> None:
@@ -105,18 +105,18 @@ def test_records_that_wait_for_their_commit_do_not_keep_the_frame_they_came_in()
                 released.set()
 
             answering = asyncio.ensure_future(
-                Dispatcher(node, REGISTRY).answer(
+                Dispatcher(node, REGISTRY).handle(
                     ClientConnection("127.0.0.1:5", "PLAINTEXT"), memoryview(frame), release
                 )
             )
             await released.wait()
-            await turns()
+            await cpu_budget()
             assert not answering.done()
-            await orders.read_for_replica(ReplicaFetch(2, 200, 1, 50, 50, 0), 1000)
+            await orders.read_for_follower(ReplicaFetch(2, 200, 1, 50, 50, 0), 1000)
             parts = await answering
             assert parts is not None
-            answer = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
-            codes = [each.error_code for topic in answer.responses for each in topic.partition_responses]
+            response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+            codes = [each.error_code for topic in response.responses for each in topic.partition_responses]
             assert codes == [
                 ErrorCode.not_leader_or_follower,
                 ErrorCode.unknown_topic_or_partition,

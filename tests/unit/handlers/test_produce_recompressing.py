@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from moldau.handlers.a00_produce import produce
-from moldau.records import validate as validating
+from moldau.records import validator as validating
 from moldau.records.batch import Batch, split
-from moldau.records.build import build_batch, rebuild
+from moldau.records.batch_builder import build_batch, recompress
 from moldau.records.compression import GZIP, LZ4
-from moldau.records.record import Record, iterate
-from moldau.server import turns as sharing
+from moldau.records.record import Record, iterate_records
+from moldau.server import cpu_budget as sharing
 from moldau.server.session import ClientConnection, Session
 from moldau.testing import Broker
 from moldau.wire.codec import Message
@@ -22,7 +22,7 @@ LONG_OVER_S, NEVER_OVER_S = 0.0, 3600.0
 """How much of a turn may go to recompressing: then every batch takes too long, or none."""
 
 
-class Turns:
+class CpuBudget:
     """Counts the turns of the event loop, and notes in which of them something was recompressed."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Turns:
 
     def note(self, batch: Batch, compression: int, **more: Any) -> Batch:
         self.noted.append(self._now)
-        return rebuild(batch, compression, **more)
+        return recompress(batch, compression, **more)
 
     async def count(self) -> None:
         while True:
@@ -52,48 +52,48 @@ def on_gzip_topic(
     share_s: float = LONG_OVER_S,
 ) -> list[int]:
     """The turns in which something was recompressed."""
-    turns = Turns()
-    monkeypatch.setattr(validating, "rebuild", turns.note)
-    monkeypatch.setattr(sharing, "SHARE_S", share_s)
+    cpu_budget = CpuBudget()
+    monkeypatch.setattr(validating, "recompress", cpu_budget.note)
+    monkeypatch.setattr(sharing, "BUDGET_PER_ITERATION_S", share_s)
 
     async def main() -> None:
         async with Broker(topics={"orders": PARTITIONS}, settings={"compression.type": "gzip"}) as broker:
-            counting = asyncio.create_task(turns.count())
+            counting = asyncio.create_task(cpu_budget.count())
             await scene(broker)
             counting.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 20))
-    return turns.noted
+    return cpu_budget.noted
 
 
-async def ask(broker: Broker, connection: ClientConnection, request: Message) -> list[int]:
+async def send(broker: Broker, connection: ClientConnection, request: Message) -> list[int]:
     answer = await produce(request, Session(connection, 12, "test"), broker.node.broker)
     return [each["error_code"] for each in answer["responses"][0]["partition_responses"]]
 
 
 async def from_three_clients(broker: Broker) -> None:
     clients = [ClientConnection(f"127.0.0.1:{port}", "PLAINTEXT") for port in range(3)]
-    answers = await asyncio.gather(*(ask(broker, each, to_all_partitions(b"x", LZ4)) for each in clients))
+    answers = await asyncio.gather(*(send(broker, each, to_all_partitions(b"x", LZ4)) for each in clients))
     assert answers == [[0] * PARTITIONS] * 3
 
 
 def test_where_it_takes_long_one_batch_is_recompressed_in_a_turn_whoever_sent_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns = on_gzip_topic(monkeypatch, from_three_clients)
-    assert len(turns) == len(set(turns)) == 3 * PARTITIONS
+    cpu_budget = on_gzip_topic(monkeypatch, from_three_clients)
+    assert len(cpu_budget) == len(set(cpu_budget)) == 3 * PARTITIONS
 
 
 def test_what_is_quickly_done_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = on_gzip_topic(monkeypatch, from_three_clients, share_s=NEVER_OVER_S)
-    assert len(turns) == 3 * PARTITIONS
-    assert len(set(turns)) == 1
+    cpu_budget = on_gzip_topic(monkeypatch, from_three_clients, share_s=NEVER_OVER_S)
+    assert len(cpu_budget) == 3 * PARTITIONS
+    assert len(set(cpu_budget)) == 1
 
 
 def test_what_comes_in_the_codec_of_the_topic_is_not_recompressed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(broker: Broker) -> None:
         client = ClientConnection("127.0.0.1:1", "PLAINTEXT")
-        assert await ask(broker, client, to_all_partitions(b"x", GZIP)) == [0] * PARTITIONS
+        assert await send(broker, client, to_all_partitions(b"x", GZIP)) == [0] * PARTITIONS
 
     assert on_gzip_topic(monkeypatch, scene) == []
 
@@ -102,11 +102,15 @@ def test_batches_of_one_connection_keep_their_order(monkeypatch: pytest.MonkeyPa
     async def scene(broker: Broker) -> None:
         client = ClientConnection("127.0.0.1:1", "PLAINTEXT")
         sent = [(b"0", LZ4), (b"1", GZIP), (b"2", LZ4)]
-        await asyncio.gather(*(ask(broker, client, to_all_partitions(*each)) for each in sent))
+        await asyncio.gather(*(send(broker, client, to_all_partitions(*each)) for each in sent))
         for index in range(PARTITIONS):
             partition = broker.node.broker.partitions.get("orders", index)
             assert partition is not None
             found = (await partition.log.read(0, 1_000_000, 3)).read()
-            assert [record.value for batch in split(found) for record in iterate(batch)] == [b"0", b"1", b"2"]
+            assert [record.value for batch in split(found) for record in iterate_records(batch)] == [
+                b"0",
+                b"1",
+                b"2",
+            ]
 
     on_gzip_topic(monkeypatch, scene)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from moldau.errors import MoldauError
 from moldau.logs.compaction import ENTRY_BYTES, OffsetMap, clean_batch
 from moldau.records.batch import Batch
-from moldau.records.build import assemble, build_batch
-from moldau.records.control import EndTransaction, control_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import build_batch, encode_batch
+from moldau.records.control_records import EndTransaction, control_batch
+from moldau.records.record import Record, iterate_records
 
 ROOMY = 1_000_000
 DAY_MS = 86_400_000
@@ -48,10 +48,10 @@ def test_only_the_last_record_of_each_key_is_left(codec: int) -> None:
     second = batch_of((b"b", b"2"), (b"d", b"1"), base_offset=4, compression=codec)
     offsets = map_of(first, second)
     cleaned = left(clean(first, offsets))
-    originals = list(iterate(first))
-    assert list(iterate(cleaned)) == [originals[2], originals[3]]
+    originals = list(iterate_records(first))
+    assert list(iterate_records(cleaned)) == [originals[2], originals[3]]
     assert cleaned.compression == codec
-    assert cleaned.checksum_is_right()
+    assert cleaned.has_valid_checksum()
     assert clean(second, offsets) is second
 
 
@@ -78,7 +78,7 @@ def test_log_append_time_stays() -> None:
     first = batch_of((b"a", b"1"), (b"b", b"1"), append_time_ms=77)
     cleaned = left(clean(first, map_of(first, batch_of((b"a", b"2"), base_offset=2))))
     assert cleaned.is_log_append_time
-    assert [record.timestamp for record in iterate(cleaned)] == [77]
+    assert [record.timestamp for record in iterate_records(cleaned)] == [77]
 
 
 def test_a_batch_of_which_nothing_is_left_goes() -> None:
@@ -94,8 +94,8 @@ def test_the_last_batch_of_a_producer_stays_without_records(codec: int) -> None:
     offsets = map_of(first, batch_of((b"a", b"3"), base_offset=2))
     emptied = left(clean(first, offsets, empty=True))
     assert emptied.count == 0
-    assert list(iterate(emptied)) == []
-    assert emptied.checksum_is_right()
+    assert list(iterate_records(emptied)) == []
+    assert emptied.has_valid_checksum()
     assert (emptied.base_offset, emptied.last_offset) == (0, 1)
     assert (emptied.producer_id, emptied.base_sequence, emptied.last_sequence) == (7, 40, 41)
     assert clean(emptied, offsets, empty=True) is emptied
@@ -105,7 +105,7 @@ def test_the_last_batch_of_a_producer_stays_without_records(codec: int) -> None:
 def test_records_without_a_key_go() -> None:
     first = batch_of((None, b"1"), (b"b", b"1"))
     cleaned = left(clean(first, map_of(first)))
-    assert [record.key for record in iterate(cleaned)] == [b"b"]
+    assert [record.key for record in iterate_records(cleaned)] == [b"b"]
 
 
 def test_records_beyond_the_map_stay() -> None:
@@ -120,9 +120,9 @@ def test_a_full_map_stops_inside_a_batch_and_what_follows_is_kept() -> None:
     first = batch_of((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), (b"a", b"3"))
     assert not offsets.add(first)
     assert offsets.end_offset == 3
-    assert offsets.room == 0
+    assert offsets.free_entries == 0
     cleaned = left(clean(first, offsets))
-    assert [record.offset for record in iterate(cleaned)] == [1, 2, 3, 4]
+    assert [record.offset for record in iterate_records(cleaned)] == [1, 2, 3, 4]
 
 
 def test_the_smallest_map_gets_on_by_one_key() -> None:
@@ -137,14 +137,14 @@ def test_the_next_round_goes_on_inside_the_batch_where_the_last_one_stopped() ->
     assert not offsets.add(batch)
     again = OffsetMap(ENTRY_BYTES, offsets.end_offset)
     assert again.add(batch)
-    assert [record.offset for record in iterate(left(clean(batch, again)))] == [0, 2]
+    assert [record.offset for record in iterate_records(left(clean(batch, again)))] == [0, 2]
 
 
 def test_tombstones_go_even_when_nothing_new_was_written() -> None:
     batch = batch_of((b"a", None), (b"b", b"1"))
     once = left(clean(batch, map_of(batch), now_ms=0, retention_ms=10))
     again = left(clean(once, OffsetMap(ROOMY, 2), now_ms=10))
-    assert [record.key for record in iterate(again)] == [b"b"]
+    assert [record.key for record in iterate_records(again)] == [b"b"]
 
 
 def test_long_keys_are_told_apart() -> None:
@@ -152,14 +152,14 @@ def test_long_keys_are_told_apart() -> None:
     first = batch_of((long_one, b"1"), (long_two, b"1"))
     second = batch_of((long_one, b"2"), base_offset=2)
     cleaned = left(clean(first, map_of(first, second)))
-    assert [record.key for record in iterate(cleaned)] == [long_two]
+    assert [record.key for record in iterate_records(cleaned)] == [long_two]
 
 
 def test_the_map_ends_where_the_last_batch_ends() -> None:
     batch = batch_of((b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
     later = batch_of((b"b", b"2"), base_offset=3)
     cleaned = left(clean(batch, map_of(batch, later)))
-    assert [record.offset for record in iterate(cleaned)] == [2]
+    assert [record.offset for record in iterate_records(cleaned)] == [2]
     assert map_of(cleaned).end_offset == 3
 
 
@@ -168,14 +168,16 @@ def test_a_tombstone_outlives_delete_retention_from_its_first_cleaning() -> None
     offsets = map_of(batch)
     once = left(clean(batch, offsets, now_ms=50_000, retention_ms=1000))
     assert once.delete_horizon_ms == 51_000
-    assert once.checksum_is_right()
-    assert list(iterate(once)) == list(iterate(batch))[1:], "timestamps, headers and offsets are as they were"
+    assert once.has_valid_checksum()
+    assert list(iterate_records(once)) == list(iterate_records(batch))[1:], (
+        "timestamps, headers and offsets are as they were"
+    )
     assert once.max_timestamp == 2000
 
     assert clean(once, offsets, now_ms=50_999, retention_ms=1000) is once
     assert clean(once, offsets, now_ms=50_999, retention_ms=0) is once, "the horizon stands"
     gone = left(clean(once, offsets, now_ms=51_000, retention_ms=1000))
-    assert list(iterate(gone)) == list(iterate(batch))[2:]
+    assert list(iterate_records(gone)) == list(iterate_records(batch))[2:]
     assert gone.delete_horizon_ms == 51_000
     assert clean(gone, offsets, now_ms=99_000) is gone
 
@@ -184,21 +186,21 @@ def test_a_tombstone_outlives_delete_retention_from_its_first_cleaning() -> None
 def test_a_horizon_changes_no_timestamp(codec: int) -> None:
     batch = batch_of((b"a", None), (b"b", b"1"), (b"c", None), base_offset=5, compression=codec)
     cleaned = left(clean(batch, map_of(batch), now_ms=1_700_000_000_000))
-    assert list(iterate(cleaned)) == list(iterate(batch))
+    assert list(iterate_records(cleaned)) == list(iterate_records(batch))
     assert cleaned.compression == codec
 
 
 def test_a_horizon_that_would_not_fit_its_field_is_far_away() -> None:
     batch = batch_of((b"a", None))
     cleaned = left(clean(batch, map_of(batch), now_ms=1_700_000_000_000, retention_ms=2**63 - 1))
-    assert list(iterate(cleaned)) == list(iterate(batch))
+    assert list(iterate_records(cleaned)) == list(iterate_records(batch))
     assert clean(cleaned, map_of(batch), now_ms=2**60) is cleaned
 
 
 def test_a_tombstone_that_a_newer_record_replaced_goes_at_once() -> None:
     batch = batch_of((b"a", None), (b"b", b"1"))
     cleaned = left(clean(batch, map_of(batch, batch_of((b"a", b"2"), base_offset=2))))
-    assert [record.key for record in iterate(cleaned)] == [b"b"]
+    assert [record.key for record in iterate_records(cleaned)] == [b"b"]
     assert cleaned.delete_horizon_ms is None
 
 
@@ -214,7 +216,7 @@ def test_control_batches_stay() -> None:
 def test_a_batch_that_cannot_be_decoded_stays_and_hides_nothing() -> None:
     first = batch_of((b"a", b"1"), (b"a", b"2"))
     broken = Batch(
-        assemble(
+        encode_batch(
             b"no records at all",
             base_offset=2,
             leader_epoch=0,
@@ -229,11 +231,11 @@ def test_a_batch_that_cannot_be_decoded_stays_and_hides_nothing() -> None:
         )
     )
     with pytest.raises(MoldauError):
-        list(iterate(broken))
+        list(iterate_records(broken))
     offsets = map_of(first, broken)
     assert offsets.end_offset == 4
     assert clean(broken, offsets) is broken
-    assert [record.offset for record in iterate(left(clean(first, offsets)))] == [1]
+    assert [record.offset for record in iterate_records(left(clean(first, offsets)))] == [1]
 
 
 record_pairs = st.tuples(
@@ -250,7 +252,7 @@ def test_a_reader_of_the_compacted_log_ends_with_the_same_values(
     for pairs, codec in log:
         base_offset = batches[-1].next_offset if batches else 0
         batches.append(batch_of(*pairs, base_offset=base_offset, compression=codec))
-    before = {record.offset: record for batch in batches for record in iterate(batch)}
+    before = {record.offset: record for batch in batches for record in iterate_records(batch)}
     expected = {record.key: record.value for record in before.values()}
 
     clean_end = 0
@@ -265,7 +267,7 @@ def test_a_reader_of_the_compacted_log_ends_with_the_same_values(
         assert offsets.end_offset > clean_end or clean_end == len(before), "every round gets on"
         clean_end = offsets.end_offset
 
-        after = [record for batch in batches for record in iterate(batch)]
+        after = [record for batch in batches for record in iterate_records(batch)]
         assert all(
             record._replace(offset_delta=0) == before[record.offset]._replace(offset_delta=0)
             for record in after

@@ -3,11 +3,11 @@
 import pytest
 
 from moldau.errors import CorruptRecordError
-from moldau.logs.epochs import EpochHistory
+from moldau.logs.leader_epochs import LeaderEpochCache
 
 
-def history(*entries: tuple[int, int]) -> EpochHistory:
-    epochs = EpochHistory()
+def history(*entries: tuple[int, int]) -> LeaderEpochCache:
+    epochs = LeaderEpochCache()
     for epoch, offset in entries:
         epochs.assign(epoch, offset)
     return epochs
@@ -17,7 +17,7 @@ def test_an_epoch_begins_where_it_was_first_assigned() -> None:
     epochs = history((0, 0), (0, 5), (2, 10), (2, 11), (3, 20))
     assert list(epochs) == [(0, 0), (2, 10), (3, 20)]
     assert epochs.latest == 3
-    assert [epochs.epoch_at(offset) for offset in (0, 9, 10, 19, 20, 99)] == [0, 0, 2, 2, 3, 3]
+    assert [epochs.epoch_for_offset(offset) for offset in (0, 9, 10, 19, 20, 99)] == [0, 0, 2, 2, 3, 3]
 
 
 def test_what_contradicts_a_new_assignment_goes() -> None:
@@ -32,14 +32,14 @@ def test_batches_without_an_epoch_say_nothing() -> None:
 
 def test_the_end_of_an_epoch() -> None:
     epochs = history((1, 5), (3, 10), (4, 20))
-    assert epochs.epoch_end(4, 30) == (4, 30)
-    assert epochs.epoch_end(3, 30) == (3, 20)
-    assert epochs.epoch_end(2, 30) == (1, 10)
-    assert epochs.epoch_end(1, 30) == (1, 10)
-    assert epochs.epoch_end(0, 30) == (0, 5)
-    assert epochs.epoch_end(5, 30) == (-1, -1)
-    assert epochs.epoch_end(-1, 30) == (-1, -1)
-    assert EpochHistory().epoch_end(0, 30) == (-1, -1)
+    assert epochs.end_offset_for(4, 30) == (4, 30)
+    assert epochs.end_offset_for(3, 30) == (3, 20)
+    assert epochs.end_offset_for(2, 30) == (1, 10)
+    assert epochs.end_offset_for(1, 30) == (1, 10)
+    assert epochs.end_offset_for(0, 30) == (0, 5)
+    assert epochs.end_offset_for(5, 30) == (-1, -1)
+    assert epochs.end_offset_for(-1, 30) == (-1, -1)
+    assert LeaderEpochCache().end_offset_for(0, 30) == (-1, -1)
 
 
 def test_truncation_at_the_end() -> None:
@@ -60,7 +60,7 @@ def test_truncation_at_the_start() -> None:
     assert list(epochs) == [(3, 20)]
     epochs.truncate_from_start(50)
     assert list(epochs) == [(3, 50)]
-    empty = EpochHistory()
+    empty = LeaderEpochCache()
     empty.truncate_from_start(5)
     assert list(empty) == []
 
@@ -68,8 +68,8 @@ def test_truncation_at_the_start() -> None:
 def test_the_file_is_kafkas() -> None:
     epochs = history((1, 0), (2, 10))
     assert epochs.to_text() == "0\n2\n1 0\n2 10\n"
-    assert EpochHistory.from_text(epochs.to_text()) == epochs
-    assert EpochHistory.from_text("0\n0\n") == EpochHistory()
+    assert LeaderEpochCache.from_text(epochs.to_text()) == epochs
+    assert LeaderEpochCache.from_text("0\n0\n") == LeaderEpochCache()
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_the_file_is_kafkas() -> None:
 )
 def test_a_damaged_file_is_refused(text: str) -> None:
     with pytest.raises(CorruptRecordError):
-        EpochHistory.from_text(text)
+        LeaderEpochCache.from_text(text)

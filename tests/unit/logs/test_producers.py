@@ -12,11 +12,11 @@ from moldau.errors import (
     InvalidProducerEpochError,
     MoldauError,
     NotEnoughReplicasError,
-    NotLeaderError,
+    NotLeaderOrFollowerError,
     OutOfOrderSequenceError,
     StorageError,
 )
-from moldau.logs.producers import PATIENCE, ProducerStates
+from moldau.logs.producer_state import SUCCESSORS_REJECTED_MAX, ProducerStateManager
 from moldau.records.batch import SEQUENCE_LIMIT, Batch
 from support.logs import batch_at
 
@@ -40,15 +40,15 @@ def produced(
     )
 
 
-def states_after(*batches: Batch) -> ProducerStates:
-    states = ProducerStates()
+def states_after(*batches: Batch) -> ProducerStateManager:
+    states = ProducerStateManager()
     for batch in batches:
         assert states.check(batch) is None
         states.update(batch)
     return states
 
 
-def six_batches() -> ProducerStates:
+def six_batches() -> ProducerStateManager:
     return states_after(*(produced(2 * number, 2, offset=10 * number) for number in range(6)))
 
 
@@ -64,8 +64,8 @@ NO_ROOM = StorageError("no room")
 
 def test_a_producer_whose_first_batch_was_refused_begins_with_that_one() -> None:
     """Those behind it are on their way already; to take one of them would refuse the first for good."""
-    states = ProducerStates()
-    states.refused(produced(0, 5), NO_ROOM)
+    states = ProducerStateManager()
+    states.note_rejected(produced(0, 5), NO_ROOM)
     with pytest.raises(StorageError, match="sequence 0 of producer 7 was refused and comes first: no room"):
         states.check(produced(5))
     assert states.check(produced(5, epoch=1)) is None, "another epoch is another beginning"
@@ -75,14 +75,16 @@ def test_a_producer_whose_first_batch_was_refused_begins_with_that_one() -> None
     assert states.check(produced(5)) is None
 
 
-@pytest.mark.parametrize("why", [NO_ROOM, NotEnoughReplicasError("1 of 2"), NotLeaderError("no lease")])
+@pytest.mark.parametrize(
+    "why", [NO_ROOM, NotEnoughReplicasError("1 of 2"), NotLeaderOrFollowerError("no lease")]
+)
 def test_what_comes_behind_a_batch_that_was_refused_is_refused_for_the_same_reason(why: MoldauError) -> None:
     states = states_after(produced(0, 2))
-    states.refused(produced(2, 2), why)
+    states.note_rejected(produced(2, 2), why)
     for sequence in (4, 6, 4):
         with pytest.raises(type(why), match="sequence 2 of producer 7 was refused and comes first"):
             states.check(produced(sequence, 2))
-    states.refused(produced(6, 2), why)
+    states.note_rejected(produced(6, 2), why)
     states.update(produced(2, 2))
     assert states.check(produced(4, 2)) is None
     with pytest.raises(OutOfOrderSequenceError):
@@ -91,17 +93,17 @@ def test_what_comes_behind_a_batch_that_was_refused_is_refused_for_the_same_reas
 
 def test_an_error_that_a_batch_was_refused_with_is_not_kept() -> None:
     """It would keep all that was under way when it was raised."""
-    states = ProducerStates()
+    states = ProducerStateManager()
     why = StorageError("no room")
     kept = weakref.ref(why)
-    states.refused(produced(0, 5), why)
+    states.note_rejected(produced(0, 5), why)
     del why
     assert kept() is None
 
 
 def test_the_first_batch_of_a_new_epoch_may_be_refused_too() -> None:
     states = states_after(produced(0, 2))
-    states.refused(produced(0, 1, epoch=1), NO_ROOM)
+    states.note_rejected(produced(0, 1, epoch=1), NO_ROOM)
     with pytest.raises(StorageError):
         states.check(produced(1, epoch=1))
     states.update(produced(0, 1, epoch=1))
@@ -110,8 +112,8 @@ def test_the_first_batch_of_a_new_epoch_may_be_refused_too() -> None:
 
 def test_a_gap_that_nothing_was_refused_in_is_out_of_order() -> None:
     states = states_after(produced(0, 2))
-    states.refused(produced(4, 2), NO_ROOM)
-    states.refused(produced(0, 2), NO_ROOM)
+    states.note_rejected(produced(4, 2), NO_ROOM)
+    states.note_rejected(produced(0, 2), NO_ROOM)
     with pytest.raises(OutOfOrderSequenceError):
         states.check(produced(6, 2))
     with pytest.raises(OutOfOrderSequenceError):
@@ -120,8 +122,8 @@ def test_a_gap_that_nothing_was_refused_in_is_out_of_order() -> None:
 
 def test_a_producer_that_never_sends_what_was_refused_is_told_so_in_the_end() -> None:
     states = states_after(produced(0, 2))
-    states.refused(produced(2, 2), NO_ROOM)
-    for _ in range(PATIENCE):
+    states.note_rejected(produced(2, 2), NO_ROOM)
+    for _ in range(SUCCESSORS_REJECTED_MAX):
         with pytest.raises(StorageError):
             states.check(produced(4, 2))
     with pytest.raises(OutOfOrderSequenceError):
@@ -169,7 +171,7 @@ def test_what_was_never_seen_is_no_duplicate() -> None:
 
 
 def test_an_unknown_producer_may_begin_anywhere() -> None:
-    assert ProducerStates().check(produced(1234)) is None
+    assert ProducerStateManager().check(produced(1234)) is None
 
 
 def test_a_new_epoch_begins_at_zero() -> None:
@@ -202,10 +204,10 @@ def test_what_comes_too_early_is_no_duplicate_however_much_was_written(from_snap
     states = six_batches()
     state = states.get(7)
     assert state is not None
-    state.forgotten = SEQUENCE_LIMIT - 2
+    state.evicted_sequences = SEQUENCE_LIMIT - 2
     if from_snapshot:
         data = states.snapshot()
-        states = ProducerStates()
+        states = ProducerStateManager()
         states.restore(data)
     else:
         states.update(produced(12, 2, offset=60))
@@ -251,7 +253,7 @@ def test_a_snapshot_brings_everything_back() -> None:
     states = six_batches()
     states.update(produced(0, producer=9, offset=70))
     states.update(batch_at(71, [b"v"], producer_id=10, producer_epoch=3, control=True))
-    again = ProducerStates()
+    again = ProducerStateManager()
     again.restore(states.snapshot())
     assert again.snapshot() == states.snapshot()
     repeated = again.check(produced(2, 2))
@@ -274,7 +276,7 @@ def test_a_snapshot_begins_as_kafka_writes_it() -> None:
 
 def test_kafkas_own_snapshot_can_be_read() -> None:
     body = struct.pack(">i", 1) + struct.pack(">qhiqiqiq", 7, 2, 11, 99, 4, 1234, -1, -1)
-    states = ProducerStates()
+    states = ProducerStateManager()
     states.restore(struct.pack(">hI", 1, crc32c.crc32c(body)) + body)
     repeated = states.check(produced(7, 5, epoch=2))
     assert repeated is not None
@@ -285,9 +287,9 @@ def test_a_damaged_snapshot_is_refused() -> None:
     data = six_batches().snapshot()
     for length in range(len(data)):
         with pytest.raises(CorruptRecordError):
-            ProducerStates().restore(data[:length])
+            ProducerStateManager().restore(data[:length])
     for position in range(len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 0x10
         with pytest.raises(CorruptRecordError):
-            ProducerStates().restore(bytes(damaged))
+            ProducerStateManager().restore(bytes(damaged))

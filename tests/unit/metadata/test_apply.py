@@ -5,15 +5,15 @@ from uuid import UUID
 import pytest
 
 from moldau.errors import CorruptRecordError
-from moldau.metadata.apply import Change, LeaderChange, apply
 from moldau.metadata.image import (
     EMPTY_IMAGE,
     TOPIC_RESOURCE,
-    ClusterDelta,
-    ClusterImage,
     ConfigResource,
-    PartitionImage,
+    MetadataDelta,
+    MetadataImage,
+    PartitionRegistration,
 )
+from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply
 from moldau.metadata.records import (
     BrokerEndpoint,
     BrokerRegistrationChangeRecord,
@@ -49,11 +49,11 @@ def config(name: str, value: str | None) -> ConfigRecord:
     return ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name="orders", name=name, value=value)
 
 
-def after(image: ClusterImage, *changes: Change) -> tuple[ClusterImage, ClusterDelta]:
+def after(image: MetadataImage, *changes: MetadataChange) -> tuple[MetadataImage, MetadataDelta]:
     return apply(image, changes, image.offset + len(changes))
 
 
-def with_orders() -> ClusterImage:
+def with_orders() -> MetadataImage:
     image, _ = after(
         EMPTY_IMAGE,
         TopicRecord(name="orders", topic_id=A),
@@ -68,11 +68,11 @@ def test_a_topic_comes_with_its_partitions_and_configs() -> None:
     image, delta = after(
         EMPTY_IMAGE, TopicRecord(name="orders", topic_id=A), config("retention.ms", "5"), partition(A, 0)
     )
-    assert image.topics["orders"].partitions == (PartitionImage(0, (1,), (1,), 1, 0, 0),)
+    assert image.topics["orders"].partitions == (PartitionRegistration(0, (1,), (1,), 1, 0, 0),)
     assert image.topic_by_id(A) is image.topics["orders"]
     assert image.config(ORDERS) == {"retention.ms": "5"}
     assert image.offset == 2
-    assert delta == ClusterDelta(
+    assert delta == MetadataDelta(
         topics_created=("orders",), partitions_changed=(("orders", 0),), configs_changed=(ORDERS,)
     )
 
@@ -93,7 +93,7 @@ def test_what_no_record_touches_is_shared_between_images() -> None:
     image, delta = after(before, NoOpRecord())
     assert (image.topics, image.configs) == (before.topics, before.configs)
     assert image.topics is before.topics
-    assert delta == ClusterDelta()
+    assert delta == MetadataDelta()
 
 
 def test_a_deleted_topic_takes_its_configs_with_it() -> None:
@@ -102,7 +102,7 @@ def test_a_deleted_topic_takes_its_configs_with_it() -> None:
     assert not image.topics
     assert not image.topic_names
     assert not image.configs
-    assert delta == ClusterDelta(topics_deleted=(before.topics["orders"],), configs_changed=(ORDERS,))
+    assert delta == MetadataDelta(topics_deleted=(before.topics["orders"],), configs_changed=(ORDERS,))
 
 
 def test_a_topic_made_again_in_one_step_is_both_deleted_and_created() -> None:
@@ -125,17 +125,17 @@ def test_a_topic_that_comes_and_goes_in_one_step_was_never_there() -> None:
         partition(A, 0),
         RemoveTopicRecord(topic_id=A),
     )
-    assert delta == ClusterDelta()
+    assert delta == MetadataDelta()
     assert not image.topics
     assert not image.configs
 
 
 def test_naming_a_leader_begins_an_epoch_and_any_change_a_partition_epoch() -> None:
     image, delta = after(with_orders(), PartitionChangeRecord(partition_id=1, topic_id=A, leader=1))
-    assert image.partition("orders", 1) == PartitionImage(1, (1,), (1,), 1, 1, 1)
+    assert image.partition("orders", 1) == PartitionRegistration(1, (1,), (1,), 1, 1, 1)
     assert delta.partitions_changed == (("orders", 1),)
     image, _ = after(image, PartitionChangeRecord(partition_id=1, topic_id=A, isr=(1, 2), replicas=(1, 2)))
-    assert image.partition("orders", 1) == PartitionImage(1, (1, 2), (1, 2), 1, 1, 2)
+    assert image.partition("orders", 1) == PartitionRegistration(1, (1, 2), (1, 2), 1, 1, 2)
 
 
 def test_configs_that_end_up_as_they_were_are_no_change() -> None:
@@ -165,7 +165,7 @@ def test_brokers_register_and_are_fenced_and_unfenced() -> None:
 def test_features_producer_ids_and_the_controller_follow_the_log() -> None:
     image, delta = after(
         EMPTY_IMAGE,
-        LeaderChange(1, 7),
+        ControllerChange(1, 7),
         FeatureLevelRecord(name="metadata.version", feature_level=30),
         ProducerIdsRecord(broker_id=1, next_producer_id=1000),
     )
@@ -191,7 +191,7 @@ def test_features_producer_ids_and_the_controller_follow_the_log() -> None:
         ProducerIdsRecord(broker_id=1, next_producer_id=-1),
     ],
 )
-def test_a_record_that_cannot_follow_is_refused(change: Change) -> None:
+def test_a_record_that_cannot_follow_is_refused(change: MetadataChange) -> None:
     with pytest.raises(CorruptRecordError):
         after(with_orders(), change)
 

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from moldau.errors import CorruptRecordError, UnsupportedVersionError
-from moldau.metadata.image import ClusterDelta, ClusterImage
+from moldau.metadata.image import MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import NoOpRecord, RemoveTopicRecord, TopicRecord, encode
 from moldau.raft.batches import CommittedBatch
@@ -27,19 +27,19 @@ def test_publishers_are_told_one_after_the_other_in_the_order_they_subscribed() 
         loader = MetadataLoader("c")
         told: list[str] = []
 
-        async def logs(delta: ClusterDelta, image: ClusterImage) -> None:
+        async def logs(delta: MetadataDelta, image: MetadataImage) -> None:
             told.append("logs begin")
             await asyncio.sleep(0)
             told.append("logs end")
 
-        def partitions(delta: ClusterDelta, image: ClusterImage) -> None:
+        def partitions(delta: MetadataDelta, image: MetadataImage) -> None:
             told.append("partitions")
 
-        loader.subscribe(logs)
-        loader.subscribe(partitions)
-        loader.listen(lambda image: told.append(f"published {image.offset}"))
+        loader.add_publisher(logs)
+        loader.add_publisher(partitions)
+        loader.add_image_listener(lambda image: told.append(f"published {image.offset}"))
         loader.commit([topic("a", 0)])
-        await loader.wait_for(0)
+        await loader.wait_for_offset(0)
         assert told == ["logs begin", "logs end", "partitions", "published 0"]
 
     asyncio.run(story())
@@ -48,14 +48,14 @@ def test_publishers_are_told_one_after_the_other_in_the_order_they_subscribed() 
 def test_all_that_waits_is_one_delta() -> None:
     async def story() -> None:
         loader = MetadataLoader("c")
-        deltas: list[ClusterDelta] = []
+        deltas: list[MetadataDelta] = []
         gate = asyncio.Event()
 
-        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+        async def publisher(delta: MetadataDelta, image: MetadataImage) -> None:
             deltas.append(delta)
             await gate.wait()
 
-        loader.subscribe(publisher)
+        loader.add_publisher(publisher)
         loader.commit([topic("a", 0)])
         await settle()
         loader.commit([topic("b", 1)])
@@ -63,7 +63,7 @@ def test_all_that_waits_is_one_delta() -> None:
         await settle()
         assert loader.image.offset == -1, "an image that not all have taken is not shown"
         gate.set()
-        await loader.wait_for(3)
+        await loader.wait_for_offset(3)
         assert [delta.topics_created for delta in deltas] == [("a",), ("b", "c")]
         assert (loader.image.controller_id, loader.image.controller_epoch) == (7, 4)
         assert loader.image.cluster_id == "c"
@@ -74,7 +74,9 @@ def test_all_that_waits_is_one_delta() -> None:
 def test_whoever_waits_for_an_offset_is_woken_when_it_is_published() -> None:
     async def story() -> None:
         loader = MetadataLoader("c")
-        waiting = [asyncio.get_running_loop().create_task(loader.wait_for(offset)) for offset in (1, 0, 5)]
+        waiting = [
+            asyncio.get_running_loop().create_task(loader.wait_for_offset(offset)) for offset in (1, 0, 5)
+        ]
         await settle()
         waiting[1].cancel()
         loader.commit([topic("a", 0)])
@@ -103,16 +105,16 @@ def test_a_record_that_cannot_be_applied_ends_the_loader(value: bytes, kind: typ
         failures: list[BaseException] = []
         loader.on_failure(failures.append)
         loader.commit([topic("a", 0)])
-        await loader.wait_for(0)
+        await loader.wait_for_offset(0)
         loader.commit([CommittedBatch(1, 1, 1, (value,))])
         with pytest.raises(kind):
-            await loader.wait_for(1)
+            await loader.wait_for_offset(1)
         assert [type(failure) for failure in failures] == [kind]
         loader.commit([CommittedBatch(2, 2, 1, (encode(NoOpRecord()),))])
         await settle()
         assert loader.image.offset == 0
         with pytest.raises(kind):
-            await loader.wait_for(2)
+            await loader.wait_for_offset(2)
 
     asyncio.run(story())
 
@@ -122,7 +124,7 @@ def test_nobody_subscribes_too_late_to_hear_everything() -> None:
         loader = MetadataLoader("c")
         loader.commit([topic("a", 0)])
         with pytest.raises(RuntimeError, match="before anything is published"):
-            loader.subscribe(lambda delta, image: None)
+            loader.add_publisher(lambda delta, image: None)
 
     asyncio.run(story())
 
@@ -133,18 +135,18 @@ def test_what_is_committed_is_foreseen_while_publishers_are_still_at_work() -> N
         foreseen: list[tuple[int, tuple[str, ...]]] = []
         gate = asyncio.Event()
 
-        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+        async def publisher(delta: MetadataDelta, image: MetadataImage) -> None:
             await gate.wait()
 
-        loader.subscribe(publisher)
-        loader.foresee(lambda delta, image: foreseen.append((image.offset, delta.topics_created)))
+        loader.add_publisher(publisher)
+        loader.add_commit_listener(lambda delta, image: foreseen.append((image.offset, delta.topics_created)))
         loader.commit([topic("a", 0)])
         await settle()
         loader.commit([topic("b", 1)])
         assert foreseen == [(0, ("a",)), (1, ("b",))]
         assert (loader.committed.offset, loader.image.offset) == (1, -1)
         gate.set()
-        await loader.wait_for(1)
+        await loader.wait_for_offset(1)
         assert loader.image is loader.committed
 
     asyncio.run(story())
@@ -156,11 +158,11 @@ def test_a_loader_that_closes_takes_no_more() -> None:
         gate = asyncio.Event()
         taken: list[int] = []
 
-        async def publisher(delta: ClusterDelta, image: ClusterImage) -> None:
+        async def publisher(delta: MetadataDelta, image: MetadataImage) -> None:
             taken.append(image.offset)
             await gate.wait()
 
-        loader.subscribe(publisher)
+        loader.add_publisher(publisher)
         loader.commit([topic("a", 0)])
         await settle()
         loader.commit([topic("b", 1)])

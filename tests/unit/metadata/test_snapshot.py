@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moldau.errors import StorageError
-from moldau.metadata.apply import apply
 from moldau.metadata.image import (
-    BrokerImage,
-    ClusterDelta,
-    ClusterImage,
+    BrokerRegistration,
     ConfigResource,
     Endpoint,
-    PartitionImage,
+    MetadataDelta,
+    MetadataImage,
+    PartitionRegistration,
     TopicImage,
 )
+from moldau.metadata.image_builder import apply
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import TopicRecord, decode, encode
-from moldau.metadata.snapshot import delta_between, image_from, to_records
+from moldau.metadata.snapshot import delta_between, image_from_records, image_to_records
+from moldau.metadata.snapshot_generator import SnapshotGenerator
 from moldau.metadata.snapshot_policy import SnapshotPolicy
-from moldau.metadata.snapshotter import Snapshotter
 from moldau.raft.batches import CommittedBatch
 from moldau.raft.messages import SnapshotId
 
@@ -41,7 +41,7 @@ replica_sets = st.lists(ids, max_size=4, unique=True).map(tuple)
 endpoints = st.builds(Endpoint, names, texts, st.integers(0, 65_535), st.integers(0, 3))
 brokers = st.lists(
     st.builds(
-        BrokerImage,
+        BrokerRegistration,
         ids,
         offsets,
         uuids,
@@ -62,7 +62,7 @@ def topics(draw: Any) -> dict[str, TopicImage]:
         topic_id = draw(uuids.filter(lambda found: found not in topic_ids))
         topic_ids.add(topic_id)
         partitions = [
-            PartitionImage(
+            PartitionRegistration(
                 index,
                 draw(replica_sets),
                 draw(replica_sets),
@@ -89,9 +89,9 @@ configs = st.dictionaries(
 
 
 @st.composite
-def images(draw: Any) -> ClusterImage:
+def images(draw: Any) -> MetadataImage:
     of_topics = draw(topics())
-    return ClusterImage(
+    return MetadataImage(
         cluster_id="cluster",
         offset=draw(offsets),
         controller_epoch=draw(epochs),
@@ -105,9 +105,9 @@ def images(draw: Any) -> ClusterImage:
     )
 
 
-def again(image: ClusterImage) -> ClusterImage:
-    values = [encode(record) for record in to_records(image)]
-    return image_from(
+def again(image: MetadataImage) -> MetadataImage:
+    values = [encode(record) for record in image_to_records(image)]
+    return image_from_records(
         map(decode, values),
         cluster_id="cluster",
         end_offset=image.offset + 1,
@@ -118,7 +118,7 @@ def again(image: ClusterImage) -> ClusterImage:
 
 @given(images())
 @settings(max_examples=200, deadline=None)
-def test_an_image_comes_back_from_its_records_exactly(image: ClusterImage) -> None:
+def test_an_image_comes_back_from_its_records_exactly(image: MetadataImage) -> None:
     found = again(image)
     assert found == image
     assert list(found.topics) == list(image.topics)
@@ -127,9 +127,9 @@ def test_an_image_comes_back_from_its_records_exactly(image: ClusterImage) -> No
 
 @given(images(), images())
 @settings(max_examples=100, deadline=None)
-def test_the_difference_of_two_images_names_all_that_differs(old: ClusterImage, new: ClusterImage) -> None:
+def test_the_difference_of_two_images_names_all_that_differs(old: MetadataImage, new: MetadataImage) -> None:
     delta = delta_between(old, new)
-    assert delta_between(old, old) == ClusterDelta()
+    assert delta_between(old, old) == MetadataDelta()
     for name, topic in new.topics.items():
         known = old.topics.get(name)
         is_new = known is None or known.topic_id != topic.topic_id
@@ -163,10 +163,10 @@ def snapshot_of(*batches: CommittedBatch, end_offset: int, epoch: int = 4) -> tu
 
 class Published:
     def __init__(self, loader: MetadataLoader) -> None:
-        self.deltas: list[ClusterDelta] = []
-        self.images: list[ClusterImage] = []
-        loader.subscribe(lambda delta, image: self.deltas.append(delta))
-        loader.listen(self.images.append)
+        self.deltas: list[MetadataDelta] = []
+        self.images: list[MetadataImage] = []
+        loader.add_publisher(lambda delta, image: self.deltas.append(delta))
+        loader.add_image_listener(self.images.append)
 
 
 def test_at_boot_a_snapshot_and_the_log_behind_it_are_one_delta() -> None:
@@ -174,14 +174,14 @@ def test_at_boot_a_snapshot_and_the_log_behind_it_are_one_delta() -> None:
         loader = MetadataLoader("c")
         published = Published(loader)
         values, snapshot = snapshot_of(topic("a", 0), topic("b", 1), end_offset=10)
-        loader.begin_with(values, snapshot, leader_id=2)
+        loader.load_snapshot(values, snapshot, leader_id=2)
         loader.commit([topic("c", 10)])
-        await loader.wait_for(10)
+        await loader.wait_for_offset(10)
         (delta,) = published.deltas
         assert delta.topics_created == ("a", "b", "c")
         (image,) = published.images
         assert (image.offset, image.controller_epoch, image.controller_id) == (10, 4, 2)
-        assert loader.bytes_applied == len(topic("c", 10).values[0])
+        assert loader.published_bytes == len(topic("c", 10).values[0])
 
     asyncio.run(story())
 
@@ -189,9 +189,9 @@ def test_at_boot_a_snapshot_and_the_log_behind_it_are_one_delta() -> None:
 def test_a_snapshot_alone_is_an_image() -> None:
     async def story() -> None:
         loader = MetadataLoader("c")
-        loader.begin_with([], SnapshotId(10, 4), leader_id=3)
-        await loader.wait_for(9)
-        assert loader.image == ClusterImage(cluster_id="c", offset=9, controller_epoch=4, controller_id=3)
+        loader.load_snapshot([], SnapshotId(10, 4), leader_id=3)
+        await loader.wait_for_offset(9)
+        assert loader.image == MetadataImage(cluster_id="c", offset=9, controller_epoch=4, controller_id=3)
 
     asyncio.run(story())
 
@@ -201,10 +201,10 @@ def test_a_node_that_fell_behind_is_told_the_difference() -> None:
         loader = MetadataLoader("c")
         published = Published(loader)
         loader.commit([topic("a", 0), topic("b", 1)])
-        await loader.wait_for(1)
+        await loader.wait_for_offset(1)
         values, snapshot = snapshot_of(topic("b", 1), topic("c", 2), end_offset=50)
-        loader.begin_with(values, snapshot, leader_id=2)
-        await loader.wait_for(49)
+        loader.load_snapshot(values, snapshot, leader_id=2)
+        await loader.wait_for_offset(49)
         delta = published.deltas[1]
         assert delta.topics_created == ("c",)
         assert [each.name for each in delta.topics_deleted] == ["a"]
@@ -219,18 +219,18 @@ def test_batches_that_wait_are_replaced_by_a_snapshot_that_holds_them() -> None:
         published = Published(loader)
         gate = asyncio.Event()
 
-        async def held(delta: ClusterDelta, image: ClusterImage) -> None:
+        async def held(delta: MetadataDelta, image: MetadataImage) -> None:
             await gate.wait()
 
-        loader.subscribe(held)
+        loader.add_publisher(held)
         loader.commit([topic("a", 0)])
         await asyncio.sleep(0)
         loader.commit([topic("b", 1)])
         values, snapshot = snapshot_of(topic("c", 2), end_offset=5)
-        loader.begin_with(values, snapshot, leader_id=2)
+        loader.load_snapshot(values, snapshot, leader_id=2)
         loader.commit([topic("d", 5)])
         gate.set()
-        await loader.wait_for(5)
+        await loader.wait_for_offset(5)
         assert [image.offset for image in published.images] == [0, 5]
         assert sorted(loader.image.topics) == ["c", "d"]
 
@@ -242,10 +242,10 @@ def test_a_snapshot_of_what_is_known_changes_nothing() -> None:
         loader = MetadataLoader("c")
         published = Published(loader)
         loader.commit([topic("a", 0), topic("b", 1)])
-        loader.begin_with([], SnapshotId(2, 1), leader_id=2)
-        await loader.wait_for(1)
-        loader.begin_with([], SnapshotId(1, 1), leader_id=2)
-        loader.begin_with([], SnapshotId(2, 1), leader_id=2)
+        loader.load_snapshot([], SnapshotId(2, 1), leader_id=2)
+        await loader.wait_for_offset(1)
+        loader.load_snapshot([], SnapshotId(1, 1), leader_id=2)
+        loader.load_snapshot([], SnapshotId(2, 1), leader_id=2)
         await loader.close()
         assert sorted(loader.image.topics) == ["a", "b"]
         assert len(published.deltas) == 1
@@ -258,7 +258,7 @@ def test_a_snapshot_that_makes_no_image_ends_the_loader() -> None:
         loader = MetadataLoader("c")
         failures: list[BaseException] = []
         loader.on_failure(failures.append)
-        loader.begin_with(list(topic("a", 0).values) * 2, SnapshotId(5, 1), leader_id=2)
+        loader.load_snapshot(list(topic("a", 0).values) * 2, SnapshotId(5, 1), leader_id=2)
         for _ in range(5):
             await asyncio.sleep(0)
         assert "created twice" in str(failures[0])
@@ -270,23 +270,23 @@ def test_a_snapshot_that_makes_no_image_ends_the_loader() -> None:
 
 
 def test_a_snapshot_is_due_after_so_many_bytes() -> None:
-    policy = SnapshotPolicy(bytes_max=100, interval_ms=0, begun_ms=0)
-    policy.note(99)
+    policy = SnapshotPolicy(bytes_max=100, interval_ms=0, started_ms=0)
+    policy.add_bytes(99)
     assert not policy.is_due(10**9)
-    policy.note(1)
+    policy.add_bytes(1)
     assert policy.is_due(0)
-    policy.taken(5)
+    policy.restart(5)
     assert not policy.is_due(10**9)
 
 
 def test_a_snapshot_is_due_after_a_time_in_which_something_changed() -> None:
-    policy = SnapshotPolicy(bytes_max=100, interval_ms=1000, begun_ms=500)
+    policy = SnapshotPolicy(bytes_max=100, interval_ms=1000, started_ms=500)
     assert not policy.is_due(10**9)
-    policy.note(1)
+    policy.add_bytes(1)
     assert not policy.is_due(1499)
     assert policy.is_due(1500)
-    policy.taken(1500)
-    policy.note(1)
+    policy.restart(1500)
+    policy.add_bytes(1)
     assert not policy.is_due(2499)
     assert policy.is_due(2500)
 
@@ -322,7 +322,7 @@ def test_snapshots_are_made_of_the_published_image() -> None:
     async def story() -> None:
         loader, keeper = MetadataLoader("c"), Keeper()
         size = len(topic("a", 0).values[0])
-        snapshotter = Snapshotter(loader, keeper, Clock(), bytes_max=2 * size, interval_ms=0)
+        snapshotter = SnapshotGenerator(loader, keeper, Clock(), bytes_max=2 * size, interval_ms=0)
         loader.commit([CommittedBatch(0, 0, 7, leader_id=3), topic("a", 1)])
         await settle()
         assert keeper.kept == []
@@ -331,7 +331,7 @@ def test_snapshots_are_made_of_the_published_image() -> None:
         ((values, end, leader_id),) = keeper.kept
         assert (end, leader_id) == (SnapshotId(3, 7), 3)
         assert (
-            image_from(map(decode, values), cluster_id="c", end_offset=3, epoch=7, leader_id=3)
+            image_from_records(map(decode, values), cluster_id="c", end_offset=3, epoch=7, leader_id=3)
             == loader.image
         )
         loader.commit([topic("c", 3)])
@@ -352,7 +352,7 @@ def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due(failure: Exce
         unseen: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         keeper.failure = failure
-        snapshotter = Snapshotter(loader, keeper, clock, bytes_max=10**6, interval_ms=1000)
+        snapshotter = SnapshotGenerator(loader, keeper, clock, bytes_max=10**6, interval_ms=1000)
         clock.now_ms = 1000
         loader.commit([topic("a", 0)])
         await settle()
@@ -374,9 +374,9 @@ def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due(failure: Exce
 def test_no_snapshot_is_made_after_closing() -> None:
     async def story() -> None:
         loader, keeper = MetadataLoader("c"), Keeper()
-        snapshotter = Snapshotter(loader, keeper, Clock(), bytes_max=1, interval_ms=0)
+        snapshotter = SnapshotGenerator(loader, keeper, Clock(), bytes_max=1, interval_ms=0)
         loader.commit([topic("a", 0)])
-        await loader.wait_for(0)
+        await loader.wait_for_offset(0)
         await snapshotter.close()
         loader.commit([topic("b", 1)])
         await settle()
@@ -387,5 +387,5 @@ def test_no_snapshot_is_made_after_closing() -> None:
 
 def test_applying_the_records_one_by_one_gives_the_same_image() -> None:
     records = [TopicRecord(name="a", topic_id=UUID(int=1)), TopicRecord(name="b", topic_id=UUID(int=2))]
-    image, _ = apply(ClusterImage(cluster_id="cluster"), records, 7)
-    assert list(to_records(image)) == records
+    image, _ = apply(MetadataImage(cluster_id="cluster"), records, 7)
+    assert list(image_to_records(image)) == records

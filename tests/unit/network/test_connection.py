@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from moldau.logs.store import FileSlice
-from moldau.network.admission import Admission
-from moldau.network.budget import Budget
-from moldau.network.buffers import BufferPool
+from moldau.network.buffer_pool import BufferPool
 from moldau.network.connection import (
     REQUESTS_IN_FLIGHT_MAX,
     CloseConnectionError,
 )
-from moldau.network.frames import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
-from moldau.network.large_frames import LargeFrames
-from moldau.network.listener import Listener
+from moldau.network.connection_quotas import ConnectionQuotas
+from moldau.network.frame_reader import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
+from moldau.network.memory_pool import MemoryPool
+from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.socket_server import SocketServer
 from moldau.platform.os_disk import OsDisk
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 
 Handler = Callable[[memoryview], Coroutine[Any, Any, Sequence[Any] | None]]
 
@@ -48,7 +48,7 @@ def test_frames_come_out_however_the_bytes_come_in(seed: int) -> None:
         count = min(len(room), len(stream) - position, source.choice([1, 3, 4, 100, 70_000, 300_000]))
         room[:count] = stream[position : position + count]
         position += count
-        got += [bytes(frame) for frame in reader.received(count)]
+        got += [bytes(frame) for frame in reader.bytes_received(count)]
     assert got == sent
     assert reader.is_between_frames
 
@@ -58,14 +58,14 @@ def test_a_frame_of_an_impossible_size_is_refused(size: int) -> None:
     reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), BufferPool(), 1000)
     reader.buffer()[:4] = struct.pack(">i", size)
     with pytest.raises(FrameTooLargeError):
-        list(reader.received(4))
+        list(reader.bytes_received(4))
 
 
 def test_frames_own_their_memory() -> None:
     shared = memoryview(bytearray(SHARED_BUFFER_SIZE))
     reader = FrameReader(shared, BufferPool(), 1000)
     reader.buffer()[:7] = framed(b"abc")
-    [frame] = reader.received(7)
+    [frame] = reader.bytes_received(7)
     shared[:7] = bytes(7)
     assert bytes(frame) == b"abc"
 
@@ -77,14 +77,14 @@ class Server:
     """A listener on real TCP whose requests a test answers as it likes."""
 
     def __init__(self, handler: Handler, **settings: str) -> None:
-        chosen = build(flags={"listen": "127.0.0.1:0", "store": "memory", **settings})
-        self.budget = Budget(chosen.queued_max_request_bytes)
-        self.listener = Listener(
+        chosen = build_settings(flags={"listen": "127.0.0.1:0", "store": "memory", **settings})
+        self.memory_pool = MemoryPool(chosen.queued_max_request_bytes)
+        self.listener = SocketServer(
             "PLAINTEXT",
             lambda: chosen,
-            self.budget,
-            LargeFrames(chosen.queued_max_request_bytes),
-            Admission(lambda: chosen),
+            self.memory_pool,
+            PartialFrameLimiter(chosen.queued_max_request_bytes),
+            ConnectionQuotas(lambda: chosen),
             lambda connection, name: lambda frame, release: handler(frame),
         )
         self.port = 0
@@ -330,7 +330,7 @@ def test_who_holds_nothing_of_a_spent_budget_is_still_answered(run: Run) -> None
         async with Server(answer, **limits) as server:
             greedy_reader, greedy = await server.connect()
             greedy.write(framed(b"g" * 60_000) * 2)
-            while not server.budget.is_spent:
+            while not server.memory_pool.is_exhausted:
                 await asyncio.sleep(0)
             reader, writer = await server.connect()
             for number in range(3):
@@ -384,7 +384,7 @@ def test_stopping_answers_what_is_under_way_and_takes_nothing_new(run: Run) -> N
             assert await reader.read() == b""
             with pytest.raises(ConnectionError):
                 await server.connect()
-            assert server.listener.connections == 0
+            assert server.listener.connection_count == 0
 
     run(main())
 
@@ -474,9 +474,9 @@ def test_a_client_that_takes_nothing_of_its_answer_is_sent_home(run: Run, tmp_pa
         async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
             _, writer = await server.connect()
             writer.write(framed(b"file") * 2)
-            while not server.listener.connections:
+            while not server.listener.connection_count:
                 await asyncio.sleep(0)
-            while server.listener.connections:
+            while server.listener.connection_count:
                 await asyncio.sleep(0.05)
             writer.close()
 
@@ -584,34 +584,34 @@ class Receiving:
     def __init__(self) -> None:
         self.resumed = 0
 
-    def may_read_on(self) -> None:
+    def resume_reading(self) -> None:
         self.resumed += 1
 
 
 def test_the_frame_begun_first_can_always_be_finished() -> None:
-    frames = LargeFrames(100)
+    frames = PartialFrameLimiter(100)
     first, second, third = Receiving(), Receiving(), Receiving()
-    frames.received(first, 40)
-    frames.received(second, 70)
-    frames.received(third, 1)
-    assert not frames.is_held_back(first)
-    assert frames.is_held_back(second)
-    assert frames.is_held_back(third)
-    frames.received(first, 500)
-    frames.ended(first)
+    frames.bytes_received(first, 40)
+    frames.bytes_received(second, 70)
+    frames.bytes_received(third, 1)
+    assert not frames.must_pause(first)
+    assert frames.must_pause(second)
+    assert frames.must_pause(third)
+    frames.bytes_received(first, 500)
+    frames.frame_ended(first)
     assert (second.resumed, third.resumed) == (1, 1)
-    assert not frames.is_held_back(third)
+    assert not frames.must_pause(third)
 
 
 def test_a_connection_that_goes_lets_the_next_one_in() -> None:
-    frames = LargeFrames(100)
+    frames = PartialFrameLimiter(100)
     first, second, third = Receiving(), Receiving(), Receiving()
-    frames.received(first, 10)
-    frames.received(second, 200)
-    frames.received(third, 10)
-    frames.ended(first)
+    frames.bytes_received(first, 10)
+    frames.bytes_received(second, 200)
+    frames.bytes_received(third, 10)
+    frames.frame_ended(first)
     assert (second.resumed, third.resumed) == (1, 0), "still over the limit: only the oldest goes on"
-    frames.ended(second)
+    frames.frame_ended(second)
     assert third.resumed == 1
 
 
@@ -620,13 +620,13 @@ def test_a_connection_that_goes_lets_the_next_one_in() -> None:
 
 def test_a_buffer_is_used_again_once_nobody_looks_at_it() -> None:
     pool = BufferPool()
-    buffer = pool.make(1_000_000)
+    buffer = pool.allocate(1_000_000)
     view = memoryview(buffer)[10:20]
-    pool.give_back(buffer)
+    pool.release(buffer)
     assert pool.take(1_000_000) is None, "a view of it is still held"
     view.release()
     del view
-    pool.give_back(buffer)
+    pool.release(buffer)
     again = pool.take(900_000)
     assert again is buffer
     assert pool.take(900_000) is None

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from moldau.logs.store import FileSlice
-from moldau.network.budget import Budget
-from moldau.network.buffers import BufferPool
+from moldau.network.buffer_pool import BufferPool
 from moldau.network.connection import (
-    STALLED_AFTER_S,
+    STALL_TIMEOUT_S,
     UNSENT_BYTES_MAX,
     Connection,
 )
-from moldau.network.frames import LARGE_FROM, SHARED_BUFFER_SIZE
-from moldau.network.large_frames import LargeFrames
-from moldau.network.sender import Sender
+from moldau.network.frame_reader import LARGE_FRAME_BYTES_MIN, SHARED_BUFFER_SIZE
+from moldau.network.memory_pool import MemoryPool
+from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.response_sender import ResponseSender
 from moldau.platform.os_disk import OsDisk
 
 Handler = Callable[[memoryview], Coroutine[Any, Any, Sequence[Any] | None]]
@@ -33,7 +33,7 @@ def framed(payload: bytes) -> bytes:
 class Client(asyncio.Transport):
     """The other end of a connection: sends and takes what a test says."""
 
-    def __init__(self, budget: Budget, handler: Handler) -> None:
+    def __init__(self, memory_pool: MemoryPool, handler: Handler) -> None:
         super().__init__()
         self.is_read = True
         self.unsent_bytes = 0
@@ -41,10 +41,10 @@ class Client(asyncio.Transport):
             shared_buffer=memoryview(bytearray(SHARED_BUFFER_SIZE)),
             buffers=BufferPool(),
             frame_bytes_max=10_000_000,
-            budget=budget,
-            large_frames=LargeFrames(100_000_000),
-            opened=lambda connection: lambda frame, release: handler(frame),
-            closed=lambda connection: None,
+            memory_pool=memory_pool,
+            partial_frames=PartialFrameLimiter(100_000_000),
+            on_opened=lambda connection: lambda frame, release: handler(frame),
+            on_closed=lambda connection: None,
         )
         self.connection.connection_made(self)
 
@@ -59,7 +59,7 @@ class Client(asyncio.Transport):
             self.connection.buffer_updated(count)
 
     def is_sent_home(self, after_s: float, idle_s: float = 600) -> bool:
-        return self.connection.may_be_closed(asyncio.get_running_loop().time() + after_s, idle_s)
+        return self.connection.is_expired(asyncio.get_running_loop().time() + after_s, idle_s)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -90,16 +90,16 @@ def test_a_large_frame_is_received_further_when_the_budget_has_room() -> None:
         return None
 
     async def main() -> None:
-        budget = Budget(1000)
-        budget.take(1000)
-        client = Client(budget, answer)
-        client.sends(struct.pack(">i", LARGE_FROM) + bytes(10))
+        memory_pool = MemoryPool(1000)
+        memory_pool.reserve(1000)
+        client = Client(memory_pool, answer)
+        client.sends(struct.pack(">i", LARGE_FRAME_BYTES_MIN) + bytes(10))
         assert not client.is_read
-        assert not client.is_sent_home(after_s=STALLED_AFTER_S + 1), "it is not the client that stalls"
-        budget.give_back(1)
+        assert not client.is_sent_home(after_s=STALL_TIMEOUT_S + 1), "it is not the client that stalls"
+        memory_pool.release(1)
         assert client.is_read
-        client.sends(bytes(LARGE_FROM - 10))
-        assert begun == [LARGE_FROM]
+        client.sends(bytes(LARGE_FRAME_BYTES_MIN - 10))
+        assert begun == [LARGE_FRAME_BYTES_MIN]
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -112,15 +112,15 @@ def test_who_has_got_its_own_share_back_is_read_on_though_the_budget_is_spent() 
             await may_end.wait()
             return None
 
-        budget = Budget(1000)
-        budget.take(2000)
-        client = Client(budget, answer)
+        memory_pool = MemoryPool(1000)
+        memory_pool.reserve(2000)
+        client = Client(memory_pool, answer)
         client.sends(framed(b"one") + framed(b"two"))
         assert not client.is_read
         may_end.set()
         while not client.is_read:
             await asyncio.sleep(0)
-        assert budget.is_spent
+        assert memory_pool.is_exhausted
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -133,16 +133,16 @@ def test_what_is_under_way_when_its_client_leaves_counts_until_it_ends() -> None
             await may_end.wait()
             return None
 
-        budget = Budget(1000)
-        client = Client(budget, answer)
+        memory_pool = MemoryPool(1000)
+        client = Client(memory_pool, answer)
         client.sends(framed(bytes(1000)))
         client.connection.connection_lost(None)
-        assert budget.is_spent
+        assert memory_pool.is_exhausted
         may_end.set()
-        while budget.is_spent:
+        while memory_pool.is_exhausted:
             await asyncio.sleep(0)
-        budget.take(999)
-        assert not budget.is_spent, "it was given back once"
+        memory_pool.reserve(999)
+        assert not memory_pool.is_exhausted, "it was given back once"
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -153,7 +153,7 @@ async def answer_much(frame: memoryview) -> Sequence[Any]:
 
 def test_who_takes_something_of_its_answer_now_and_then_stays() -> None:
     async def main() -> None:
-        client = Client(Budget(1000), answer_much)
+        client = Client(MemoryPool(1000), answer_much)
         client.sends(framed(b"much"))
         assert client.unsent_bytes
         assert not client.is_sent_home(after_s=599)
@@ -167,14 +167,14 @@ def test_who_takes_something_of_its_answer_now_and_then_stays() -> None:
 
 def test_who_takes_no_answers_holds_up_others_for_a_short_time_only() -> None:
     async def main() -> None:
-        budget = Budget(1000)
-        client = Client(budget, answer_much)
+        memory_pool = MemoryPool(1000)
+        client = Client(memory_pool, answer_much)
         client.sends(framed(b"much"))
         client.sends(framed(b"never begun" * 10))
-        assert not client.is_sent_home(after_s=STALLED_AFTER_S + 1), "there is room for all"
-        budget.take(900)
-        assert not client.is_sent_home(after_s=STALLED_AFTER_S - 1)
-        assert client.is_sent_home(after_s=STALLED_AFTER_S + 1)
+        assert not client.is_sent_home(after_s=STALL_TIMEOUT_S + 1), "there is room for all"
+        memory_pool.reserve(900)
+        assert not client.is_sent_home(after_s=STALL_TIMEOUT_S - 1)
+        assert client.is_sent_home(after_s=STALL_TIMEOUT_S + 1)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -186,13 +186,13 @@ def test_who_asks_for_much_behind_a_request_that_waits_holds_up_others_for_a_sho
                 await asyncio.Event().wait()
             return [bytes(UNSENT_BYTES_MAX)]
 
-        budget = Budget(1000)
-        client = Client(budget, answer)
+        memory_pool = MemoryPool(1000)
+        client = Client(memory_pool, answer)
         client.sends(framed(b"wait") + framed(b"much") + framed(bytes(1000)))
-        assert budget.is_spent
+        assert memory_pool.is_exhausted
         assert not client.unsent_bytes
-        assert not client.is_sent_home(after_s=STALLED_AFTER_S - 1)
-        assert client.is_sent_home(after_s=STALLED_AFTER_S + 1)
+        assert not client.is_sent_home(after_s=STALL_TIMEOUT_S - 1)
+        assert client.is_sent_home(after_s=STALL_TIMEOUT_S + 1)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -204,7 +204,7 @@ def test_who_has_taken_all_answers_waits_for_the_next_as_long_as_that_takes() ->
                 await asyncio.Event().wait()
             return [bytes(UNSENT_BYTES_MAX)]
 
-        client = Client(Budget(1000), answer)
+        client = Client(MemoryPool(1000), answer)
         client.sends(framed(b"wait") + framed(b"much") + framed(b"more"))
         assert not client.is_read
         assert not client.is_sent_home(after_s=601)
@@ -221,17 +221,17 @@ def test_a_client_that_stalls_is_sent_home_however_often_it_was_not_read_meanwhi
     async def main() -> None:
         now = 100.0
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-        budget = Budget(1000)
-        client = Client(budget, answer)
-        client.sends(struct.pack(">i", LARGE_FROM) + bytes(10))
+        memory_pool = MemoryPool(1000)
+        client = Client(memory_pool, answer)
+        client.sends(struct.pack(">i", LARGE_FRAME_BYTES_MIN) + bytes(10))
         for _ in range(4):
             assert not client.is_sent_home(after_s=0)
-            now += STALLED_AFTER_S / 4 + 1
-            budget.take(1000)
-            client.connection.may_read_on()
+            now += STALL_TIMEOUT_S / 4 + 1
+            memory_pool.reserve(1000)
+            client.connection.resume_reading()
             assert not client.is_read
-            now += STALLED_AFTER_S / 2
-            budget.give_back(1000)
+            now += STALL_TIMEOUT_S / 2
+            memory_pool.release(1000)
             assert client.is_read
         assert client.is_sent_home(after_s=0)
 
@@ -250,8 +250,8 @@ def test_a_slow_reader_is_seen_to_take_stored_bytes(tmp_path: Path) -> None:
     async def main() -> None:
         there.setblocking(False)
         here.setblocking(False)
-        client = OnSocket(Budget(1000), answer_much)
-        sender = Sender(client, lambda: None)
+        client = OnSocket(MemoryPool(1000), answer_much)
+        sender = ResponseSender(client, lambda: None)
         sender.send([b"head", FileSlice(file, 0, size)])
         before = sender.sent_bytes
         assert 0 < before < size

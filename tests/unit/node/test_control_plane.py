@@ -11,15 +11,15 @@ import pytest
 
 from moldau.controller.requests import NewTopic
 from moldau.errors import MoldauError, ReplicaNotAvailableError, StorageError
-from moldau.logs.files.store import FilesStore
-from moldau.node.log_ends import LogEnds
+from moldau.logs.files.store import FileLogStore
+from moldau.node.log_end_fetcher import LogEndFetcher
 from moldau.node.node import Node
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.platform.system import system_platform
-from moldau.raft.messages import LogEnd
-from moldau.settings.sources import build
-from support.served import free_port
+from moldau.raft.messages import EpochEndOffset
+from moldau.settings.sources import build_settings
+from support.broker_process import free_port
 
 
 def made(directory: Path, ports: list[int], node_id: int) -> Node:
@@ -30,12 +30,12 @@ def made(directory: Path, ports: list[int], node_id: int) -> Node:
         "data.dir": str(directory / str(node_id)),
         "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{port}" for n, port in enumerate(ports, 1)),
     }
-    return Node(system_platform(node_id), build(flags=flags))
+    return Node(system_platform(node_id), build_settings(flags=flags))
 
 
 def test_a_node_that_never_registered_leaves_the_mark_of_its_last_clean_stop(tmp_path: Path) -> None:
-    def store() -> FilesStore:
-        return FilesStore(OsDisk(), str(tmp_path / "1"), SystemClock(), producer_expiration_ms=1_000)
+    def store() -> FileLogStore:
+        return FileLogStore(OsDisk(), str(tmp_path / "1"), SystemClock(), producer_expiration_ms=1_000)
 
     async def story() -> None:
         before = store()
@@ -85,7 +85,8 @@ def test_the_quorums_leader_hands_over_before_its_doors_close(
 def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for_room() -> None:
     async def story() -> None:
         node = Node(
-            system_platform(1), build(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"})
+            system_platform(1),
+            build_settings(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"}),
         )
         await node.start()
         has_begun, is_queued = asyncio.Event(), asyncio.Event()
@@ -104,7 +105,7 @@ def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for
         is_queued.set()
         while quorum._without_room is None:
             await asyncio.sleep(0)
-        node._fatal(StorageError("something else"))
+        node._fail(StorageError("something else"))
         async with asyncio.timeout(10):
             await node.stop()
         assert isinstance(waiting.exception(), StorageError)
@@ -117,7 +118,7 @@ def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for
 def test_a_node_in_memory_votes_alone_and_has_no_directory_to_be_added_by() -> None:
     async def story() -> None:
         flags = {"store": "memory", "listen": f"127.0.0.1:{free_port()}"}
-        node = Node(system_platform(1), build(flags=flags))
+        node = Node(system_platform(1), build_settings(flags=flags))
         await node.start()
         [voter] = node.broker.quorum.voters
         assert (voter.node_id, node.broker.quorum.is_leader) == (1, True)
@@ -139,17 +140,17 @@ def test_a_node_in_memory_votes_alone_and_has_no_directory_to_be_added_by() -> N
     ],
 )
 def test_an_odd_answer_about_the_end_of_a_log_is_no_answer(topics: list[Any]) -> None:
-    async def ask(topics: list[Any]) -> LogEnd:
+    async def fetch(topics: list[Any]) -> EpochEndOffset:
         async def call(*_: Any, **__: Any) -> Any:
             return SimpleNamespace(topics=topics)
 
-        ends = LogEnds(1, None, SimpleNamespace(call=call))  # type: ignore[arg-type]
-        return await ends.ask(2, "orders", 0)
+        ends = LogEndFetcher(1, None, SimpleNamespace(call=call))  # type: ignore[arg-type]
+        return await ends.fetch(2, "orders", 0)
 
     whole = SimpleNamespace(partition=0, error_code=0, leader_epoch=4, end_offset=9)
-    assert asyncio.run(ask([SimpleNamespace(topic="orders", partitions=[whole])])) == LogEnd(4, 9)
+    assert asyncio.run(fetch([SimpleNamespace(topic="orders", partitions=[whole])])) == EpochEndOffset(4, 9)
     with pytest.raises(ReplicaNotAvailableError):
-        asyncio.run(ask(topics))
+        asyncio.run(fetch(topics))
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="there is no such clock here")

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from moldau.controller.failed_replicas import note_failed, take_out_failed
-from moldau.controller.in_sync import alter_in_sync
-from moldau.controller.requests import Heartbeat, InSyncChange, InSyncResult
+from moldau.controller.alter_partition import alter_partition
+from moldau.controller.offline_replicas import remove_offline_replicas, update_offline_replicas
+from moldau.controller.requests import Heartbeat, IsrChange, IsrChangeResult
 from moldau.controller.state import ControllerState
 from moldau.errors import StorageError
-from moldau.logs.files.store import FilesStore
+from moldau.logs.files.store import FileLogStore
 from moldau.metadata.records import Record
-from moldau.partitions.housekeeping import Housekeeping
+from moldau.partitions.log_maintenance import LogMaintenance
 from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record as Message
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import values_of
@@ -34,14 +34,16 @@ def run(test: "Coroutine[Any, Any, None]") -> None:
 
 
 class Node(ReplicaNode):
-    def __init__(self, node_id: int, controller: "Controller", peers: DirectPeers, **settings: int) -> None:
+    def __init__(
+        self, node_id: int, controller: "QuorumController", peers: DirectPeers, **settings: int
+    ) -> None:
         self.disk = SimulatedDisk(random.Random(node_id), settings=QUICK)
         self.usable_bytes = 1 << 30
-        store = FilesStore(self.disk, "data", SystemClock())
+        store = FileLogStore(self.disk, "data", SystemClock())
         store.space = lambda: (1 << 40, self.usable_bytes)  # type: ignore[method-assign]
         super().__init__(node_id, controller, peers, store, **settings)
         self.table.on_not_ready.append(lambda: controller.is_told(self))
-        self.housekeeping = Housekeeping(self.table, self.settings, SystemClock())
+        self.housekeeping = LogMaintenance(self.table, self.settings, SystemClock())
 
     def fill_disk(self) -> None:
         self.usable_bytes = 0
@@ -52,7 +54,7 @@ class Node(ReplicaNode):
         self.disk.faults.clear()
 
 
-class Controller(FakeController):
+class QuorumController(FakeController):
     """Decides as the real one does on what nodes say of their replicas, and on in-sync sets."""
 
     def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
@@ -66,15 +68,15 @@ class Controller(FakeController):
 
     async def hears(self, node: Node) -> None:
         beat = Heartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.not_ready())
-        note_failed(self.state, beat)
-        while (decision := take_out_failed(self.state, node.settings, beat)).reply:
+        update_offline_replicas(self.state, beat)
+        while (decision := remove_offline_replicas(self.state, node.settings, beat)).reply:
             await self._apply(decision.records)
 
-    async def alter_in_sync(
-        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
-    ) -> list[InSyncResult]:
+    async def alter_partition(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
+    ) -> list[IsrChangeResult]:
         settings = self.nodes[broker_id].settings
-        decision = alter_in_sync(self.state, settings, broker_id, broker_epoch, changes)
+        decision = alter_partition(self.state, settings, broker_id, broker_epoch, changes)
         await self._apply(decision.records)
         return list(decision.reply)
 
@@ -92,8 +94,8 @@ class Controller(FakeController):
 
 
 @asynccontextmanager
-async def cluster(*node_ids: int, **settings: int) -> AsyncIterator[tuple[Controller, dict[int, Node]]]:
-    controller, peers = Controller(node_ids), DirectPeers()
+async def cluster(*node_ids: int, **settings: int) -> AsyncIterator[tuple[QuorumController, dict[int, Node]]]:
+    controller, peers = QuorumController(node_ids), DirectPeers()
     nodes = {each: Node(each, controller, peers, **settings) for each in node_ids}
     for node in nodes.values():
         await node.start()
@@ -108,8 +110,8 @@ async def cluster(*node_ids: int, **settings: int) -> AsyncIterator[tuple[Contro
 async def commit(node: Node, value: bytes) -> None:
     partition = node.partition
     batch = Batch(build_batch([Message(value=value)]))
-    appended = await partition.append([batch], all_in_sync=True)
-    waiting = partition.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+    appended = await partition.append([batch], acks_all=True)
+    waiting = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
     if waiting is not None:
         await waiting
 
@@ -130,12 +132,12 @@ def test_another_leads_while_the_leaders_disk_is_full_and_it_joins_again_when_th
             with pytest.raises(StorageError):
                 await commit(nodes[1], b"does not fit")
             await controller.settled()
-            assert (controller.partition.leader, controller.partition.in_sync) == (2, (2, 3))
+            assert (controller.partition.leader, controller.partition.isr) == (2, (2, 3))
             await commit(nodes[2], b"b")
-            await nodes[1].housekeeping.room_round()
-            assert nodes[1].partition.refusal is not None, "there is no room yet"
+            await nodes[1].housekeeping.check_disk_space()
+            assert nodes[1].partition.transient_error is not None, "there is no room yet"
             nodes[1].empty_disk()
-            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await until(lambda: controller.partition.isr == (1, 2, 3))
             assert nodes[1].table.not_ready() == ()
             await commit(nodes[2], b"c")
             await until(lambda: nodes[1].partition.log.durable_offset == 3)
@@ -151,7 +153,7 @@ def test_a_follower_whose_disk_is_full_is_not_waited_for() -> None:
             await commit(nodes[1], b"a")
             nodes[3].fill_disk()
             await commit(nodes[1], b"b")
-            assert (controller.partition.leader, controller.partition.in_sync) == (1, (1, 2))
+            assert (controller.partition.leader, controller.partition.isr) == (1, (1, 2))
 
     run(test())
 
@@ -181,19 +183,19 @@ def test_a_leader_that_is_in_sync_alone_leads_on_and_is_read_while_its_disk_is_f
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_a_log_that_could_not_be_opened_for_want_of_room_is_tried_again_soon(error: int) -> None:
     async def test() -> None:
-        controller = Controller((1,))
+        controller = QuorumController((1,))
         node = Node(1, controller, DirectPeers())
         node.disk.inject("append", "*partition.metadata*", error=error)
         await node.start()
         [unopened] = node.table.not_ready()
         assert not unopened.is_transient
         node.usable_bytes = 0
-        await node.housekeeping.room_round()
+        await node.housekeeping.check_disk_space()
         assert node.table.not_ready() == (unopened,)
         node.usable_bytes = 1 << 30
-        await node.housekeeping.room_round()
+        await node.housekeeping.check_disk_space()
         assert (node.table.not_ready() == ()) == (error == errno.ENOSPC)
-        await node.housekeeping.retention_round()
+        await node.housekeeping.run_retention()
         assert node.partition.is_leader
         await node.close()
         await controller.settled()
@@ -213,14 +215,14 @@ def test_where_all_disks_are_full_leadership_stays_until_one_has_room() -> None:
                     await commit(nodes[leader], b"does not fit")
                 await controller.settled()
                 for node in nodes.values():
-                    await node.housekeeping.room_round()
+                    await node.housekeeping.check_disk_space()
                     await controller.hears(node)
-            assert (controller.partition.in_sync, controller.partition.leader_epoch) == ((2,), 2)
+            assert (controller.partition.isr, controller.partition.leader_epoch) == ((2,), 2)
             nodes[1].empty_disk()
-            await nodes[1].housekeeping.room_round()
-            await until(lambda: controller.partition.in_sync == (1, 2))
+            await nodes[1].housekeeping.check_disk_space()
+            await until(lambda: controller.partition.isr == (1, 2))
             await controller.hears(nodes[2])
-            assert (controller.partition.leader, controller.partition.in_sync) == (1, (1,))
+            assert (controller.partition.leader, controller.partition.isr) == (1, (1,))
             await commit(nodes[1], b"b")
 
     run(test())
@@ -230,7 +232,7 @@ def test_what_retention_may_take_goes_at_once_when_the_disk_is_full_and_the_roun
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        controller = Controller((1,), retention_bytes="0", segment_bytes="1024")
+        controller = QuorumController((1,), retention_bytes="0", segment_bytes="1024")
         node = Node(1, controller, DirectPeers())
         await node.start()
         rounds, retention = 0, node.housekeeping._apply_retention
@@ -244,17 +246,17 @@ def test_what_retention_may_take_goes_at_once_when_the_disk_is_full_and_the_roun
         for expected in (1, 2):
             for _ in range(4):
                 await commit(node, b"x" * 600)
-            await node.partition.log.settle()
+            await node.partition.log.finalize_segments()
             node.fill_disk()
             with pytest.raises(StorageError):
                 await commit(node, b"does not fit" * 100)
             start_offset = node.partition.log.start_offset
             for _ in range(3):
-                await node.housekeeping.room_round()
+                await node.housekeeping.check_disk_space()
             assert rounds == expected
             assert node.partition.log.start_offset > start_offset
             node.empty_disk()
-            await node.housekeeping.room_round()
+            await node.housekeeping.check_disk_space()
         await node.close()
         await controller.settled()
 

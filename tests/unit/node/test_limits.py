@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from moldau.node.node import Node
 from moldau.platform.system import system_platform
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.frames import request_header
+from moldau.wire.frames import encode_request_header
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -17,7 +17,7 @@ def with_node(listen: str, story: Callable[[list[int]], Awaitable[None]]) -> Non
 
     async def main() -> None:
         settings = {"store": "memory", "listen": listen, "max.connections": "1"}
-        node = Node(system_platform(1), build(flags=settings))
+        node = Node(system_platform(1), build_settings(flags=settings))
         await node.start()
         try:
             await story([address.port for address in node.addresses])
@@ -29,7 +29,7 @@ def with_node(listen: str, story: Callable[[list[int]], Awaitable[None]]) -> Non
 
 async def is_served(streams: Streams) -> bool:
     reader, writer = streams
-    request = request_header(ApiKey.API_VERSIONS, 0, 7, "test")
+    request = encode_request_header(ApiKey.API_VERSIONS, 0, 7, "test")
     try:
         writer.write(len(request).to_bytes(4, "big") + request)
         size = int.from_bytes(await reader.readexactly(4), "big")

@@ -9,34 +9,34 @@ from uuid import UUID
 
 import pytest
 
-from moldau.controller.brokers import kept_by
-from moldau.controller.driver import Controller
-from moldau.controller.partition_change import Kept
-from moldau.controller.requests import NewTopic, Registration
+from moldau.controller.cluster_control import retained_data
+from moldau.controller.driver import QuorumController
+from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.requests import BrokerRegistrationRequest, NewTopic
 from moldau.errors import StorageError
-from moldau.node.lives import FILE_NAME, LIVES_MAX, Lives
+from moldau.node.incarnations import FILE_NAME, INCARNATIONS_MAX, IncarnationStore
 from moldau.node.node import Node
 from moldau.platform.os_disk import OsDisk
 from moldau.platform.system import system_platform
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 from moldau.testing.simulation.platform.disk import SimulatedDisk
 
 A, B, C = (UUID(int=number) for number in (1, 2, 3))
 
 
-def lives(directory: Path) -> Lives:
-    return Lives(OsDisk(), str(directory))
+def lives(directory: Path) -> IncarnationStore:
+    return IncarnationStore(OsDisk(), str(directory))
 
 
 def test_a_life_is_remembered_until_a_later_one_is_registered(tmp_path: Path) -> None:
     async def story() -> list[tuple[UUID, ...]]:
-        told = [await lives(tmp_path).begin(A)]
-        await lives(tmp_path).settle(A)
+        told = [await lives(tmp_path).add(A)]
+        await lives(tmp_path).mark_registered(A)
         # Nobody knows whether B came to be registered before it ended.
-        told.append(await lives(tmp_path).begin(B))
-        told.append(await lives(tmp_path).begin(C))
-        await lives(tmp_path).settle(C)
-        told.append(lives(tmp_path).former())
+        told.append(await lives(tmp_path).add(B))
+        told.append(await lives(tmp_path).add(C))
+        await lives(tmp_path).mark_registered(C)
+        told.append(lives(tmp_path).previous_incarnations())
         return told
 
     assert asyncio.run(story()) == [(), (A,), (A, B), (C,)]
@@ -44,14 +44,14 @@ def test_a_life_is_remembered_until_a_later_one_is_registered(tmp_path: Path) ->
 
 def test_starts_that_find_no_cluster_do_not_add_up_for_ever(tmp_path: Path) -> None:
     async def story() -> None:
-        await lives(tmp_path).settle(A)
-        for number in range(10, 10 + 2 * LIVES_MAX):
-            await lives(tmp_path).begin(UUID(int=number))
+        await lives(tmp_path).mark_registered(A)
+        for number in range(10, 10 + 2 * INCARNATIONS_MAX):
+            await lives(tmp_path).add(UUID(int=number))
 
     asyncio.run(story())
-    kept = lives(tmp_path).former()
-    assert len(kept) == LIVES_MAX
-    assert (kept[0], kept[-1]) == (A, UUID(int=9 + 2 * LIVES_MAX))
+    kept = lives(tmp_path).previous_incarnations()
+    assert len(kept) == INCARNATIONS_MAX
+    assert (kept[0], kept[-1]) == (A, UUID(int=9 + 2 * INCARNATIONS_MAX))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_starts_that_find_no_cluster_do_not_add_up_for_ever(tmp_path: Path) -> N
 )
 def test_a_damaged_file_says_nothing_of_any_life(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(damage)
-    assert lives(tmp_path).former() == ()
+    assert lives(tmp_path).previous_incarnations() == ()
 
 
 def test_a_life_that_cannot_be_written_down_does_not_begin(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written"):
-        asyncio.run(lives(tmp_path / "nowhere").begin(A))
+        asyncio.run(lives(tmp_path / "nowhere").add(A))
 
 
 def test_a_power_cut_leaves_a_life_that_has_begun() -> None:
@@ -72,8 +72,8 @@ def test_a_power_cut_leaves_a_life_that_has_begun() -> None:
         disk = SimulatedDisk(random.Random(1))
         disk.make_directory("/data")
         await disk.sync_directory("/")
-        await Lives(disk, "/data").begin(A)
-        return Lives(disk.crash(), "/data").former()
+        await IncarnationStore(disk, "/data").add(A)
+        return IncarnationStore(disk.crash(), "/data").previous_incarnations()
 
     assert asyncio.run(story()) == (A,)
 
@@ -87,7 +87,7 @@ class Killed(Exception):
 
 def made(directory: Path) -> Node:
     flags = {"node.id": "1", "listen": "127.0.0.1:0", "data.dir": str(directory)}
-    return Node(system_platform(1), build(flags=flags))
+    return Node(system_platform(1), build_settings(flags=flags))
 
 
 def crash(directory: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_node_that_is_alone_leads_again_after_a_crash_also_where_no_life_was_k
     async def story() -> int:
         node = made(tmp_path)
         await node.start()
-        await node.broker.gateway.create_topics([NewTopic("orders", 1)])
+        await node.broker.controller_channel.create_topics([NewTopic("orders", 1)])
         await node.stop()
         crash(tmp_path)
         if not has_file:
@@ -122,40 +122,44 @@ def test_a_node_that_is_alone_leads_again_after_a_crash_also_where_no_life_was_k
 def test_a_node_that_ends_before_it_hears_of_its_registration_is_known_by_its_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register = Controller.register_broker
-    told: list[Kept] = []
+    register = QuorumController.register_broker
+    told: list[RetainedData] = []
 
     async def register_and_be_killed(
-        controller: Controller, broker: Registration, *, from_afar: bool = False
+        controller: QuorumController, broker: BrokerRegistrationRequest, *, is_remote: bool = False
     ) -> int:
-        await register(controller, broker, from_afar=from_afar)
+        await register(controller, broker, is_remote=is_remote)
         # As if the process ended here: what the disk has now is what the next life finds.
         shutil.copy(tmp_path / FILE_NAME, tmp_path / "kept")
         raise Killed
 
     async def register_and_tell(
-        controller: Controller, broker: Registration, *, from_afar: bool = False
+        controller: QuorumController, broker: BrokerRegistrationRequest, *, is_remote: bool = False
     ) -> int:
         found = json.loads((tmp_path / "kept").read_text())["incarnation_ids"]
-        former = tuple(UUID(each) for each in found)
+        previous_incarnations = tuple(UUID(each) for each in found)
         known = controller._loader.image.brokers[1]
-        told.append(kept_by(known, Registration(1, C, [], former_incarnations=former)))
-        return await register(controller, broker, from_afar=from_afar)
+        told.append(
+            retained_data(
+                known, BrokerRegistrationRequest(1, C, [], previous_incarnations=previous_incarnations)
+            )
+        )
+        return await register(controller, broker, is_remote=is_remote)
 
     async def story() -> None:
         first = made(tmp_path)
         await first.start()
         await first.stop()
-        monkeypatch.setattr(Controller, "register_broker", register_and_be_killed)
+        monkeypatch.setattr(QuorumController, "register_broker", register_and_be_killed)
         starting = asyncio.create_task(made(tmp_path).start())
         while not (tmp_path / "kept").exists():
             await asyncio.sleep(0.01)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        monkeypatch.setattr(Controller, "register_broker", register_and_tell)
+        monkeypatch.setattr(QuorumController, "register_broker", register_and_tell)
         third = made(tmp_path)
         await third.start()
         await third.stop()
 
     asyncio.run(story())
-    assert told == [Kept.SYNCED]
+    assert told == [RetainedData.SYNCED]

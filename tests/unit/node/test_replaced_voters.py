@@ -9,10 +9,10 @@ import pytest
 
 from moldau.client.admin.quorum import QuorumInfo, QuorumReplica
 from moldau.errors import PeerUnreachableError
-from moldau.raft import wire
-from moldau.raft.messages import EndEpochRequest, ReplicaKey, Voter
-from moldau.raft.replicas import Leadership, Replica
-from moldau.raft.wire import WireQuorumPeers
+from moldau.raft import kafka_network_channel as wire
+from moldau.raft.kafka_network_channel import KafkaNetworkChannel
+from moldau.raft.leader_state import Leadership, ReplicaState
+from moldau.raft.messages import EndQuorumEpochRequest, ReplicaKey, VoterNode
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.kio import ErrorCode
 
@@ -20,20 +20,20 @@ FORMER, PRESENT = UUID(int=1), UUID(int=2)
 LEADER = ReplicaKey(9, UUID(int=9))
 
 
-def leadership() -> Leadership:
-    return Leadership(LEADER, since_ms=0, epoch_start_offset=0, begin_ms=0)
+def leader_state() -> Leadership:
+    return Leadership(LEADER, elected_since_ms=0, epoch_start_offset=0, next_announcement_ms=0)
 
 
 def test_of_a_node_with_a_new_directory_only_that_one_is_an_observer() -> None:
-    led = leadership()
-    led.replicas[ReplicaKey(1, FORMER)] = Replica(ReplicaKey(1, FORMER), last_fetch_ms=100)
-    led.replicas[ReplicaKey(1, PRESENT)] = Replica(ReplicaKey(1, PRESENT), last_fetch_ms=200)
-    led.replicas[ReplicaKey(2, FORMER)] = Replica(ReplicaKey(2, FORMER), last_fetch_ms=50)
+    led = leader_state()
+    led.replicas[ReplicaKey(1, FORMER)] = ReplicaState(ReplicaKey(1, FORMER), last_fetch_ms=100)
+    led.replicas[ReplicaKey(1, PRESENT)] = ReplicaState(ReplicaKey(1, PRESENT), last_fetch_ms=200)
+    led.replicas[ReplicaKey(2, FORMER)] = ReplicaState(ReplicaKey(2, FORMER), last_fetch_ms=50)
     assert [each.key for each in led.observers((), now_ms=300)] == [
         ReplicaKey(1, PRESENT),
         ReplicaKey(2, FORMER),
     ]
-    voters = (Voter(1, PRESENT, ()),)
+    voters = (VoterNode(1, PRESENT, ()),)
     assert [each.key for each in led.observers(voters, now_ms=300)] == [ReplicaKey(2, FORMER)]
 
 
@@ -70,7 +70,7 @@ class Answering:
     def __init__(self) -> None:
         self.code = ErrorCode.none
 
-    def know(self, node_id: int, host: str, port: int) -> None:
+    def update_endpoint(self, node_id: int, host: str, port: int) -> None:
         raise AssertionError("nobody told of an address")
 
     async def call(self, node_id: int, api: ApiKey, tree: Any, **more: Any) -> Any:
@@ -82,11 +82,11 @@ def test_a_refusal_is_told_once_until_it_changes(monkeypatch: pytest.MonkeyPatch
     told = Told()
     monkeypatch.setattr(wire, "log", told)
     answering: Any = Answering()
-    peers = WireQuorumPeers(answering, "cluster", listener="NODES", request_timeout_ms=100)
-    request = EndEpochRequest(LEADER.node_id, 3, ())
+    peers = KafkaNetworkChannel(answering, "cluster", listener="NODES", request_timeout_ms=100)
+    request = EndQuorumEpochRequest(LEADER.node_id, 3, ())
 
     async def ask() -> None:
-        await peers.end_epoch(1, request)
+        await peers.end_quorum_epoch(1, request)
 
     def refused(code: ErrorCode) -> None:
         answering.code = code

@@ -47,8 +47,8 @@ def test_what_a_client_sent_cannot_look_like_a_line_of_its_own(stream: io.String
         "hello\nERROR forged", client="a\nERROR b", text='say "x"', empty="", colour="\x1b[31m"
     )
     (line,) = stream.getvalue().splitlines()
-    facts = r'client="a\nERROR b" text="say \"x\"" empty="" colour="\u001b[31m"'
-    assert line == rf'INFO    "hello\nERROR forged" {facts}'
+    fields = r'client="a\nERROR b" text="say \"x\"" empty="" colour="\u001b[31m"'
+    assert line == rf'INFO    "hello\nERROR forged" {fields}'
 
 
 def test_levels_below_the_chosen_one_are_not_written_nor_formatted(stream: io.StringIO) -> None:

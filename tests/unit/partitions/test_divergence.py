@@ -7,7 +7,7 @@ import pytest
 from moldau.errors import (
     StorageError,
 )
-from moldau.raft.messages import LogEnd
+from moldau.raft.messages import EpochEndOffset
 from support.replicas import PageCacheLog, Replicas
 from support.replication_stories import run
 
@@ -25,15 +25,15 @@ def test_a_follower_that_restarts_behind_the_high_watermark_keeps_what_is_commit
         await both.produce(1, b"m1")
         await both.fetch(2)
         assert both[2].high_watermark == 1
-        await both.ask(2)
+        await both.send_fetch(2)
         assert both[1].high_watermark == 2, "the follower has asked past m1"
-        await both.power_cut(2)
+        await both.lose_power(2)
         both.restart(2)
-        await both.tell(2)
+        await both.publish_image(2)
         assert both[2].high_watermark == 1
-        await both.power_cut(1)
-        both.elects(2, [2])
-        await both.tell(2)
+        await both.lose_power(1)
+        both.elect(2, [2])
+        await both.publish_image(2)
         assert await both.values(2) == ["m0@0", "m1@0"]
         assert await both.seen(2) == ["m0", "m1"]
 
@@ -48,23 +48,23 @@ def test_a_leader_that_comes_back_after_an_unclean_election_gives_its_tail_up() 
         await both.begin(leader=1)
         await both.produce(1, b"m0")
         await both.fetch(2)
-        await both.log(2).make_durable()
+        await both.log(2).flush()
         await both.produce(1, b"m1")
         await both.fetch(2)
-        await both.ask(2)
+        await both.send_fetch(2)
         assert both[1].high_watermark == 2
-        await both.log(1).make_durable()
-        await both.power_cut(1)
-        await both.power_cut(2)
+        await both.log(1).flush()
+        await both.lose_power(1)
+        await both.lose_power(2)
         both.restart(2)
-        both.elects(2, [2], recovering=True)
-        await both.tell(2)
-        await both.produce(2, b"m2", all_in_sync=False)
+        both.elect(2, [2], recovering=True)
+        await both.publish_image(2)
+        await both.produce(2, b"m2", acks_all=False)
         assert await both.values(2) == ["m0@0", "m2@1"]
         both.restart(1)
-        await both.tell(1)
+        await both.publish_image(1)
         assert await both.values(1) == ["m0@0", "m1@0"]
-        assert await both.fetch(1) == LogEnd(0, 1)
+        assert await both.fetch(1) == EpochEndOffset(0, 1)
         assert await both.values(1) == ["m0@0"]
         await both.replicate(1)
         assert await both.values(1) == await both.values(2) == ["m0@0", "m2@1"]
@@ -80,11 +80,11 @@ def test_logs_that_forked_more_than_once_become_the_same_again() -> None:
         await three.replicate(2, 3)
         # Each leads for a while and nobody hears what it writes.
         for leader, value in itertools.islice(zip(itertools.cycle((1, 2)), (b"b", b"c", b"d", b"e")), 4):
-            three.elects(leader, [leader])
-            await three.tell(leader)
-            await three.produce(leader, value, all_in_sync=False)
-        three.elects(3, [3], recovering=True)
-        await three.tell()
+            three.elect(leader, [leader])
+            await three.publish_image(leader)
+            await three.produce(leader, value, acks_all=False)
+        three.elect(3, [3], recovering=True)
+        await three.publish_image()
         await three.produce(3, b"f")
         await three.replicate(1, 2, times=4)
         assert await three.values(1) == await three.values(2) == await three.values(3) == ["a@0", "f@5"]
@@ -99,13 +99,13 @@ def test_an_epoch_without_records_does_not_keep_a_follower_asking_for_ever() -> 
         await both.begin(leader=1)
         await both.produce(1, b"a")
         await both.fetch(2)
-        both.elects(2, [2])
-        await both.tell(2)
+        both.elect(2, [2])
+        await both.publish_image(2)
         assert both.log(2).epochs.latest == 1
-        await both.produce(1, b"b", all_in_sync=False)
-        both.elects(1, [1])
-        await both.tell()
-        assert await both.fetch(2) == LogEnd(0, 2)
+        await both.produce(1, b"b", acks_all=False)
+        both.elect(1, [1])
+        await both.publish_image()
+        assert await both.fetch(2) == EpochEndOffset(0, 2)
         assert both.log(2).epochs.latest == 0
         await both.replicate(2)
         assert await both.values(2) == ["a@0", "b@0"]
@@ -123,9 +123,9 @@ async def with_a_leader_that_lost_its_disk(*, recovering: bool = False, **settin
     await three.replicate(2, 3, times=3)
     assert (three[2].high_watermark, three[3].high_watermark) == (2, 2)
     three.open(1, PageCacheLog(three.settings))
-    three.elects(1, [1], recovering=recovering)
-    await three.tell()
-    await three.produce(1, b"new", all_in_sync=False)
+    three.elect(1, [1], recovering=recovering)
+    await three.publish_image()
+    await three.produce(1, b"new", acks_all=False)
     return three
 
 
@@ -148,8 +148,8 @@ def test_what_is_committed_is_cut_off_after_an_unclean_election_also_by_who_come
         await three.replicate(2)
         assert await three.values(2) == ["new@1"]
         # Another leads cleanly since, and nothing is said of recovering any more.
-        three.elects(2, [2, 1])
-        await three.tell()
+        three.elect(2, [2, 1])
+        await three.publish_image()
         assert not three.image.is_recovering
         await three.replicate(3)
         assert await three.values(3) == ["new@1"]
@@ -160,13 +160,13 @@ def test_what_is_committed_is_cut_off_after_an_unclean_election_also_by_who_come
 def test_what_was_committed_since_an_unclean_election_is_not_cut_off() -> None:
     async def main() -> None:
         three = await with_a_leader_that_lost_its_disk(recovering=True)
-        three.elects(1, [1, 2, 3])
-        await three.tell()
+        three.elect(1, [1, 2, 3])
+        await three.publish_image()
         await three.replicate(2, 3, times=4)
         assert three[2].high_watermark == 1
         three.open(1, PageCacheLog(three.settings))
-        three.elects(1, [1])
-        await three.tell()
+        three.elect(1, [1])
+        await three.publish_image()
         with pytest.raises(StorageError, match="lacks records from offset 0 to 0"):
             await three.fetch(2)
         assert await three.values(2) == ["new@1"]
@@ -189,18 +189,18 @@ def test_a_leader_that_lacks_an_epoch_but_not_its_offsets_has_lost_nothing() -> 
         await three.begin(leader=1)
         await three.produce(1, b"a")
         await three.replicate(2, 3, times=2)
-        three.elects(1)
-        await three.tell()
+        three.elect(1)
+        await three.publish_image()
         await three.produce(1, b"b")
         await three.replicate(2, 3, times=2)
         assert three[3].high_watermark == 2
         # As on a replica that copied a compacted log: what epoch 1 had written was not there any more.
         epochs = three.log(2).epochs
         epochs.truncate_from_end(1)
-        three.elects(2, [2])
-        await three.tell()
+        three.elect(2, [2])
+        await three.publish_image()
         assert list(epochs) == [(0, 0), (2, 2)]
-        assert await three.fetch(3) == LogEnd(0, 2)
+        assert await three.fetch(3) == EpochEndOffset(0, 2)
         assert three[3].failure is None
 
     run(main())

@@ -7,10 +7,10 @@ import pytest
 from moldau.errors import (
     CorruptRecordError,
     FencedLeaderEpochError,
-    NotLeaderError,
+    NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
 )
-from moldau.raft.messages import LogEnd
+from moldau.raft.messages import EpochEndOffset
 from support.replicas import Replicas, batch
 from support.replication_stories import run
 
@@ -20,17 +20,17 @@ def test_an_answer_of_another_epoch_is_not_taken() -> None:
         both = Replicas((1, 2))
         await both.begin()
         await both.produce(1, b"a")
-        late = await both.ask(2)
-        both.elects(1)
-        await both.tell()
+        late = await both.send_fetch(2)
+        both.elect(1)
+        await both.publish_image()
         with pytest.raises(FencedLeaderEpochError):
-            await both.take(2, late, leader_epoch=0)
+            await both.apply_fetch(2, late, leader_epoch=0)
         with pytest.raises(FencedLeaderEpochError):
-            await both[2].truncate_for(LogEnd(0, 0), 0)
-        both.elects(2)
-        await both.tell()
-        with pytest.raises(NotLeaderError):
-            await both.take(2, late, leader_epoch=2)
+            await both[2].truncate_to_divergence(EpochEndOffset(0, 0), 0)
+        both.elect(2)
+        await both.publish_image()
+        with pytest.raises(NotLeaderOrFollowerError):
+            await both.apply_fetch(2, late, leader_epoch=2)
         assert both.log(2).end_offset == 0
 
     run(main())
@@ -41,10 +41,10 @@ def test_an_answer_that_comes_twice_is_taken_once() -> None:
         both = Replicas((1, 2))
         await both.begin()
         await both.produce(1, b"a")
-        fetched = await both.ask(2)
-        await both.take(2, fetched)
+        fetched = await both.send_fetch(2)
+        await both.apply_fetch(2, fetched)
         with pytest.raises(CorruptRecordError):
-            await both.take(2, fetched)
+            await both.apply_fetch(2, fetched)
         assert await both.values(2) == ["a@0"]
 
     run(main())
@@ -56,7 +56,7 @@ def test_a_batch_that_was_damaged_on_its_way_is_not_taken_and_one_that_is_cut_of
         await both.begin()
         await both.produce(1, b"a")
         await both.produce(1, b"b")
-        data = bytearray((await both.ask(2)).records.read())
+        data = bytearray((await both.send_fetch(2)).records.read())
         data[-1] ^= 1
         with pytest.raises(CorruptRecordError):
             await both[2].append_as_follower(data, 0, 0, 0)
@@ -86,13 +86,13 @@ def test_a_follower_begins_where_its_leader_begins() -> None:
         for value in (b"a", b"b", b"c"):
             await both.produce(1, value)
         await both.replicate(2)
-        deleting = asyncio.ensure_future(both[1].delete_records(2))
-        await deleting
-        assert both[1].deleting(2) is not None, "the follower still has them"
+        low_watermark_future = asyncio.ensure_future(both[1].delete_records(2))
+        await low_watermark_future
+        assert both[1].low_watermark_future(2) is not None, "the follower still has them"
         await both.fetch(2)
         assert both.log(2).start_offset == 2
-        await both.ask(2)
-        assert both[1].deleting(2) is None
+        await both.send_fetch(2)
+        assert both[1].low_watermark_future(2) is None
 
     run(main())
 
@@ -100,14 +100,14 @@ def test_a_follower_begins_where_its_leader_begins() -> None:
 def test_a_follower_whose_leader_has_deleted_all_that_it_has_begins_anew() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
-        await both.begin(in_sync=[1])
+        await both.begin(isr=[1])
         await both.produce(1, b"a", b"b", b"c")
         await both.produce(1, b"d")
         await both[1].delete_records(2)
         with pytest.raises(OffsetOutOfRangeError) as refused:
-            await both.ask(2)
+            await both.send_fetch(2)
         start_offset = refused.value.start_offset  # type: ignore[attr-defined]
-        await both[2].begin_at(start_offset, 0)
+        await both[2].reset_to(start_offset, 0)
         # The log begins inside of a batch, which comes whole.
         await both.replicate(2)
         assert (both.log(2).start_offset, both.log(2).end_offset) == (2, 4)
@@ -125,8 +125,8 @@ def test_producers_are_known_to_the_next_leader() -> None:
         first = await both.produce(1, b"a", producer_id=7, sequence=0)
         await both.produce(1, b"b", producer_id=7, sequence=1)
         await both.replicate(2)
-        both.elects(2)
-        await both.tell()
+        both.elect(2)
+        await both.publish_image()
         again = await both.produce(2, b"a", producer_id=7, sequence=0)
         assert again.base_offset == first.base_offset
         assert (await both.produce(2, b"c", producer_id=7, sequence=2)).base_offset == 2
@@ -141,12 +141,12 @@ def test_producers_forget_what_is_cut() -> None:
         await both.produce(1, b"a", producer_id=7, sequence=0)
         await both.replicate(2)
         await both.produce(1, b"b", producer_id=7, sequence=1)
-        both.elects(2, [2])
-        await both.tell()
+        both.elect(2, [2])
+        await both.publish_image()
         await both.replicate(1)
         assert await both.values(1) == ["a@0"]
-        both.elects(1, [1, 2])
-        await both.tell()
+        both.elect(1, [1, 2])
+        await both.publish_image()
         assert (await both.produce(1, b"b", producer_id=7, sequence=1)).base_offset == 1
 
     run(main())

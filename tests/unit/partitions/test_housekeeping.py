@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from moldau.partitions.housekeeping import Housekeeping
-from moldau.partitions.table import PartitionTable
+from moldau.partitions.log_maintenance import LogMaintenance
+from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import SystemClock
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -106,8 +106,8 @@ def test_a_compacted_topic_keeps_the_newest_record_of_each_key(broker: Broker) -
 
 def test_a_round_that_breaks_is_not_the_last() -> None:
     async def main() -> None:
-        housekeeping = Housekeeping(
-            cast(PartitionTable, None), EffectiveSettings(BrokerSettings()), SystemClock()
+        housekeeping = LogMaintenance(
+            cast(ReplicaManager, None), EffectiveSettings(BrokerSettings()), SystemClock()
         )
         rounds = 0
 

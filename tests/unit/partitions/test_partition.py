@@ -10,19 +10,19 @@ import pytest
 
 from moldau.errors import (
     FencedLeaderEpochError,
-    NotLeaderError,
+    NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     StorageError,
     UnknownLeaderEpochError,
 )
-from moldau.logs.memory import MemoryStore
+from moldau.logs.memory import MemoryLogStore
 from moldau.logs.store import Log, LogName
-from moldau.metadata.image import PartitionImage
+from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
 
@@ -30,8 +30,8 @@ NAME = LogName("orders", 0)
 PATIENCE_S = 20
 
 
-def image(leader: int = 1, epoch: int = 3) -> PartitionImage:
-    return PartitionImage(0, (1, 2), (leader,), leader, epoch, epoch)
+def image(leader: int = 1, epoch: int = 3) -> PartitionRegistration:
+    return PartitionRegistration(0, (1, 2), (leader,), leader, epoch, epoch)
 
 
 def batch(count: int = 1, **more: Any) -> Batch:
@@ -43,11 +43,11 @@ def with_partition(test: "Coroutine[Any, Any, None]") -> None:
 
 
 async def opened(settings: TopicSettings | None = None) -> Partition:
-    store = MemoryStore()
+    store = MemoryLogStore()
     await store.start()
     log = await store.open(NAME, UUID(int=9), settings or TopicSettings())
     partition = Partition(NAME, UUID(int=9), 1, log, SystemClock())
-    await partition.take_role(image())
+    await partition.apply_image(image())
     return partition
 
 
@@ -56,11 +56,11 @@ class Held:
 
     def __init__(self, log: Log) -> None:
         self.syncs = 0
-        self._sync = log.make_durable
+        self._sync = log.flush
         self.release = asyncio.Event()
         self.error: Exception | None = None
         self.is_for_good = True
-        log.make_durable = self._make_durable  # type: ignore[method-assign]
+        log.flush = self._make_durable  # type: ignore[method-assign]
 
         self._log = log
         self._append = log.append
@@ -92,7 +92,7 @@ def test_offsets_count_on_and_are_committed_when_durable() -> None:
         assert (second.base_offset, second.next_offset) == (3, 5)
         await asyncio.sleep(0)
         assert partition.high_watermark == 5
-        assert partition.committing(5, partition.leader_epoch) is None
+        assert partition.commit_future(5, partition.leader_epoch) is None
 
     with_partition(main())
 
@@ -104,7 +104,7 @@ def test_nothing_is_read_before_it_is_durable_and_many_appends_share_a_sync() ->
         waiting = []
         for _ in range(10):
             appended = await partition.append([batch()])
-            waiting.append(partition.committing(appended.next_offset, appended.leader_epoch))
+            waiting.append(partition.commit_future(appended.next_offset, appended.leader_epoch))
         assert partition.high_watermark == 0
         assert (await partition.read(0, 1000)).records.size == 0
         held.release.set()
@@ -132,13 +132,13 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
         held = Held(partition.log)
         held.error = StorageError("the disk is gone")
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset, appended.leader_epoch)
+        commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
         told: list[str] = []
-        partition.progress.add(lambda: told.append("fetch"))
+        partition.high_watermark_listeners.add(lambda: told.append("fetch"))
         held.release.set()
-        assert committing is not None
+        assert commit_future is not None
         with pytest.raises(StorageError):
-            await committing
+            await commit_future
         assert told == ["fetch"]
         with pytest.raises(StorageError):
             await partition.append([batch()])
@@ -151,7 +151,7 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
 def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("moldau.partitions.syncing.SYNC_AGAIN_S_MIN", 0.001)
+    monkeypatch.setattr("moldau.partitions.log_flusher.FLUSH_RETRY_S_MIN", 0.001)
 
     async def main() -> None:
         partition = await opened()
@@ -164,18 +164,18 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
         assert partition.high_watermark == 0
         assert partition.failure is None
         held.error = None
-        committing = partition.committing(1, partition.leader_epoch)
-        while committing is not None:
+        commit_future = partition.commit_future(1, partition.leader_epoch)
+        while commit_future is not None:
             # A sync that was under way may have failed once more.
-            await asyncio.gather(committing, return_exceptions=True)
-            committing = partition.committing(1, partition.leader_epoch)
+            await asyncio.gather(commit_future, return_exceptions=True)
+            commit_future = partition.commit_future(1, partition.leader_epoch)
         assert partition.high_watermark == 1
 
     with_partition(main())
 
 
 def test_a_partition_that_is_closed_syncs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.partitions.syncing.SYNC_AGAIN_S_MIN", 0.001)
+    monkeypatch.setattr("moldau.partitions.log_flusher.FLUSH_RETRY_S_MIN", 0.001)
 
     async def main() -> None:
         partition = await opened()
@@ -184,7 +184,7 @@ def test_a_partition_that_is_closed_syncs_no_more(monkeypatch: pytest.MonkeyPatc
         held.release.set()
         await partition.append([batch()])
         await partition.close()
-        assert partition._syncing._again is None
+        assert partition._flusher._retry_timer is None
         syncs = held.syncs
         await asyncio.sleep(0.01)
         assert held.syncs == syncs
@@ -198,17 +198,17 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_with_the_next_append() 
         held = Held(partition.log)
         held.error, held.is_for_good = StorageError("no descriptors"), False
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset, appended.leader_epoch)
+        commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
         held.release.set()
-        assert committing is not None
+        assert commit_future is not None
         with pytest.raises(StorageError):
-            await committing
+            await commit_future
         assert partition.failure is None
         held.error = None
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset, appended.leader_epoch)
-        if committing is not None:
-            await committing
+        commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
+        if commit_future is not None:
+            await commit_future
         assert partition.high_watermark == 2
 
     with_partition(main())
@@ -251,10 +251,10 @@ def test_a_caller_with_another_epoch_is_refused() -> None:
     async def main() -> None:
         partition = await opened()
         with pytest.raises(FencedLeaderEpochError):
-            await partition.read(0, 100, known_epoch=2)
+            await partition.read(0, 100, current_leader_epoch=2)
         with pytest.raises(UnknownLeaderEpochError):
-            await partition.read(0, 100, known_epoch=4)
-        await partition.read(0, 100, known_epoch=3)
+            await partition.read(0, 100, current_leader_epoch=4)
+        await partition.read(0, 100, current_leader_epoch=3)
 
     with_partition(main())
 
@@ -264,12 +264,12 @@ def test_a_partition_that_is_led_elsewhere_refuses_and_tells_who_waits() -> None
         partition = await opened()
         Held(partition.log)
         appended = await partition.append([batch()])
-        committing = partition.committing(appended.next_offset, appended.leader_epoch)
-        await partition.take_role(image(leader=2, epoch=4))
-        assert committing is not None
-        with pytest.raises(NotLeaderError):
-            await committing
-        with pytest.raises(NotLeaderError):
+        commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
+        await partition.apply_image(image(leader=2, epoch=4))
+        assert commit_future is not None
+        with pytest.raises(NotLeaderOrFollowerError):
+            await commit_future
+        with pytest.raises(NotLeaderOrFollowerError):
             await partition.append([batch()])
 
     with_partition(main())
@@ -280,7 +280,7 @@ def test_a_new_epoch_keeps_the_high_watermark_and_stamps_batches() -> None:
         partition = await opened()
         await partition.append([batch()])
         await asyncio.sleep(0)
-        await partition.take_role(image(epoch=7))
+        await partition.apply_image(image(epoch=7))
         assert partition.high_watermark == 1
         await partition.append([batch()])
         assert list(partition.log.epochs) == [(3, 0), (7, 1)]

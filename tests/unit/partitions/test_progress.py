@@ -1,16 +1,16 @@
 """How a leader judges whether a follower keeps up: by the time that it is behind, not by how much."""
 
-from moldau.partitions.progress import Progress
+from moldau.partitions.follower_progress import FollowerProgress
 
 LAG_MS = 1_000
 
 
-def fetch(progress: Progress, offset: int, leader_end: int, now_ms: int) -> None:
-    progress.on_fetch(offset, 0, 1, leader_end, now_ms)
+def fetch(progress: FollowerProgress, offset: int, leader_end_offset: int, now_ms: int) -> None:
+    progress.on_fetch(offset, 0, 1, leader_end_offset, now_ms)
 
 
 def test_who_has_all_is_caught_up() -> None:
-    progress = Progress()
+    progress = FollowerProgress()
     fetch(progress, 10, 10, 0)
     assert progress.is_keeping_up
     assert progress.is_caught_up(10, 1_000, LAG_MS)
@@ -18,7 +18,7 @@ def test_who_has_all_is_caught_up() -> None:
 
 
 def test_who_is_one_fetch_behind_all_the_time_keeps_up() -> None:
-    progress = Progress()
+    progress = FollowerProgress()
     for number in range(100):
         fetch(progress, 10 * number, 10 * (number + 1), 100 * number)
     assert progress.is_keeping_up
@@ -27,7 +27,7 @@ def test_who_is_one_fetch_behind_all_the_time_keeps_up() -> None:
 
 
 def test_who_is_several_fetches_behind_and_as_fast_as_the_leader_is_not_lagging() -> None:
-    progress = Progress()
+    progress = FollowerProgress()
     for number in range(100):
         fetch(progress, 10 * number, 10 * (number + 5), 100 * number)
         assert progress.is_caught_up(10 * (number + 5), 100 * number, LAG_MS) or number < 5
@@ -35,7 +35,7 @@ def test_who_is_several_fetches_behind_and_as_fast_as_the_leader_is_not_lagging(
 
 
 def test_who_falls_further_and_further_behind_lags() -> None:
-    progress = Progress()
+    progress = FollowerProgress()
     fetch(progress, 0, 0, 0)
     for number in range(1, 200):
         fetch(progress, 5 * number, 10 * number, 100 * number)
@@ -43,7 +43,7 @@ def test_who_falls_further_and_further_behind_lags() -> None:
 
 
 def test_who_stands_still_lags_though_it_asks_on() -> None:
-    progress = Progress()
+    progress = FollowerProgress()
     fetch(progress, 10, 10, 0)
     for number in range(1, 20):
         fetch(progress, 10, 20, 100 * number)
@@ -51,9 +51,9 @@ def test_who_stands_still_lags_though_it_asks_on() -> None:
 
 
 def test_who_was_put_out_has_to_show_anew_that_it_keeps_up() -> None:
-    progress = Progress()
+    progress = FollowerProgress()
     fetch(progress, 0, 10, 0)
-    progress.put_out()
+    progress.on_removed_from_isr()
     fetch(progress, 10, 30, 5_000)
     assert progress.caught_up_ms < 0, "what it had reached since then is not known"
     fetch(progress, 30, 40, 5_100)

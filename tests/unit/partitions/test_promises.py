@@ -2,15 +2,15 @@
 
 import pytest
 
-from moldau.controller.requests import InSyncResult
+from moldau.controller.requests import IsrChangeResult
 from moldau.errors import (
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
-    NotLeaderError,
+    NotLeaderOrFollowerError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
 )
-from moldau.partitions.partition import Diverged, Fetched
+from moldau.partitions.partition import DivergingEpochError, LogReadInfo
 from support.replicas import TOPIC_ID, Replicas
 from support.replication_stories import run
 
@@ -26,7 +26,7 @@ def test_consumers_see_what_is_committed_and_followers_see_all() -> None:
         await both.fetch(2)
         assert await both.values(2) == ["a@0"]
         assert await both.seen(2, from_follower=True) == []
-        with pytest.raises(NotLeaderError) as refused:
+        with pytest.raises(NotLeaderOrFollowerError) as refused:
             await both.seen(2)
         assert (refused.value.leader_id, refused.value.leader_epoch) == (1, 0)
         await both.fetch(2)
@@ -41,15 +41,15 @@ def test_followers_are_woken_by_appends_and_consumers_by_commits() -> None:
         both = Replicas((1, 2))
         await both.begin()
         told: list[str] = []
-        both[1].growth.add(lambda: told.append("follower"))
-        both[1].progress.add(lambda: told.append("consumer"))
+        both[1].append_listeners.add(lambda: told.append("follower"))
+        both[1].high_watermark_listeners.add(lambda: told.append("consumer"))
         await both.produce(1, b"a")
         assert told == ["follower"]
         await both.fetch(2)
-        await both.ask(2)
+        await both.send_fetch(2)
         assert told == ["follower", "consumer"]
-        both.elects(2)
-        await both.tell()
+        both.elect(2)
+        await both.publish_image()
         assert told == ["follower", "consumer", "consumer", "follower"], (
             "both are told that it no longer leads"
         )
@@ -63,12 +63,12 @@ def test_a_new_leader_does_not_say_where_its_log_ends_before_it_knows() -> None:
         await three.begin()
         await three.produce(1, b"a")
         await three.replicate(2, 3, times=1)
-        three.elects(2, [2, 3])
-        await three.tell()
+        three.elect(2, [2, 3])
+        await three.publish_image()
         with pytest.raises(OffsetNotAvailableError):
-            three[2].latest()
+            three[2].latest_offset()
         await three.fetch(3)
-        assert three[2].latest() == 1
+        assert three[2].latest_offset() == 1
 
     run(main())
 
@@ -81,19 +81,19 @@ def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None
         three = Replicas((1, 2, 3), min_insync_replicas=2)
         await three.begin()
         appended = await three.produce(1, b"a")
-        acknowledged = three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
-        committed = three[1].committing(appended.next_offset, appended.leader_epoch)
+        acknowledged = three[1].commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
+        committed = three[1].commit_future(appended.next_offset, appended.leader_epoch)
         assert acknowledged is not None
         assert committed is not None
-        answer = InSyncResult(TOPIC_ID, 0, 1, 0, (1,), False, 1)
-        three[1].on_in_sync_answer(answer)
+        answer = IsrChangeResult(TOPIC_ID, 0, 1, 0, (1,), False, 1)
+        three[1].on_alter_partition_response(answer)
         with pytest.raises(NotEnoughReplicasAfterAppendError):
             await acknowledged
         assert not committed.done(), "the records may still be committed, and who loads groups waits for that"
         with pytest.raises(NotEnoughReplicasError):
             await three.produce(1, b"b")
         with pytest.raises(NotEnoughReplicasAfterAppendError):
-            three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+            three[1].commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
 
     run(main())
 
@@ -103,11 +103,11 @@ def test_who_waits_is_told_of_the_new_leader() -> None:
         both = Replicas((1, 2))
         await both.begin()
         appended = await both.produce(1, b"a")
-        waiting = both[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+        waiting = both[1].commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
         assert waiting is not None
-        both.elects(2)
-        await both.tell()
-        with pytest.raises(NotLeaderError) as refused:
+        both.elect(2)
+        await both.publish_image()
+        with pytest.raises(NotLeaderOrFollowerError) as refused:
             await waiting
         assert (refused.value.leader_id, refused.value.leader_epoch) == (2, 1)
 
@@ -121,12 +121,12 @@ def test_without_a_lease_a_leader_promises_nothing_and_shows_what_is_committed()
         await both.produce(1, b"a")
         await both.replicate(2)
         both.leases[1].valid = False
-        with pytest.raises(NotLeaderError):
+        with pytest.raises(NotLeaderOrFollowerError):
             await both.produce(1, b"b")
-        with pytest.raises(NotLeaderError):
+        with pytest.raises(NotLeaderOrFollowerError):
             both[1].check_lease()
         assert await both.seen(1) == ["a"]
-        assert isinstance(await both.ask(2), Fetched), "followers are served as well"
+        assert isinstance(await both.send_fetch(2), LogReadInfo), "followers are served as well"
 
     run(main())
 
@@ -142,22 +142,22 @@ def test_without_a_lease_a_leader_takes_nothing_that_it_has_not_for_lost() -> No
         await both.produce(1, b"b")
         with pytest.raises(OffsetOutOfRangeError):
             await both[1].read(7, 1000)
-        with pytest.raises(Diverged):
+        with pytest.raises(DivergingEpochError):
             await both[1].read(7, 1000, last_fetched_epoch=0)
         with pytest.raises(OffsetOutOfRangeError):
             await both[1].read(1, 1000, last_fetched_epoch=1)
-        assert both[1].end_of_epoch(1) == (-1, -1)
-        assert both[1].end_of_epoch(0) == (0, 2)
+        assert both[1].end_offset_for_epoch(1) == (-1, -1)
+        assert both[1].end_offset_for_epoch(0) == (0, 2)
         both.leases[1].valid = False
         for last_fetched_epoch in (-1, 0, 1):
-            with pytest.raises(NotLeaderError):
+            with pytest.raises(NotLeaderOrFollowerError):
                 await both[1].read(7, 1000, last_fetched_epoch=last_fetched_epoch)
-        with pytest.raises(NotLeaderError):
+        with pytest.raises(NotLeaderOrFollowerError):
             await both[1].read(1, 1000, last_fetched_epoch=1)
-        with pytest.raises(NotLeaderError):
-            both[1].end_of_epoch(1)
-        with pytest.raises(NotLeaderError):
-            both[1].end_of_epoch(0)
+        with pytest.raises(NotLeaderOrFollowerError):
+            both[1].end_offset_for_epoch(1)
+        with pytest.raises(NotLeaderOrFollowerError):
+            both[1].end_offset_for_epoch(0)
         assert await both.seen(1) == ["a"]
 
     run(main())
@@ -169,11 +169,11 @@ def test_without_a_lease_a_leader_tells_what_is_committed_of_former_epochs() -> 
         await both.begin()
         await both.produce(1, b"a")
         await both.replicate(2, times=2)
-        both.elects(2)
-        await both.tell()
+        both.elect(2)
+        await both.publish_image()
         await both.replicate(1, times=2)
         both.leases[2].valid = False
-        assert both[2].end_of_epoch(0) == (0, 1)
+        assert both[2].end_offset_for_epoch(0) == (0, 1)
 
     run(main())
 
@@ -184,22 +184,22 @@ def test_without_a_lease_a_leader_tells_what_is_committed_of_former_epochs() -> 
 def test_a_proposal_is_the_same_until_it_is_answered() -> None:
     async def main() -> None:
         three = Replicas((1, 2, 3))
-        await three.begin(in_sync=[1, 2])
+        await three.begin(isr=[1, 2])
         await three.produce(1, b"a")
         await three.replicate(2, times=2)
         await three.fetch(3)
-        assert not three[1].may_join(3)
+        assert not three[1].can_join_isr(3)
         await three.fetch(3)
-        assert three[1].may_join(3)
-        change = three[1].propose_in_sync(10_000)
+        assert three[1].can_join_isr(3)
+        change = three[1].propose_isr_change(10_000)
         assert change is not None
-        assert change.in_sync == ((1, 100), (2, 200), (3, 300))
+        assert change.isr == ((1, 100), (2, 200), (3, 300))
         assert (change.leader_epoch, change.partition_epoch) == (0, 0)
-        assert three[1].propose_in_sync(10_000) is None
-        assert three[1].proposed_in_sync == change
-        three[1].on_in_sync_answer(InSyncResult(TOPIC_ID, 0, 1, 0, (1, 2, 3), False, 1))
-        assert three[1].proposed_in_sync is None
-        assert three[1].leader().in_sync == (1, 2, 3)
+        assert three[1].propose_isr_change(10_000) is None
+        assert three[1].pending_isr_change == change
+        three[1].on_alter_partition_response(IsrChangeResult(TOPIC_ID, 0, 1, 0, (1, 2, 3), False, 1))
+        assert three[1].pending_isr_change is None
+        assert three[1].require_leader().isr == (1, 2, 3)
 
     run(main())
 
@@ -209,17 +209,17 @@ def test_records_of_a_former_epoch_are_not_acknowledged_though_their_offsets_are
         three = Replicas((1, 2, 3))
         await three.begin()
         appended = await three.produce(1, b"lost")
-        three.elects(2)
-        await three.tell()
+        three.elect(2)
+        await three.publish_image()
         await three.produce(2, b"other")
         await three.replicate(1, 3)
-        three.elects(1)
-        await three.tell()
+        three.elect(1)
+        await three.publish_image()
         await three.replicate(2, 3)
         assert three[1].high_watermark >= appended.next_offset
         assert await three.values(1) == ["other@1"]
-        with pytest.raises(NotLeaderError):
-            three[1].committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+        with pytest.raises(NotLeaderOrFollowerError):
+            three[1].commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
 
     run(main())
 
@@ -230,12 +230,12 @@ def test_a_repeated_batch_is_acknowledged_in_the_epoch_in_which_it_is_repeated()
         await both.begin()
         await both.produce(1, b"a", producer_id=5, sequence=0)
         await both.replicate(2)
-        both.elects(2)
-        await both.tell()
+        both.elect(2)
+        await both.publish_image()
         await both.replicate(1)
         repeated = await both.produce(2, b"a", producer_id=5, sequence=0)
         assert (repeated.base_offset, repeated.leader_epoch) == (0, 1)
-        assert both[2].committing(repeated.next_offset, repeated.leader_epoch) is None
+        assert both[2].commit_future(repeated.next_offset, repeated.leader_epoch) is None
 
     run(main())
 
@@ -245,7 +245,7 @@ def test_a_follower_that_lags_does_not_send_consumers_back_to_the_beginning() ->
         both = Replicas((1, 2))
         await both.begin()
         for _ in range(3):
-            await both.produce(1, b"a", all_in_sync=False)
+            await both.produce(1, b"a", acks_all=False)
         with pytest.raises(OffsetNotAvailableError):
             await both[2].read(3, 1_000, from_follower=True)
         with pytest.raises(OffsetNotAvailableError):

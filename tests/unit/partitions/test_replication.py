@@ -10,8 +10,8 @@ from moldau.errors import (
     OffsetOutOfRangeError,
     StaleBrokerEpochError,
 )
-from moldau.partitions.partition import Diverged
-from moldau.raft.messages import LogEnd
+from moldau.partitions.partition import DivergingEpochError
+from moldau.raft.messages import EpochEndOffset
 from support.replicas import Replicas, broker_image
 from support.replication_stories import run
 
@@ -23,12 +23,12 @@ def test_what_was_sent_counts_only_when_the_follower_asks_past_it() -> None:
         both = Replicas((1, 2))
         await both.begin()
         await both.produce(1, b"a")
-        fetched = await both.ask(2)
+        fetched = await both.send_fetch(2)
         assert fetched.records.size > 0
         assert both[1].high_watermark == 0
-        await both.take(2, fetched)
+        await both.apply_fetch(2, fetched)
         assert both[1].high_watermark == 0
-        await both.ask(2)
+        await both.send_fetch(2)
         assert both[1].high_watermark == 1
 
     run(main())
@@ -38,11 +38,11 @@ def test_a_request_that_is_looked_at_again_does_not_count_again() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
-        asked = both.asking(2)
-        await both[1].read_for_replica(asked, 1000)
+        asked = both.build_fetch(2)
+        await both[1].read_for_follower(asked, 1000)
         both.clock.now_ms += 5_000
-        await both[1].read_for_replica(asked, 1000, is_asked=False)
-        assert both[1].leader().followers[2].fetched_ms == 1_000
+        await both[1].read_for_follower(asked, 1000, is_new_request=False)
+        assert both[1].require_leader().followers[2].fetched_ms == 1_000
 
     run(main())
 
@@ -52,9 +52,9 @@ def test_a_follower_vouches_only_for_what_it_has_synced() -> None:
         both = Replicas((1, 2))
         await both.begin()
         await both.produce(1, b"a")
-        fetched = await both.ask(2)
+        fetched = await both.send_fetch(2)
         both.log(2).disk_is_stuck = True
-        taking = asyncio.ensure_future(both.take(2, fetched))
+        taking = asyncio.ensure_future(both.apply_fetch(2, fetched))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not taking.done()
@@ -76,7 +76,7 @@ def test_with_write_caching_a_follower_does_not_wait_for_its_disk() -> None:
         await both.produce(1, b"a")
         both.log(2).disk_is_stuck = True
         await both.fetch(2)
-        await both.ask(2)
+        await both.send_fetch(2)
         assert both[1].high_watermark == 1
 
     run(main())
@@ -87,9 +87,9 @@ def test_a_former_leader_asks_when_its_own_last_records_are_safe() -> None:
         both = Replicas((1, 2))
         await both.begin()
         both.log(1).disk_is_stuck = True
-        await both.produce(1, b"a", all_in_sync=False)
-        both.elects(2, [2])
-        await both.tell()
+        await both.produce(1, b"a", acks_all=False)
+        both.elect(2, [2])
+        await both.publish_image()
         assert both[1].fetch_position() is None
         both.log(1).free_disk()
         for _ in range(10):
@@ -104,13 +104,13 @@ def test_a_follower_of_a_former_life_or_epoch_does_not_count() -> None:
         both = Replicas((1, 2))
         await both.begin()
         await both.produce(1, b"a")
-        asked = both.asking(2)._replace(offset=1)
+        asked = both.build_fetch(2)._replace(offset=1)
         both.brokers = {**both.brokers, 2: broker_image(2, epoch=999)}
         both[1].on_brokers(both.brokers)
         with pytest.raises(StaleBrokerEpochError):
-            await both[1].read_for_replica(asked, 1000)
+            await both[1].read_for_follower(asked, 1000)
         with pytest.raises(FencedLeaderEpochError):
-            await both[1].read_for_replica(asked._replace(known_epoch=-1), 1000)
+            await both[1].read_for_follower(asked._replace(current_leader_epoch=-1), 1000)
         assert both[1].high_watermark == 0
 
     run(main())
@@ -120,12 +120,12 @@ def test_a_follower_that_has_more_than_its_leader_does_not_count_before_it_has_c
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
-        asked = both.asking(2)._replace(offset=5, last_fetched_epoch=0)
-        with pytest.raises(Diverged):
-            await both[1].read_for_replica(asked, 1000)
+        asked = both.build_fetch(2)._replace(offset=5, last_fetched_epoch=0)
+        with pytest.raises(DivergingEpochError):
+            await both[1].read_for_follower(asked, 1000)
         with pytest.raises(OffsetOutOfRangeError):
-            await both[1].read_for_replica(asked._replace(last_fetched_epoch=-1), 1000)
-        assert both[1].leader().followers[2].durable_offset == -1
+            await both[1].read_for_follower(asked._replace(last_fetched_epoch=-1), 1000)
+        assert both[1].require_leader().followers[2].durable_offset == -1
 
     run(main())
 
@@ -140,7 +140,7 @@ def test_a_follower_whose_last_batch_claims_an_epoch_to_come_cuts_it_and_goes_on
             await both.produce(1, value)
         await both.replicate(2)
         both.log(2).epochs.assign(1 << 20, 2)
-        assert await both.fetch(2) == LogEnd(0, 3)
+        assert await both.fetch(2) == EpochEndOffset(0, 3)
         assert both.log(2).end_offset == 2
         await both.replicate(2)
         assert both.log(2).end_offset == both[1].high_watermark == 3
@@ -153,7 +153,7 @@ def test_a_batch_of_an_epoch_to_come_is_not_taken_from_a_leader() -> None:
         both = Replicas((1, 2))
         await both.begin()
         await both.produce(1, b"a")
-        records = bytearray((await both.ask(2)).records.read())
+        records = bytearray((await both.send_fetch(2)).records.read())
         records[12:16] = (1 << 20).to_bytes(4, "big")
         with pytest.raises(CorruptRecordError):
             await both[2].append_as_follower(memoryview(records), 0, 0, 0)
@@ -169,11 +169,11 @@ def test_a_stale_role_is_ignored() -> None:
         both = Replicas((1, 2))
         await both.begin(leader=1)
         earlier = both.image
-        both.elects(2)
-        await both.tell()
-        await both[1].take_role(earlier, brokers=both.brokers)
+        both.elect(2)
+        await both.publish_image()
+        await both[1].apply_image(earlier, brokers=both.brokers)
         assert both[1].leader_id == 2
-        await both[2].take_role(earlier, brokers=both.brokers)
+        await both[2].apply_image(earlier, brokers=both.brokers)
         assert both[2].is_leader
 
     run(main())
@@ -184,13 +184,13 @@ def test_a_node_whose_metadata_is_behind_its_own_log_does_not_lead() -> None:
         both = Replicas((1, 2))
         await both.begin(leader=1)
         earlier = both.image
-        both.elects(1)
-        both.elects(1)
-        await both.tell(1)
-        await both.produce(1, b"a", all_in_sync=False)
-        await both.power_cut(1)
+        both.elect(1)
+        both.elect(1)
+        await both.publish_image(1)
+        await both.produce(1, b"a", acks_all=False)
+        await both.lose_power(1)
         both.restart(1)
-        await both[1].take_role(earlier, brokers=both.brokers)
+        await both[1].apply_image(earlier, brokers=both.brokers)
         assert not both[1].is_leader
         assert list(both.log(1).epochs) == [(2, 0)]
 
@@ -203,11 +203,11 @@ def test_a_partition_without_a_leader_is_followed_by_nobody_and_keeps_what_it_kn
         await both.begin()
         await both.produce(1, b"a")
         await both.replicate(2)
-        both.elects(-1, [2])
-        await both.tell(2)
+        both.elect(-1, [2])
+        await both.publish_image(2)
         assert not both[2].is_follower
         assert both[2].fetch_position() is None
         assert both[2].high_watermark == 1
-        assert both[2].log_end() == LogEnd(0, 1)
+        assert both[2].latest_epoch_and_end_offset() == EpochEndOffset(0, 1)
 
     run(main())

@@ -14,11 +14,11 @@ import pytest
 
 from moldau.errors import StorageError
 from moldau.logs.files import recovery
-from moldau.logs.files.store import FilesStore
-from moldau.logs.memory import MemoryStore
+from moldau.logs.files.store import FileLogStore
+from moldau.logs.memory import MemoryLogStore
 from moldau.logs.store import LogName, LogStore
-from moldau.metadata.image import ClusterDelta, ClusterImage, PartitionImage, TopicImage
-from moldau.partitions.table import PartitionTable
+from moldau.metadata.image import MetadataDelta, MetadataImage, PartitionRegistration, TopicImage
+from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.settings.broker import BrokerSettings
@@ -34,20 +34,20 @@ def topic(
     name: str, topic_id: UUID, *replicas: tuple[int, ...], leader: int = NODE, epoch: int = 0
 ) -> TopicImage:
     partitions = tuple(
-        PartitionImage(index, each, each, leader, epoch, epoch)
+        PartitionRegistration(index, each, each, leader, epoch, epoch)
         for index, each in enumerate(replicas or ((1, 2),))
     )
     return TopicImage(name, topic_id, partitions)
 
 
-def image(*topics: TopicImage, life: UUID | None = None) -> ClusterImage:
+def image(*topics: TopicImage, life: UUID | None = None) -> MetadataImage:
     brokers = {node: broker_image(node) for node in (1, 2, 3)}
     if life is not None:
         brokers[NODE] = replace(brokers[NODE], incarnation_id=life)
-    return ClusterImage(brokers=brokers, topics={each.name: each for each in topics})
+    return MetadataImage(brokers=brokers, topics={each.name: each for each in topics})
 
 
-def delta(before: ClusterImage, after: ClusterImage) -> ClusterDelta:
+def delta(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
     changed = []
     for name, each in after.topics.items():
         for partition in each.partitions:
@@ -59,15 +59,15 @@ def delta(before: ClusterImage, after: ClusterImage) -> ClusterDelta:
         for name, each in before.topics.items()
         if name not in after.topics or after.topics[name].topic_id != each.topic_id
     ]
-    return ClusterDelta(topics_deleted=tuple(deleted), partitions_changed=tuple(changed))
+    return MetadataDelta(topics_deleted=tuple(deleted), partitions_changed=tuple(changed))
 
 
 class Table:
     def __init__(self, store: LogStore, life: UUID | None = None) -> None:
         self.store = store
-        self.image = ClusterImage()
+        self.image = MetadataImage()
         settings = EffectiveSettings(BrokerSettings())
-        self.table = PartitionTable(NODE, store, settings, SystemClock(), not_ours=(LogName("ours", 0),))
+        self.table = ReplicaManager(NODE, store, settings, SystemClock(), internal_logs=(LogName("ours", 0),))
         self.table.incarnation_id = life
 
     async def publish(self, *topics: TopicImage, life: UUID | None = None) -> None:
@@ -78,7 +78,7 @@ class Table:
         partition = self.table.get(name, index)
         assert partition is not None
         await partition.append([batch(*values)])
-        await partition.settle()
+        await partition.wait_for_flush()
 
     def end_of(self, name: str, index: int = 0) -> int | None:
         partition = self.table.get(name, index)
@@ -89,8 +89,8 @@ class Table:
         await self.store.close()
 
 
-async def files(path: Path) -> FilesStore:
-    store = FilesStore(OsDisk(), str(path), SystemClock())
+async def files(path: Path) -> FileLogStore:
+    store = FileLogStore(OsDisk(), str(path), SystemClock())
     await store.start()
     return store
 
@@ -108,7 +108,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_partitions_are_opened_that_have_a_replica_here() -> None:
     async def test() -> None:
-        table = Table(MemoryStore())
+        table = Table(MemoryLogStore())
         told: list[str] = []
         table.table.on_roles_changed.append(
             lambda changed: told.extend(f"{each.name} {each.leader_id}" for each in changed)
@@ -117,7 +117,7 @@ def test_partitions_are_opened_that_have_a_replica_here() -> None:
             topic("orders", ORDERS, (1, 2), (2, 3), (2, 1)), topic("payments", PAYMENTS, (2, 1), leader=2)
         )
         assert [str(each.name) for each in table.table] == ["orders-0", "orders-2", "payments-0"]
-        assert [str(each.name) for each in table.table.led()] == ["orders-0", "orders-2"]
+        assert [str(each.name) for each in table.table.leader_partitions()] == ["orders-0", "orders-2"]
         assert told == ["orders-0 1", "orders-2 1", "payments-0 2"]
         told.clear()
         changed = topic("payments", PAYMENTS, (2, 1), leader=1, epoch=1)
@@ -137,7 +137,7 @@ def test_a_replica_that_is_moved_away_is_deleted(tmp_path: Path) -> None:
         await table.write("orders", b"a")
         before = table.table.get("orders", 0)
         assert before is not None
-        waiting = before.committing(5, before.leader_epoch)
+        waiting = before.commit_future(5, before.leader_epoch)
         assert waiting is not None
         await table.publish(topic("orders", ORDERS, (2, 3), leader=2, epoch=1))
         assert table.end_of("orders") is None
@@ -204,7 +204,7 @@ def test_a_log_is_set_aside_beside_one_that_was_before(tmp_path: Path) -> None:
             before = Table(store)
             await before.publish(topic("orders", ORDERS, (1,)))
             await before.write("orders", b"a")
-            await store.set_aside(LogName("orders", 0))
+            await store.move_to_stray(LogName("orders", 0))
             assert store.found() == []
         assert len(names(tmp_path)) == 2
 
@@ -238,7 +238,7 @@ def test_what_was_committed_is_known_after_a_restart(tmp_path: Path) -> None:
         before = Table(await files(tmp_path))
         await before.publish(topic("orders", ORDERS, (1,)))
         await before.write("orders", b"a", b"b")
-        await before.table.save_high_watermarks()
+        await before.table.checkpoint_high_watermarks()
         # No clean end: nothing is closed.
         after = Table(await files(tmp_path))
         await after.publish(topic("orders", ORDERS, (1, 2), leader=2, epoch=1))
@@ -253,11 +253,11 @@ def test_what_was_committed_is_known_after_a_restart(tmp_path: Path) -> None:
 
 def test_what_was_committed_is_no_more_than_what_is_there() -> None:
     async def test() -> None:
-        store = MemoryStore()
+        store = MemoryLogStore()
         log = await store.open(
             LogName("orders", 0), ORDERS, EffectiveSettings(BrokerSettings()).topic("orders")
         )
-        log.saved_high_watermark = 50
+        log.checkpointed_high_watermark = 50
         table = Table(store)
         await table.publish(topic("orders", ORDERS, (1, 2), leader=2))
         partition = table.table.get("orders", 0)
@@ -271,7 +271,7 @@ def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        store = MemoryStore()
+        store = MemoryLogStore()
         opening = store.open
 
         async def open_log(name: LogName, *more: object) -> object:
@@ -294,7 +294,7 @@ def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
 
 def test_a_log_that_fails_later_is_told_at_once() -> None:
     async def test() -> None:
-        table = Table(MemoryStore())
+        table = Table(MemoryLogStore())
         await table.publish(topic("orders", ORDERS, (1,), (1,)))
         told: list[str] = []
         table.table.on_not_ready.append(
@@ -302,7 +302,7 @@ def test_a_log_that_fails_later_is_told_at_once() -> None:
         )
         partition = table.table.get("orders", 1)
         assert partition is not None
-        partition.fail(StorageError("EIO"))
+        partition.mark_offline(StorageError("EIO"))
         assert told == ["1: EIO"]
         await table.publish()
         assert table.table.not_ready() == ()
@@ -314,7 +314,7 @@ def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        store = MemoryStore()
+        store = MemoryLogStore()
         opening = store.open
         is_full = True
 
@@ -331,10 +331,10 @@ def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
         table.table.on_not_ready.append(lambda: not_ready.append(len(table.table.not_ready())))
         await table.publish(topic("orders", ORDERS, (2, 1), leader=2))
         assert len(table.table.not_ready()) == 1
-        await table.table.open_again()
+        await table.table.retry_offline_logs()
         assert (roles, not_ready) == ([], []), "still full"
         is_full = False
-        await table.table.open_again()
+        await table.table.retry_offline_logs()
         assert (roles, not_ready) == (["orders-0"], [0])
 
     run(test)
@@ -358,7 +358,7 @@ def test_a_log_that_cannot_be_opened_keeps_no_files_open(
         gc.disable()
         try:
             with monkeypatch.context() as patch:
-                patch.setattr(recovery, "rebuild_producers", fail)
+                patch.setattr(recovery, "rebuild_producer_state", fail)
                 await table.publish(topic("orders", ORDERS, (1,)))
                 assert open_paths().count(log_path) == 0
                 for _ in range(3):
@@ -367,7 +367,7 @@ def test_a_log_that_cannot_be_opened_keeps_no_files_open(
                     assert len(told.traceback) == 2, "nor does it keep who has asked"
         finally:
             gc.enable()
-        await table.table.open_again(passing_only=True)
+        await table.table.retry_offline_logs(transient_only=True)
         assert table.end_of("orders") == 1
         await table.close()
 
@@ -380,7 +380,7 @@ def open_paths() -> list[str]:
 
 def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
     async def test() -> None:
-        table = Table(MemoryStore())
+        table = Table(MemoryLogStore())
         names = [f"topic-{number}" for number in range(20)]
         await table.publish(*(topic(name, UUID(int=number)) for number, name in enumerate(names, 1)))
         not_ready: list[int] = []
@@ -388,9 +388,9 @@ def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
         for name in names:
             partition = table.table.get(name, 0)
             assert partition is not None
-            partition._set_refusal(StorageError("no room"))
+            partition._set_transient_error(StorageError("no room"))
         assert not_ready == list(range(1, 21))
-        assert table.table.look_for_room()
+        assert table.table.probe_disk_space()
         assert not_ready[20:] == [0]
 
     run(test)
@@ -400,7 +400,7 @@ def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        store = MemoryStore()
+        store = MemoryLogStore()
         opening = store.open
         opened = asyncio.Event()
         attempts = 0
@@ -416,14 +416,14 @@ def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
         monkeypatch.setattr(store, "open", open_log)
         table = Table(store)
         await table.publish(topic("orders", ORDERS, (1,), (1,)))
-        again = asyncio.ensure_future(table.table.open_again())
+        again = asyncio.ensure_future(table.table.retry_offline_logs())
         await asyncio.sleep(0)
         deletion = asyncio.ensure_future(table.publish())
         await asyncio.sleep(0)
         opened.set()
         await asyncio.gather(again, deletion)
         assert len(table.table) == 0
-        assert table.table.damaged == {}
+        assert table.table.unopened_logs == {}
         assert store.found() == []
 
     run(test)
@@ -434,7 +434,7 @@ def test_only_what_is_of_the_deleted_topic_is_deleted(tmp_path: Path) -> None:
         table = Table(await files(tmp_path))
         await table.publish(topic("orders", ORDERS_ANEW, (1,)))
         await table.write("orders", b"a")
-        await table.table.publish(ClusterDelta(topics_deleted=(topic("orders", ORDERS, (1,)),)), table.image)
+        await table.table.publish(MetadataDelta(topics_deleted=(topic("orders", ORDERS, (1,)),)), table.image)
         assert table.end_of("orders") == 1
         assert names(tmp_path) == ["orders-0"]
 
@@ -443,12 +443,12 @@ def test_only_what_is_of_the_deleted_topic_is_deleted(tmp_path: Path) -> None:
 
 def test_leaders_hear_of_brokers_that_come_and_go() -> None:
     async def test() -> None:
-        table = Table(MemoryStore())
+        table = Table(MemoryLogStore())
         await table.publish(topic("orders", ORDERS, (1, 2)))
         fenced = replace(table.image, brokers={**table.image.brokers, 2: broker_image(2, fenced=True)})
-        await table.table.publish(ClusterDelta(brokers_changed=(2,)), fenced)
+        await table.table.publish(MetadataDelta(brokers_changed=(2,)), fenced)
         partition = table.table.get("orders", 0)
         assert partition is not None
-        assert partition.leader().brokers[2].fenced
+        assert partition.require_leader().brokers[2].fenced
 
     run(test)

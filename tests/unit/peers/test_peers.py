@@ -12,10 +12,10 @@ from moldau.client.errors import ConnectionLostError
 from moldau.client.net.connection import Connection
 from moldau.eager import start_now
 from moldau.errors import PeerUnreachableError
-from moldau.metadata.image import BrokerImage, ClusterDelta, ClusterImage, Endpoint
-from moldau.peers import probing
-from moldau.peers.addresses import PeerAddresses
-from moldau.peers.peers import Peers, Probe
+from moldau.metadata.image import BrokerRegistration, Endpoint, MetadataDelta, MetadataImage
+from moldau.peers import probe as probing
+from moldau.peers.addresses import PeerAddressPublisher
+from moldau.peers.client import PeerClient, ProbeResult
 from moldau.platform.clock import SystemClock
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Asked, Hang, HangUp, ScriptedBroker, Tree
@@ -34,14 +34,14 @@ def run(test: "Coroutine[Any, Any, None]") -> None:
     asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
-def made(broker: ScriptedBroker | None = None, **more: Any) -> Peers:
-    peers = Peers(1, SystemClock(), request_timeout_ms=5_000, **more)
+def made(broker: ScriptedBroker | None = None, **more: Any) -> PeerClient:
+    peers = PeerClient(1, SystemClock(), request_timeout_ms=5_000, **more)
     if broker is not None:
-        peers.know(OTHER, "127.0.0.1", broker.port)
+        peers.update_endpoint(OTHER, "127.0.0.1", broker.port)
     return peers
 
 
-async def ask(peers: Peers, lane: str = "a", **more: Any) -> Any:
+async def ask(peers: PeerClient, lane: str = "a", **more: Any) -> Any:
     return await peers.call(OTHER, ApiKey.METADATA, REQUEST, lane=lane, **more)
 
 
@@ -72,7 +72,7 @@ def test_a_call_names_the_exact_version_that_nodes_use() -> None:
             assert broker.asked[-1].version == 11
             with pytest.raises(PeerUnreachableError) as raised:
                 await ask(peers, version=99)
-            assert not raised.value.is_gone
+            assert not raised.value.is_connection_refused
             assert not raised.value.was_sent
             await peers.close()
 
@@ -84,7 +84,7 @@ def test_an_unknown_node_is_unreachable() -> None:
         peers = made()
         with pytest.raises(PeerUnreachableError, match="no address of node 2"):
             await ask(peers)
-        assert await peers.probe(OTHER, 100) is Probe.SILENT
+        assert await peers.probe(OTHER, 100) is ProbeResult.UNKNOWN
 
     run(test())
 
@@ -92,11 +92,11 @@ def test_an_unknown_node_is_unreachable() -> None:
 def test_only_a_refused_connection_says_that_a_node_is_gone() -> None:
     async def test() -> None:
         peers = made()
-        peers.know(OTHER, "127.0.0.1", await free_port())
+        peers.update_endpoint(OTHER, "127.0.0.1", await free_port())
         with pytest.raises(PeerUnreachableError) as raised:
             await ask(peers)
-        assert raised.value.is_gone
-        assert await peers.probe(OTHER, 5_000) is Probe.GONE
+        assert raised.value.is_connection_refused
+        assert await peers.probe(OTHER, 5_000) is ProbeResult.REFUSED
 
     run(test())
 
@@ -104,7 +104,7 @@ def test_only_a_refused_connection_says_that_a_node_is_gone() -> None:
 def test_a_name_with_several_addresses_is_gone_only_if_all_of_them_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(codes: dict[str, int | None]) -> Probe:
+    async def test(codes: dict[str, int | None]) -> ProbeResult:
         async def resolve(host: str, port: int) -> list[str]:
             return [each for each in codes if each != host]
 
@@ -112,24 +112,27 @@ def test_a_name_with_several_addresses_is_gone_only_if_all_of_them_refuse(
             return codes[host]
 
         monkeypatch.setattr(probing, "_resolve", resolve)
-        monkeypatch.setattr(probing, "_connect", connect)
+        monkeypatch.setattr(probing, "_try_connect", connect)
         return await probing.probe_address("node", 1, 5_000)
 
     refused, unreachable = errno.ECONNREFUSED, errno.EHOSTUNREACH
-    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": refused})) is Probe.GONE
-    assert asyncio.run(test({"node": None, "::1": errno.EADDRNOTAVAIL, "127.0.0.1": refused})) is Probe.GONE
-    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": unreachable})) is Probe.SILENT
-    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": 0})) is Probe.ALIVE
-    assert asyncio.run(test({"node": None})) is Probe.SILENT
+    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": refused})) is ProbeResult.REFUSED
+    assert (
+        asyncio.run(test({"node": None, "::1": errno.EADDRNOTAVAIL, "127.0.0.1": refused}))
+        is ProbeResult.REFUSED
+    )
+    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": unreachable})) is ProbeResult.UNKNOWN
+    assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": 0})) is ProbeResult.REACHABLE
+    assert asyncio.run(test({"node": None})) is ProbeResult.UNKNOWN
 
 
 def test_localhost_counts_as_gone_by_whichever_addresses_it_has() -> None:
     async def test() -> None:
         peers = made()
-        peers.know(OTHER, "localhost", await free_port())
+        peers.update_endpoint(OTHER, "localhost", await free_port())
         with pytest.raises(PeerUnreachableError) as raised:
             await ask(peers)
-        assert raised.value.is_gone
+        assert raised.value.is_connection_refused
 
     run(test())
 
@@ -138,10 +141,10 @@ def test_a_node_that_takes_connections_is_alive_even_if_it_never_answers() -> No
     async def test() -> None:
         async with ScriptedBroker({ApiKey.API_VERSIONS: lambda _: Hang}) as broker:
             peers = made(broker)
-            assert await peers.probe(OTHER, 5_000) is Probe.ALIVE
+            assert await peers.probe(OTHER, 5_000) is ProbeResult.REACHABLE
             with pytest.raises(PeerUnreachableError) as raised:
                 await ask(peers, timeout_ms=50)
-            assert not raised.value.is_gone
+            assert not raised.value.is_connection_refused
             await peers.close()
 
     run(test())
@@ -158,7 +161,7 @@ def test_a_late_answer_ends_the_connection_and_the_next_call_opens_another() -> 
             with pytest.raises(PeerUnreachableError) as raised:
                 await ask(peers, timeout_ms=50)
             assert raised.value.was_sent
-            assert not raised.value.is_gone
+            assert not raised.value.is_connection_refused
             await ask(peers)
             assert broker.connections == 2
             await peers.close()
@@ -210,12 +213,12 @@ def test_a_node_is_called_at_its_new_address_and_what_was_asked_at_the_old_one_i
             first = asyncio.create_task(ask(peers))
             while old.count(ApiKey.METADATA) < 2:
                 await asyncio.sleep(0.001)
-            peers.know(OTHER, "127.0.0.1", new.port)
+            peers.update_endpoint(OTHER, "127.0.0.1", new.port)
             await ask(peers)
             assert new.count(ApiKey.METADATA) == 1
             release.set()
             await first
-            peers.know(OTHER, "127.0.0.1", new.port)
+            peers.update_endpoint(OTHER, "127.0.0.1", new.port)
             await ask(peers)
             assert new.connections == 1, "the same address again changes nothing"
             await peers.close()
@@ -237,7 +240,7 @@ def test_a_connection_that_comes_about_after_the_node_has_moved_is_not_used() ->
             peers = made(old, connect=connect)
             first = asyncio.create_task(ask(peers))
             await reached.wait()
-            peers.know(OTHER, "127.0.0.1", new.port)
+            peers.update_endpoint(OTHER, "127.0.0.1", new.port)
             await ask(peers)
             release.set()
             with pytest.raises(PeerUnreachableError, match="no longer at"):
@@ -300,7 +303,7 @@ def test_an_address_alone_is_called_on_a_connection_for_that() -> None:
             assert answer.cluster_id == "scripted"
         with pytest.raises(PeerUnreachableError) as raised:
             await peers.call_address("127.0.0.1", broker.port, ApiKey.METADATA, REQUEST)
-        assert raised.value.is_gone
+        assert raised.value.is_connection_refused
 
     run(test())
 
@@ -336,7 +339,7 @@ def test_dropping_a_connection_fails_the_call_on_it() -> None:
             asked = asyncio.create_task(ask(peers, "a"))
             while not broker.count(ApiKey.METADATA):
                 await asyncio.sleep(0.001)
-            peers.drop(OTHER, "a")
+            peers.disconnect(OTHER, "a")
             with pytest.raises(PeerUnreachableError):
                 await asked
             await peers.close()
@@ -358,10 +361,10 @@ def test_dropping_gives_up_an_attempt_to_connect_and_the_next_call_makes_another
             asked = asyncio.create_task(ask(peers, "a"))
             while hangs:
                 await asyncio.sleep(0)
-            peers.drop(OTHER, "b")
+            peers.disconnect(OTHER, "b")
             await asyncio.sleep(0)
             assert not asked.done(), "another lane is not this one"
-            peers.drop(OTHER, "a")
+            peers.disconnect(OTHER, "a")
             with pytest.raises(PeerUnreachableError, match="given up"):
                 await asked
             await ask(peers, "a")
@@ -370,20 +373,20 @@ def test_dropping_gives_up_an_attempt_to_connect_and_the_next_call_makes_another
     run(test())
 
 
-def broker_image(broker_id: int, port: int) -> BrokerImage:
+def broker_image(broker_id: int, port: int) -> BrokerRegistration:
     endpoints = (Endpoint("CLIENTS", "clients.example", 1), Endpoint("NODES", "127.0.0.1", port))
-    return BrokerImage(broker_id, 1, UUID(int=1), endpoints, None, fenced=True)
+    return BrokerRegistration(broker_id, 1, UUID(int=1), endpoints, None, fenced=True)
 
 
 def test_addresses_are_those_that_brokers_registered_for_nodes() -> None:
     peers = made()
-    peers.know(9, "voter.example", 9)
-    addresses = PeerAddresses(peers, "NODES")
-    image = ClusterImage(brokers={1: broker_image(1, 101), 2: broker_image(2, 102)})
-    addresses.publish(ClusterDelta(brokers_changed=(1, 2)), image)
+    peers.update_endpoint(9, "voter.example", 9)
+    addresses = PeerAddressPublisher(peers, "NODES")
+    image = MetadataImage(brokers={1: broker_image(1, 101), 2: broker_image(2, 102)})
+    addresses.publish(MetadataDelta(brokers_changed=(1, 2)), image)
     assert peers.address(2) == ("127.0.0.1", 102)
-    image = ClusterImage(brokers={1: broker_image(1, 101)})
-    addresses.publish(ClusterDelta(brokers_changed=(2,)), image)
+    image = MetadataImage(brokers={1: broker_image(1, 101)})
+    addresses.publish(MetadataDelta(brokers_changed=(2,)), image)
     assert peers.address(2) is None
     assert peers.address(1) == ("127.0.0.1", 101)
     assert peers.address(9) == ("voter.example", 9)
@@ -391,22 +394,22 @@ def test_addresses_are_those_that_brokers_registered_for_nodes() -> None:
 
 def test_a_voter_that_is_no_broker_any_more_is_still_found() -> None:
     peers = made()
-    peers.know(1, "127.0.0.1", 91)
-    addresses = PeerAddresses(peers, "NODES")
-    addresses.publish(ClusterDelta(brokers_changed=(1,)), ClusterImage(brokers={1: broker_image(1, 101)}))
+    peers.update_endpoint(1, "127.0.0.1", 91)
+    addresses = PeerAddressPublisher(peers, "NODES")
+    addresses.publish(MetadataDelta(brokers_changed=(1,)), MetadataImage(brokers={1: broker_image(1, 101)}))
     assert peers.address(1) == ("127.0.0.1", 101)
-    addresses.publish(ClusterDelta(brokers_changed=(1,)), ClusterImage())
+    addresses.publish(MetadataDelta(brokers_changed=(1,)), MetadataImage())
     assert peers.address(1) == ("127.0.0.1", 91)
 
 
 def test_what_the_quorum_says_again_does_not_hide_where_a_broker_registered_since() -> None:
     peers = made()
-    peers.know(OTHER, "gamma", 9094)
-    peers.know_broker(OTHER, "gamma", 9194)
-    peers.know(OTHER, "gamma", 9094)
+    peers.update_endpoint(OTHER, "gamma", 9094)
+    peers.update_broker_endpoint(OTHER, "gamma", 9194)
+    peers.update_endpoint(OTHER, "gamma", 9094)
     assert peers.address(OTHER) == ("gamma", 9194)
-    peers.know(OTHER, "gamma", 9294)
+    peers.update_endpoint(OTHER, "gamma", 9294)
     assert peers.address(OTHER) == ("gamma", 9294)
-    peers.know_broker(OTHER, "gamma", 9194)
-    peers.forget(OTHER)
+    peers.update_broker_endpoint(OTHER, "gamma", 9194)
+    peers.remove_broker(OTHER)
     assert peers.address(OTHER) == ("gamma", 9294), "as a voter it is still known"

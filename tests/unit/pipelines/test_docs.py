@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from moldau.pipelines.definition import Pipeline, Sink, Source
-from moldau.pipelines.form.loading import load
+from moldau.pipelines.definition import PipelineDefinition, Sink, Source
+from moldau.pipelines.spec.loader import load
 
 PAGE = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
 
@@ -31,8 +31,8 @@ def test_the_python_file_is_a_pipeline(tmp_path: Path) -> None:
     assert (pipeline.name, pipeline.dead_letter_topic) == ("revenue", "orders.dead")
 
 
-@pytest.mark.parametrize("kind", [Pipeline, Source, Sink])
-def test_the_tables_name_everything_that_can_be_set(kind: type[Pipeline | Source | Sink]) -> None:
+@pytest.mark.parametrize("kind", [PipelineDefinition, Source, Sink])
+def test_the_tables_name_everything_that_can_be_set(kind: type[PipelineDefinition | Source | Sink]) -> None:
     called = {
         "views": "transform",
         "dead_letter_topic": "dead_letters",
@@ -41,10 +41,10 @@ def test_the_tables_name_everything_that_can_be_set(kind: type[Pipeline | Source
         "target": "delta",
         "view": "from",
     }
-    derived = {"file", "shaping"}
-    if kind is not Pipeline:
+    derived = {"file", "transform"}
+    if kind is not PipelineDefinition:
         derived.add("name")
-    title = {Pipeline: "for the pipeline", Source: "for a source", Sink: "for a sink"}[kind]
+    title = {PipelineDefinition: "for the pipeline", Source: "for a source", Sink: "for a sink"}[kind]
     (table,) = re.findall(rf"^\| {title} \|.*?(?=\n\n)", PAGE, flags=re.M | re.S)
     named = {word for line in table.splitlines() for word in re.findall(r"`(\w+)`", line.split("|")[1])}
     for field in fields(kind):

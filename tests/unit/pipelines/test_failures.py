@@ -3,7 +3,7 @@
 import pytest
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.failures import sentence_of
+from moldau.pipelines.error_summary import summarize_error
 
 JAVA = (
     "\n\tat org.apache.spark.sql.Foo.bar(Foo.scala:1)\n\tat java.base/java.lang.Thread.run(Thread.java:1)\n"
@@ -41,18 +41,18 @@ JAVA = (
     ],
 )
 def test_the_cause_is_told_in_a_line(text: str, sentence: str) -> None:
-    assert sentence_of(RuntimeError(text)) == sentence
+    assert summarize_error(RuntimeError(text)) == sentence
 
 
 def test_a_pipeline_error_is_a_sentence_already() -> None:
     assert (
-        sentence_of(PipelineError("sinks.table: no key; add key: [id]"))
+        summarize_error(PipelineError("sinks.table: no key; add key: [id]"))
         == "sinks.table: no key; add key: [id]"
     )
 
 
 def test_what_is_too_long_for_a_line_is_cut() -> None:
-    assert len(sentence_of(RuntimeError("x" * 10_000))) == 600
+    assert len(summarize_error(RuntimeError("x" * 10_000))) == 600
 
 
 def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
@@ -61,7 +61,7 @@ def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
         "cluster at 127.0.0.1:9092. Is a broker running there?\n=== Streaming Query ===\n"
         "Identifier: revenue: out [id = 1, runId = 2]\nCurrent Committed Offsets: {}"
     )
-    assert sentence_of(RuntimeError(text)) == (
+    assert summarize_error(RuntimeError(text)) == (
         "no answer from the cluster at 127.0.0.1:9092. Is a broker running there?"
     )
 
@@ -78,11 +78,11 @@ def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
     ],
 )
 def test_what_is_not_installed_is_named_with_the_way_to_install_it(error: Exception) -> None:
-    assert sentence_of(error) == (
+    assert summarize_error(error) == (
         "Pipelines run on Spark, and deltalake is not installed: pip install 'moldau[spark]'"
     )
 
 
 def test_a_module_that_is_not_ours_to_install_is_told_as_it_is() -> None:
-    assert "mine" in sentence_of(ModuleNotFoundError("No module named 'mine'", name="mine"))
-    assert "pip install" not in sentence_of(ModuleNotFoundError("No module named 'mine'", name="mine"))
+    assert "mine" in summarize_error(ModuleNotFoundError("No module named 'mine'", name="mine"))
+    assert "pip install" not in summarize_error(ModuleNotFoundError("No module named 'mine'", name="mine"))

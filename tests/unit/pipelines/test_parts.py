@@ -6,23 +6,29 @@ from pathlib import Path
 import pytest
 
 from moldau.client.record import ConsumerRecord
-from moldau.pipelines.definition import Pipeline, PipelineError, Sink, SinkKind, Source, View
-from moldau.pipelines.failures import sentence_of
-from moldau.pipelines.form.environment import substituted
-from moldau.pipelines.form.given import is_secret
-from moldau.pipelines.form.needing import needed
-from moldau.pipelines.form.texts import duration, is_slug, starting_point, time_ms
-from moldau.pipelines.planning.identity import FILE, Identity, claimed, hash_of, identity_of
-from moldau.pipelines.planning.table_owner import FILE as OWNER
-from moldau.pipelines.planning.table_owner import check_owner, claim
-from moldau.pipelines.records.dead_letters import Return, returned
+from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, SinkKind, Source, View
+from moldau.pipelines.error_summary import summarize_error
+from moldau.pipelines.planner.checkpoint_identity import (
+    FILE,
+    QueryIdentity,
+    claim_checkpoint,
+    identity_of,
+    sql_hash,
+)
+from moldau.pipelines.planner.parquet_owner import FILE as OWNER
+from moldau.pipelines.planner.parquet_owner import check_owner, claim_directory
+from moldau.pipelines.records.redrive import RedrivenRecord, original_record
+from moldau.pipelines.spec.dependencies import dependencies_of
+from moldau.pipelines.spec.environment import substitute_variables
+from moldau.pipelines.spec.section import is_secret
+from moldau.pipelines.spec.values import is_slug, parse_duration, parse_starting, parse_time_ms
 
 ORDERS = Source("orders", ("orders",))
 CUSTOMERS = Source("customers", ("customers",))
 
 
-def pipeline(*views: View, name: str = "p") -> Pipeline:
-    return Pipeline(name, (ORDERS, CUSTOMERS), views, (Sink("out", SinkKind.CONSOLE),))
+def pipeline(*views: View, name: str = "p") -> PipelineDefinition:
+    return PipelineDefinition(name, (ORDERS, CUSTOMERS), views, (Sink("out", SinkKind.CONSOLE),))
 
 
 # The environment
@@ -40,14 +46,14 @@ def pipeline(*views: View, name: str = "p") -> Pipeline:
     ],
 )
 def test_variables_are_put_in(text: str, expected: str) -> None:
-    assert substituted(text, {"HOST": "here", "EMPTY": ""}) == expected
+    assert substitute_variables(text, {"HOST": "here", "EMPTY": ""}) == expected
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:
     with pytest.raises(ValueError, match="NONE is not set; set it, or write"):
-        substituted("${NONE}", {})
+        substitute_variables("${NONE}", {})
     with pytest.raises(ValueError, match="is not"):
-        substituted("${not a name}", {})
+        substitute_variables("${not a name}", {})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,7 @@ def test_settings_that_must_not_be_shown_are_known(key: str) -> None:
 
 
 def test_durations_are_as_spark_takes_them() -> None:
-    assert [duration(each) for each in ("1 second", "500ms", "10 MINUTES", "2h")] == [
+    assert [parse_duration(each) for each in ("1 second", "500ms", "10 MINUTES", "2h")] == [
         "1 second",
         "500 milliseconds",
         "10 minutes",
@@ -70,12 +76,12 @@ def test_durations_are_as_spark_takes_them() -> None:
     ]
     for wrong in ("", "soon", "1", "-1 s", "1 fortnight"):
         with pytest.raises(ValueError, match="is not a duration"):
-            duration(wrong)
+            parse_duration(wrong)
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "_a", "-a", "a b", "a/b", "ä", "x" * 129])
 def test_what_cannot_name_a_pipeline_is_known_before_a_file_is_written(name: str) -> None:
-    from moldau.pipelines.running.state_directory import StateDirectory
+    from moldau.pipelines.runtime.state_directory import StateDirectory
 
     assert not is_slug(name)
     with pytest.raises(PipelineError, match="use letters, digits, - and _"):
@@ -83,10 +89,14 @@ def test_what_cannot_name_a_pipeline_is_known_before_a_file_is_written(name: str
 
 
 def test_a_time_without_a_zone_is_in_utc() -> None:
-    assert time_ms("2024-05-01T00:00:00Z") == time_ms("2024-05-01") == time_ms("2024-05-01T02:00:00+02:00")
-    assert starting_point("Latest") == "latest"
+    assert (
+        parse_time_ms("2024-05-01T00:00:00Z")
+        == parse_time_ms("2024-05-01")
+        == parse_time_ms("2024-05-01T02:00:00+02:00")
+    )
+    assert parse_starting("Latest") == "latest"
     with pytest.raises(ValueError, match="nor a time"):
-        starting_point("yesterday")
+        parse_starting("yesterday")
 
 
 # What needs what
@@ -97,22 +107,22 @@ def test_a_view_needs_what_its_sql_names_and_what_that_needs() -> None:
     other = View("other", "SELECT * FROM customers")
     total = View("total", "SELECT sum(n) AS orders FROM large")
     one = pipeline(large, other, total)
-    assert [each.name for each in needed(one, "total")] == ["orders", "large", "total"]
-    assert [each.name for each in needed(one, "other")] == ["customers", "other"]
-    assert [each.name for each in needed(one, "orders")] == ["orders"]
+    assert [each.name for each in dependencies_of(one, "total")] == ["orders", "large", "total"]
+    assert [each.name for each in dependencies_of(one, "other")] == ["customers", "other"]
+    assert [each.name for each in dependencies_of(one, "orders")] == ["orders"]
 
 
 def test_a_view_does_not_need_what_comes_after_it() -> None:
     one = pipeline(View("a", "SELECT b FROM orders"), View("b", "SELECT * FROM a"))
-    assert [each.name for each in needed(one, "a")] == ["orders", "a"]
+    assert [each.name for each in dependencies_of(one, "a")] == ["orders", "a"]
 
 
 def test_the_parameters_of_a_function_name_what_it_needs() -> None:
     def joined(customers: object, orders: object, limit: int = 3) -> object:
         return customers, orders, limit
 
-    one = pipeline(View("joined", shaping=joined))
-    assert [each.name for each in needed(one, "joined")] == ["orders", "customers", "joined"]
+    one = pipeline(View("joined", transform=joined))
+    assert [each.name for each in dependencies_of(one, "joined")] == ["orders", "customers", "joined"]
 
 
 # Whose a checkpoint is
@@ -132,84 +142,87 @@ class Files(dict[str, str]):
 def test_a_checkpoint_keeps_its_id_for_as_long_as_it_is_there() -> None:
     files = Files()
     wanted = identity_of(pipeline(), "out", [ORDERS], "topic t")
-    first = claimed(files, "ck", wanted)
-    assert claimed(files, "ck", wanted).id == first.id != ""
-    assert claimed(files, "other", wanted).id != first.id
+    first = claim_checkpoint(files, "ck", wanted)
+    assert claim_checkpoint(files, "ck", wanted).id == first.id != ""
+    assert claim_checkpoint(files, "other", wanted).id != first.id
 
 
 def test_the_checkpoint_of_another_pipeline_is_refused() -> None:
     files = Files()
-    claimed(files, "ck", identity_of(pipeline(name="a"), "out", [ORDERS], "topic t"))
+    claim_checkpoint(files, "ck", identity_of(pipeline(name="a"), "out", [ORDERS], "topic t"))
     with pytest.raises(
         PipelineError, match=r"belongs to the query out of the pipeline a, not to out of b.*checkpoint:"
     ):
-        claimed(files, "ck", identity_of(pipeline(name="b"), "out", [ORDERS], "topic t"))
+        claim_checkpoint(files, "ck", identity_of(pipeline(name="b"), "out", [ORDERS], "topic t"))
 
 
 def test_a_query_that_reads_or_writes_something_else_now_is_refused() -> None:
     files = Files()
-    claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+    claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
     with pytest.raises(PipelineError, match=r"reads orders \(orders\), now customers.*replay"):
-        claimed(files, "ck", identity_of(pipeline(), "out", [CUSTOMERS], "topic t"))
+        claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [CUSTOMERS], "topic t"))
     with pytest.raises(PipelineError, match="writes to topic t, now to topic u"):
-        claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic u"))
+        claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic u"))
 
 
 def test_a_checkpoint_that_spark_made_for_something_else_is_refused() -> None:
     files = Files({"ck/metadata": "{}"})
     with pytest.raises(PipelineError, match="made by something else"):
-        claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+        claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
 
 
 def test_a_damaged_identity_is_named_and_not_overwritten() -> None:
     files = Files({f"ck/{FILE}": "{nonsense"})
     with pytest.raises(PipelineError, match="cannot be read"):
-        claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+        claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
     assert files[f"ck/{FILE}"] == "{nonsense"
     good = Files()
-    claimed(good, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
+    claim_checkpoint(good, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
     assert json.loads(good[f"ck/{FILE}"])["sources"] == {"orders": "orders"}
 
 
 def test_the_sql_of_a_query_is_remembered_and_may_change() -> None:
     files = Files()
     view = View("v", "SELECT *\n  FROM orders")
-    one = hash_of([ORDERS, view])
-    assert one == hash_of([ORDERS, View("v", "SELECT * FROM orders")]) != hash_of([View("v", "SELECT 1")])
-    claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", one))
-    assert claimed(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", "another")).sql == one
+    one = sql_hash([ORDERS, view])
+    assert one == sql_hash([ORDERS, View("v", "SELECT * FROM orders")]) != sql_hash([View("v", "SELECT 1")])
+    claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", one))
+    assert (
+        claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", "another")).sql
+        == one
+    )
 
 
 # Whose a directory of Parquet is
 
 
-def identity(query: str = "out") -> Identity:
-    return claimed(Files(), "ck", identity_of(pipeline(), query, [ORDERS], "parquet d"))
+def identity(query: str = "out") -> QueryIdentity:
+    return claim_checkpoint(Files(), "ck", identity_of(pipeline(), query, [ORDERS], "parquet d"))
 
 
 def test_a_directory_belongs_to_the_query_that_claimed_it_first() -> None:
     files, first, second = Files(), identity("a"), identity("b")
     check_owner(files, "d", "a", None)
-    claim(files, "d", first)
-    claim(files, "d", first)
+    claim_directory(files, "d", first)
+    claim_directory(files, "d", first)
     files["d/_spark_metadata"] = ""
-    claim(files, "d", first)
+    claim_directory(files, "d", first)
     with pytest.raises(
         PipelineError, match="belongs to the query a of the pipeline p with another checkpoint"
     ):
-        claim(files, "d", second)
+        claim_directory(files, "d", second)
     with pytest.raises(PipelineError, match="belongs to the query a"):
         # Its checkpoint was made anew: batch 0 would be taken for one that is there.
-        claim(files, "d", identity("a"))
+        claim_directory(files, "d", identity("a"))
     with pytest.raises(PipelineError, match="b begins anew, and d has the rows of another query"):
         check_owner(files, "d", "b", None)
 
 
 def test_a_directory_that_another_program_writes_to_is_refused() -> None:
     with pytest.raises(PipelineError, match="something else than a pipeline of Moldau"):
-        claim(Files({"d/_spark_metadata": ""}), "d", identity())
+        claim_directory(Files({"d/_spark_metadata": ""}), "d", identity())
     with pytest.raises(PipelineError, match="cannot be read"):
-        claim(Files({f"d/{OWNER}": "{}"}), "d", identity())
+        claim_directory(Files({f"d/{OWNER}": "{}"}), "d", identity())
 
 
 # Dead letters
@@ -220,7 +233,7 @@ def letter(*headers: tuple[str, bytes | None]) -> ConsumerRecord:
 
 
 def test_a_dead_letter_is_again_what_it_was() -> None:
-    back = returned(
+    back = original_record(
         letter(
             ("mine", b"1"),
             ("moldau.error.topic", b"orders"),
@@ -231,19 +244,19 @@ def test_a_dead_letter_is_again_what_it_was() -> None:
         )
     )
     headers = (("mine", b"1"), ("none", None), ("moldau.redriven", b"1"))
-    assert back == Return("orders", 3, 1234, b"k", b"v", headers)
+    assert back == RedrivenRecord("orders", 3, 1234, b"k", b"v", headers)
 
 
 def test_how_often_a_dead_letter_was_sent_back_is_counted() -> None:
-    back = returned(letter(("moldau.redriven", b"2"), ("moldau.error.topic", b"orders")))
+    back = original_record(letter(("moldau.redriven", b"2"), ("moldau.error.topic", b"orders")))
     assert back is not None
     assert back.headers == (("moldau.redriven", b"3"),)
     assert back.partition is None
 
 
 def test_a_record_that_does_not_say_where_it_came_from_is_nobodys_dead_letter() -> None:
-    assert returned(letter(("a", b"b"))) is None
-    assert returned(letter(("moldau.error.topic", b""))) is None
+    assert original_record(letter(("a", b"b"))) is None
+    assert original_record(letter(("moldau.error.topic", b""))) is None
 
 
 # What Spark says
@@ -255,7 +268,7 @@ def test_a_state_that_does_not_fit_is_told_with_what_to_do_and_not_with_what_spa
         "key schema does not match existing state key schema. If you want to force running the query without schema "
         "validation, please set spark.sql.streaming.stateStore.stateSchemaCheck to false. SQLSTATE: 42K06"
     )
-    told = sentence_of(RuntimeError(text))
+    told = summarize_error(RuntimeError(text))
     assert "replay FILE --from earliest" in told
     assert "stateSchemaCheck" not in told
 
@@ -270,4 +283,4 @@ def test_columns_that_stay_inside_are_not_offered() -> None:
         "`__is_bad`, `n`, `_key`",
         "`__key`, `__bad`, `n`, `_key`",
     ):
-        assert sentence_of(RuntimeError(text.format(offered))) == said
+        assert summarize_error(RuntimeError(text.format(offered))) == said

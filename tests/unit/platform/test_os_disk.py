@@ -403,7 +403,7 @@ def test_a_thread_outlives_whatever_its_work_raises(tmp_path: Path, monkeypatch:
         raise MemoryError("no memory")
 
     async def main() -> None:
-        disk = OsDisk(sync_threads_max=1)
+        disk = OsDisk(fsync_threads_max=1)
         with monkeypatch.context() as patch:
             patch.setattr(os_disk, "_sync_data", fail)
             with pytest.raises(OSError, match="no memory"):

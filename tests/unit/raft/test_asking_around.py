@@ -2,78 +2,94 @@
 
 from uuid import UUID
 
-from moldau.raft.events import Answered, Effect, Election, Role, Send, Started, Tick, Unanswered
-from moldau.raft.log_view import LogView
-from moldau.raft.messages import QuorumFetch, QuorumFetched, ReplicaKey, Voter, VoteReply, VoteRequest
-from moldau.raft.ports import QuorumSettings
+from moldau.raft.events import (
+    Effect,
+    ElectionState,
+    NodeStarted,
+    RequestFailed,
+    ResponseReceived,
+    Role,
+    SendRequest,
+    TimerExpired,
+)
+from moldau.raft.messages import (
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+    ReplicaKey,
+    VoteRequest,
+    VoteResponse,
+    VoterNode,
+)
+from moldau.raft.network_channel import QuorumConfig
+from moldau.raft.raft_log_state import RaftLogState
 from moldau.raft.state import QuorumState
-from moldau.raft.voters import VoterHistory
+from moldau.raft.voter_set import VoterSetHistory
 
-SETTINGS = QuorumSettings(fetch_timeout_ms=1500, election_timeout_ms=500, request_timeout_ms=1000)
+SETTINGS = QuorumConfig(fetch_timeout_ms=1500, election_timeout_ms=500, request_timeout_ms=1000)
 BOOTSTRAP = -2
 
 
-def started(election: Election, *, bootstrap: tuple[int, ...] = ()) -> tuple[QuorumState, list[Effect]]:
+def started(election: ElectionState, *, bootstrap: tuple[int, ...] = ()) -> tuple[QuorumState, list[Effect]]:
     """Node 3, whose log names the voters 1, 2 and 3."""
-    voters = tuple(Voter(node_id, UUID(int=node_id)) for node_id in (1, 2, 3))
+    voters = tuple(VoterNode(node_id, UUID(int=node_id)) for node_id in (1, 2, 3))
     state = QuorumState(ReplicaKey(3, UUID(int=3)), election, SETTINGS, bootstrap)
-    return state, state.step(0, Started(LogView(VoterHistory(voters))))
+    return state, state.step(0, NodeStarted(RaftLogState(VoterSetHistory(voters))))
 
 
-def sent(effects: list[Effect], kind: type) -> list[Send]:
-    return [each for each in effects if isinstance(each, Send) and isinstance(each.request, kind)]
+def sent(effects: list[Effect], kind: type) -> list[SendRequest]:
+    return [each for each in effects if isinstance(each, SendRequest) and isinstance(each.request, kind)]
 
 
 def lose(state: QuorumState, effects: list[Effect], now_ms: int) -> list[Effect]:
     """Nobody answers."""
     found = []
     for each in effects:
-        if isinstance(each, Send):
-            found += state.step(now_ms, Unanswered(each.to, each.request))
+        if isinstance(each, SendRequest):
+            found += state.step(now_ms, RequestFailed(each.to, each.request))
     return found
 
 
 def wake(state: QuorumState) -> tuple[int, list[Effect]]:
     now_ms = state.deadline_ms
     assert now_ms is not None
-    return now_ms, state.step(now_ms, Tick())
+    return now_ms, state.step(now_ms, TimerExpired())
 
 
 def test_a_leader_of_hearsay_that_does_not_answer_is_asked_for_elsewhere_and_then_asked_again() -> None:
-    state, effects = started(Election(5, leader_id=4))
+    state, effects = started(ElectionState(5, leader_id=4))
     asked = []
     for _ in range(4):
-        [fetch] = sent(effects, QuorumFetch)
+        [fetch] = sent(effects, QuorumFetchRequest)
         asked.append(fetch.to)
         lose(state, effects, 10)
-        state.election_ms = None
+        state.election_deadline_ms = None
         _, effects = wake(state)
     assert asked == [4, 1, 4, 2]
 
 
 def test_a_voter_that_says_who_leads_leaves_a_follower_with_its_leader_and_does_not_count_as_heard() -> None:
-    state, effects = started(Election(5, leader_id=4))
+    state, effects = started(ElectionState(5, leader_id=4))
     lose(state, effects, 10)
     now_ms, effects = wake(state)
-    [fetch] = sent(effects, QuorumFetch)
-    state.step(now_ms, Answered(fetch.to, fetch.request, QuorumFetched(5, 4, is_leader=False)))
+    [fetch] = sent(effects, QuorumFetchRequest)
+    state.step(now_ms, ResponseReceived(fetch.to, fetch.request, QuorumFetchResponse(5, 4, is_leader=False)))
     assert (state.role, state.leader_id) == (Role.FOLLOWER, 4)
-    assert not state.hears_leader(now_ms)
+    assert not state.has_live_leader(now_ms)
     _, effects = wake(state)
-    assert [each.to for each in sent(effects, QuorumFetch)] == [4]
+    assert [each.to for each in sent(effects, QuorumFetchRequest)] == [4]
 
 
 def test_a_leader_that_was_heard_of_is_not_given_up_for_one_lost_answer() -> None:
-    state, effects = started(Election(5, leader_id=2))
-    [fetch] = sent(effects, QuorumFetch)
-    effects = state.step(10, Answered(2, fetch.request, QuorumFetched(5, 2, is_leader=True)))
+    state, effects = started(ElectionState(5, leader_id=2))
+    [fetch] = sent(effects, QuorumFetchRequest)
+    effects = state.step(10, ResponseReceived(2, fetch.request, QuorumFetchResponse(5, 2, is_leader=True)))
     lose(state, effects, 20)
     _, effects = wake(state)
-    assert [each.to for each in sent(effects, QuorumFetch)] == [2]
+    assert [each.to for each in sent(effects, QuorumFetchRequest)] == [2]
 
 
 def test_a_node_whose_voters_are_all_gone_asks_the_bootstrap_servers_too() -> None:
-    state, effects = started(Election(5), bootstrap=(BOOTSTRAP,))
+    state, effects = started(ElectionState(5), bootstrap=(BOOTSTRAP,))
     lose(state, effects, 1)
     asked = []
     now_ms = 1
@@ -81,37 +97,39 @@ def test_a_node_whose_voters_are_all_gone_asks_the_bootstrap_servers_too() -> No
         now_ms, effects = wake(state)
         assert now_ms < 20_000, "it never asks them"
         if state.role is Role.PROSPECTIVE:
-            asked += [each.to for each in sent(effects, QuorumFetch)]
+            asked += [each.to for each in sent(effects, QuorumFetchRequest)]
         if BOOTSTRAP not in asked:
             lose(state, effects, now_ms)
     assert state.role is Role.PROSPECTIVE
-    [fetch] = sent(effects, QuorumFetch)
-    effects = state.step(now_ms, Answered(BOOTSTRAP, fetch.request, QuorumFetched(8, 7, is_leader=False)))
+    [fetch] = sent(effects, QuorumFetchRequest)
+    effects = state.step(
+        now_ms, ResponseReceived(BOOTSTRAP, fetch.request, QuorumFetchResponse(8, 7, is_leader=False))
+    )
     assert (state.role, state.epoch, state.leader_id) == (Role.FOLLOWER, 8, 7)
-    assert [each.to for each in sent(effects, QuorumFetch)] == [7]
+    assert [each.to for each in sent(effects, QuorumFetchRequest)] == [7]
 
 
 def test_an_election_that_is_won_at_once_asks_nobody_for_a_leader() -> None:
-    state, effects = started(Election(5))
+    state, effects = started(ElectionState(5))
     lose(state, effects, 1)
-    state.fetch_ms = None
+    state.next_fetch_ms = None
     now_ms, effects = wake(state)
-    assert sent(effects, QuorumFetch) == []
+    assert sent(effects, QuorumFetchRequest) == []
     [to_1, _] = sent(effects, VoteRequest)
-    effects = state.step(now_ms, Answered(1, to_1.request, VoteReply(5, -1, is_granted=True)))
+    effects = state.step(now_ms, ResponseReceived(1, to_1.request, VoteResponse(5, -1, is_granted=True)))
     assert state.role is Role.CANDIDATE
-    assert sent(effects, QuorumFetch) == []
+    assert sent(effects, QuorumFetchRequest) == []
 
 
 def test_an_answer_to_a_former_round_does_not_disturb_a_candidate() -> None:
-    state, effects = started(Election(5))
+    state, effects = started(ElectionState(5))
     lose(state, effects, 1)
-    while not (state.role is Role.PROSPECTIVE and sent(effects, QuorumFetch)):
+    while not (state.role is Role.PROSPECTIVE and sent(effects, QuorumFetchRequest)):
         now_ms, effects = wake(state)
-        if not (state.role is Role.PROSPECTIVE and sent(effects, QuorumFetch)):
+        if not (state.role is Role.PROSPECTIVE and sent(effects, QuorumFetchRequest)):
             lose(state, effects, now_ms)
-    [fetch] = sent(effects, QuorumFetch)
+    [fetch] = sent(effects, QuorumFetchRequest)
     [to_1, _] = sent(effects, VoteRequest)
-    state.step(now_ms, Answered(1, to_1.request, VoteReply(5, -1, is_granted=True)))
-    state.step(now_ms, Answered(fetch.to, fetch.request, QuorumFetched(5, 4, is_leader=False)))
+    state.step(now_ms, ResponseReceived(1, to_1.request, VoteResponse(5, -1, is_granted=True)))
+    state.step(now_ms, ResponseReceived(fetch.to, fetch.request, QuorumFetchResponse(5, 4, is_leader=False)))
     assert (state.role, state.epoch) == (Role.CANDIDATE, 6)

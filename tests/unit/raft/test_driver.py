@@ -9,31 +9,34 @@ import pytest
 
 from moldau.errors import NotControllerError, StorageError
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import Quorum
-from moldau.raft.elections import ElectionMemory, Elections
-from moldau.raft.events import Election
-from moldau.raft.messages import SnapshotId, Voter
+from moldau.raft.driver import RaftClient
+from moldau.raft.events import ElectionState
+from moldau.raft.messages import SnapshotId, VoterNode
+from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
 from moldau.raft.snapshot_format import SnapshotContents
-from moldau.raft.snapshots import SnapshotMemory
+from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.records.batch import Batch
 from support.control_plane import DIRECTORY, FixedClock, NoPeers, TestLog
 
 
 class OnlyVoter:
     def __init__(
-        self, log: TestLog, elections: Elections | None = None, snapshots: SnapshotMemory | None = None
+        self,
+        log: TestLog,
+        elections: QuorumStateStore | None = None,
+        snapshots: MemorySnapshotStore | None = None,
     ) -> None:
         self.committed: list[CommittedBatch] = []
         self.calls: list[int] = []
         self.failures: list[BaseException] = []
-        self.quorum = Quorum(
+        self.quorum = RaftClient(
             1,
             DIRECTORY,
             log,
-            elections or ElectionMemory(),
+            elections or MemoryQuorumStateStore(),
             FixedClock(),
             random.Random(1),
-            first_voters=[Voter(1)],
+            initial_voters=[VoterNode(1)],
             peers=NoPeers(),
             snapshots=snapshots,
             on_commit=self._commit,
@@ -125,7 +128,7 @@ def test_appends_at_the_same_time_become_batches_one_after_the_other() -> None:
 
 def test_a_restart_begins_a_new_epoch_and_hands_on_the_whole_log_at_once() -> None:
     async def story(log: TestLog) -> None:
-        elections = ElectionMemory()
+        elections = MemoryQuorumStateStore()
         first = OnlyVoter(log, elections)
         await first.quorum.start()
         await first.quorum.append([b"a"])
@@ -137,16 +140,16 @@ def test_a_restart_begins_a_new_epoch_and_hands_on_the_whole_log_at_once() -> No
         assert second.values == [b"a", b"b"]
         assert second.calls == [4]
         assert second.committed[-1] == CommittedBatch(5, 5, 2, leader_id=1)
-        assert elections.load() == Election(2, 1, 1, DIRECTORY)
+        assert elections.load() == ElectionState(2, 1, 1, DIRECTORY)
 
     both_kinds_of_log(story)
 
 
 def test_a_log_larger_than_one_read_is_handed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.raft.performing.READ_BYTES_MAX", 200)
+    monkeypatch.setattr("moldau.raft.effect_executor.READ_BYTES_MAX", 200)
 
     async def story(log: TestLog) -> None:
-        elections = ElectionMemory()
+        elections = MemoryQuorumStateStore()
         first = OnlyVoter(log, elections)
         await first.quorum.start()
         values = [b"%d" % number * 50 for number in range(20)]
@@ -166,8 +169,8 @@ def test_a_log_larger_than_one_read_is_handed_on_whole(monkeypatch: pytest.Monke
 def test_the_vote_is_on_disk_before_the_log_gets_the_first_record_of_the_epoch() -> None:
     order: list[str] = []
 
-    class Watched(ElectionMemory):
-        async def save(self, election: Election) -> None:
+    class Watched(MemoryQuorumStateStore):
+        async def save(self, election: ElectionState) -> None:
             await asyncio.sleep(0)
             await super().save(election)
             order.append(f"epoch {election.epoch} leader {election.leader_id} voted {election.voted_for}")
@@ -187,8 +190,8 @@ def test_the_vote_is_on_disk_before_the_log_gets_the_first_record_of_the_epoch()
 
 
 def test_a_vote_that_cannot_be_kept_keeps_the_node_from_starting() -> None:
-    class Failing(ElectionMemory):
-        async def save(self, election: Election) -> None:
+    class Failing(MemoryQuorumStateStore):
+        async def save(self, election: ElectionState) -> None:
             raise StorageError("quorum-state cannot be written")
 
     async def story() -> None:
@@ -245,7 +248,7 @@ def test_a_failing_append_is_fatal_but_a_full_disk_is_not() -> None:
 def test_a_log_with_a_flipped_bit_keeps_the_node_from_starting() -> None:
     async def story() -> None:
         log = TestLog()
-        elections = ElectionMemory()
+        elections = MemoryQuorumStateStore()
         first = OnlyVoter(log, elections)
         await first.quorum.start()
         await first.quorum.append([b"value"])
@@ -271,14 +274,14 @@ def test_only_a_leader_appends() -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("kept", [Election(), Election(1, 1, 1)])
+@pytest.mark.parametrize("kept", [ElectionState(), ElectionState(1, 1, 1)])
 def test_a_quorum_state_that_is_missing_or_older_than_the_log_keeps_the_node_from_starting(
-    kept: Election,
+    kept: ElectionState,
 ) -> None:
     """It could vote a second time in an epoch, or begin one that its log has passed."""
 
     async def story(log: TestLog) -> None:
-        elections = ElectionMemory()
+        elections = MemoryQuorumStateStore()
         for _ in range(2):
             voter = OnlyVoter(log, elections)
             await voter.quorum.start()
@@ -296,8 +299,8 @@ def test_a_quorum_state_that_is_missing_or_older_than_the_log_keeps_the_node_fro
 
 def test_a_snapshot_without_its_quorum_state_keeps_the_node_from_starting() -> None:
     async def story(log: TestLog) -> None:
-        snapshots = SnapshotMemory()
-        await snapshots.store(SnapshotContents(SnapshotId(7, 3), (Voter(1, DIRECTORY),), (), 0))
+        snapshots = MemorySnapshotStore()
+        await snapshots.store(SnapshotContents(SnapshotId(7, 3), (VoterNode(1, DIRECTORY),), (), 0))
         voter = OnlyVoter(log, snapshots=snapshots)
         with pytest.raises(StorageError, match="quorum-state is missing"):
             await voter.quorum.start()

@@ -9,18 +9,18 @@ import pytest
 
 from moldau.errors import InconsistentClusterIdError, StorageError
 from moldau.platform.os_disk import OsDisk
-from moldau.raft.elections import ElectionFile
-from moldau.raft.events import Election
+from moldau.raft.events import ElectionState
+from moldau.raft.quorum_state_store import FileQuorumStateStore
 
 DIRECTORY = UUID(int=7)
 
 
 def test_what_is_saved_is_found_again_and_reads_as_plain_json(tmp_path: Path) -> None:
-    saved = Election(epoch=2, leader_id=1, voted_for=1, voted_directory=DIRECTORY)
+    saved = ElectionState(epoch=2, leader_id=1, voted_for=1, voted_directory_id=DIRECTORY)
 
     async def story() -> None:
-        elections = ElectionFile(OsDisk(), str(tmp_path), "cluster-a")
-        assert elections.load() == Election()
+        elections = FileQuorumStateStore(OsDisk(), str(tmp_path), "cluster-a")
+        assert elections.load() == ElectionState()
         await elections.save(saved)
         assert elections.load() == saved
 
@@ -40,7 +40,7 @@ def test_the_file_of_a_one_node_broker_is_still_read(tmp_path: Path) -> None:
         '{"clusterId":"","leaderId":1,"leaderEpoch":4,"votedId":1,"appliedOffset":0,'
         '"currentVoters":[{"voterId":1}],"data_version":0}'
     )
-    assert ElectionFile(OsDisk(), str(tmp_path), "cluster-a").load() == Election(4, 1, 1)
+    assert FileQuorumStateStore(OsDisk(), str(tmp_path), "cluster-a").load() == ElectionState(4, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_the_file_of_a_one_node_broker_is_still_read(tmp_path: Path) -> None:
 def test_a_torn_or_contradictory_file_is_refused_and_says_what_to_do(tmp_path: Path, content: str) -> None:
     (tmp_path / "quorum-state").write_text(content)
     with pytest.raises(StorageError, match=r"quorum-state cannot be read .* Put back"):
-        ElectionFile(OsDisk(), str(tmp_path)).load()
+        FileQuorumStateStore(OsDisk(), str(tmp_path)).load()
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "quorum-state").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(StorageError, match="quorum-state"):
-        ElectionFile(OsDisk(), str(tmp_path)).load()
+        FileQuorumStateStore(OsDisk(), str(tmp_path)).load()
 
 
 def test_the_file_of_another_cluster_is_refused(tmp_path: Path) -> None:
-    asyncio.run(ElectionFile(OsDisk(), str(tmp_path), "cluster-a").save(Election(1, 1, 1)))
+    asyncio.run(FileQuorumStateStore(OsDisk(), str(tmp_path), "cluster-a").save(ElectionState(1, 1, 1)))
     with pytest.raises(InconsistentClusterIdError, match=r"cluster-a.*cluster-b"):
-        ElectionFile(OsDisk(), str(tmp_path), "cluster-b").load()
+        FileQuorumStateStore(OsDisk(), str(tmp_path), "cluster-b").load()

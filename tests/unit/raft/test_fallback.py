@@ -5,71 +5,75 @@ from uuid import UUID
 import pytest
 
 from moldau.raft.events import (
-    Answer,
-    Answered,
-    Appended,
-    Committed,
-    Durable,
+    BatchesAppended,
     Effect,
-    Election,
-    FellBack,
-    Received,
-    SnapshotMade,
-    Started,
-    Tick,
+    ElectionState,
+    HighWatermarkAdvanced,
+    LogFlushed,
+    NodeStarted,
+    ReplicaOffsetRegressed,
+    RequestReceived,
+    ResponseReceived,
+    SendResponse,
+    SnapshotCreated,
+    TimerExpired,
 )
-from moldau.raft.log_view import LogView, Span
 from moldau.raft.messages import (
-    LogEnd,
-    QuorumFetch,
-    QuorumFetched,
+    EpochEndOffset,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     ReplicaKey,
     SnapshotId,
-    Voter,
-    VoteReply,
     VoteRequest,
+    VoteResponse,
+    VoterNode,
 )
+from moldau.raft.raft_log_state import BatchSummary, RaftLogState
 from moldau.raft.state import QuorumState
-from moldau.raft.voters import VoterHistory
+from moldau.raft.voter_set import VoterSetHistory
 
-VOTERS = tuple(Voter(node_id, UUID(int=node_id)) for node_id in (1, 2, 3, 4, 5))
+VOTERS = tuple(VoterNode(node_id, UUID(int=node_id)) for node_id in (1, 2, 3, 4, 5))
 
 
 def leading() -> QuorumState:
     """Node 1 of five, at time 1000; what it has appended, up to offset 10, is on its own disk."""
-    state = QuorumState(VOTERS[0].key, Election())
-    state.step(0, Started(LogView(VoterHistory(VOTERS))))
-    state.step(1000, Tick())
+    state = QuorumState(VOTERS[0].key, ElectionState())
+    state.step(0, NodeStarted(RaftLogState(VoterSetHistory(VOTERS))))
+    state.step(1000, TimerExpired())
     for is_pre_vote in (True, False):
         for by in (1, 2):
-            request = VoteRequest(state.key, state.epoch, state.log.last, is_pre_vote, VOTERS[by].key)
-            state.step(1000, Answered(VOTERS[by].node_id, request, VoteReply(state.epoch, -1, True)))
+            request = VoteRequest(state.key, state.epoch, state.log.log_end, is_pre_vote, VOTERS[by].key)
+            state.step(
+                1000, ResponseReceived(VOTERS[by].node_id, request, VoteResponse(state.epoch, -1, True))
+            )
     assert state.is_leader
-    state.step(1000, Appended((Span(0, 1, state.epoch, VOTERS), Span(1, 10, state.epoch))))
-    state.step(1000, Durable(10))
+    state.step(
+        1000, BatchesAppended((BatchSummary(0, 1, state.epoch, VOTERS), BatchSummary(1, 10, state.epoch)))
+    )
+    state.step(1000, LogFlushed(10))
     return state
 
 
 def fetch(
     state: QuorumState, by: ReplicaKey, offset: int, *, heard_ms: int = -1, epoch: int = 1
 ) -> list[Effect]:
-    request = QuorumFetch(by, state.epoch, LogEnd(epoch, offset), 0, heard_ms=heard_ms)
-    return state.step(1000, Received(request))
+    request = QuorumFetchRequest(by, state.epoch, EpochEndOffset(epoch, offset), 0, heard_ms=heard_ms)
+    return state.step(1000, RequestReceived(request))
 
 
-def told(effects: list[Effect]) -> list[FellBack]:
-    return [each for each in effects if isinstance(each, FellBack)]
+def told(effects: list[Effect]) -> list[ReplicaOffsetRegressed]:
+    return [each for each in effects if isinstance(each, ReplicaOffsetRegressed)]
 
 
 def committed(effects: list[Effect]) -> list[int]:
-    return [each.offset for each in effects if isinstance(each, Committed)]
+    return [each.offset for each in effects if isinstance(each, HighWatermarkAdvanced)]
 
 
 def test_what_a_voter_had_confirmed_and_has_lost_counts_no_more() -> None:
     state = leading()
     two, three = VOTERS[1].key, VOTERS[2].key
     assert committed(fetch(state, two, 10)) == []
-    assert told(fetch(state, two, 4)) == [FellBack(two, 10, 4)]
+    assert told(fetch(state, two, 4)) == [ReplicaOffsetRegressed(two, 10, 4)]
     # Node 1 and node 3 are two of five.
     assert committed(fetch(state, three, 10)) == [4]
     effects = fetch(state, two, 10, heard_ms=1000)
@@ -99,13 +103,13 @@ def test_a_voter_whose_old_log_is_not_the_leaders_any_more_confirms_nothing(epoc
     two, three, four = (VOTERS[place].key for place in (1, 2, 3))
     for by in (two, three, four):
         fetch(state, by, 8)
-    state.step(1000, SnapshotMade(SnapshotId(6, 1), 6))
+    state.step(1000, SnapshotCreated(SnapshotId(6, 1), 6))
     fetch(state, two, 10)
     effects = fetch(state, two, 3, epoch=epoch)
-    [reply] = [each.reply for each in effects if isinstance(each, Answer)]
-    assert isinstance(reply, QuorumFetched)
+    [reply] = [each.reply for each in effects if isinstance(each, SendResponse)]
+    assert isinstance(reply, QuorumFetchResponse)
     assert reply.snapshot == SnapshotId(6, 1)
-    assert told(effects) == [FellBack(two, 10, 3)]
+    assert told(effects) == [ReplicaOffsetRegressed(two, 10, 3)]
     assert committed(fetch(state, three, 10)) == []
     assert committed(fetch(state, four, 10)) == [10]
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from moldau.errors import StorageError
-from moldau.raft.events import Election
-from moldau.raft.messages import LogEnd, QuorumFetch, ReplicaKey, VoteReply, VoteRequest
+from moldau.raft.events import ElectionState
+from moldau.raft.messages import EpochEndOffset, QuorumFetchRequest, ReplicaKey, VoteRequest, VoteResponse
 from support.quorum_nodes import QuorumNode, Wires, leader_of, run, until
 
 
@@ -21,7 +21,7 @@ class Votes:
         self._save = node.elections.save
         node.elections.save = self.save  # type: ignore[method-assign]
 
-    async def save(self, election: Election) -> None:
+    async def save(self, election: ElectionState) -> None:
         self.tries += 1
         if self.error is not None:
             cause = OSError(self.error, errno.errorcode[self.error])
@@ -29,10 +29,12 @@ class Votes:
         await self._save(election)
 
 
-REQUEST = VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
+REQUEST = VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
 
 
-async def waiting_voter(error: int = errno.ENOSPC) -> tuple[QuorumNode, Votes, "asyncio.Future[VoteReply]"]:
+async def waiting_voter(
+    error: int = errno.ENOSPC,
+) -> tuple[QuorumNode, Votes, "asyncio.Future[VoteResponse]"]:
     """A node that has been asked for its vote, and cannot keep it."""
     node = QuorumNode(Wires(), 1, [1, 2, 3])
     votes = Votes(node)
@@ -53,7 +55,7 @@ def test_a_vote_for_which_there_is_no_room_is_given_when_there_is(
         assert 5 < votes.tries < 15
         votes.error = None
         assert (await answer).is_granted
-        assert node.elections.load() == Election(9, -1, 2)
+        assert node.elections.load() == ElectionState(9, -1, 2)
         assert node.failures == []
         await node.stop()
 
@@ -67,7 +69,7 @@ def test_others_are_refused_meanwhile_and_not_kept_in_line() -> None:
         node, votes, answer = await waiting_voter()
         for asked in (
             node.quorum.vote(REQUEST),
-            node.quorum.fetch(QuorumFetch(ReplicaKey(2), 9, LogEnd(0, 0))),
+            node.quorum.fetch(QuorumFetchRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0))),
         ):
             with pytest.raises(StorageError, match="room"):
                 await asked
@@ -179,7 +181,11 @@ def test_a_leader_that_is_deposed_while_its_disk_is_full_decides_no_more() -> No
         wires.cut = {leader.node_id}
         candidate = next(node.node_id for node in nodes if node is not leader)
         request = VoteRequest(
-            ReplicaKey(candidate), 9, LogEnd(9, 99), is_pre_vote=False, voter=ReplicaKey(leader.node_id)
+            ReplicaKey(candidate),
+            9,
+            EpochEndOffset(9, 99),
+            is_pre_vote=False,
+            voter=ReplicaKey(leader.node_id),
         )
         answer = asyncio.ensure_future(leader.quorum.vote(request))
         await asyncio.sleep(1)

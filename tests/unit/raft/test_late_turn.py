@@ -2,7 +2,7 @@
 
 import asyncio
 
-from moldau.raft.messages import LogEnd, ReplicaKey, SnapshotFetch, SnapshotId, VoteRequest
+from moldau.raft.messages import EpochEndOffset, FetchSnapshotRequest, ReplicaKey, SnapshotId, VoteRequest
 from support.quorum_nodes import QuorumNode, Wires, directory_of, leader_of, run, until
 
 
@@ -20,11 +20,11 @@ def test_a_deposed_leader_that_is_asked_for_a_snapshot_does_not_name_itself_in_t
         await quorum.snapshot([b"all so far"], snapshot)
         second, third = (ReplicaKey(node.node_id) for node in nodes if node is not leader)
 
-        asked = asyncio.ensure_future(quorum.fetch_snapshot(SnapshotFetch(third, epoch, snapshot, 0)))
+        asked = asyncio.ensure_future(quorum.fetch_snapshot(FetchSnapshotRequest(third, epoch, snapshot, 0)))
         candidate = VoteRequest(
             second,
             epoch + 1,
-            LogEnd(epoch, 1_000),
+            EpochEndOffset(epoch, 1_000),
             False,
             ReplicaKey(leader.node_id, directory_of(leader.node_id)),
         )

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from moldau.raft.events import Election
+from moldau.raft.events import ElectionState
+from moldau.raft.leader_state import Leadership, ReplicaState
 from moldau.raft.messages import ReplicaKey
-from moldau.raft.replicas import Leadership, Replica
 from moldau.raft.state import QuorumState
 from support.quorum_world import Faults, World, voter
 
@@ -122,12 +122,12 @@ def is_caught(faults: Faults = STORMY) -> bool:
 
 
 def test_a_vote_for_a_log_that_is_behind_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QuorumState, "_is_up_to_date", lambda self, last: True)
+    monkeypatch.setattr(QuorumState, "_is_up_to_date", lambda self, log_end: True)
     assert is_caught()
 
 
 def test_a_vote_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: World, node_id: int, election: Election) -> None:
+    def forget(self: World, node_id: int, election: ElectionState) -> None:
         pass
 
     monkeypatch.setattr(World, "_persist", forget)
@@ -158,19 +158,19 @@ def test_a_follower_that_counts_what_it_has_not_synced_is_caught(monkeypatch: py
 def test_a_leader_that_takes_a_late_fetch_for_a_confirmation_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    heard = Leadership.heard
+    record_contact = Leadership.record_contact
 
-    def heard_now(self: Leadership, key: ReplicaKey, now_ms: int, heard_leader_ms: int) -> Replica:
-        return heard(self, key, now_ms, now_ms)
+    def heard_now(self: Leadership, key: ReplicaKey, now_ms: int, leader_sent_ms: int) -> ReplicaState:
+        return record_contact(self, key, now_ms, now_ms)
 
-    monkeypatch.setattr(Leadership, "heard", heard_now)
+    monkeypatch.setattr(Leadership, "record_contact", heard_now)
     assert is_caught(Faults(loss=0.05, doubling=0.2, lateness=0.2))
 
 
 def test_a_voter_that_says_it_heard_of_nobody_for_longer_than_it_did_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(QuorumState, "_silence_ms", lambda self: 2 * self.settings.fetch_timeout_ms)
+    monkeypatch.setattr(QuorumState, "_leader_silence_ms", lambda self: 2 * self.settings.fetch_timeout_ms)
     assert is_caught()
 
 
@@ -200,5 +200,5 @@ def test_without_asking_first_a_node_that_was_away_deposes_the_leader(
         return world.counts["elections"] - elections
 
     assert elections_after_a_node_was_cut_off() == 0
-    monkeypatch.setattr(QuorumState, "_asks_first", lambda self: False)
+    monkeypatch.setattr(QuorumState, "_needs_pre_vote", lambda self: False)
     assert elections_after_a_node_was_cut_off() > 0

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from moldau.errors import NotControllerError, StorageError
-from moldau.raft.messages import QuorumFetch, QuorumFetched, SnapshotId
-from moldau.records import control
-from moldau.records.build import build_batch
+from moldau.raft.messages import QuorumFetchRequest, QuorumFetchResponse, SnapshotId
+from moldau.records import control_records as control
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 from support.control_plane import TestLog
 from support.quorum_nodes import FAST, QuorumNode, Wires, leader_of, others, run, started, stop, until
@@ -198,13 +198,13 @@ def test_the_leader_tells_when_a_majority_was_last_heard_of() -> None:
     async def story() -> None:
         wires, nodes, leader = await started(3)
         loop = asyncio.get_running_loop()
-        before = leader.quorum.confirmed_ms
-        await until(lambda: leader.quorum.confirmed_ms > before)
-        assert others(nodes, leader)[0].quorum.confirmed_ms < -(2**60)
+        before = leader.quorum.majority_confirmed_ms
+        await until(lambda: leader.quorum.majority_confirmed_ms > before)
+        assert others(nodes, leader)[0].quorum.majority_confirmed_ms < -(2**60)
         wires.cut = {leader.node_id}
         cut_ms = int(loop.time() * 1000)
         await until(lambda: not leader.quorum.is_leader or loop.time() * 1000 > cut_ms + 50)
-        assert leader.quorum.confirmed_ms <= cut_ms + 1
+        assert leader.quorum.majority_confirmed_ms <= cut_ms + 1
         await stop(nodes)
 
     run(story())
@@ -297,7 +297,7 @@ def test_records_that_cannot_be_understood_are_not_appended() -> None:
         await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
         fetch, fooled = leader.quorum.fetch, 0
 
-        async def fetch_nonsense(request: QuorumFetch) -> QuorumFetched:
+        async def fetch_nonsense(request: QuorumFetchRequest) -> QuorumFetchResponse:
             nonlocal fooled
             fetched = await fetch(request)
             if not fetched.records or fooled == 3:
@@ -305,7 +305,7 @@ def test_records_that_cannot_be_understood_are_not_appended() -> None:
             fooled += 1
             record = Record(timestamp=0, key=control.encode_key(control.Voters(())), value=b"")
             nonsense = build_batch(
-                [record], base_offset=request.last.offset, leader_epoch=request.epoch, control=True
+                [record], base_offset=request.log_end.offset, leader_epoch=request.epoch, control=True
             )
             return replace(fetched, records=nonsense)
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from moldau.errors import InvalidVoterKeyError, NotControllerError, StorageError
-from moldau.raft.events import Election
+from moldau.raft.events import ElectionState
 from moldau.raft.messages import (
-    BeginEpochRequest,
-    EndEpochRequest,
-    LogEnd,
-    QuorumFetch,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    EpochEndOffset,
+    QuorumFetchRequest,
     ReplicaKey,
     VoteRequest,
 )
@@ -25,10 +25,10 @@ def test_an_answer_to_a_vote_of_a_former_epoch_counts_for_nothing() -> None:
         await node.start()
         await until(lambda: any(isinstance(request, VoteRequest) for _, _, request in wires.calls))
         reply = await node.quorum.vote(
-            VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
+            VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
         )
         assert (reply.epoch, reply.is_granted) == (9, True)
-        assert node.elections.load() == Election(9, -1, 2)
+        assert node.elections.load() == ElectionState(9, -1, 2)
         await node.stop()
 
     run(story())
@@ -40,12 +40,12 @@ def test_a_vote_is_on_disk_before_it_is_answered() -> None:
         await node.start()
         gate, saved = asyncio.Event(), node.elections.save
 
-        async def slow(election: Election) -> None:
+        async def slow(election: ElectionState) -> None:
             await gate.wait()
             await saved(election)
 
         node.elections.save = slow  # type: ignore[method-assign]
-        request = VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
+        request = VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
         answer = asyncio.ensure_future(node.quorum.vote(request))
         await asyncio.sleep(0.02)
         assert not answer.done()
@@ -54,7 +54,7 @@ def test_a_vote_is_on_disk_before_it_is_answered() -> None:
         again = await node.quorum.vote(request)
         assert again.is_granted
         other = await node.quorum.vote(
-            VoteRequest(ReplicaKey(3), 9, LogEnd(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
+            VoteRequest(ReplicaKey(3), 9, EpochEndOffset(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
         )
         assert not other.is_granted
         await node.stop()
@@ -67,11 +67,11 @@ def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_quorum() -> None:
         node = QuorumNode(Wires(), 1, [1, 2, 3])
         await node.start()
 
-        async def fail(election: Election) -> None:
+        async def fail(election: ElectionState) -> None:
             raise StorageError("the disk is gone")
 
         node.elections.save = fail  # type: ignore[method-assign]
-        request = VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
+        request = VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
         with pytest.raises(StorageError):
             await node.quorum.vote(request)
         assert [str(error) for error in node.failures] == ["the disk is gone"]
@@ -92,7 +92,7 @@ def test_a_node_that_has_not_looked_at_its_log_yet_answers_nobody() -> None:
         starting = asyncio.ensure_future(node.start())
         await asyncio.sleep(0.01)
         early = asyncio.ensure_future(
-            node.quorum.vote(VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), False, ReplicaKey(1)))
+            node.quorum.vote(VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), False, ReplicaKey(1)))
         )
         await node.quorum.resign()
         gate.set()
@@ -105,7 +105,7 @@ def test_a_node_that_has_not_looked_at_its_log_yet_answers_nobody() -> None:
         starting = asyncio.ensure_future(other.start())
         await asyncio.sleep(0.01)
         early = asyncio.ensure_future(
-            other.quorum.vote(VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), False, ReplicaKey(1)))
+            other.quorum.vote(VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), False, ReplicaKey(1)))
         )
         gate.set()
         with pytest.raises(StorageError):
@@ -124,9 +124,9 @@ def test_requests_for_another_voter_are_refused() -> None:
         await node.start()
         for key in (ReplicaKey(2), ReplicaKey(1, directory_of(5))):
             with pytest.raises(InvalidVoterKeyError):
-                await node.quorum.vote(VoteRequest(ReplicaKey(2), 9, LogEnd(0, 0), False, key))
+                await node.quorum.vote(VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), False, key))
             with pytest.raises(InvalidVoterKeyError):
-                await node.quorum.begin_epoch(BeginEpochRequest(2, 9, key))
+                await node.quorum.begin_quorum_epoch(BeginQuorumEpochRequest(2, 9, key))
         assert node.quorum.epoch < 9
         await node.stop()
 
@@ -138,16 +138,18 @@ def test_stale_requests_are_answered_with_the_epoch_that_is() -> None:
         _, nodes, leader = await started(3)
         epoch = leader.quorum.epoch
         follower = others(nodes, leader)[0]
-        begun = await follower.quorum.begin_epoch(
-            BeginEpochRequest(9, epoch - 1, ReplicaKey(follower.node_id))
+        begun = await follower.quorum.begin_quorum_epoch(
+            BeginQuorumEpochRequest(9, epoch - 1, ReplicaKey(follower.node_id))
         )
-        ended = await follower.quorum.end_epoch(EndEpochRequest(9, epoch - 1, ()))
+        ended = await follower.quorum.end_quorum_epoch(EndQuorumEpochRequest(9, epoch - 1, ()))
         for reply in (begun, ended):
             assert (reply.epoch, reply.leader_id) == (epoch, leader.node_id)
         for known in (epoch - 1, epoch + 1):
-            fetched = await leader.quorum.fetch(QuorumFetch(ReplicaKey(2), known, LogEnd(-1, 0)))
+            fetched = await leader.quorum.fetch(
+                QuorumFetchRequest(ReplicaKey(2), known, EpochEndOffset(-1, 0))
+            )
             assert (fetched.is_leader, fetched.epoch, fetched.leader_id) == (False, epoch, leader.node_id)
-        fetched = await follower.quorum.fetch(QuorumFetch(ReplicaKey(2), epoch, LogEnd(-1, 0)))
+        fetched = await follower.quorum.fetch(QuorumFetchRequest(ReplicaKey(2), epoch, EpochEndOffset(-1, 0)))
         assert (fetched.is_leader, fetched.leader_id) == (False, leader.node_id)
         assert leader_of(nodes) is leader, "a fetch, whatever it says, deposes nobody"
         await stop(nodes)
@@ -160,17 +162,19 @@ def test_a_waiting_fetch_is_answered_when_there_is_news_or_the_leader_closes() -
         _, nodes, leader = await started(1)
         quorum = leader.quorum
         await until(lambda: quorum.high_watermark == leader.log.end_offset)
-        end = LogEnd(quorum.epoch, leader.log.end_offset)
-        wanted = QuorumFetch(ReplicaKey(7, directory_of(7)), quorum.epoch, end, quorum.high_watermark, 60_000)
+        end = EpochEndOffset(quorum.epoch, leader.log.end_offset)
+        wanted = QuorumFetchRequest(
+            ReplicaKey(7, directory_of(7)), quorum.epoch, end, quorum.high_watermark, 60_000
+        )
         first = asyncio.ensure_future(quorum.fetch(wanted))
         await asyncio.sleep(0.01)
         assert not first.done()
         await quorum.append([b"a"])
         fetched = await first
         assert fetched.records
-        at_end = LogEnd(quorum.epoch, leader.log.end_offset)
+        at_end = EpochEndOffset(quorum.epoch, leader.log.end_offset)
         await until(lambda: quorum.high_watermark == leader.log.end_offset)
-        caught_up = QuorumFetch(wanted.replica, quorum.epoch, at_end, quorum.high_watermark, 60_000)
+        caught_up = QuorumFetchRequest(wanted.replica, quorum.epoch, at_end, quorum.high_watermark, 60_000)
         second = asyncio.ensure_future(quorum.fetch(caught_up))
         await asyncio.sleep(0.01)
         assert not second.done()

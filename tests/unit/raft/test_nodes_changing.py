@@ -3,16 +3,16 @@
 import pytest
 
 from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
-from moldau.raft.driver import Quorum
+from moldau.raft.driver import RaftClient
 from moldau.raft.messages import (
-    LogEnd,
-    QuorumFetch,
+    EpochEndOffset,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumFetchRequest,
     ReplicaKey,
-    SnapshotFetch,
-    SnapshotFetched,
     SnapshotId,
-    Voter,
     VoterEndpoint,
+    VoterNode,
 )
 from support.quorum_nodes import QuorumNode, directory_of, others, run, started, stop, until
 
@@ -77,14 +77,14 @@ def test_a_snapshot_that_a_peer_sends_in_an_odd_way_is_asked_for_again(
             await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
             end = SnapshotId(leader.log.end_offset, leader.quorum.epoch)
             await leader.quorum.snapshot(leader.values, end)
-        fetched, odd = Quorum.fetch_snapshot, [ValueError("what is this?")]
+        fetched, odd = RaftClient.fetch_snapshot, [ValueError("what is this?")]
 
-        async def fetch_snapshot(self: Quorum, request: SnapshotFetch) -> SnapshotFetched:
+        async def fetch_snapshot(self: RaftClient, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
             if odd:
                 raise odd.pop()
             return await fetched(self, request)
 
-        monkeypatch.setattr(Quorum, "fetch_snapshot", fetch_snapshot)
+        monkeypatch.setattr(RaftClient, "fetch_snapshot", fetch_snapshot)
         await away.start()
         await until(lambda: away.values == [b"a", b"b"])
         assert odd == []
@@ -103,15 +103,15 @@ def test_an_observer_follows_and_becomes_a_voter_and_the_leader_can_be_removed()
         await until(lambda: joining.values == [b"a"])
         assert [each.key.node_id for each in leader.quorum.describe().observers] == [2]
         endpoint = VoterEndpoint("PLAINTEXT", "node-2", 9092)
-        await leader.quorum.add_voter(Voter(2, directory_of(2), (endpoint,)))
+        await leader.quorum.add_voter(VoterNode(2, directory_of(2), (endpoint,)))
         assert [each.node_id for each in leader.quorum.voters] == [1, 2]
         assert wires.known[1, 2] == (endpoint,)
         with pytest.raises(DuplicateVoterError):
-            await leader.quorum.add_voter(Voter(2, directory_of(2)))
+            await leader.quorum.add_voter(VoterNode(2, directory_of(2)))
         with pytest.raises(VoterNotFoundError):
             await leader.quorum.remove_voter(ReplicaKey(2, directory_of(9)))
         moved = VoterEndpoint("PLAINTEXT", "elsewhere", 9092)
-        await leader.quorum.update_voter(Voter(2, directory_of(2), (moved,)))
+        await leader.quorum.update_voter(VoterNode(2, directory_of(2), (moved,)))
         assert wires.known[1, 2] == (moved,)
         await leader.quorum.remove_voter(ReplicaKey(1, directory_of(1)))
         await until(lambda: joining.quorum.is_leader)
@@ -131,9 +131,9 @@ def test_a_voter_that_does_not_follow_is_not_added() -> None:
         _, nodes, leader = await started(1)
         await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
         with pytest.raises(RequestTimedOutError):
-            await leader.quorum.add_voter(Voter(2, directory_of(2)), timeout_ms=30)
+            await leader.quorum.add_voter(VoterNode(2, directory_of(2)), timeout_ms=30)
         with pytest.raises(InvalidRequestError, match="directory id"):
-            await leader.quorum.add_voter(Voter(2))
+            await leader.quorum.add_voter(VoterNode(2))
         await stop(nodes)
 
     run(story())
@@ -148,8 +148,8 @@ def test_directories_of_the_first_voters_are_learned_and_an_empty_disk_is_no_vot
         await until(lambda: lost.quorum.voters == leader.quorum.voters)
         await lost.stop()
         imposter = ReplicaKey(lost.node_id, directory_of(99))
-        end = LogEnd(leader.quorum.epoch, leader.log.end_offset)
-        await leader.quorum.fetch(QuorumFetch(imposter, leader.quorum.epoch, end))
+        end = EpochEndOffset(leader.quorum.epoch, leader.log.end_offset)
+        await leader.quorum.fetch(QuorumFetchRequest(imposter, leader.quorum.epoch, end))
         description = leader.quorum.describe()
         assert imposter in [each.key for each in description.observers]
         assert imposter not in [each.key for each in description.voters]
@@ -165,7 +165,7 @@ def test_a_node_without_a_disk_is_not_added_to_the_voters() -> None:
         await diskless.start()
         await until(lambda: diskless.quorum.leader_id == 1)
         with pytest.raises(InvalidRequestError, match="store=memory"):
-            await leader.quorum.add_voter(Voter(2, directory_of(2)))
+            await leader.quorum.add_voter(VoterNode(2, directory_of(2)))
         await stop([*nodes, diskless])
 
     run(story())

@@ -7,52 +7,52 @@ from pathlib import Path
 import pytest
 
 from moldau.errors import StorageError
-from moldau.logs.files.store import FilesStore
+from moldau.logs.files.store import FileLogStore
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
-from moldau.raft.batches import first_batch, values_batch
+from moldau.raft.batches import leader_change_batch, values_batch
 from moldau.raft.driver import METADATA_LOG, open_metadata_log
-from moldau.raft.events import BeginEpoch
-from moldau.raft.log_view import LogView
-from moldau.raft.messages import Voter
-from moldau.raft.opening import look_at_log
+from moldau.raft.events import AppendLeaderChange
+from moldau.raft.log_loader import load_log_state
+from moldau.raft.messages import VoterNode
+from moldau.raft.raft_log_state import RaftLogState
 
-VOTERS = (Voter(1), Voter(2))
+VOTERS = (VoterNode(1), VoterNode(2))
 
 
 async def write(directory: Path) -> Path:
     """A log of two epochs, closed cleanly."""
-    store = FilesStore(OsDisk(), str(directory), SystemClock())
+    store = FileLogStore(OsDisk(), str(directory), SystemClock())
     await store.start()
     log = await open_metadata_log(store)
-    begin = first_batch(BeginEpoch(1, 1, VOTERS, (1,), True), base_offset=0, timestamp=1)
+    begin = leader_change_batch(AppendLeaderChange(1, 1, VOTERS, (1,), True), base_offset=0, timestamp=1)
     await log.append([begin])
     await log.append(
         [values_batch([b"one", b"two"], base_offset=begin.next_offset, epoch=1, timestamp=2)],
     )
     await log.append([values_batch([b"three"], base_offset=log.end_offset, epoch=2, timestamp=3)])
     await log.append([values_batch([b"four"], base_offset=log.end_offset, epoch=2, timestamp=4)])
-    await log.make_durable()
+    await log.flush()
     await store.close()
     return directory / str(METADATA_LOG) / f"{0:020}.log"
 
 
-async def look(directory: Path) -> LogView:
-    store = FilesStore(OsDisk(), str(directory), SystemClock())
+async def look(directory: Path) -> RaftLogState:
+    store = FileLogStore(OsDisk(), str(directory), SystemClock())
     await store.start()
     try:
-        return await look_at_log(await open_metadata_log(store), None, None, VOTERS)
+        return await load_log_state(await open_metadata_log(store), None, None, VOTERS)
     finally:
         await store.close()
 
 
 def test_a_whole_log_is_taken_as_it_is(tmp_path: Path) -> None:
-    async def scene() -> LogView:
+    async def scene() -> RaftLogState:
         await write(tmp_path)
         return await look(tmp_path)
 
     found = asyncio.run(scene())
-    assert (found.start_offset, found.end_offset, found.last.epoch) == (0, 7, 2)
+    assert (found.start_offset, found.end_offset, found.log_end.epoch) == (0, 7, 2)
 
 
 def test_no_changed_byte_goes_unnoticed(tmp_path: Path) -> None:

@@ -15,24 +15,29 @@ from moldau.errors import (
     SnapshotNotFoundError,
     StorageError,
 )
-from moldau.logs.files.store import FilesStore
+from moldau.logs.files.store import FileLogStore
 from moldau.logs.store import Log
 from moldau.platform.clock import SystemClock
-from moldau.raft.messages import NO_LEADER, SnapshotId, Voter, VoterEndpoint
+from moldau.raft.messages import NO_LEADER, SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.snapshot_format import SnapshotContents, decode, encode
-from moldau.raft.snapshots import SnapshotFiles, SnapshotMemory, Snapshots, begin_with_snapshot
+from moldau.raft.snapshot_store import (
+    FileSnapshotStore,
+    MemorySnapshotStore,
+    SnapshotStore,
+    load_latest_snapshot,
+)
 from moldau.records.batch import split
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
-from support.logs import NAME, TOPIC_ID, append, made_durable, values_of
+from support.logs import NAME, TOPIC_ID, append, flush_and_finalize, values_of
 
 QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
 DIRECTORY = f"data/{NAME}"
 VOTERS = (
-    Voter(1, UUID(int=11), (VoterEndpoint("NODES", "n1", 9092), VoterEndpoint("CLIENTS", "c1", 65_535))),
-    Voter(2, None),
+    VoterNode(1, UUID(int=11), (VoterEndpoint("NODES", "n1", 9092), VoterEndpoint("CLIENTS", "c1", 65_535))),
+    VoterNode(2, None),
 )
 
 
@@ -138,11 +143,11 @@ def test_missing_repeated_and_misplaced_batches_are_found() -> None:
 
 
 @pytest.fixture(params=["files", "memory"])
-def snapshots(request: pytest.FixtureRequest) -> Snapshots:
-    return SnapshotFiles(make_disk(), DIRECTORY) if request.param == "files" else SnapshotMemory()
+def snapshots(request: pytest.FixtureRequest) -> SnapshotStore:
+    return FileSnapshotStore(make_disk(), DIRECTORY) if request.param == "files" else MemorySnapshotStore()
 
 
-def test_the_newest_two_are_kept(snapshots: Snapshots) -> None:
+def test_the_newest_two_are_kept(snapshots: SnapshotStore) -> None:
     async def body() -> None:
         assert (snapshots.latest(), snapshots.oldest()) == (None, None)
         for end_offset in (10, 20, 30):
@@ -152,34 +157,34 @@ def test_the_newest_two_are_kept(snapshots: Snapshots) -> None:
         with pytest.raises(SnapshotNotFoundError):
             snapshots.read(SnapshotId(10, 3))
         with pytest.raises(SnapshotNotFoundError):
-            snapshots.piece(SnapshotId(10, 3), 0, 100)
+            snapshots.read_chunk(SnapshotId(10, 3), 0, 100)
         with pytest.raises(SnapshotNotFoundError):
             snapshots.read(SnapshotId(20, 4))
 
     run(body)
 
 
-def test_a_snapshot_travels_in_pieces(snapshots: Snapshots) -> None:
+def test_a_snapshot_travels_in_pieces(snapshots: SnapshotStore) -> None:
     async def body() -> None:
         await snapshots.store(contents())
         received = b""
         while True:
-            size, data = snapshots.piece(SnapshotId(100, 3), len(received), 7_000)
+            size, data = snapshots.read_chunk(SnapshotId(100, 3), len(received), 7_000)
             assert len(data) <= 7_000
             received += data
             if len(received) == size:
                 break
         for position in (-1, size, size + 1, 2**63 - 1):
             with pytest.raises(PositionOutOfRangeError):
-                snapshots.piece(SnapshotId(100, 3), position, 10)
-        other = SnapshotMemory()
+                snapshots.read_chunk(SnapshotId(100, 3), position, 10)
+        other = MemorySnapshotStore()
         assert await other.take(SnapshotId(100, 3), received) == contents()
         assert other.read(SnapshotId(100, 3)) == contents()
 
     run(body)
 
 
-def test_what_is_not_whole_is_not_taken(snapshots: Snapshots) -> None:
+def test_what_is_not_whole_is_not_taken(snapshots: SnapshotStore) -> None:
     async def body() -> None:
         data = b"".join(encode(contents()))
         with pytest.raises(CorruptRecordError):
@@ -193,13 +198,13 @@ def test_names_are_kafkas_and_found_again() -> None:
     disk = make_disk()
 
     async def body() -> None:
-        await SnapshotFiles(disk, DIRECTORY).store(contents())
+        await FileSnapshotStore(disk, DIRECTORY).store(contents())
         assert f"{DIRECTORY}/00000000000000000100-0000000003.checkpoint" in [
             path.lstrip("/") for path, _ in disk.volume.files()
         ]
         for name in ("00000000000000000200-0000000003.checkpoint.tmp", "1-2.checkpoint", "quorum-state"):
             disk.open(f"{DIRECTORY}/{name}")
-        found = SnapshotFiles(disk.crash(), DIRECTORY)
+        found = FileSnapshotStore(disk.crash(), DIRECTORY)
         assert found.latest() == found.oldest() == SnapshotId(100, 3)
         assert found.read(SnapshotId(100, 3)) == contents()
 
@@ -211,19 +216,19 @@ class PowerCutDisk(SimulatedDisk):
 
     left = 10**9
 
-    def note(self, kind: str, *facts: Any) -> None:
-        super().note(kind, *facts)
+    def trace_event(self, kind: str, *facts: Any) -> None:
+        super().trace_event(kind, *facts)
         if kind in ("append", "truncate", "rename", "remove", "sync", "sync_directory", "create", "mkdir"):
             self.left -= 1
             if self.left == 0:
-                self._dead = True
+                self._is_dead = True
 
     @property
     def is_dead(self) -> bool:
-        return self._dead
+        return self._is_dead
 
     def after_power_cut(self) -> SimulatedDisk:
-        self._dead = False
+        self._is_dead = False
         return self.crash()
 
 
@@ -232,7 +237,7 @@ def test_a_power_cut_at_any_step_leaves_whole_snapshots_only() -> None:
         for cut in range(1, 100):
             disk = PowerCutDisk(random.Random(cut), settings=QUICK)
             await open_log(disk)
-            snapshots = SnapshotFiles(disk, DIRECTORY)
+            snapshots = FileSnapshotStore(disk, DIRECTORY)
             await snapshots.store(contents(10))
             await snapshots.store(contents(20))
             disk.left = cut
@@ -242,7 +247,7 @@ def test_a_power_cut_at_any_step_leaves_whole_snapshots_only() -> None:
             except StorageError:
                 stored = False
             is_through = not disk.is_dead
-            found = SnapshotFiles(disk.after_power_cut(), DIRECTORY)
+            found = FileSnapshotStore(disk.after_power_cut(), DIRECTORY)
             latest = found.latest()
             assert latest is not None
             assert latest.end_offset in ((30,) if stored else (20, 30))
@@ -259,7 +264,7 @@ def test_a_full_disk_leaves_the_snapshots_that_were_there() -> None:
     disk = make_disk()
 
     async def body() -> None:
-        snapshots = SnapshotFiles(disk, DIRECTORY)
+        snapshots = FileSnapshotStore(disk, DIRECTORY)
         await snapshots.store(contents(10))
         disk.inject("append", "*.checkpoint*", error=errno.ENOSPC)
         with pytest.raises(StorageError):
@@ -274,7 +279,7 @@ def test_a_full_disk_leaves_the_snapshots_that_were_there() -> None:
 
 
 async def open_log(disk: SimulatedDisk) -> Log:
-    store = FilesStore(disk, "data", SystemClock())
+    store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     return await store.open(NAME, TOPIC_ID, TopicSettings(segment_bytes=1024))
 
@@ -283,7 +288,7 @@ async def filled(disk: SimulatedDisk, count: int = 10, first_epoch: int = 3) -> 
     log = await open_log(disk)
     for number in range(count):
         await append(log, b"%d" % number * 300, leader_epoch=first_epoch + number // 5)
-    await made_durable(log)
+    await flush_and_finalize(log)
     return log
 
 
@@ -300,7 +305,7 @@ def test_a_log_that_reaches_back_to_the_beginning_needs_no_snapshot() -> None:
 
     async def body() -> None:
         log = await filled(disk)
-        assert await begin_with_snapshot(log, SnapshotFiles(disk, DIRECTORY)) is None
+        assert await load_latest_snapshot(log, FileSnapshotStore(disk, DIRECTORY)) is None
         assert len(await values_of(log)) == 10
 
     run(body)
@@ -311,11 +316,11 @@ def test_the_newest_snapshot_and_the_log_behind_it() -> None:
 
     async def body() -> None:
         log = await filled(disk)
-        snapshots = SnapshotFiles(disk, DIRECTORY)
+        snapshots = FileSnapshotStore(disk, DIRECTORY)
         await snapshots.store(contents(4, 3))
         await snapshots.store(contents(6, 4))
-        await log.advance_start(4)
-        assert await begin_with_snapshot(log, snapshots) == contents(6, 4)
+        await log.advance_start_offset(4)
+        assert await load_latest_snapshot(log, snapshots) == contents(6, 4)
         assert (log.start_offset, log.end_offset) == (4, 10)
 
     run(body)
@@ -326,14 +331,14 @@ def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_is_used() -> None
 
     async def body() -> None:
         log = await filled(disk)
-        snapshots = SnapshotFiles(disk, DIRECTORY)
+        snapshots = FileSnapshotStore(disk, DIRECTORY)
         await snapshots.store(contents(4, 3))
         await snapshots.store(contents(6, 4))
-        await log.advance_start(4)
+        await log.advance_start_offset(4)
         await damage(disk, SnapshotId(6, 4))
-        assert await begin_with_snapshot(log, snapshots) == contents(4, 3)
+        assert await load_latest_snapshot(log, snapshots) == contents(4, 3)
         assert (log.start_offset, log.end_offset) == (4, 10)
-        assert SnapshotFiles(disk, DIRECTORY).latest() == SnapshotId(4, 3)
+        assert FileSnapshotStore(disk, DIRECTORY).latest() == SnapshotId(4, 3)
         assert any(path.endswith("-0000000004.checkpoint.damaged") for path, _ in disk.volume.files())
 
     run(body)
@@ -344,17 +349,17 @@ def test_a_log_without_its_beginning_is_refused() -> None:
 
     async def body() -> None:
         log = await filled(disk)
-        snapshots = SnapshotFiles(disk, DIRECTORY)
+        snapshots = FileSnapshotStore(disk, DIRECTORY)
         await snapshots.store(contents(4, 3))
         await snapshots.store(contents(6, 4))
-        await log.advance_start(6)
+        await log.advance_start_offset(6)
         await damage(disk, SnapshotId(6, 4))
         with pytest.raises(
             StorageError, match="begins at offset 6, and the newest whole snapshot ends at offset 4"
         ):
-            await begin_with_snapshot(log, snapshots)
+            await load_latest_snapshot(log, snapshots)
         with pytest.raises(StorageError, match="there is no whole snapshot"):
-            await begin_with_snapshot(log, SnapshotMemory())
+            await load_latest_snapshot(log, MemorySnapshotStore())
 
     run(body)
 
@@ -369,16 +374,16 @@ def test_a_crash_between_a_fetched_snapshot_and_the_new_log(snapshot: SnapshotId
     async def body() -> None:
         nonlocal disk
         await filled(disk)
-        snapshots = SnapshotFiles(disk, DIRECTORY)
+        snapshots = FileSnapshotStore(disk, DIRECTORY)
         fetched = contents(*snapshot)
         await snapshots.take(snapshot, b"".join(encode(fetched)))
         disk = disk.crash()
         log = await open_log(disk)
-        assert await begin_with_snapshot(log, SnapshotFiles(disk, DIRECTORY)) == fetched, why
+        assert await load_latest_snapshot(log, FileSnapshotStore(disk, DIRECTORY)) == fetched, why
         assert (log.start_offset, log.end_offset, log.size) == (snapshot.end_offset, snapshot.end_offset, 0)
         disk = disk.crash()
         log = await open_log(disk)
-        assert await begin_with_snapshot(log, SnapshotFiles(disk, DIRECTORY)) == fetched
+        assert await load_latest_snapshot(log, FileSnapshotStore(disk, DIRECTORY)) == fetched
         assert log.start_offset == snapshot.end_offset
 
     run(body)

@@ -12,30 +12,30 @@ from moldau.errors import (
     VoterNotFoundError,
 )
 from moldau.raft.events import (
-    Appended,
+    AppendLeaderChange,
     AppendVoters,
-    BeginEpoch,
-    Committed,
-    Durable,
-    Election,
-    LeaderIs,
+    BatchesAppended,
+    ElectionState,
+    HighWatermarkAdvanced,
+    LeaderChanged,
+    LogFlushed,
+    LogTruncated,
+    NodeStarted,
     Role,
-    Started,
-    Tick,
-    Truncated,
+    TimerExpired,
 )
-from moldau.raft.log_view import LogView, Span
+from moldau.raft.leader_state import Leadership
 from moldau.raft.messages import (
-    EndEpochRequest,
-    LogEnd,
+    EndQuorumEpochRequest,
+    EpochEndOffset,
     ReplicaKey,
-    Voter,
     VoterEndpoint,
     VoteRequest,
+    VoterNode,
 )
-from moldau.raft.replicas import Leadership
+from moldau.raft.raft_log_state import BatchSummary, RaftLogState
 from moldau.raft.state import QuorumState
-from moldau.raft.voters import VoterHistory, majority_of
+from moldau.raft.voter_set import VoterSetHistory, majority_size
 from support.quorum_states import (
     SETTINGS,
     ask,
@@ -55,33 +55,33 @@ from support.quorum_states import (
 
 def committed_leader() -> QuorumState:
     state = elected()
-    state.step(1000, Durable(1))
-    fetch(state, 2, LogEnd(1, 1))
+    state.step(1000, LogFlushed(1))
+    fetch(state, 2, EpochEndOffset(1, 1))
     assert state.has_committed_in_epoch
     return state
 
 
-def append_voters(state: QuorumState, changed: tuple[Voter, ...]) -> None:
+def append_voters(state: QuorumState, changed: tuple[VoterNode, ...]) -> None:
     end = state.log.end_offset
-    state.step(1100, Appended((Span(end, end + 1, state.epoch, changed),)))
+    state.step(1100, BatchesAppended((BatchSummary(end, end + 1, state.epoch, changed),)))
 
 
 def test_a_voter_is_added_once_it_has_caught_up() -> None:
     state = committed_leader()
-    new = Voter(4, directory(4))
+    new = VoterNode(4, directory(4))
     with pytest.raises(RequestTimedOutError, match="caught up"):
         state.with_voter(1100, new)
-    fetch(state, 4, LogEnd(-1, 0), now_ms=1100)
+    fetch(state, 4, EpochEndOffset(-1, 0), now_ms=1100)
     with pytest.raises(RequestTimedOutError, match="caught up"):
         state.with_voter(1100, new)
-    fetch(state, 4, LogEnd(1, 1), now_ms=1101)
+    fetch(state, 4, EpochEndOffset(1, 1), now_ms=1101)
     assert state.with_voter(1102, new) == voters(1, 2, 3, 4)
     with pytest.raises(RequestTimedOutError, match="caught up"):
         state.with_voter(9_999, new)
     with pytest.raises(DuplicateVoterError):
-        state.with_voter(1102, Voter(3, directory(9)))
+        state.with_voter(1102, VoterNode(3, directory(9)))
     with pytest.raises(InvalidRequestError, match="directory"):
-        state.with_voter(1102, Voter(4))
+        state.with_voter(1102, VoterNode(4))
 
 
 def test_one_change_of_voters_at_a_time() -> None:
@@ -90,8 +90,8 @@ def test_one_change_of_voters_at_a_time() -> None:
     assert state.voters == voters(1, 2), "it counts from the moment it is in the log"
     with pytest.raises(RequestTimedOutError, match="under way"):
         state.without_voter(key(2))
-    state.step(1100, Durable(2))
-    fetch(state, 2, LogEnd(1, 2))
+    state.step(1100, LogFlushed(2))
+    fetch(state, 2, EpochEndOffset(1, 2))
     assert state.without_voter(key(2)) == voters(1)
 
 
@@ -109,92 +109,92 @@ def test_what_is_no_voter_cannot_be_removed_or_changed_and_the_last_one_stays() 
         with pytest.raises(VoterNotFoundError):
             state.without_voter(wrong)
         with pytest.raises(VoterNotFoundError):
-            state.with_updated_voter(Voter(*wrong))
+            state.with_updated_voter(VoterNode(*wrong))
 
 
 def test_a_leader_that_is_removed_leads_until_that_is_committed_without_its_own_vote() -> None:
     state = committed_leader()
     append_voters(state, state.without_voter(key(1)))
-    state.step(1100, Durable(2))
+    state.step(1100, LogFlushed(2))
     assert state.is_leader
-    effects = fetch(state, 2, LogEnd(1, 2), now_ms=1101)
+    effects = fetch(state, 2, EpochEndOffset(1, 2), now_ms=1101)
     assert state.is_leader
-    effects = fetch(state, 3, LogEnd(1, 2), now_ms=1102)
-    assert effects[0] == Committed(2)
-    assert sends(effects, EndEpochRequest) == [2, 3]
-    assert effects[-1] == LeaderIs(-1, 1)
+    effects = fetch(state, 3, EpochEndOffset(1, 2), now_ms=1102)
+    assert effects[0] == HighWatermarkAdvanced(2)
+    assert sends(effects, EndQuorumEpochRequest) == [2, 3]
+    assert effects[-1] == LeaderChanged(-1, 1)
     assert state.role is Role.UNATTACHED, "an observer from now on, that looks for the next leader"
 
 
 def test_who_was_removed_by_a_record_that_may_be_lost_still_stands() -> None:
     """Else nobody could win: the others have shorter logs, and need its vote or its log."""
     view = log(1, 1)
-    view.append([Span(2, 3, 1, voters(2))])
+    view.append([BatchSummary(2, 3, 1, voters(2))])
     view.durable_offset = 3
-    state = node(1, Election(1), view)
+    state = node(1, ElectionState(1), view)
     assert not state.is_voter
     assert state.deadline_ms is not None
-    effects = state.step(1000, Tick())
+    effects = state.step(1000, TimerExpired())
     assert sends(effects, VoteRequest) == [2]
     ask(state, 2, pre=True)
     effects = ask(state, 2)
     assert state.is_leader
-    begun = of_kind(effects, BeginEpoch)
-    assert begun == [BeginEpoch(1, 2, voters(2), (1, 2), names_voters=False)]
+    begun = of_kind(effects, AppendLeaderChange)
+    assert begun == [AppendLeaderChange(1, 2, voters(2), (1, 2), includes_voters=False)]
 
 
 def test_truncation_gives_the_word_back_to_the_voters_before() -> None:
     view = log(1, 1)
-    view.append([Span(2, 3, 3, voters(1, 2, 3, 4))])
+    view.append([BatchSummary(2, 3, 3, voters(1, 2, 3, 4))])
     view.durable_offset = 3
     state = following(view)
     assert state.voters == voters(1, 2, 3, 4)
-    fetched(state, diverging=LogEnd(1, 2))
-    state.step(201, Truncated(2))
+    fetched(state, diverging_epoch=EpochEndOffset(1, 2))
+    state.step(201, LogTruncated(2))
     assert state.voters == voters(1, 2, 3)
 
 
 def test_directories_that_the_settings_did_not_know_are_learned_one_record_at_a_time() -> None:
-    state = node(1, None, log(of=(Voter(1), Voter(2), Voter(3))))
-    state.step(1000, Tick())
+    state = node(1, None, log(of=(VoterNode(1), VoterNode(2), VoterNode(3))))
+    state.step(1000, TimerExpired())
     ask(state, 2, pre=True)
-    [begin] = of_kind(ask(state, 2), BeginEpoch)
-    assert isinstance(begin, BeginEpoch)
-    assert begin.voters == (Voter(1, directory(1)), Voter(2), Voter(3))
-    state.step(1000, Appended((Span(0, 3, 1, begin.voters),)))
-    state.step(1000, Durable(3))
-    fetch(state, 2, LogEnd(-1, 0))
-    [learned] = of_kind(fetch(state, 2, LogEnd(1, 3)), AppendVoters)
-    assert learned == AppendVoters((Voter(1, directory(1)), Voter(2, directory(2)), Voter(3)))
+    [begin] = of_kind(ask(state, 2), AppendLeaderChange)
+    assert isinstance(begin, AppendLeaderChange)
+    assert begin.voters == (VoterNode(1, directory(1)), VoterNode(2), VoterNode(3))
+    state.step(1000, BatchesAppended((BatchSummary(0, 3, 1, begin.voters),)))
+    state.step(1000, LogFlushed(3))
+    fetch(state, 2, EpochEndOffset(-1, 0))
+    [learned] = of_kind(fetch(state, 2, EpochEndOffset(1, 3)), AppendVoters)
+    assert learned == AppendVoters((VoterNode(1, directory(1)), VoterNode(2, directory(2)), VoterNode(3)))
     assert isinstance(learned, AppendVoters)
     append_voters(state, learned.voters)
-    assert of_kind(fetch(state, 3, LogEnd(1, 3)), AppendVoters) == []
-    state.step(1101, Durable(4))
-    [learned] = of_kind(fetch(state, 3, LogEnd(1, 4)), AppendVoters)
+    assert of_kind(fetch(state, 3, EpochEndOffset(1, 3)), AppendVoters) == []
+    state.step(1101, LogFlushed(4))
+    [learned] = of_kind(fetch(state, 3, EpochEndOffset(1, 4)), AppendVoters)
     assert learned == AppendVoters(voters(1, 2, 3))
 
 
 def test_a_leader_that_has_moved_says_where_it_is_now() -> None:
-    view = LogView(VoterHistory(()))
+    view = RaftLogState(VoterSetHistory(()))
     before, now = VoterEndpoint("PLAINTEXT", "old", 1), VoterEndpoint("PLAINTEXT", "new", 2)
-    view.append([Span(0, 1, 1, (Voter(1, directory(1), (before,)),))])
+    view.append([BatchSummary(0, 1, 1, (VoterNode(1, directory(1), (before,)),))])
     view.durable_offset = 1
-    state = QuorumState(key(1), Election(1, 1, 1), SETTINGS, endpoints=(now,))
-    state.step(0, Started(view))
-    state.step(0, Appended((Span(1, 2, 2),)))
-    moved = AppendVoters((Voter(1, directory(1), (now,)),))
-    assert state.step(0, Durable(2)) == [Committed(2), moved]
+    state = QuorumState(key(1), ElectionState(1, 1, 1), SETTINGS, endpoints=(now,))
+    state.step(0, NodeStarted(view))
+    state.step(0, BatchesAppended((BatchSummary(1, 2, 2),)))
+    moved = AppendVoters((VoterNode(1, directory(1), (now,)),))
+    assert state.step(0, LogFlushed(2)) == [HighWatermarkAdvanced(2), moved]
     append_voters(state, moved.voters)
-    assert state.step(0, Durable(3)) == [Committed(3)]
+    assert state.step(0, LogFlushed(3)) == [HighWatermarkAdvanced(3)]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=7))
 def test_the_majority_offset_is_the_largest_that_a_majority_has(offsets: list[int]) -> None:
     own, *of_others = offsets
-    leadership = Leadership(key(1), since_ms=0, epoch_start_offset=0, begin_ms=0)
+    leader_state = Leadership(key(1), elected_since_ms=0, epoch_start_offset=0, next_announcement_ms=0)
     for number, offset in enumerate(of_others, 2):
-        leadership.fetched(leadership.heard(key(number), 1, -1), offset, 50, 1)
+        leader_state.record_fetch(leader_state.record_contact(key(number), 1, -1), offset, 50, 1)
     everybody = voters(*range(1, len(offsets) + 1))
     have = [sum(offset >= candidate for offset in offsets) for candidate in range(52)]
-    most = max(candidate for candidate in range(52) if have[candidate] >= majority_of(len(offsets)))
-    assert leadership.durable_on_majority(everybody, own) == most
+    most = max(candidate for candidate in range(52) if have[candidate] >= majority_size(len(offsets)))
+    assert leader_state.majority_end_offset(everybody, own) == most

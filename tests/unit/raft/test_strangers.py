@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from moldau.client.net.versions import VERSIONS
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS
 from moldau.handlers import REGISTRY
-from moldau.metadata.image import ClusterImage
+from moldau.metadata.image import MetadataImage
 from moldau.server.errors import ErrorCode
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
@@ -22,7 +22,7 @@ NEW, STRANGER = 4, 99
 
 async def ask(node: QuorumNode, api: ApiKey, partition: dict[str, Any], **more: Any) -> Message:
     """The partition in the answer of a node that knows nothing of the cluster but its own log."""
-    version = VERSIONS[api].high
+    version = SUPPORTED_VERSIONS[api].maximum
     of_log = {"partition_index": 0, "voter_directory_id": None, **partition}
     tree = {
         "cluster_id": "cluster",
@@ -36,7 +36,7 @@ async def ask(node: QuorumNode, api: ApiKey, partition: dict[str, Any], **more: 
     request = decoder(api, version, "request")(memoryview(bytes(frame)))
     session = Session(ClientConnection("127.0.0.1:1", "NODES"), version, None)
     broker: Any = SimpleNamespace(
-        quorum=node.quorum, metadata=SimpleNamespace(image=ClusterImage(cluster_id="cluster"))
+        quorum=node.quorum, metadata=SimpleNamespace(image=MetadataImage(cluster_id="cluster"))
     )
     encoder(api, version, "response")(answer, await REGISTRY[api].handler(request, session, broker))
     found: Message = decoder(api, version, "response")(memoryview(bytes(answer))).topics[0].partitions[0]
@@ -69,8 +69,8 @@ def test_a_voter_that_hears_no_leader_votes_for_one_it_does_not_know_and_follows
         node = QuorumNode(Wires(), 3, [1, 2, 3])
         await node.start()
         assert (await vote(node, NEW, 5, pre_vote=True)).vote_granted
-        granted = await vote(node, NEW, 6)
-        assert (granted.error_code, granted.vote_granted) == (0, True)
+        response = await vote(node, NEW, 6)
+        assert (response.error_code, response.vote_granted) == (0, True)
         assert not (await vote(node, 2, 6)).vote_granted
         begun = await begin(node, NEW, 6)
         assert (begun.error_code, begun.leader_id) == (0, NEW)
@@ -90,7 +90,7 @@ def test_a_stranger_does_nothing_to_a_node_that_hears_its_leader(is_leader: bool
         wires = Wires()
         nodes = [QuorumNode(wires, node_id, [1, 2]) for node_id in (1, 2)]
         await asyncio.gather(*(node.start() for node in nodes))
-        await until(lambda: all(node.quorum.hears_leader for node in nodes))
+        await until(lambda: all(node.quorum.has_live_leader for node in nodes))
         node = next(node for node in nodes if node.quorum.is_leader == is_leader)
         epoch, leader_id = node.quorum.epoch, node.quorum.leader_id
         for answer in (

@@ -9,24 +9,24 @@ from uuid import UUID
 
 import pytest
 
-from moldau.client.net.versions import VERSIONS
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS
 from moldau.errors import PeerUnreachableError
 from moldau.handlers import REGISTRY
-from moldau.logs.memory import MemoryStore
+from moldau.logs.memory import MemoryLogStore
 from moldau.platform.clock import SystemClock
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import Quorum, QuorumSettings, open_metadata_log
-from moldau.raft.elections import ElectionMemory
-from moldau.raft.messages import SnapshotId, Voter, VoterEndpoint
-from moldau.raft.snapshots import SnapshotMemory
-from moldau.raft.wire import WireQuorumPeers
+from moldau.raft.driver import QuorumConfig, RaftClient, open_metadata_log
+from moldau.raft.kafka_network_channel import KafkaNetworkChannel
+from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
+from moldau.raft.quorum_state_store import MemoryQuorumStateStore
+from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.server.errors import ErrorCode
 from moldau.server.metadata_fetch import fetch_metadata
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 
-SETTINGS = QuorumSettings(fetch_timeout_ms=600, election_timeout_ms=200, request_timeout_ms=400)
+SETTINGS = QuorumConfig(fetch_timeout_ms=600, election_timeout_ms=200, request_timeout_ms=400)
 
 
 class Wire:
@@ -37,7 +37,7 @@ class Wire:
         self._nodes = nodes
         self._addresses: dict[int, tuple[str, int]] = {}
 
-    def know(self, node_id: int, host: str, port: int) -> None:
+    def update_endpoint(self, node_id: int, host: str, port: int) -> None:
         self._addresses[node_id] = (host, port)
 
     async def call(
@@ -53,44 +53,44 @@ class Wire:
         await asyncio.sleep(0)
         node = self._nodes.get(self._addresses.get(node_id, ("", 0)))
         if node is None:
-            raise PeerUnreachableError(f"node {node_id} is not there", is_gone=True)
-        return await node.serve(api, VERSIONS[api].high if version is None else version, tree)
+            raise PeerUnreachableError(f"node {node_id} is not there", is_connection_refused=True)
+        return await node.serve(api, SUPPORTED_VERSIONS[api].maximum if version is None else version, tree)
 
 
 class Node:
     def __init__(
-        self, node_id: int, nodes: "dict[tuple[str, int], Node]", voters: Sequence[Voter], **more: Any
+        self, node_id: int, nodes: "dict[tuple[str, int], Node]", voters: Sequence[VoterNode], **more: Any
     ) -> None:
         self.node_id = node_id
         self.nodes = nodes
-        self.voter = Voter(node_id, UUID(int=node_id), (VoterEndpoint("NODES", f"host-{node_id}", 9000),))
+        self.voter = VoterNode(node_id, UUID(int=node_id), (VoterEndpoint("NODES", f"host-{node_id}", 9000),))
         self.values: list[bytes] = []
         self.began_with: list[SnapshotId] = []
-        self.snapshots = SnapshotMemory()
+        self.snapshots = MemorySnapshotStore()
         self._voters = voters
         self._more = more
 
     async def start(self) -> None:
-        peers = WireQuorumPeers(
+        peers = KafkaNetworkChannel(
             Wire(self.node_id, self.nodes),  # type: ignore[arg-type]
             "cluster",
             listener="NODES",
             request_timeout_ms=400,
             bootstrap={-2: ("host-1", 9000)},
         )
-        self.quorum = Quorum(
+        self.quorum = RaftClient(
             self.node_id,
             self.voter.directory_id,
-            await open_metadata_log(MemoryStore()),
-            ElectionMemory(),
+            await open_metadata_log(MemoryLogStore()),
+            MemoryQuorumStateStore(),
             SystemClock(),
             random.Random(self.node_id),
-            first_voters=self._voters,
+            initial_voters=self._voters,
             peers=peers,
             snapshots=self.snapshots,
             settings=SETTINGS,
             on_commit=self._committed,
-            on_snapshot=self._began,
+            on_load_snapshot=self._began,
             on_fatal=lambda error: pytest.fail(f"node {self.node_id}: {error!r}"),
             **self._more,
         )

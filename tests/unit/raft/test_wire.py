@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.client.net.versions import VERSIONS
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS
 from moldau.errors import (
     DuplicateBrokerRegistrationError,
     DuplicateVoterError,
@@ -24,28 +24,28 @@ from moldau.errors import (
     VoterNotFoundError,
 )
 from moldau.handlers import REGISTRY
-from moldau.metadata.image import ClusterImage
+from moldau.metadata.image import MetadataImage
+from moldau.raft.kafka_network_channel import FETCH_LANE, FETCH_VERSION, LANE, KafkaNetworkChannel
 from moldau.raft.messages import (
-    BeginEpochRequest,
-    EndEpochRequest,
-    EpochReply,
-    LogEnd,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    EpochEndOffset,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
     QuorumDescription,
-    QuorumFetch,
-    QuorumFetched,
+    QuorumEpochResponse,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
     ReplicaKey,
     ReplicaProgress,
-    SnapshotFetch,
-    SnapshotFetched,
     SnapshotId,
-    Voter,
     VoterEndpoint,
-    VoteReply,
     VoteRequest,
+    VoteResponse,
+    VoterNode,
 )
-from moldau.raft.wire import FETCH_LANE, FETCH_VERSION, LANE, WireQuorumPeers
 from moldau.server.errors import ErrorCode
-from moldau.server.metadata_fetch import ANY_HIGH_WATERMARK, fetch_metadata, is_of_metadata
+from moldau.server.metadata_fetch import UNKNOWN_HIGH_WATERMARK, fetch_metadata, is_metadata_fetch
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
@@ -61,8 +61,8 @@ class RecordingQuorum:
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
         self.asked: list[Any] = []
-        self.leader_id, self.epoch, self.is_leader, self.hears_leader = 2, 7, True, True
-        self.voters = [Voter(1, DISK_1), Voter(2, DISK_2)]
+        self.leader_id, self.epoch, self.is_leader, self.has_live_leader = 2, 7, True, True
+        self.voters = [VoterNode(1, DISK_1), VoterNode(2, DISK_2)]
 
     def leader_endpoint(self) -> tuple[str, int] | None:
         return ("leader.example", 9094) if self.leader_id >= 0 else None
@@ -88,7 +88,7 @@ class OtherNode:
     def __init__(self, quorum: RecordingQuorum, cluster_id: str = "cluster", listener: str = "NODES") -> None:
         self.broker: Any = SimpleNamespace(
             quorum=quorum,
-            metadata=SimpleNamespace(image=ClusterImage(cluster_id=cluster_id)),
+            metadata=SimpleNamespace(image=MetadataImage(cluster_id=cluster_id)),
             settings=SimpleNamespace(broker=SimpleNamespace(inter_broker_listener="NODES")),
         )
         self.listener = listener
@@ -97,7 +97,7 @@ class OtherNode:
         self.listening: dict[tuple[str, int], OtherNode] = {}
         """Who can be asked by address alone."""
 
-    def know(self, node_id: int, host: str, port: int) -> None:
+    def update_endpoint(self, node_id: int, host: str, port: int) -> None:
         self.known[node_id] = (host, port)
 
     async def call(
@@ -112,13 +112,13 @@ class OtherNode:
         version: int | None = None,
     ) -> Message:
         self.lanes.append(lane)
-        return await self.serve(api, VERSIONS[api].high if version is None else version, tree)
+        return await self.serve(api, SUPPORTED_VERSIONS[api].maximum if version is None else version, tree)
 
     async def call_address(
         self, host: str, port: int, api: ApiKey, tree: Mapping[str, Any], *, version: int
     ) -> Message:
         if (host, port) not in self.listening:
-            raise PeerUnreachableError("nobody listens there", is_gone=True)
+            raise PeerUnreachableError("nobody listens there", is_connection_refused=True)
         return await self.listening[host, port].serve(api, version, tree)
 
     async def serve(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:
@@ -132,35 +132,35 @@ class OtherNode:
         return decoder(api, version, "response")(memoryview(bytes(answer)))
 
 
-def peers_of(other: OtherNode, cluster_id: str = "cluster") -> WireQuorumPeers:
-    return WireQuorumPeers(other, cluster_id, listener="NODES", request_timeout_ms=1000)  # type: ignore[arg-type]
+def peers_of(other: OtherNode, cluster_id: str = "cluster") -> KafkaNetworkChannel:
+    return KafkaNetworkChannel(other, cluster_id, listener="NODES", request_timeout_ms=1000)  # type: ignore[arg-type]
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(coroutine)
 
 
-VOTE = VoteRequest(ReplicaKey(1, DISK_1), 8, LogEnd(7, 42), False, ReplicaKey(2, DISK_2))
-PRE_VOTE = VoteRequest(ReplicaKey(1, None), 7, LogEnd(-1, 0), True, ReplicaKey(2, None))
-BEGIN = BeginEpochRequest(1, 8, ReplicaKey(2, DISK_2), ENDPOINTS)
-END = EndEpochRequest(1, 8, (ReplicaKey(2, DISK_2), ReplicaKey(3, None)))
-FETCH = QuorumFetch(ReplicaKey(1, DISK_1), 7, LogEnd(6, 40), 39, 250, 1_000_000)
-SNAPSHOT = SnapshotFetch(ReplicaKey(1, DISK_1), 7, SnapshotId(100, 6), 4096, 1000)
+VOTE = VoteRequest(ReplicaKey(1, DISK_1), 8, EpochEndOffset(7, 42), False, ReplicaKey(2, DISK_2))
+PRE_VOTE = VoteRequest(ReplicaKey(1, None), 7, EpochEndOffset(-1, 0), True, ReplicaKey(2, None))
+BEGIN = BeginQuorumEpochRequest(1, 8, ReplicaKey(2, DISK_2), ENDPOINTS)
+END = EndQuorumEpochRequest(1, 8, (ReplicaKey(2, DISK_2), ReplicaKey(3, None)))
+FETCH = QuorumFetchRequest(ReplicaKey(1, DISK_1), 7, EpochEndOffset(6, 40), 39, 250, 1_000_000)
+SNAPSHOT = FetchSnapshotRequest(ReplicaKey(1, DISK_1), 7, SnapshotId(100, 6), 4096, 1000)
 
 ASKED = [
-    ("vote", VOTE, VoteReply(8, -1, True)),
-    ("vote", VOTE, VoteReply(8, -1, False)),
-    ("vote", PRE_VOTE, VoteReply(7, 2, False)),
-    ("begin_epoch", BEGIN, EpochReply(8, 1)),
-    ("end_epoch", END, EpochReply(8, -1)),
-    ("fetch", FETCH, QuorumFetched(7, 2, True, b"some batches", 41, 3)),
-    ("fetch", FETCH, QuorumFetched(7, 2, True, b"", 41, 0, diverging=LogEnd(5, 38))),
-    ("fetch", FETCH, QuorumFetched(7, 2, True, b"", 41, 50, snapshot=SnapshotId(60, 6))),
-    ("fetch", FETCH, QuorumFetched(7, 3, False)),
-    ("fetch", FETCH, QuorumFetched(9, 3, False)),
-    ("fetch", FETCH, QuorumFetched(5, -1, False)),
-    ("fetch_snapshot", SNAPSHOT, SnapshotFetched(7, 2, True, 9000, 4096, b"a piece of it")),
-    ("fetch_snapshot", SNAPSHOT, SnapshotFetched(9, 3, False)),
+    ("vote", VOTE, VoteResponse(8, -1, True)),
+    ("vote", VOTE, VoteResponse(8, -1, False)),
+    ("vote", PRE_VOTE, VoteResponse(7, 2, False)),
+    ("begin_quorum_epoch", BEGIN, QuorumEpochResponse(8, 1)),
+    ("end_quorum_epoch", END, QuorumEpochResponse(8, -1)),
+    ("fetch", FETCH, QuorumFetchResponse(7, 2, True, b"some batches", 41, 3)),
+    ("fetch", FETCH, QuorumFetchResponse(7, 2, True, b"", 41, 0, diverging_epoch=EpochEndOffset(5, 38))),
+    ("fetch", FETCH, QuorumFetchResponse(7, 2, True, b"", 41, 50, snapshot=SnapshotId(60, 6))),
+    ("fetch", FETCH, QuorumFetchResponse(7, 3, False)),
+    ("fetch", FETCH, QuorumFetchResponse(9, 3, False)),
+    ("fetch", FETCH, QuorumFetchResponse(5, -1, False)),
+    ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(7, 2, True, 9000, 4096, b"a piece of it")),
+    ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(9, 3, False)),
 ]
 
 
@@ -173,9 +173,9 @@ def test_requests_and_replies_arrive_as_they_were_sent(call: str, request_: Any,
 
 
 def test_a_vote_does_not_wait_behind_a_fetch() -> None:
-    other = OtherNode(RecordingQuorum(QuorumFetched(7, 2, True)))
+    other = OtherNode(RecordingQuorum(QuorumFetchResponse(7, 2, True)))
     run(peers_of(other).fetch(2, FETCH))
-    other.broker.quorum.answer = VoteReply(8, -1, True)
+    other.broker.quorum.answer = VoteResponse(8, -1, True)
     run(peers_of(other).vote(2, VOTE))
     assert other.lanes == [FETCH_LANE, LANE]
     assert FETCH_LANE != LANE
@@ -184,16 +184,16 @@ def test_a_vote_does_not_wait_behind_a_fetch() -> None:
 @pytest.mark.parametrize(
     ("call", "request_", "reply", "code"),
     [
-        ("vote", VOTE, VoteReply(9, 3, False), ErrorCode.fenced_leader_epoch),
-        ("vote", VOTE, VoteReply(8, 3, False), ErrorCode.none),
-        ("begin_epoch", BEGIN, EpochReply(9, 3), ErrorCode.fenced_leader_epoch),
-        ("end_epoch", END, EpochReply(9, 3), ErrorCode.fenced_leader_epoch),
-        ("fetch", FETCH, QuorumFetched(8, 3, False), ErrorCode.fenced_leader_epoch),
-        ("fetch", FETCH, QuorumFetched(8, 2, True), ErrorCode.fenced_leader_epoch),
-        ("fetch", FETCH, QuorumFetched(6, 3, False), ErrorCode.unknown_leader_epoch),
-        ("fetch", FETCH, QuorumFetched(7, 3, False), ErrorCode.not_leader_or_follower),
-        ("fetch_snapshot", SNAPSHOT, SnapshotFetched(8, 3, False), ErrorCode.fenced_leader_epoch),
-        ("fetch_snapshot", SNAPSHOT, SnapshotFetched(7, 3, False), ErrorCode.not_leader_or_follower),
+        ("vote", VOTE, VoteResponse(9, 3, False), ErrorCode.fenced_leader_epoch),
+        ("vote", VOTE, VoteResponse(8, 3, False), ErrorCode.none),
+        ("begin_quorum_epoch", BEGIN, QuorumEpochResponse(9, 3), ErrorCode.fenced_leader_epoch),
+        ("end_quorum_epoch", END, QuorumEpochResponse(9, 3), ErrorCode.fenced_leader_epoch),
+        ("fetch", FETCH, QuorumFetchResponse(8, 3, False), ErrorCode.fenced_leader_epoch),
+        ("fetch", FETCH, QuorumFetchResponse(8, 2, True), ErrorCode.fenced_leader_epoch),
+        ("fetch", FETCH, QuorumFetchResponse(6, 3, False), ErrorCode.unknown_leader_epoch),
+        ("fetch", FETCH, QuorumFetchResponse(7, 3, False), ErrorCode.not_leader_or_follower),
+        ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(8, 3, False), ErrorCode.fenced_leader_epoch),
+        ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(7, 3, False), ErrorCode.not_leader_or_follower),
     ],
 )
 def test_epochs_become_kafkas_codes_in_the_partition(
@@ -242,10 +242,10 @@ def test_a_snapshot_that_is_gone_is_told_from_one_that_ends_before() -> None:
 @pytest.mark.parametrize(
     ("call", "request_", "reply"),
     [
-        ("fetch", FETCH, QuorumFetched(7, 3, False)),
-        ("vote", VOTE, VoteReply(7, 3, False)),
-        ("begin_epoch", BEGIN, EpochReply(7, 3)),
-        ("end_epoch", END, EpochReply(7, 3)),
+        ("fetch", FETCH, QuorumFetchResponse(7, 3, False)),
+        ("vote", VOTE, VoteResponse(7, 3, False)),
+        ("begin_quorum_epoch", BEGIN, QuorumEpochResponse(7, 3)),
+        ("end_quorum_epoch", END, QuorumEpochResponse(7, 3)),
     ],
 )
 def test_the_leaders_address_is_learned_from_whoever_knows_it(call: str, request_: Any, reply: Any) -> None:
@@ -257,7 +257,7 @@ def test_the_leaders_address_is_learned_from_whoever_knows_it(call: str, request
 
 
 def test_a_node_does_not_learn_its_own_address_from_others() -> None:
-    quorum = RecordingQuorum(QuorumFetched(7, 1, False))
+    quorum = RecordingQuorum(QuorumFetchResponse(7, 1, False))
     quorum.leader_id = 1
     other = OtherNode(quorum)
     run(peers_of(other).fetch(2, FETCH))
@@ -266,19 +266,19 @@ def test_a_node_does_not_learn_its_own_address_from_others() -> None:
 
 @pytest.mark.parametrize(
     ("at_that_address", "is_double"),
-    [(None, False), (QuorumFetched(8, 3, False), False), (QuorumFetched(8, 1, True), True)],
+    [(None, False), (QuorumFetchResponse(8, 3, False), False), (QuorumFetchResponse(8, 1, True), True)],
 )
 @pytest.mark.parametrize("is_vote", [True, False])
 def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_itself(
-    at_that_address: QuorumFetched | None, is_double: bool, is_vote: bool
+    at_that_address: QuorumFetchResponse | None, is_double: bool, is_vote: bool
 ) -> None:
-    quorum = RecordingQuorum(VoteReply(8, 1, False) if is_vote else QuorumFetched(8, 1, False))
+    quorum = RecordingQuorum(VoteResponse(8, 1, False) if is_vote else QuorumFetchResponse(8, 1, False))
     quorum.leader_id = 1
     other = OtherNode(quorum)
     if at_that_address is not None:
         other.listening["leader.example", 9094] = OtherNode(RecordingQuorum(at_that_address))
     refusals: list[Exception] = []
-    peers = WireQuorumPeers(
+    peers = KafkaNetworkChannel(
         other,  # type: ignore[arg-type]
         "cluster",
         listener="NODES",
@@ -292,7 +292,7 @@ def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_i
 
 def test_a_node_gives_up_when_most_of_those_it_asks_are_of_another_cluster() -> None:
     refusals: list[Exception] = []
-    peers = WireQuorumPeers(
+    peers = KafkaNetworkChannel(
         OtherNode(RecordingQuorum(), cluster_id="theirs"),  # type: ignore[arg-type]
         "ours",
         listener="NODES",
@@ -300,7 +300,7 @@ def test_a_node_gives_up_when_most_of_those_it_asks_are_of_another_cluster() -> 
         on_refused=refusals.append,
     )
     for node_id in (1, 2, 3):
-        peers.know(node_id, ENDPOINTS)
+        peers.update_endpoint(node_id, ENDPOINTS)
     for node_id in (2, 2, 3):
         assert not refusals
         with pytest.raises(PeerUnreachableError):
@@ -311,16 +311,16 @@ def test_a_node_gives_up_when_most_of_those_it_asks_are_of_another_cluster() -> 
 
 def test_nodes_are_called_on_the_listener_between_them() -> None:
     other = OtherNode(RecordingQuorum())
-    peers = WireQuorumPeers(
+    peers = KafkaNetworkChannel(
         other,  # type: ignore[arg-type]
         "cluster",
         listener="nodes",
         request_timeout_ms=1,
         bootstrap={-2: ("b", 9)},
     )
-    peers.know(2, ENDPOINTS)
-    peers.know(3, ENDPOINTS[:1])
-    peers.know(4, ())
+    peers.update_endpoint(2, ENDPOINTS)
+    peers.update_endpoint(3, ENDPOINTS[:1])
+    peers.update_endpoint(4, ())
     assert other.known == {-2: ("b", 9), 2: ("n2", 9094), 3: ("c", 1)}
 
 
@@ -338,7 +338,7 @@ def test_nodes_are_called_on_the_listener_between_them() -> None:
 def test_whoever_is_no_voter_and_no_broker_deposes_nobody(
     api: ApiKey, version: int, tree: dict[str, Any]
 ) -> None:
-    quorum = RecordingQuorum(VoteReply(50, -1, True))
+    quorum = RecordingQuorum(VoteResponse(50, -1, True))
     full = {"replica_directory_id": DISK_1, "voter_directory_id": DISK_2, "pre_vote": False, **tree}
     other = OtherNode(quorum)
     answer = run(other.serve(api, version, about(full, voter_id=2)))
@@ -374,7 +374,7 @@ VOTE_TREE = {
     ],
 )
 def test_a_vote_that_contradicts_itself_is_invalid(wrong: Mapping[str, Any]) -> None:
-    quorum = RecordingQuorum(VoteReply(8, -1, True))
+    quorum = RecordingQuorum(VoteResponse(8, -1, True))
     answer = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about({**VOTE_TREE, **wrong}, voter_id=2)))
     (partition,) = answer.topics[0].partitions
     assert (answer.error_code, partition.error_code) == (0, ErrorCode.invalid_request)
@@ -397,7 +397,7 @@ def test_the_quorum_has_one_log(where: Mapping[str, Any]) -> None:
 
 
 def test_a_missing_cluster_id_is_accepted() -> None:
-    quorum = RecordingQuorum(VoteReply(8, -1, True))
+    quorum = RecordingQuorum(VoteResponse(8, -1, True))
     answer = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about(VOTE_TREE, voter_id=2, cluster_id=None)))
     assert answer.topics[0].partitions[0].vote_granted
 
@@ -429,7 +429,7 @@ def fetch_tree(version: int, replica_id: int = 1, offset: int = 0, **more: Any) 
 
 @pytest.mark.parametrize("version", range(4, 19))
 def test_a_replica_that_does_not_say_where_its_log_is_counts_for_nobody(version: int) -> None:
-    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"secret", 5))
+    quorum = RecordingQuorum(QuorumFetchResponse(7, 2, True, b"secret", 5))
     answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, fetch_tree(version)))
     (partition,) = answer.responses[0].partitions
     assert (partition.error_code, bytes(partition.records)) == (ErrorCode.invalid_request, b"")
@@ -438,19 +438,19 @@ def test_a_replica_that_does_not_say_where_its_log_is_counts_for_nobody(version:
 
 @pytest.mark.parametrize("version", [17, 18])
 def test_every_version_of_fetch_that_says_where_a_log_is_reads_the_metadata_log(version: int) -> None:
-    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"batches", 5))
+    quorum = RecordingQuorum(QuorumFetchResponse(7, 2, True, b"batches", 5))
     tree = fetch_tree(version, replica_directory_id=DISK_1)
     answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, tree))
     (partition,) = answer.responses[0].partitions
     assert (partition.error_code, bytes(partition.records)) == (0, b"batches")
     assert quorum.asked[0].replica == ReplicaKey(1, DISK_1)
     assert quorum.asked[0].bytes_max == 1000
-    assert quorum.asked[0].high_watermark == ANY_HIGH_WATERMARK
+    assert quorum.asked[0].high_watermark == UNKNOWN_HIGH_WATERMARK
 
 
 @pytest.mark.parametrize(("version", "code"), [(12, 3), (13, 100), (FETCH_VERSION, 100)])
 def test_to_clients_there_is_no_metadata_log(version: int, code: int) -> None:
-    quorum = RecordingQuorum(QuorumFetched(7, 2, True, b"secret", 5))
+    quorum = RecordingQuorum(QuorumFetchResponse(7, 2, True, b"secret", 5))
     for other, replica_id in ((OtherNode(quorum), -1), (OtherNode(quorum, listener="CLIENTS"), 1)):
         answer = run(other.serve(ApiKey.FETCH, version, fetch_tree(version, replica_id)))
         (partition,) = answer.responses[0].partitions
@@ -498,10 +498,10 @@ def test_a_fetch_of_the_metadata_is_known_by_name_and_by_id() -> None:
         encoder(ApiKey.FETCH, version, "request")(frame, tree)
         return decoder(ApiKey.FETCH, version, "request")(memoryview(bytes(frame)))
 
-    assert is_of_metadata(decoded(12))
-    assert is_of_metadata(decoded(13))
-    assert not is_of_metadata(decoded(12, topic="orders"))
-    assert not is_of_metadata(decoded(13, topic_id=UUID(int=9)))
+    assert is_metadata_fetch(decoded(12))
+    assert is_metadata_fetch(decoded(13))
+    assert not is_metadata_fetch(decoded(12, topic="orders"))
+    assert not is_metadata_fetch(decoded(13, topic_id=UUID(int=9)))
 
 
 def snapshot_tree(name: str = TOPIC, partition: int = 0, max_bytes: int = 10) -> dict[str, Any]:
@@ -534,7 +534,7 @@ def test_only_the_metadata_log_has_snapshots() -> None:
 def test_the_leader_describes_the_quorum(version: int) -> None:
     progress = ReplicaProgress(ReplicaKey(2, DISK_2), 50, 1_700_000_000_000, 1_700_000_000_001)
     observer = ReplicaProgress(ReplicaKey(4, None), 40, -1, -1)
-    found = QuorumDescription(2, 7, 48, [progress], [observer], [Voter(2, DISK_2, ENDPOINTS)])
+    found = QuorumDescription(2, 7, 48, [progress], [observer], [VoterNode(2, DISK_2, ENDPOINTS)])
     topics = [
         {"topic_name": TOPIC, "partitions": [{"partition_index": 0}]},
         {"topic_name": "orders", "partitions": [{"partition_index": 0}]},
@@ -584,7 +584,7 @@ def test_a_voter_is_added_with_its_disk_and_its_addresses(version: int) -> None:
     quorum = RecordingQuorum()
     answer = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, version, add_tree()))
     assert (answer.error_code, answer.error_message) == (0, None)
-    assert quorum.asked == [Voter(4, DISK_1, ENDPOINTS[::-1])]
+    assert quorum.asked == [VoterNode(4, DISK_1, ENDPOINTS[::-1])]
 
 
 @pytest.mark.parametrize(
@@ -622,7 +622,7 @@ def test_the_quorum_is_told_how_long_the_caller_waits() -> None:
     waits: list[int] = []
 
     class Stuck(RecordingQuorum):
-        async def add_voter(self, voter: Voter, timeout_ms: int) -> None:
+        async def add_voter(self, voter: VoterNode, timeout_ms: int) -> None:
             waits.append(timeout_ms)
             raise RequestTimedOutError("not in time")
 
@@ -649,7 +649,7 @@ def test_a_voter_moves() -> None:
     quorum = RecordingQuorum()
     answer = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(7)))
     assert answer.error_code == 0
-    assert quorum.asked == [Voter(4, DISK_1, ENDPOINTS[::-1])]
+    assert quorum.asked == [VoterNode(4, DISK_1, ENDPOINTS[::-1])]
 
 
 @pytest.mark.parametrize(
@@ -677,7 +677,7 @@ def names(apis: Sequence[ApiKey]) -> list[str]:
 
 
 def test_what_nodes_ask_of_each_other_is_kept_from_clients() -> None:
-    between = [api for api, served in REGISTRY.items() if served.between_nodes]
+    between = [api for api, served in REGISTRY.items() if served.inter_broker]
     forwarded = [api for api, served in REGISTRY.items() if served.forwarded]
     assert {"VOTE", "BEGIN_QUORUM_EPOCH", "END_QUORUM_EPOCH", "FETCH_SNAPSHOT", "UPDATE_RAFT_VOTER"} <= set(
         names(between)

@@ -5,11 +5,11 @@ from uuid import UUID
 import pytest
 
 from moldau.errors import CorruptRecordError
-from moldau.records import control
+from moldau.records import control_records as control
 from moldau.records.batch import Batch, split
-from moldau.records.build import build_batch, rebuild, with_append_time
+from moldau.records.batch_builder import build_batch, recompress, with_append_time
 from moldau.records.compression import GZIP, NONE, ZSTD
-from moldau.records.record import Record, iterate
+from moldau.records.record import Record, iterate_records
 
 RECORDS = [
     Record(timestamp=1000, key=b"a", value=b"first", headers=(("trace", b"1"), ("none", None))),
@@ -40,14 +40,14 @@ def test_every_header_field_is_where_it_belongs() -> None:
     assert not batch.is_control
     assert not batch.is_log_append_time
     assert batch.delete_horizon_ms is None
-    assert batch.checksum_is_right()
+    assert batch.has_valid_checksum()
 
 
 def test_records_may_keep_their_offsets() -> None:
     kept = [Record(offset=12, timestamp=1), Record(offset=19, timestamp=2)]
     batch = Batch(build_batch(kept, base_offset=10, keep_offsets=True))
     assert batch.last_offset == 19
-    assert [one.offset for one in iterate(batch)] == [12, 19]
+    assert [one.offset for one in iterate_records(batch)] == [12, 19]
 
 
 def test_offsets_that_do_not_ascend_are_refused() -> None:
@@ -70,14 +70,14 @@ def test_rebuilding_changes_the_codec_and_nothing_else(source: int, target: int)
             RECORDS, base_offset=5, compression=source, producer_id=1, producer_epoch=0, base_sequence=2
         )
     )
-    rebuilt = rebuild(batch, target)
+    rebuilt = recompress(batch, target)
     assert rebuilt.compression == target
-    assert rebuilt.checksum_is_right()
-    assert list(iterate(rebuilt)) == list(iterate(batch))
+    assert rebuilt.has_valid_checksum()
+    assert list(iterate_records(rebuilt)) == list(iterate_records(batch))
     same = ("base_offset", "last_offset", "base_timestamp", "max_timestamp", "count", "leader_epoch")
     same += ("producer_id", "producer_epoch", "base_sequence")
     assert [getattr(rebuilt, field) for field in same] == [getattr(batch, field) for field in same]
-    assert rebuild(rebuilt, NONE).data == build_batch(
+    assert recompress(rebuilt, NONE).data == build_batch(
         RECORDS, base_offset=5, producer_id=1, producer_epoch=0, base_sequence=2
     )
 
@@ -88,9 +88,9 @@ def test_append_time_is_stamped_on_all_records() -> None:
     assert stamped.is_log_append_time
     assert stamped.max_timestamp == 5000
     assert stamped.compression == ZSTD
-    assert stamped.checksum_is_right()
-    assert {one.timestamp for one in iterate(stamped)} == {5000}
-    assert [one.value for one in iterate(stamped)] == [one.value for one in RECORDS]
+    assert stamped.has_valid_checksum()
+    assert {one.timestamp for one in iterate_records(stamped)} == {5000}
+    assert [one.value for one in iterate_records(stamped)] == [one.value for one in RECORDS]
     assert not batch.is_log_append_time
 
 
@@ -99,19 +99,19 @@ def test_batches_one_after_the_other_are_split_again() -> None:
     assert [batch.base_offset for batch in split(first + second)] == [0, 3]
 
 
-VOTERS = (control.Voter(1), control.Voter(2), control.Voter(3))
+VOTERS = (control.LeaderChangeVoter(1), control.LeaderChangeVoter(2), control.LeaderChangeVoter(3))
 QUORUM_VOTERS = (
-    control.QuorumVoter(
+    control.RecordedVoter(
         1,
         UUID(int=11),
         (
-            control.VoterEndpoint("NODES", "host-1", 9092),
-            control.VoterEndpoint("CLIENTS", "10.0.0.1", 65_535),
+            control.RecordedVoterEndpoint("NODES", "host-1", 9092),
+            control.RecordedVoterEndpoint("CLIENTS", "10.0.0.1", 65_535),
         ),
     ),
-    control.QuorumVoter(2, None, (), 0, 2),
+    control.RecordedVoter(2, None, (), 0, 2),
 )
-NAMED_VOTERS = (control.Voter(1, UUID(int=11)), control.Voter(2, UUID(int=12)))
+NAMED_VOTERS = (control.LeaderChangeVoter(1, UUID(int=11)), control.LeaderChangeVoter(2, UUID(int=12)))
 
 
 @pytest.mark.parametrize(
@@ -129,18 +129,18 @@ NAMED_VOTERS = (control.Voter(1, UUID(int=11)), control.Voter(2, UUID(int=12)))
         control.OtherControl(9, b"\x00\x01"),
     ],
 )
-def test_control_records_come_back(message: control.Control) -> None:
+def test_control_records_come_back(message: control.ControlRecord) -> None:
     batch = Batch(control.control_batch(message, timestamp=88, base_offset=6, leader_epoch=3))
     assert batch.is_control
-    assert batch.checksum_is_right()
+    assert batch.has_valid_checksum()
     assert (batch.base_offset, batch.leader_epoch, batch.base_timestamp) == (6, 3, 88)
     assert batch.is_transactional == isinstance(message, control.EndTransaction)
-    (record,) = iterate(batch)
+    (record,) = iterate_records(batch)
     assert control.decode(record) == message
 
 
 def test_a_commit_marker_is_laid_out_as_kafka_does() -> None:
-    (record,) = iterate(
+    (record,) = iterate_records(
         Batch(
             control.control_batch(
                 control.EndTransaction(commit=True, coordinator_epoch=5),
@@ -166,7 +166,7 @@ def test_a_commit_marker_is_laid_out_as_kafka_does() -> None:
         control.Voters(QUORUM_VOTERS),
     ],
 )
-def test_control_records_cut_short_are_corrupt(message: control.Control) -> None:
+def test_control_records_cut_short_are_corrupt(message: control.ControlRecord) -> None:
     key, value = control.encode_key(message), control.encode_value(message)
     assert value
     for size in range(len(value)):

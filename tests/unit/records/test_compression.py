@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from moldau.errors import CorruptRecordError, MoldauError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.records.compression import (
+    CODECS_BY_NAME,
     GZIP,
     LZ4,
     NAMES,
     NONE,
-    NUMBERS,
     SNAPPY,
     ZSTD,
     compress,
@@ -80,8 +80,8 @@ def test_unknown_codecs_are_refused(codec: int) -> None:
 
 
 def test_names_and_numbers_agree() -> None:
-    assert [NUMBERS[name] for name in NAMES] == [NONE, GZIP, SNAPPY, LZ4, ZSTD]
-    assert NUMBERS["uncompressed"] == NONE
+    assert [CODECS_BY_NAME[name] for name in NAMES] == [NONE, GZIP, SNAPPY, LZ4, ZSTD]
+    assert CODECS_BY_NAME["uncompressed"] == NONE
 
 
 def test_bare_snappy_is_read() -> None:

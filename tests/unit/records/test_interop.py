@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.compression import NAMES
-from moldau.records.record import Record, iterate
+from moldau.records.record import Record, iterate_records
 
 pytestmark = pytest.mark.clients
 
@@ -59,10 +59,10 @@ def test_their_batches_are_read(library: str, codec: int) -> None:
     for delta, record in enumerate(RECORDS):
         builder.append(delta, record.timestamp, record.key, record.value, list(record.headers))
     batch = Batch(bytes(builder.build()))
-    assert batch.checksum_is_right()
+    assert batch.has_valid_checksum()
     assert batch.compression == codec
     assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (7, 1, 12)
-    assert list(iterate(batch)) == [
+    assert list(iterate_records(batch)) == [
         record._replace(offset=delta, offset_delta=delta) for delta, record in enumerate(RECORDS)
     ]
 

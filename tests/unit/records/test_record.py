@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from moldau.errors import CorruptRecordError, MoldauError, RecordTooLargeError
 from moldau.records.batch import HEADER_SIZE, Batch
-from moldau.records.build import assemble, build_batch
-from moldau.records.record import Record, encode_record, iterate, keys
+from moldau.records.batch_builder import build_batch, encode_batch
+from moldau.records.record import Record, encode_record, iterate_records, keys
 from moldau.records.varint import read_varint, write_varint
 
 optional_bytes = st.none() | st.binary(max_size=300)
@@ -24,7 +24,7 @@ records = st.builds(
 
 def batch_around(section: bytes, *, count: int, last_offset_delta: int = 9, base_timestamp: int = 0) -> Batch:
     return Batch(
-        assemble(
+        encode_batch(
             section,
             base_offset=0,
             leader_epoch=0,
@@ -62,8 +62,8 @@ def test_varints_are_zigzag(number: int, encoded: str) -> None:
 @given(given_records=st.lists(records, min_size=1, max_size=20), codec=st.integers(0, 4))
 def test_records_come_back_from_a_batch(given_records: list[Record], codec: int) -> None:
     batch = Batch(build_batch(given_records, base_offset=100, compression=codec))
-    assert batch.checksum_is_right()
-    assert list(iterate(batch)) == [
+    assert batch.has_valid_checksum()
+    assert list(iterate_records(batch)) == [
         one._replace(offset=100 + delta, offset_delta=delta) for delta, one in enumerate(given_records)
     ]
     assert list(keys(batch)) == [(100 + delta, one.key) for delta, one in enumerate(given_records)]
@@ -72,19 +72,19 @@ def test_records_come_back_from_a_batch(given_records: list[Record], codec: int)
 def test_header_names_that_are_no_utf8_keep_their_bytes() -> None:
     name = b"\xff\xfe".decode("utf-8", "surrogateescape")
     batch = Batch(build_batch([Record(timestamp=0, headers=((name, b"x"),))]))
-    (read,) = iterate(batch)
+    (read,) = iterate_records(batch)
     assert read.headers[0][0].encode("utf-8", "surrogateescape") == b"\xff\xfe"
     assert b"\xff\xfe" in batch.data
 
 
 def test_records_of_a_log_append_time_batch_carry_the_append_time() -> None:
     batch = Batch(build_batch([Record(timestamp=5), Record(timestamp=7)], append_time_ms=1000))
-    assert [one.timestamp for one in iterate(batch)] == [1000, 1000]
+    assert [one.timestamp for one in iterate_records(batch)] == [1000, 1000]
 
 
 def test_offsets_may_have_gaps() -> None:
     batch = batch_around(record(2) + record(7), count=2)
-    assert [one.offset for one in iterate(batch)] == [2, 7]
+    assert [one.offset for one in iterate_records(batch)] == [2, 7]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_offsets_may_have_gaps() -> None:
 )
 def test_a_batch_that_contradicts_itself_is_corrupt(section: bytes, count: int, complaint: str) -> None:
     with pytest.raises(CorruptRecordError, match=complaint):
-        list(iterate(batch_around(section, count=count)))
+        list(iterate_records(batch_around(section, count=count)))
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_a_batch_that_contradicts_itself_is_corrupt(section: bytes, count: int, 
 def test_headers_that_do_not_fit_their_record_are_corrupt(headers: bytes) -> None:
     body = b"\x00\x00\x00" + b"\x01\x01" + headers
     with pytest.raises(CorruptRecordError):
-        list(iterate(batch_around(write_varint(len(body)) + body, count=1)))
+        list(iterate_records(batch_around(write_varint(len(body)) + body, count=1)))
 
 
 @given(st.binary(max_size=200), st.integers(0, 30))
 def test_garbage_is_never_more_than_corrupt(section: bytes, count: int) -> None:
     try:
-        for one in iterate(batch_around(section, count=count, last_offset_delta=2**31 - 1)):
+        for one in iterate_records(batch_around(section, count=count, last_offset_delta=2**31 - 1)):
             assert isinstance(one, Record)
     except CorruptRecordError:
         pass
@@ -145,7 +145,7 @@ def test_a_damaged_batch_is_never_more_than_an_error(data: st.DataObject) -> Non
     position = data.draw(st.integers(HEADER_SIZE, len(batch) - 1))
     batch[position] = data.draw(st.integers(0, 255))
     try:
-        list(iterate(Batch(batch)))
+        list(iterate_records(Batch(batch)))
     except MoldauError:
         pass
 
@@ -153,11 +153,11 @@ def test_a_damaged_batch_is_never_more_than_an_error(data: st.DataObject) -> Non
 def test_a_batch_that_becomes_too_large_is_refused() -> None:
     batch = Batch(build_batch([Record(timestamp=0, value=bytes(100_000))], compression=4))
     with pytest.raises(RecordTooLargeError):
-        list(iterate(batch, limit=1000))
+        list(iterate_records(batch, limit=1000))
 
 
 def test_an_empty_batch_has_no_records() -> None:
-    assert list(iterate(batch_around(b"", count=0))) == []
+    assert list(iterate_records(batch_around(b"", count=0))) == []
 
 
 def test_a_timestamp_outside_64_bits_is_corrupt() -> None:
@@ -165,4 +165,4 @@ def test_a_timestamp_outside_64_bits_is_corrupt() -> None:
         record(0, timestamp_delta=63), count=1, base_timestamp=struct.unpack(">q", b"\x7f" + b"\xff" * 7)[0]
     )
     with pytest.raises(CorruptRecordError):
-        list(iterate(batch))
+        list(iterate_records(batch))

@@ -15,10 +15,10 @@ from moldau.errors import (
     UnsupportedCompressionError,
 )
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
-from moldau.records.compression import GZIP, LZ4, NONE, NUMBERS, SNAPPY, ZSTD, compress
-from moldau.records.record import Record, iterate
-from moldau.records.validate import validate
+from moldau.records.batch_builder import build_batch
+from moldau.records.compression import CODECS_BY_NAME, GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
+from moldau.records.record import Record, iterate_records
+from moldau.records.validator import validate
 from moldau.settings.topic import TopicSettings
 
 NOW_MS = 1_700_000_000_000
@@ -195,8 +195,8 @@ def test_records_without_a_timestamp_are_not_too_old() -> None:
 def test_log_append_time_stamps_the_brokers_clock() -> None:
     far_ahead = build_batch([Record(timestamp=NOW_MS * 2, value=b"x")], compression=GZIP)
     batch = check(far_ahead, message_timestamp_type="LogAppendTime")
-    assert batch.checksum_is_right()
-    assert [record.timestamp for record in iterate(batch)] == [NOW_MS]
+    assert batch.has_valid_checksum()
+    assert [record.timestamp for record in iterate_records(batch)] == [NOW_MS]
 
 
 @pytest.mark.parametrize("codec", [NONE, SNAPPY])
@@ -224,11 +224,11 @@ def test_records_that_cannot_be_decoded_are_invalid_where_they_are_looked_at() -
 def test_compression_type_decides_what_is_stored(source: int, kind: str) -> None:
     data = build_batch(RECORDS, compression=source, producer_id=3, producer_epoch=1, base_sequence=4)
     batch = check(data, compression_type=kind)
-    assert batch.compression == NUMBERS[kind]
-    assert batch.checksum_is_right()
-    assert list(iterate(batch)) == list(iterate(Batch(data)))
+    assert batch.compression == CODECS_BY_NAME[kind]
+    assert batch.has_valid_checksum()
+    assert list(iterate_records(batch)) == list(iterate_records(Batch(data)))
     assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (3, 1, 4)
-    assert (batch.data is data) == (source == NUMBERS[kind])
+    assert (batch.data is data) == (source == CODECS_BY_NAME[kind])
 
 
 def test_the_topics_level_is_used() -> None:

@@ -17,13 +17,13 @@ from moldau.errors import (
     StorageError,
 )
 from moldau.logs.store import LogName
-from moldau.metadata.image import TOPIC_RESOURCE, ClusterImage, ConfigResource
+from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource, MetadataImage
 from moldau.platform.clock import SystemClock
-from moldau.raft.messages import LogEnd
+from moldau.raft.messages import EpochEndOffset
 from moldau.replication import fetcher
-from moldau.replication.fetcher import Fetcher, Fetching
-from moldau.replication.session import PartitionKey
-from moldau.replication.throttle import Throttle
+from moldau.replication.fetch_session import PartitionKey
+from moldau.replication.fetcher import FetcherContext, ReplicaFetcher
+from moldau.replication.quota import ReplicationQuotaManager
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.codec import Message
@@ -71,13 +71,13 @@ class FakePartition:
         self.high_watermark = high_watermark
         self.start_offset = max(self.start_offset, leader_start_offset)
 
-    async def truncate_for(self, diverging: LogEnd, leader_epoch: int) -> None:
+    async def truncate_to_divergence(self, diverging: EpochEndOffset, leader_epoch: int) -> None:
         self.calls.append(("truncate", diverging, leader_epoch))
         self._check(leader_epoch)
         self.offset = diverging.offset
         self.last_epoch = diverging.epoch
 
-    async def begin_at(self, offset: int, leader_epoch: int) -> None:
+    async def reset_to(self, offset: int, leader_epoch: int) -> None:
         self.calls.append(("begin at", offset, leader_epoch))
         self._check(leader_epoch)
         self.offset = self.start_offset = offset
@@ -110,7 +110,7 @@ class Fetch:
         self._answer = answer
 
     @property
-    def named(self) -> dict[tuple[UUID, int], int]:
+    def to_send(self) -> dict[tuple[UUID, int], int]:
         """Offsets."""
         return {
             (topic.topic_id, each.partition): each.fetch_offset
@@ -160,23 +160,23 @@ class Fetch:
 
 
 class World:
-    def __init__(self, image: ClusterImage | None = None, **settings: Any) -> None:
+    def __init__(self, image: MetadataImage | None = None, **settings: Any) -> None:
         broker = BrokerSettings(**{"replica_fetch_backoff_ms": 20, **settings})
-        self.settings = EffectiveSettings(broker, image or ClusterImage())
+        self.settings = EffectiveSettings(broker, image or MetadataImage())
         self.peers = DirectPeers()
         self.leader = ScriptedLeader()
         self.peers.nodes[LEADER] = self.leader.serve
         self.broker_epoch = 40
-        self._followed: list[PartitionKey] = []
+        self._fetch_states: list[PartitionKey] = []
         clock = SystemClock()
-        self.fetcher = Fetcher(
+        self.fetcher = ReplicaFetcher(
             LEADER,
-            Fetching(
+            FetcherContext(
                 node_id=FOLLOWER,
                 cluster_id="c",
                 broker_epoch=lambda: self.broker_epoch,
                 peers=self.peers,  # type: ignore[arg-type]
-                throttle=Throttle(FOLLOWER, self.settings),
+                quota=ReplicationQuotaManager(FOLLOWER, self.settings),
                 settings=self.settings,
                 clock=clock,
                 random=random.Random(1),
@@ -186,9 +186,9 @@ class World:
     def follow(self, *partitions: FakePartition) -> None:
         """These and no others from now on."""
         keys = [PartitionKey(each.topic_id, each.name.partition) for each in partitions]
-        left = [key for key in self._followed if key not in keys]
-        self._followed = keys
-        self.fetcher.follow(partitions, left)
+        removed = [key for key in self._fetch_states if key not in keys]
+        self._fetch_states = keys
+        self.fetcher.follow(partitions, removed)
 
     async def asked(self) -> Fetch:
         return await self.leader.asked()
@@ -218,7 +218,7 @@ def test_what_an_answer_brings_is_appended_before_the_next_fetch_asks_past_it() 
         request = fetch.request
         assert (request.replica_state.replica_id, request.replica_state.replica_epoch) == (FOLLOWER, 40)
         assert (request.cluster_id, request.session_id, request.session_epoch) == ("c", 0, 0)
-        assert fetch.named == {key(orders): 3, key(visits): 0}
+        assert fetch.to_send == {key(orders): 3, key(visits): 0}
         fetch.answer(
             (orders, {"records": b"abc", "high_watermark": 4}),
             (visits, {"records": b"x", "high_watermark": 0}),
@@ -230,11 +230,11 @@ def test_what_an_answer_brings_is_appended_before_the_next_fetch_asks_past_it() 
         orders.gate.set()
         fetch = await world.asked()
         assert (fetch.request.session_id, fetch.request.session_epoch) == (7, 1)
-        assert fetch.named == {key(orders): 6, key(visits): 1}
+        assert fetch.to_send == {key(orders): 6, key(visits): 1}
         assert orders.calls == [("append", b"abc", 1, 4)]
         fetch.answer((visits, {"high_watermark": 1}))
         fetch = await world.asked()
-        assert fetch.named == {}, "nothing has another position"
+        assert fetch.to_send == {}, "nothing has another position"
         assert visits.high_watermark == 1
 
     with_world(test)
@@ -247,8 +247,8 @@ def test_a_log_that_parts_from_its_leaders_is_cut_and_fetched_from_there() -> No
         fetch = await world.asked()
         fetch.answer((orders, {"diverging_epoch": {"epoch": 3, "end_offset": 5}}))
         fetch = await world.asked()
-        assert orders.calls == [("truncate", LogEnd(3, 5), 1)]
-        assert fetch.named == {key(orders): 5}
+        assert orders.calls == [("truncate", EpochEndOffset(3, 5), 1)]
+        assert fetch.to_send == {key(orders): 5}
         assert fetch.request.topics[0].partitions[0].last_fetched_epoch == 3
 
     with_world(test)
@@ -262,7 +262,7 @@ def test_a_replica_behind_its_leaders_start_begins_anew_there() -> None:
         (await world.asked()).answer((orders, {**out_of_range, "log_start_offset": 20}))
         fetch = await world.asked()
         assert orders.calls == [("begin at", 20, 1)]
-        assert fetch.named == {key(orders): 20}
+        assert fetch.to_send == {key(orders): 20}
         orders.calls.clear()
         fetch.answer((orders, {**out_of_range, "log_start_offset": 3}))
         await world.asked()
@@ -279,13 +279,13 @@ def test_a_partition_that_the_leader_cannot_serve_rests_while_the_others_go_on(c
         (await world.asked()).answer((orders, {"error_code": int(code)}), (visits, {"records": b"x"}))
         fetch = await world.asked()
         assert fetch.forgotten == [key(orders)]
-        assert fetch.named == {key(visits): 1}
+        assert fetch.to_send == {key(visits): 1}
         assert fetch.request.max_wait < 500, "the leader does not keep it waiting beyond its rest"
-        while key(orders) not in fetch.named:
+        while key(orders) not in fetch.to_send:
             await asyncio.sleep(0.001)
             fetch.answer()
             fetch = await world.asked()
-        assert fetch.named == {key(orders): 0}
+        assert fetch.to_send == {key(orders): 0}
 
     with_world(test)
 
@@ -301,7 +301,7 @@ def test_a_new_leader_epoch_is_asked_in_at_once_and_answers_of_the_old_one_are_n
         fetch = await world.asked()
         assert orders.calls == [("append", b"old", 1, -1)], "it is offered in the epoch that it was asked in"
         assert orders.offset == 0
-        assert fetch.named == {key(orders): 0, key(visits): 1}
+        assert fetch.to_send == {key(orders): 0, key(visits): 1}
         assert fetch.request.topics[0].partitions[0].current_leader_epoch == 2
 
     with_world(test)
@@ -332,14 +332,14 @@ def test_a_partition_that_cannot_be_appended_to_is_set_aside_and_the_others_go_o
         (await world.asked()).answer((orders, {"records": b"a"}), (visits, {"records": b"x"}))
         fetch = await world.asked()
         assert fetch.forgotten == [key(orders)]
-        assert fetch.named == {key(visits): 1}
+        assert fetch.to_send == {key(visits): 1}
         for _ in range(20):
             await asyncio.sleep(0.005)
             fetch.answer()
             fetch = await world.asked()
-            if fetch.named:
+            if fetch.to_send:
                 break
-        assert fetch.named == {key(orders): 0}
+        assert fetch.to_send == {key(orders): 0}
 
     with_world(test)
 
@@ -358,12 +358,12 @@ def test_a_partition_whose_disk_has_failed_is_not_fetched_until_its_role_changes
         await asyncio.sleep(0.05)
         fetch.answer()
         fetch = await world.asked()
-        assert fetch.named == {}
+        assert fetch.to_send == {}
         orders.leader_epoch = 2
         world.follow(orders, visits)
         fetch.answer()
         fetch = await world.asked()
-        assert fetch.named == {key(orders): 0}
+        assert fetch.to_send == {key(orders): 0}
 
     with_world(test)
 
@@ -385,13 +385,13 @@ def test_what_is_not_yet_safe_here_is_not_vouched_for() -> None:
         orders.is_safe = False
         world.follow(orders, visits)
         fetch = await world.asked()
-        assert fetch.named == {key(visits): 0}
+        assert fetch.to_send == {key(visits): 0}
         orders.is_safe = True
-        while key(orders) not in fetch.named:
+        while key(orders) not in fetch.to_send:
             await asyncio.sleep(0.001)
             fetch.answer()
             fetch = await world.asked()
-        assert fetch.named[key(orders)] == 5
+        assert fetch.to_send[key(orders)] == 5
 
     with_world(test)
 
@@ -410,11 +410,11 @@ def test_after_an_error_of_the_whole_fetch_everything_is_asked_anew(code: ErrorC
         world.follow(orders, visits)
         (await world.asked()).answer((orders, {"records": b"a"}))
         fetch = await world.asked()
-        assert fetch.named == {key(orders): 1}
+        assert fetch.to_send == {key(orders): 1}
         fetch.answer(session_id=0, code=int(code))
         fetch = await world.asked()
         assert fetch.request.session_epoch == 0
-        assert fetch.named == {key(visits): 0, key(orders): 1}
+        assert fetch.to_send == {key(visits): 0, key(orders): 1}
 
     with_world(test)
 
@@ -439,12 +439,12 @@ def test_a_leader_that_cannot_be_reached_is_tried_again_with_everything() -> Non
         fetch.fail(PeerUnreachableError("lost"))
         fetch = await world.asked()
         assert fetch.request.session_epoch == 0
-        assert fetch.named == {key(orders): 1}
+        assert fetch.to_send == {key(orders): 1}
         assert fetch.request.max_bytes == bytes_before // 2, "its answers may be too large for a slow network"
         fetch.answer((orders, {}))
         fetch = await world.asked()
         assert fetch.request.max_bytes == bytes_before
-        fetch.fail(PeerUnreachableError("refused", is_gone=True))
+        fetch.fail(PeerUnreachableError("refused", is_connection_refused=True))
         assert (await world.asked()).request.max_bytes == bytes_before
 
     with_world(test)
@@ -458,7 +458,7 @@ def test_a_new_partition_does_not_wait_for_a_fetch_that_waits() -> None:
         world.follow(orders, visits)
         fetch = await world.asked()
         assert world.peers.drops == 1
-        assert fetch.named == {key(orders): 0, key(visits): 0}
+        assert fetch.to_send == {key(orders): 0, key(visits): 0}
         bytes_max = world.settings.broker.replica_fetch_response_max_bytes
         assert fetch.request.max_bytes == bytes_max, "nothing was wrong with the leader"
 
@@ -466,7 +466,7 @@ def test_a_new_partition_does_not_wait_for_a_fetch_that_waits() -> None:
 
 
 def test_new_partitions_that_come_one_by_one_do_not_end_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "NUDGES_APART_MS", 60_000)
+    monkeypatch.setattr(fetcher, "INTERRUPT_INTERVAL_MS", 60_000)
 
     async def test(world: World) -> None:
         partitions = [FakePartition("orders", index) for index in range(5)]
@@ -496,7 +496,7 @@ def test_a_leader_of_whom_nothing_is_followed_is_left_and_taken_up_again() -> No
         world.follow(orders)
         fetch = await world.asked()
         assert fetch.request.session_epoch == 0
-        assert fetch.named == {key(orders): 0}
+        assert fetch.to_send == {key(orders): 0}
 
     with_world(test)
 
@@ -522,7 +522,7 @@ def test_closing_waits_for_what_is_being_appended() -> None:
 
 def test_a_throttled_partition_rests_when_its_rate_is_used_up_and_in_sync_ones_do_not() -> None:
     configs = {"follower.replication.throttled.replicas": "*"}
-    image = ClusterImage(configs={ConfigResource(TOPIC_RESOURCE, "orders"): configs})
+    image = MetadataImage(configs={ConfigResource(TOPIC_RESOURCE, "orders"): configs})
 
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
@@ -534,14 +534,14 @@ def test_a_throttled_partition_rests_when_its_rate_is_used_up_and_in_sync_ones_d
         )
         fetch = await world.asked()
         assert fetch.forgotten == [key(orders)]
-        assert fetch.named == {key(visits): 200}
-        while key(orders) not in fetch.named:
+        assert fetch.to_send == {key(visits): 200}
+        while key(orders) not in fetch.to_send:
             await asyncio.sleep(0.01)
             fetch.answer()
             fetch = await world.asked()
         fetch.answer((orders, {"records": b"a" * 800, "high_watermark": 1_000}))
         fetch = await world.asked()
-        assert fetch.named == {key(orders): 1_000}, "now it has all that is committed"
+        assert fetch.to_send == {key(orders): 1_000}, "now it has all that is committed"
 
     with_world(test, image=image, follower_replication_throttled_rate=100)
 

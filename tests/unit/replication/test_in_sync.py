@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.controller.requests import InSyncChange, InSyncResult
+from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,
@@ -20,8 +20,8 @@ from moldau.errors import (
 )
 from moldau.logs.store import LogName
 from moldau.platform.clock import SystemClock
-from moldau.replication import in_sync
-from moldau.replication.in_sync import InSyncSets
+from moldau.replication import alter_partition_manager as isr
+from moldau.replication.alter_partition_manager import AlterPartitionManager
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 
@@ -35,23 +35,23 @@ class FakePartition:
         self.topic_id = UUID(int=1)
         self.wanted: tuple[int, ...] | None = None
         self.partition_epoch = 5
-        self.proposal: InSyncChange | None = None
-        self.answers: list[InSyncResult] = []
+        self.proposal: IsrChange | None = None
+        self.answers: list[IsrChangeResult] = []
         self.looks = 0
 
     @property
-    def proposed_in_sync(self) -> InSyncChange | None:
+    def pending_isr_change(self) -> IsrChange | None:
         return self.proposal
 
-    def propose_in_sync(self, lag_ms: int) -> InSyncChange | None:
+    def propose_isr_change(self, lag_ms: int) -> IsrChange | None:
         self.looks += 1
         if self.wanted is None or self.proposal is not None:
             return None
         members = tuple((each, 40 + each) for each in self.wanted)
-        self.proposal = InSyncChange(self.topic_id, self.name.partition, 3, self.partition_epoch, members)
+        self.proposal = IsrChange(self.topic_id, self.name.partition, 3, self.partition_epoch, members)
         return self.proposal
 
-    def on_in_sync_answer(self, result: InSyncResult) -> None:
+    def on_alter_partition_response(self, result: IsrChangeResult) -> None:
         self.answers.append(result)
         if result.error is None or isinstance(result.error, IneligibleReplicaError):
             self.proposal = None
@@ -70,9 +70,9 @@ class FakeGateway:
     def __init__(self) -> None:
         self.requests: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
 
-    async def alter_in_sync(
-        self, broker_id: int, broker_epoch: int, changes: Sequence[InSyncChange]
-    ) -> list[InSyncResult]:
+    async def alter_partition(
+        self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
+    ) -> list[IsrChangeResult]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.requests.put_nowait(((broker_id, broker_epoch, list(changes)), answer))
         outcome = await answer
@@ -81,9 +81,9 @@ class FakeGateway:
         return [_result(change, error) for change, error in zip(changes, outcome, strict=True)]
 
 
-def _result(change: InSyncChange, error: MoldauError | None) -> InSyncResult:
-    members = tuple(each for each, _ in change.in_sync)
-    return InSyncResult(
+def _result(change: IsrChange, error: MoldauError | None) -> IsrChangeResult:
+    members = tuple(each for each, _ in change.isr)
+    return IsrChangeResult(
         change.topic_id,
         change.partition,
         NODE,
@@ -97,12 +97,12 @@ def _result(change: InSyncChange, error: MoldauError | None) -> InSyncResult:
 
 class World:
     def __init__(self, *partitions: FakePartition, lag_ms: int = 60_000) -> None:
-        self.gateway = FakeGateway()
+        self.controller_channel = FakeGateway()
         self.broker_epoch = 41
-        self.kept = InSyncSets(
+        self.kept = AlterPartitionManager(
             NODE,
             lambda: partitions,
-            self.gateway,
+            self.controller_channel,
             lambda: self.broker_epoch,
             EffectiveSettings(BrokerSettings(replica_lag_time_max_ms=lag_ms)),
             SystemClock(),
@@ -110,7 +110,7 @@ class World:
         )
 
     async def asked(self) -> tuple[Any, "asyncio.Future[Any]"]:
-        return await self.gateway.requests.get()
+        return await self.controller_channel.requests.get()
 
 
 def with_world(
@@ -139,7 +139,7 @@ def test_all_that_is_wanted_goes_into_one_request_and_the_answers_to_their_parti
         answer.set_result([None, error])
         while not second.answers:
             await asyncio.sleep(0)
-        assert first.answers[0].in_sync == (1, 2)
+        assert first.answers[0].isr == (1, 2)
         assert second.answers[0].error is error
         assert content.answers == []
 
@@ -155,7 +155,7 @@ def test_partitions_are_looked_at_again_and_again_and_at_once_when_a_follower_pr
         partition.wanted = (1, 2)
         await asyncio.sleep(0.01)
         assert partition.looks == 1
-        world.kept.look_at(partition)
+        world.kept.check_isr(partition)
         (_, _, changes), answer = await world.asked()
         assert changes == [partition.proposal]
         answer.set_result([None])
@@ -203,7 +203,7 @@ def test_a_change_is_given_up_when_the_metadata_shows_a_later_state() -> None:
         partition.metadata_shows_a_later_state()
         answer.set_result(PeerUnreachableError("no answer"))
         other.wanted = (1, 3)
-        world.kept.look_at(other)
+        world.kept.check_isr(other)
         (_, _, changes), _ = await world.asked()
         assert changes == [other.proposal]
 
@@ -220,8 +220,8 @@ def test_a_change_that_was_refused_for_good_is_not_sent_again() -> None:
         while not partition.answers:
             await asyncio.sleep(0)
         other.wanted = (1, 3)
-        world.kept.look_at(partition)
-        world.kept.look_at(other)
+        world.kept.check_isr(partition)
+        world.kept.check_isr(other)
         (_, _, changes), _ = await world.asked()
         assert changes == [other.proposal]
 
@@ -231,7 +231,7 @@ def test_a_change_that_was_refused_for_good_is_not_sent_again() -> None:
 def test_a_member_that_the_controller_does_not_take_is_not_proposed_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(in_sync, "INELIGIBLE_MS", 60_000)
+    monkeypatch.setattr(isr, "INELIGIBLE_BACKOFF_MS", 60_000)
     partition, other = FakePartition(0), FakePartition(1)
     partition.wanted = (1, 2)
 
@@ -241,8 +241,8 @@ def test_a_member_that_the_controller_does_not_take_is_not_proposed_again_at_onc
         while not partition.answers:
             await asyncio.sleep(0)
         other.wanted = (1, 3)
-        world.kept.look_at(partition)
-        world.kept.look_at(other)
+        world.kept.check_isr(partition)
+        world.kept.check_isr(other)
         (_, _, changes), _ = await world.asked()
         assert changes == [other.proposal]
 
@@ -250,7 +250,7 @@ def test_a_member_that_the_controller_does_not_take_is_not_proposed_again_at_onc
 
 
 def test_it_is_looked_at_again_when_that_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_sync, "INELIGIBLE_MS", 1)
+    monkeypatch.setattr(isr, "INELIGIBLE_BACKOFF_MS", 1)
     partition = FakePartition(0)
     partition.wanted = (1, 2)
 
@@ -270,9 +270,9 @@ def test_news_during_a_request_goes_into_the_next_one() -> None:
     async def test(world: World) -> None:
         _, answer = await world.asked()
         other.wanted = (1, 3)
-        world.kept.look_at(other)
+        world.kept.check_isr(other)
         await asyncio.sleep(0.01)
-        assert world.gateway.requests.empty(), "one request at a time"
+        assert world.controller_channel.requests.empty(), "one request at a time"
         answer.set_result([None])
         (_, _, changes), _ = await world.asked()
         assert changes == [other.proposal]
@@ -312,7 +312,7 @@ def test_a_controller_that_cannot_be_asked_is_complained_of_once(caplog: pytest.
         while not partition.answers:
             await asyncio.sleep(0)
         partition.wanted = (1, 3)
-        world.kept.look_at(partition)
+        world.kept.check_isr(partition)
         _, answer = await world.asked()
         answer.set_result(StorageError("its disk is full"))
         await world.asked()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from moldau.errors import NotLeaderError
+from moldau.errors import NotLeaderOrFollowerError
 from moldau.partitions.partition import Partition
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 from support.logs import batches_of
 from support.replication_nodes import ReplicaNode, cluster, until
@@ -32,8 +32,8 @@ async def write(node: ReplicaNode, *values: bytes) -> int:
 
 async def commit(node: ReplicaNode, *values: bytes) -> None:
     partition = node.partition
-    appended = await partition.append([batch(*values)], all_in_sync=True)
-    waiting = partition.committing(appended.next_offset, appended.leader_epoch, all_in_sync=True)
+    appended = await partition.append([batch(*values)], acks_all=True)
+    waiting = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
     if waiting is not None:
         await waiting
 
@@ -47,8 +47,8 @@ class HeldSyncs:
 
     def __init__(self, partition: Partition) -> None:
         self.released = asyncio.Event()
-        self._sync = partition.log.make_durable
-        partition.log.make_durable = self._held  # type: ignore[method-assign]
+        self._sync = partition.log.flush
+        partition.log.flush = self._held  # type: ignore[method-assign]
 
     async def _held(self) -> None:
         await self.released.wait()
@@ -105,7 +105,7 @@ def test_a_follower_whose_leader_changes_while_it_syncs_does_not_vouch_for_what_
             await until(lambda: nodes[2].partition.log.end_offset == 2 == nodes[3].partition.log.end_offset)
             await controller.change(leader=3)
             await asyncio.sleep(0.05)
-            assert nodes[3].partition.leader().followers[2].durable_offset < 2
+            assert nodes[3].partition.require_leader().followers[2].durable_offset < 2
             held.released.set()
             await until(lambda: nodes[3].partition.high_watermark == 2)
 
@@ -122,15 +122,15 @@ def test_a_leader_that_comes_back_gives_up_what_its_successor_does_not_have() ->
             served = peers.nodes.pop(1)
             await write(nodes[1], b"lost 1")
             await write(nodes[1], b"lost 2")
-            await controller.change(leader=2, in_sync=(2, 3), tell=(2, 3))
+            await controller.change(leader=2, isr=(2, 3), tell=(2, 3))
             await commit(nodes[2], b"c")
             peers.nodes[1] = served
             await nodes[1].publish(controller.image)
-            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await until(lambda: controller.partition.isr == (1, 2, 3))
             await commit(nodes[2], b"d")
             assert await bytes_of(nodes[1].partition) == await bytes_of(nodes[2].partition)
             assert await bytes_of(nodes[3].partition) == await bytes_of(nodes[2].partition)
-            with pytest.raises(NotLeaderError):
+            with pytest.raises(NotLeaderOrFollowerError):
                 await write(nodes[1], b"never")
 
     run(test())
@@ -146,11 +146,11 @@ def test_logs_that_parted_more_than_once_become_one_again() -> None:
                 served = peers.nodes.pop(leader)
                 for number in range(leader):
                     await write(nodes[leader], b"only %d has %d" % (leader, number))
-                await controller.change(leader=others[0], in_sync=others, tell=others)
+                await controller.change(leader=others[0], isr=others, tell=others)
                 await commit(nodes[others[0]], b"after %d" % leader)
                 peers.nodes[leader] = served
                 await nodes[leader].publish(controller.image)
-                await until(lambda: controller.partition.in_sync == (1, 2, 3))
+                await until(lambda: controller.partition.isr == (1, 2, 3))
             await commit(nodes[controller.partition.leader], b"last")
             wanted = await bytes_of(nodes[1].partition)
             assert await bytes_of(nodes[2].partition) == wanted
@@ -168,11 +168,11 @@ def test_a_follower_that_lags_leaves_the_in_sync_set_and_joins_again_when_it_has
             held = HeldSyncs(follower.partition)
             # Not all are there to have it; those who are in sync are, sooner or later.
             await commit(leader, b"b")
-            assert controller.partition.in_sync == (1, 2)
+            assert controller.partition.isr == (1, 2)
             for _ in range(5):
                 await commit(leader, b"more")
             held.released.set()
-            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await until(lambda: controller.partition.isr == (1, 2, 3))
             await commit(leader, b"c")
             assert await bytes_of(follower.partition) == await bytes_of(leader.partition)
 
@@ -195,12 +195,12 @@ def test_a_replica_that_the_leader_has_nothing_in_common_with_begins_at_the_lead
         async with cluster(1, 2, 3) as (controller, _):
             nodes = controller.nodes
             await commit(nodes[1], b"a", b"b")
-            await controller.change(in_sync=(1, 2), replicas=(1, 2))
+            await controller.change(isr=(1, 2), replicas=(1, 2))
             await commit(nodes[1], b"c", b"d")
             await nodes[1].partition.delete_records(3)
             assert nodes[1].partition.log.start_offset == 3
             await controller.change(replicas=(1, 2, 3))
-            await until(lambda: controller.partition.in_sync == (1, 2, 3))
+            await until(lambda: controller.partition.isr == (1, 2, 3))
             await commit(nodes[1], b"e")
             assert nodes[3].partition.log.start_offset == 3
             assert nodes[3].partition.log.end_offset == 5
@@ -240,7 +240,7 @@ def test_a_follower_in_sync_shows_that_it_is_alive_where_nothing_is_written() ->
         async with cluster(1, 2, replica_lag_time_max_ms=400) as (controller, _):
             leader = controller.nodes[1]
             await commit(leader, b"a")
-            progress = leader.partition.leader().followers[2]
+            progress = leader.partition.require_leader().followers[2]
             for _ in range(3):
                 seen_ms = progress.fetched_ms
                 await until(lambda seen_ms=seen_ms: progress.fetched_ms > seen_ms)

@@ -9,11 +9,11 @@ import pytest
 import moldau
 from moldau import errors
 from moldau.errors import MoldauError, StorageError, TopicExistsError
-from moldau.partitions.partition import Diverged
-from moldau.server.errors import KAFKA_CODES, ErrorCode, error_code, error_message
+from moldau.partitions.partition import DivergingEpochError
+from moldau.server.errors import ERROR_CODES, ErrorCode, error_code, error_message
 
 SOURCE = Path(moldau.__file__).parent
-NOT_CODES = {Diverged}
+NOT_CODES = {DivergingEpochError}
 """Answers that Fetch gives in a field of their own."""
 
 
@@ -41,13 +41,13 @@ def test_every_domain_error_is_in_the_table() -> None:
     found = domain_errors()
     assert len(found) > 25
     ours = [each for each in found if each.__module__.startswith("moldau")]
-    without = [each for each in ours if not KAFKA_CODES.keys() & set(each.__mro__)]
+    without = [each for each in ours if not ERROR_CODES.keys() & set(each.__mro__)]
     assert [each.__qualname__ for each in without if each not in NOT_CODES] == []
 
 
 def test_no_domain_error_is_answered_as_a_bug_or_as_success() -> None:
-    assert ErrorCode.unknown_server_error not in KAFKA_CODES.values()
-    assert ErrorCode.none not in KAFKA_CODES.values()
+    assert ErrorCode.unknown_server_error not in ERROR_CODES.values()
+    assert ErrorCode.none not in ERROR_CODES.values()
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,23 @@ from typing import Any, cast
 
 import pytest
 
-from moldau.client.net.versions import VERSIONS
-from moldau.controller.gateway import ControllerGateway
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS
+from moldau.controller.channel import NodeToControllerChannel
 from moldau.errors import NotControllerError, PeerUnreachableError
 from moldau.handlers import REGISTRY
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC_RESOURCE
 from moldau.network.connection import CloseConnectionError
 from moldau.raft.driver import METADATA_TOPIC_ID
-from moldau.server import readiness
+from moldau.server import startup_gate
 from moldau.server.broker import Broker
-from moldau.server.dispatch import Dispatcher
+from moldau.server.dispatcher import Dispatcher
 from moldau.server.session import ClientConnection, Session
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message, decoder, encoder, uses_flexible_headers
-from moldau.wire.frames import request_header, skip_tags
-from support.admin import AdminBroker, broker_image, image_of
+from moldau.wire.codec import Message, decoder, encoder, has_flexible_header
+from moldau.wire.frames import encode_request_header, skip_tagged_fields
+from support.admin_broker import AdminBroker, broker_image, image_of
 
 CLIENTS, NODES = "CLIENTS", "NODES"
 SETTINGS = BrokerSettings(
@@ -57,7 +57,7 @@ class Wire:
             refuses, self.refuses = self.refuses, None
             raise refuses
         self.asked.append((node_id, api))
-        answer = await ask(self.nodes[node_id], api, tree, listener=NODES)
+        answer = await send(self.nodes[node_id], api, tree, listener=NODES)
         if self.breaks is not None:
             raise self.breaks
         return answer
@@ -106,15 +106,15 @@ class TwoNodes:
             controller=controller,
             partitions=cast(Any, None),
             groups=cast(Any, None),
-            fetch_sessions=cast(Any, None),
+            fetch_session_cache=cast(Any, None),
             producer_ids=cast(Any, None),
-            long_polls=cast(Any, None),
+            shutdown_callbacks=cast(Any, None),
             quorum=quorum,
-            gateway=ControllerGateway(
+            controller_channel=NodeToControllerChannel(
                 number, controller, quorum, peers, metadata, cast(Any, self.platform.clock)
             ),
             peers=peers,
-            membership=cast(Any, None),
+            lifecycle=cast(Any, None),
             replication=cast(Any, None),
             ready=ready,
         )
@@ -124,10 +124,10 @@ class TwoNodes:
         for number, controller in self.controllers.items():
             controller.is_active = number == node_id
 
-    async def ask(
+    async def send(
         self, node_id: int, api: ApiKey, tree: Mapping[str, Any], version: int | None = None
     ) -> Message:
-        return await ask(self.wire.nodes[node_id], api, tree, version=version)
+        return await send(self.wire.nodes[node_id], api, tree, version=version)
 
     @property
     def topics(self) -> list[str]:
@@ -135,12 +135,12 @@ class TwoNodes:
 
 
 def frame_of(api: ApiKey, version: int, tree: Mapping[str, Any]) -> memoryview:
-    frame = request_header(api, version, 77, "a client")
+    frame = encode_request_header(api, version, 77, "a client")
     encoder(api, version, "request")(frame, tree)
     return memoryview(frame)
 
 
-async def ask(
+async def send(
     dispatcher: Dispatcher,
     api: ApiKey,
     tree: Mapping[str, Any],
@@ -149,15 +149,17 @@ async def ask(
     listener: str = CLIENTS,
 ) -> Message:
     if version is None:
-        version = VERSIONS[api].high if api in VERSIONS else REGISTRY[api].high
-    parts = await dispatcher.answer(
+        version = SUPPORTED_VERSIONS[api].maximum if api in SUPPORTED_VERSIONS else REGISTRY[api].max_version
+    parts = await dispatcher.handle(
         ClientConnection("10.1.2.3:4567", listener), frame_of(api, version, tree), lambda: None
     )
     assert parts is not None
     data = memoryview(b"".join(bytes(part) for part in parts))
     assert int.from_bytes(data[:4], "big") == len(data) - 4
     assert int.from_bytes(data[4:8], "big") == 77
-    start = skip_tags(data, 8) if uses_flexible_headers(api, version) and api != ApiKey.API_VERSIONS else 8
+    start = (
+        skip_tagged_fields(data, 8) if has_flexible_header(api, version) and api != ApiKey.API_VERSIONS else 8
+    )
     return decoder(api, version, "response")(data[start:])
 
 
@@ -176,10 +178,10 @@ def run(story: Callable[[], Any]) -> Any:
 def test_whichever_node_is_asked_the_controller_decides() -> None:
     async def story() -> None:
         nodes = TwoNodes()
-        assert codes(await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a", "nope"))) == {"a": 0, "nope": 3}
+        assert codes(await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a", "nope"))) == {"a": 0, "nope": 3}
         assert nodes.topics == ["b"]
         assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
-        assert codes(await nodes.ask(2, ApiKey.DELETE_TOPICS, delete("b"))) == {"b": 0}
+        assert codes(await nodes.send(2, ApiKey.DELETE_TOPICS, delete("b"))) == {"b": 0}
         assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)], "it asks itself without the network"
 
     run(story)
@@ -199,7 +201,7 @@ def test_a_forwarded_request_stays_the_clients_own(version: int, monkeypatch: py
     async def story() -> None:
         nodes = TwoNodes()
         tree = {"topic_names": ["a"], "timeout": 5_000}
-        answer = await nodes.ask(1, ApiKey.DELETE_TOPICS, tree, version)
+        answer = await nodes.send(1, ApiKey.DELETE_TOPICS, tree, version)
         assert codes(answer) == {"a": 0}
 
     run(story)
@@ -212,7 +214,7 @@ def test_a_controller_that_moves_while_it_is_asked_is_followed() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.controllers[2].is_active = False
-        asking = asyncio.create_task(nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a")))
+        asking = asyncio.create_task(nodes.send(1, ApiKey.DELETE_TOPICS, delete("a")))
         while not nodes.wire.asked:
             await asyncio.sleep(0)
         nodes.move_controller(1)
@@ -227,7 +229,7 @@ def test_a_controller_that_was_here_and_is_there_now_is_followed() -> None:
     async def story() -> None:
         nodes = TwoNodes(controller_id=1)
         nodes.controllers[1].is_active = False
-        asking = asyncio.create_task(nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a")))
+        asking = asyncio.create_task(nodes.send(1, ApiKey.DELETE_TOPICS, delete("a")))
         await asyncio.sleep(0)
         nodes.move_controller(2)
         assert codes(await asking) == {"a": 0}
@@ -239,8 +241,8 @@ def test_a_controller_that_was_here_and_is_there_now_is_followed() -> None:
 def test_a_node_that_could_not_be_reached_is_tried_again() -> None:
     async def story() -> None:
         nodes = TwoNodes()
-        nodes.wire.refuses = PeerUnreachableError("refused", is_gone=True)
-        assert codes(await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a"))) == {"a": 0}
+        nodes.wire.refuses = PeerUnreachableError("refused", is_connection_refused=True)
+        assert codes(await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a"))) == {"a": 0}
 
     run(story)
 
@@ -249,7 +251,7 @@ def test_what_may_have_been_done_is_not_done_again_and_says_so() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.wire.breaks = PeerUnreachableError("the connection ended", was_sent=True)
-        answer = await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a"))
+        answer = await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a"))
         assert codes(answer) == {"a": 7}
         assert "not known" in answer.responses[0].error_message
         assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
@@ -261,7 +263,7 @@ def test_without_a_controller_the_answer_has_the_form_of_its_api() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.leader_id = -1
-        assert codes(await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a", "b", timeout_ms=10))) == {
+        assert codes(await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a", "b", timeout_ms=10))) == {
             "a": 7,
             "b": 7,
         }
@@ -270,7 +272,7 @@ def test_without_a_controller_the_answer_has_the_form_of_its_api() -> None:
             "timeout": 10,
             "validate_only": False,
         }
-        answer = await nodes.ask(1, ApiKey.CREATE_PARTITIONS, more)
+        answer = await nodes.send(1, ApiKey.CREATE_PARTITIONS, more)
         assert [(each.name, each.error_code) for each in answer.results] == [("a", 7)]
 
     run(story)
@@ -289,14 +291,14 @@ def envelope(request: bytes | memoryview) -> dict[str, Any]:
         (frame_of(ApiKey.METADATA, 4, {"topics": None}), 42),
         (frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))[:-3], 42),
         (b"", 42),
-        (bytes(request_header(ApiKey.DELETE_TOPICS, 6, 1, "x"))[:2] + b"\x00\x63" + bytes(20), 35),
+        (bytes(encode_request_header(ApiKey.DELETE_TOPICS, 6, 1, "x"))[:2] + b"\x00\x63" + bytes(20), 35),
         (frame_of(ApiKey.ENVELOPE, 0, envelope(b"x")), 42),
     ],
 )
 def test_an_envelope_with_anything_else_in_it_is_refused(request_data: bytes, code: int) -> None:
     async def story() -> None:
         nodes = TwoNodes()
-        answer = await ask(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request_data), listener=NODES)
+        answer = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request_data), listener=NODES)
         assert (answer.error_code, answer.response_data) == (code, None)
         assert nodes.topics == ["a", "b"]
 
@@ -307,7 +309,7 @@ def test_an_envelope_is_not_handed_on() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
-        answer = await ask(nodes.wire.nodes[1], ApiKey.ENVELOPE, envelope(request), listener=NODES)
+        answer = await send(nodes.wire.nodes[1], ApiKey.ENVELOPE, envelope(request), listener=NODES)
         assert answer.error_code == 41
         assert nodes.wire.asked == []
 
@@ -321,7 +323,7 @@ def test_what_nodes_ask_of_each_other_is_refused_on_other_listeners() -> None:
         with pytest.raises(
             CloseConnectionError, match=r"ENVELOPE .* NODES; 10\.1\.2\.3:4567 asked on CLIENTS"
         ):
-            await nodes.ask(2, ApiKey.ENVELOPE, envelope(request))
+            await nodes.send(2, ApiKey.ENVELOPE, envelope(request))
         assert nodes.topics == ["a", "b"]
 
     run(story)
@@ -332,12 +334,12 @@ def test_what_nodes_ask_of_each_other_is_named_on_their_listener_alone() -> None
 
     async def named(listener: str) -> set[int]:
         dispatcher = TwoNodes().wire.nodes[1]
-        answer = await ask(dispatcher, ApiKey.API_VERSIONS, software, listener=listener)
+        answer = await send(dispatcher, ApiKey.API_VERSIONS, software, listener=listener)
         return {each.api_key for each in answer.api_keys}
 
-    between_nodes = {int(key) for key, served in REGISTRY.items() if served.between_nodes}
-    assert ApiKey.ENVELOPE in between_nodes
-    assert asyncio.run(named(NODES)) - asyncio.run(named(CLIENTS)) == between_nodes
+    inter_broker = {int(key) for key, served in REGISTRY.items() if served.inter_broker}
+    assert ApiKey.ENVELOPE in inter_broker
+    assert asyncio.run(named(NODES)) - asyncio.run(named(CLIENTS)) == inter_broker
 
 
 # Configs, of which a node hands on a part
@@ -366,7 +368,7 @@ def test_a_node_looks_at_what_concerns_itself_and_hands_on_the_rest() -> None:
             config(TOPIC_RESOURCE, "nope", retention_ms="1000"),
         ]
         tree = {"resources": resources, "validate_only": False}
-        answer = await nodes.ask(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
+        answer = await nodes.send(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
         found = altered(answer)
         assert found[TOPIC_RESOURCE, "a"] == 0
         assert found[BROKER_RESOURCE, "1"] == 0
@@ -390,7 +392,7 @@ def test_the_older_way_to_alter_configs_is_handed_on_too() -> None:
             "resource_name": "a",
             "configs": [{"name": "retention.ms", "value": "1000"}],
         }
-        answer = await nodes.ask(1, ApiKey.ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
+        answer = await nodes.send(1, ApiKey.ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
         assert altered(answer) == {(TOPIC_RESOURCE, "a"): 0}
         assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
 
@@ -415,7 +417,7 @@ def test_clients_wait_until_the_node_is_ready() -> None:
         nodes = TwoNodes()
         nodes.brokers[1].ready.clear()
         asking = asyncio.create_task(
-            nodes.ask(
+            nodes.send(
                 1,
                 ApiKey.DESCRIBE_CLUSTER,
                 {
@@ -435,27 +437,27 @@ def test_clients_wait_until_the_node_is_ready() -> None:
 
 
 def test_who_waits_too_long_for_a_node_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "READY_WITHIN_S", 0.001)
+    monkeypatch.setattr(startup_gate, "READY_TIMEOUT_S", 0.001)
 
     async def story() -> None:
         nodes = TwoNodes()
         nodes.brokers[1].ready.clear()
         with pytest.raises(CloseConnectionError, match="could not join its cluster"):
-            await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a"))
+            await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a"))
 
     run(story)
 
 
 def test_requests_that_wait_for_the_node_take_up_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "HELD_BYTES_MAX", 100)
+    monkeypatch.setattr(startup_gate, "PARKED_BYTES_MAX", 100)
 
     async def story() -> None:
         nodes = TwoNodes()
         nodes.brokers[1].ready.clear()
-        first = asyncio.create_task(nodes.ask(1, ApiKey.DELETE_TOPICS, delete("a")))
+        first = asyncio.create_task(nodes.send(1, ApiKey.DELETE_TOPICS, delete("a")))
         await asyncio.sleep(0)
         with pytest.raises(CloseConnectionError, match="too many"):
-            await nodes.ask(1, ApiKey.DELETE_TOPICS, delete("b" * 80))
+            await nodes.send(1, ApiKey.DELETE_TOPICS, delete("b" * 80))
         nodes.brokers[1].ready.set()
         assert codes(await first) == {"a": 0}
 
@@ -476,12 +478,12 @@ def test_nodes_do_not_wait_for_each_other_to_be_ready(monkeypatch: pytest.Monkey
         nodes = TwoNodes()
         nodes.brokers[2].ready.clear()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
-        answer = await ask(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request), listener=NODES)
+        answer = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request), listener=NODES)
         assert answer.error_code == 0
         software = {"client_software_name": "x", "client_software_version": "1"}
-        assert (await nodes.ask(2, ApiKey.API_VERSIONS, software)).error_code == 0
-        await nodes.ask(2, ApiKey.FETCH, fetch(METADATA_TOPIC_ID), 13)
-        waits = asyncio.create_task(nodes.ask(2, ApiKey.FETCH, fetch(None), 13))
+        assert (await nodes.send(2, ApiKey.API_VERSIONS, software)).error_code == 0
+        await nodes.send(2, ApiKey.FETCH, fetch(METADATA_TOPIC_ID), 13)
+        waits = asyncio.create_task(nodes.send(2, ApiKey.FETCH, fetch(None), 13))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waits.done()

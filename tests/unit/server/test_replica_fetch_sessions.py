@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 from moldau.handlers.a01_fetch import fetch
 from moldau.partitions.partition import Partition
-from moldau.partitions.waiting import Listeners
-from moldau.server.fetch_watch import Watch
+from moldau.partitions.waiters import CallbackList
+from moldau.server.partition_watcher import PartitionWatcher
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.codec import Message
 from unit.handlers.test_fetch_replicas import EPOCH, Stage, on_stage
@@ -48,13 +48,13 @@ class SessionOfNode2:
             forgotten_topics_data=[],
             rack_id="",
         )
-        read = Partition.read_for_replica
+        read = Partition.read_for_follower
 
         async def counted(*arguments: Any, **more: Any) -> Any:
             self.looks += 1
             return await read(*arguments, **more)
 
-        with patch.object(Partition, "read_for_replica", counted):
+        with patch.object(Partition, "read_for_follower", counted):
             answer = await fetch(request, self._session, self._stage.node)
         assert answer["error_code"] == 0
         self._id, self._epoch = answer["session_id"], self._epoch + 1
@@ -62,7 +62,7 @@ class SessionOfNode2:
 
     def let_time_pass(self) -> None:
         """All that is not in sync is due for a look."""
-        self._stage.node.fetch_sessions._sessions[self._id].looked_ms = LONG_AGO_MS
+        self._stage.node.fetch_session_cache._sessions[self._id].last_full_scan_ms = LONG_AGO_MS
 
 
 def with_session(scene: Callable[[Stage, SessionOfNode2], Awaitable[None]]) -> None:
@@ -71,7 +71,7 @@ def with_session(scene: Callable[[Stage, SessionOfNode2], Awaitable[None]]) -> N
 
 def test_a_partition_without_news_whose_follower_is_in_sync_is_not_looked_at() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
-        await stage.role(in_sync=(1, 2))
+        await stage.role(isr=(1, 2))
         await follower.fetch(0)
         looks = follower.looks
         for _ in range(3):
@@ -84,7 +84,7 @@ def test_a_partition_without_news_whose_follower_is_in_sync_is_not_looked_at() -
 
 def test_a_follower_that_is_not_in_sync_is_seen_to_be_alive_from_time_to_time() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
-        await stage.role(in_sync=(1,))
+        await stage.role(isr=(1,))
         await follower.fetch(0)
         looks = follower.looks
         await follower.fetch()
@@ -98,7 +98,7 @@ def test_a_follower_that_is_not_in_sync_is_seen_to_be_alive_from_time_to_time() 
 
 def test_what_is_appended_is_news_for_a_follower_in_sync() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
-        await stage.role(in_sync=(1, 2))
+        await stage.role(isr=(1, 2))
         await follower.fetch(0)
         await stage.append(b"one")
         [told] = await follower.fetch()
@@ -113,11 +113,11 @@ def test_what_is_appended_is_news_for_a_follower_in_sync() -> None:
 
 def test_a_session_that_has_ended_holds_on_to_no_partition() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
-        watch, news = Watch(), Listeners()
-        watch.close()
+        watcher, changed = PartitionWatcher(), CallbackList()
+        watcher.close()
         # A fetch that was reading when its connection closed comes to the next partition.
-        watch.follow(("orders", 0), stage.partition, loud=[news])
-        assert not news._listeners
-        assert watch.partition(("orders", 0)) is None
+        watcher.watch(("orders", 0), stage.partition, wake_on=[changed])
+        assert not changed._listeners
+        assert watcher.partition(("orders", 0)) is None
 
     with_session(scene)

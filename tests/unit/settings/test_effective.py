@@ -10,9 +10,9 @@ from moldau.errors import InvalidConfigError
 from moldau.metadata.image import (
     BROKER_RESOURCE,
     TOPIC_RESOURCE,
-    ClusterDelta,
-    ClusterImage,
     ConfigResource,
+    MetadataDelta,
+    MetadataImage,
     TopicImage,
 )
 from moldau.settings.broker import BrokerSettings
@@ -27,7 +27,7 @@ from moldau.settings.effective import (
     validate_broker_configs,
     validate_topic_configs,
 )
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 from moldau.settings.topic import TopicSettings
 
 ORDERS = ConfigResource(TOPIC_RESOURCE, "orders")
@@ -36,12 +36,12 @@ BROKER_2 = ConfigResource(BROKER_RESOURCE, "2")
 ALL_BROKERS = ConfigResource(BROKER_RESOURCE, "")
 
 
-def image(configs: Mapping[ConfigResource, Mapping[str, str]]) -> ClusterImage:
-    return ClusterImage(configs=MappingProxyType(dict(configs)))
+def image(configs: Mapping[ConfigResource, Mapping[str, str]]) -> MetadataImage:
+    return MetadataImage(configs=MappingProxyType(dict(configs)))
 
 
 def change(settings: EffectiveSettings, configs: Mapping[ConfigResource, Mapping[str, str]]) -> None:
-    settings.apply(image(configs), ClusterDelta(configs_changed=tuple(configs)))
+    settings.apply(image(configs), MetadataDelta(configs_changed=tuple(configs)))
 
 
 def entry(entries: list[ConfigEntry], name: str) -> ConfigEntry:
@@ -50,14 +50,14 @@ def entry(entries: list[ConfigEntry], name: str) -> ConfigEntry:
 
 
 def test_a_topic_without_configs_has_the_brokers_defaults() -> None:
-    settings = EffectiveSettings(build(flags={"log.retention.ms": "5"}))
+    settings = EffectiveSettings(build_settings(flags={"log.retention.ms": "5"}))
     assert settings.topic("orders") == TopicSettings(retention_ms=5)
     assert settings.topic("orders") is settings.topic("payments")
 
 
 def test_configs_go_over_each_other_from_topic_to_default() -> None:
     settings = EffectiveSettings(
-        build(flags={"log.retention.ms": "1", "log.retention.bytes": "1", "log.roll.ms": "1"})
+        build_settings(flags={"log.retention.ms": "1", "log.retention.bytes": "1", "log.roll.ms": "1"})
     )
     everywhere = {"log.retention.ms": "2", "log.retention.bytes": "2"}
     change(settings, {ALL_BROKERS: everywhere})
@@ -79,7 +79,7 @@ def test_a_config_taken_back_gives_way_to_what_lies_beneath() -> None:
     change(settings, {ORDERS: {"retention.ms": "4"}, BROKER_1: {"max.connections": "9"}})
     assert settings.topic("orders").retention_ms == 4
     assert settings.broker.max_connections == 9
-    settings.apply(image({}), ClusterDelta(configs_changed=(ORDERS, BROKER_1)))
+    settings.apply(image({}), MetadataDelta(configs_changed=(ORDERS, BROKER_1)))
     assert settings.topic("orders").retention_ms == 604_800_000
     assert settings.broker.max_connections == 10_000
 
@@ -95,7 +95,7 @@ def test_a_topic_made_again_under_a_name_does_not_inherit() -> None:
     change(settings, {ORDERS: {"retention.ms": "4"}})
     assert settings.topic("orders").retention_ms == 4
     gone = TopicImage("orders", UUID(int=1), ())
-    settings.apply(image({}), ClusterDelta(topics_deleted=(gone,)))
+    settings.apply(image({}), MetadataDelta(topics_deleted=(gone,)))
     assert settings.topic("orders").retention_ms == 604_800_000
 
 
@@ -135,7 +135,7 @@ def test_topic_configs_that_cannot_be_are_refused(configs: dict[str, str | None]
 
 def test_topic_configs_are_checked_over_the_brokers_defaults() -> None:
     validate_topic_configs({"min.compaction.lag.ms": "5"})
-    settings = EffectiveSettings(build(flags={"log.cleaner.max.compaction.lag.ms": "4"}))
+    settings = EffectiveSettings(build_settings(flags={"log.cleaner.max.compaction.lag.ms": "4"}))
     with pytest.raises(InvalidConfigError, match="is more than"):
         settings.validate_topic_configs({"min.compaction.lag.ms": "5"})
 
@@ -187,7 +187,7 @@ def test_only_lists_grow_and_shrink() -> None:
 
 
 def test_a_described_topic_config_shows_every_layer_the_strongest_first() -> None:
-    settings = EffectiveSettings(build(flags={"log.retention.ms": "1"}))
+    settings = EffectiveSettings(build_settings(flags={"log.retention.ms": "1"}))
     change(settings, {ALL_BROKERS: {"log.retention.ms": "2"}, BROKER_1: {"log.retention.ms": "3"}})
     described = entry(settings.describe_topic("orders", {"retention.ms": "4"}), "retention.ms")
     assert (described.value, described.source, described.type) == ("4", ConfigSource.TOPIC, ConfigType.LONG)
@@ -222,7 +222,7 @@ def test_every_topic_setting_is_described_as_kafka_writes_values() -> None:
 
 def test_a_described_broker_says_what_can_be_changed_and_answers_to_kafkas_names() -> None:
     settings = EffectiveSettings(
-        build(flags={"num.partitions": "1", "log.dirs": "/data", "log.retention.hours": "5"})
+        build_settings(flags={"num.partitions": "1", "log.dirs": "/data", "log.retention.hours": "5"})
     )
     described = settings.describe_broker()
     assert entry(described, "num.partitions").source is ConfigSource.STATIC_BROKER
@@ -236,7 +236,7 @@ def test_a_described_broker_says_what_can_be_changed_and_answers_to_kafkas_names
 
 
 def test_a_coarser_unit_that_cannot_say_the_value_says_nothing() -> None:
-    described = EffectiveSettings(build(flags={"log.retention.ms": "60000"})).describe_broker()
+    described = EffectiveSettings(build_settings(flags={"log.retention.ms": "60000"})).describe_broker()
     assert entry(described, "log.retention.minutes").value == "1"
     assert entry(described, "log.retention.hours").value is None
 

@@ -4,19 +4,19 @@ import pytest
 
 from moldau.errors import InvalidConfigError
 from moldau.settings.broker import BrokerSettings
-from moldau.settings.listeners import Listener, advertise, parse_listeners
+from moldau.settings.listeners import ListenerEndpoint, advertised_endpoints, parse_listeners
 
 
 @pytest.mark.parametrize(
     ("address", "listener"),
     [
-        ("127.0.0.1:9092", Listener("PLAINTEXT", "127.0.0.1", 9092)),
-        ("PLAINTEXT://localhost:0", Listener("PLAINTEXT", "localhost", 0)),
-        ("lan://my-host.example:65535", Listener("LAN", "my-host.example", 65535)),
-        ("[::1]:9092", Listener("PLAINTEXT", "::1", 9092)),
+        ("127.0.0.1:9092", ListenerEndpoint("PLAINTEXT", "127.0.0.1", 9092)),
+        ("PLAINTEXT://localhost:0", ListenerEndpoint("PLAINTEXT", "localhost", 0)),
+        ("lan://my-host.example:65535", ListenerEndpoint("LAN", "my-host.example", 65535)),
+        ("[::1]:9092", ListenerEndpoint("PLAINTEXT", "::1", 9092)),
     ],
 )
-def test_addresses_are_understood_with_and_without_a_name(address: str, listener: Listener) -> None:
+def test_addresses_are_understood_with_and_without_a_name(address: str, listener: ListenerEndpoint) -> None:
     assert parse_listeners([address], "listen") == (listener,)
 
 
@@ -57,7 +57,7 @@ def test_every_spelling_of_everywhere_needs_an_advertised_address(host: str) -> 
     with pytest.raises(InvalidConfigError, match=r"set advertised\.listeners"):
         BrokerSettings(listen=(f"{host}:9092",))
     told = BrokerSettings(listen=(f"{host}:9092",), advertised_listeners=("my-host:9092",)).advertised
-    assert told == (Listener("PLAINTEXT", "my-host", 9092),)
+    assert told == (ListenerEndpoint("PLAINTEXT", "my-host", 9092),)
 
 
 def test_an_explicit_address_beyond_loopback_is_taken() -> None:
@@ -65,7 +65,7 @@ def test_an_explicit_address_beyond_loopback_is_taken() -> None:
 
 
 def test_the_default_is_loopback() -> None:
-    assert BrokerSettings().listeners == (Listener("PLAINTEXT", "127.0.0.1", 9092),)
+    assert BrokerSettings().listeners == (ListenerEndpoint("PLAINTEXT", "127.0.0.1", 9092),)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +87,18 @@ def test_listeners_that_contradict_each_other_are_refused(
 
 def test_clients_are_told_the_port_that_was_really_taken() -> None:
     bound = [
-        Listener("A", "127.0.0.1", 40001),
-        Listener("B", "0.0.0.0", 40002),
-        Listener("C", "0.0.0.0", 40003),
+        ListenerEndpoint("A", "127.0.0.1", 40001),
+        ListenerEndpoint("B", "0.0.0.0", 40002),
+        ListenerEndpoint("C", "0.0.0.0", 40003),
     ]
-    advertised = [Listener("B", "b.example", 0), Listener("C", "c.example", 443)]
-    assert advertise(bound, advertised) == (
-        Listener("A", "127.0.0.1", 40001),
-        Listener("B", "b.example", 40002),
-        Listener("C", "c.example", 443),
+    advertised = [ListenerEndpoint("B", "b.example", 0), ListenerEndpoint("C", "c.example", 443)]
+    assert advertised_endpoints(bound, advertised) == (
+        ListenerEndpoint("A", "127.0.0.1", 40001),
+        ListenerEndpoint("B", "b.example", 40002),
+        ListenerEndpoint("C", "c.example", 443),
     )
 
 
 def test_addresses_are_written_as_they_are_read() -> None:
-    assert str(Listener("A", "::1", 9092)) == "A://[::1]:9092"
-    assert str(Listener("A", "127.0.0.1", 9092)) == "A://127.0.0.1:9092"
+    assert str(ListenerEndpoint("A", "::1", 9092)) == "A://[::1]:9092"
+    assert str(ListenerEndpoint("A", "127.0.0.1", 9092)) == "A://127.0.0.1:9092"

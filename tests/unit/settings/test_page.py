@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from moldau.settings.broker import broker_registry
+from moldau.settings.broker import broker_definitions
 from moldau.settings.page import settings_page
-from moldau.settings.registry import declared
+from moldau.settings.registry import setting_definitions
 from moldau.settings.topic import TopicSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
@@ -18,5 +18,5 @@ def test_the_page_in_docs_is_up_to_date() -> None:
 
 def test_every_setting_has_one_row() -> None:
     rows = [line for line in settings_page().splitlines() if line.startswith("| `")]
-    assert len(rows) == len(broker_registry()) + len(declared(TopicSettings))
+    assert len(rows) == len(broker_definitions()) + len(setting_definitions(TopicSettings))
     assert all(row.count(" | ") == 3 for row in rows)

@@ -7,53 +7,53 @@ import pytest
 
 import moldau
 from moldau.settings.broker import (
-    GROUPS,
+    SECTIONS,
     BrokerSettings,
     broker_aliases,
-    broker_registry,
-    value_of,
+    broker_definitions,
+    get_value,
     with_values,
 )
-from moldau.settings.registry import ConfigType, Declared, declared
-from moldau.settings.sources import flag_of, variable_of
+from moldau.settings.registry import ConfigType, SettingDefinition, setting_definitions
+from moldau.settings.sources import environment_variable_name, flag_name
 from moldau.settings.topic import TopicSettings
-from moldau.settings.values import format_value, parse
+from moldau.settings.values import format_value, parse_value
 
-TOPIC = list(declared(TopicSettings).values())
-BROKER = list(broker_registry().values())
-NAMES = [*broker_registry(), *broker_aliases()]
+TOPIC = list(setting_definitions(TopicSettings).values())
+BROKER = list(broker_definitions().values())
+NAMES = [*broker_definitions(), *broker_aliases()]
 
 
-def name_of(found: Declared) -> str:
+def name_of(found: SettingDefinition) -> str:
     return found.setting.name
 
 
 @pytest.mark.parametrize("found", TOPIC + BROKER, ids=name_of)
-def test_every_setting_is_explained_and_its_default_is_a_value_it_takes(found: Declared) -> None:
+def test_every_setting_is_explained_and_its_default_is_a_value_it_takes(found: SettingDefinition) -> None:
     assert found.setting.doc.endswith((".", ".)"))
-    assert parse(found, format_value(found.default)) == found.default
+    assert parse_value(found, format_value(found.default)) == found.default
 
 
 @pytest.mark.parametrize("found", TOPIC, ids=name_of)
 def test_a_topic_setting_is_reached_by_its_name_with_underscores_and_has_a_broker_wide_default(
-    found: Declared,
+    found: SettingDefinition,
 ) -> None:
     assert found.attribute == found.setting.name.replace(".", "_")
     assert found.setting.broker_name is not None
-    broker_wide = broker_registry()[found.setting.broker_name]
-    assert broker_wide.of_topic
+    broker_wide = broker_definitions()[found.setting.broker_name]
+    assert broker_wide.is_topic_default
     assert broker_wide.setting.dynamic
-    assert value_of(BrokerSettings(), broker_wide.setting.name) == found.default
+    assert get_value(BrokerSettings(), broker_wide.setting.name) == found.default
 
 
 @pytest.mark.parametrize("found", BROKER, ids=name_of)
-def test_a_broker_setting_is_in_a_chapter_of_the_page(found: Declared) -> None:
-    assert found.setting.group in GROUPS
+def test_a_broker_setting_is_in_a_chapter_of_the_page(found: SettingDefinition) -> None:
+    assert found.setting.section in SECTIONS
 
 
 def test_no_two_names_share_a_flag_or_a_variable() -> None:
-    assert len({flag_of(name) for name in NAMES}) == len(NAMES)
-    assert len({variable_of(name) for name in NAMES}) == len(NAMES)
+    assert len({flag_name(name) for name in NAMES}) == len(NAMES)
+    assert len({environment_variable_name(name) for name in NAMES}) == len(NAMES)
 
 
 def test_hardly_a_name_is_the_beginning_of_another_because_toml_makes_tables_of_dots() -> None:
@@ -62,9 +62,9 @@ def test_hardly_a_name_is_the_beginning_of_another_because_toml_makes_tables_of_
 
 
 def test_five_settings_come_first() -> None:
-    first = [found.setting.name for found in BROKER if found.setting.group == GROUPS[0]]
+    first = [found.setting.name for found in BROKER if found.setting.section == SECTIONS[0]]
     assert first == ["listen", "advertised.listeners", "data.dir", "store", "write.caching"]
-    assert list(broker_registry())[:5] == first
+    assert list(broker_definitions())[:5] == first
 
 
 def test_kafkas_types_are_told_from_limits() -> None:
@@ -88,7 +88,7 @@ READ_AS = {
 
 
 @pytest.mark.parametrize("found", BROKER, ids=name_of)
-def test_a_setting_does_something_or_says_that_it_does_not(found: Declared) -> None:
+def test_a_setting_does_something_or_says_that_it_does_not(found: SettingDefinition) -> None:
     is_read = re.search(rf"\.{READ_AS.get(found.attribute, found.attribute)}\b", CODE) is not None
     assert is_read != ("has no effect" in found.setting.doc)
 
@@ -99,4 +99,4 @@ def test_values_go_where_they_belong() -> None:
     )
     assert changed.num_partitions == 3
     assert changed.topic_defaults.retention_ms == 5
-    assert changed.given == {"num.partitions"}
+    assert changed.explicitly_set == {"num.partitions"}

@@ -6,7 +6,7 @@ import pytest
 
 from moldau.errors import InvalidConfigError
 from moldau.settings.broker import BrokerSettings
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 
 
 def toml(tmp_path: Path, text: str) -> str:
@@ -17,20 +17,20 @@ def toml(tmp_path: Path, text: str) -> str:
 
 def complaint(**sources: object) -> str:
     with pytest.raises(InvalidConfigError) as refused:
-        build(**sources)  # type: ignore[arg-type]
+        build_settings(**sources)  # type: ignore[arg-type]
     return str(refused.value)
 
 
 def test_without_any_source_all_is_default() -> None:
-    assert build() == BrokerSettings()
+    assert build_settings() == BrokerSettings()
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
     file = toml(tmp_path, "num.partitions = 2\nstore = 'memory'\nfetch.max.bytes = 4096\n")
     environment = {"MOLDAU_NUM_PARTITIONS": "3", "MOLDAU_FETCH_MAX_BYTES": "5000", "PATH": "/bin"}
-    settings = build(file=file, environment=environment, flags={"num.partitions": "4"})
+    settings = build_settings(file=file, environment=environment, flags={"num.partitions": "4"})
     assert (settings.num_partitions, settings.fetch_max_bytes, settings.store) == (4, 5000, "memory")
-    assert settings.given == {"num.partitions", "fetch.max.bytes", "store"}
+    assert settings.explicitly_set == {"num.partitions", "fetch.max.bytes", "store"}
 
 
 def test_tables_lists_and_every_type_of_the_file_are_understood(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_tables_lists_and_every_type_of_the_file_are_understood(tmp_path: Path) 
         min.cleanable.ratio = 0.25
         """,
     )
-    settings = build(file=file)
+    settings = build_settings(file=file)
     assert settings.listen == ("127.0.0.1:0", "LAN://10.0.0.1:9092")
     assert settings.auto_create_topics_enable is False
     assert settings.topic_defaults.retention_ms == 1000
@@ -56,11 +56,13 @@ def test_tables_lists_and_every_type_of_the_file_are_understood(tmp_path: Path) 
 
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     file = toml(tmp_path, "node.id = 7")
-    assert build(environment={"MOLDAU_CONFIG": file}).node_id == 7
+    assert build_settings(environment={"MOLDAU_CONFIG": file}).node_id == 7
 
 
 def test_kafkas_names_mean_the_same_as_ours() -> None:
-    settings = build(flags={"listeners": "PLAINTEXT://127.0.0.1:1", "log.dirs": "/data", "broker.id": "5"})
+    settings = build_settings(
+        flags={"listeners": "PLAINTEXT://127.0.0.1:1", "log.dirs": "/data", "broker.id": "5"}
+    )
     assert (settings.listen, settings.data_dir, settings.node_id) == (
         ("PLAINTEXT://127.0.0.1:1",),
         "/data",
@@ -69,7 +71,7 @@ def test_kafkas_names_mean_the_same_as_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "retention_ms"),
+    ("values", "retention_ms"),
     [
         ({"log.retention.hours": "2"}, 7_200_000),
         ({"log.retention.hours": "2", "log.retention.minutes": "3"}, 180_000),
@@ -78,12 +80,14 @@ def test_kafkas_names_mean_the_same_as_ours() -> None:
         ({"log.retention.hours": "0"}, 0),
     ],
 )
-def test_the_finest_unit_of_one_source_wins_as_in_kafka(given: dict[str, str], retention_ms: int) -> None:
-    assert build(flags=given).topic_defaults.retention_ms == retention_ms
+def test_the_finest_unit_of_one_source_wins_as_in_kafka(values: dict[str, str], retention_ms: int) -> None:
+    assert build_settings(flags=values).topic_defaults.retention_ms == retention_ms
 
 
 def test_a_stronger_source_wins_whatever_its_unit() -> None:
-    settings = build(environment={"MOLDAU_LOG_RETENTION_MS": "5"}, flags={"log.retention.hours": "1"})
+    settings = build_settings(
+        environment={"MOLDAU_LOG_RETENTION_MS": "5"}, flags={"log.retention.hours": "1"}
+    )
     assert settings.topic_defaults.retention_ms == 3_600_000
 
 
@@ -119,7 +123,7 @@ def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path, text: str, 
 def test_names_that_toml_takes_for_tables_of_each_other_can_be_quoted(tmp_path: Path) -> None:
     said = complaint(file=toml(tmp_path, "max.connections = 9\nmax.connections.per.ip = 5"))
     assert 'write the longer name in quotes: "max.connections.per.ip" = 5' in said
-    settings = build(file=toml(tmp_path, 'max.connections = 9\n"max.connections.per.ip" = 5'))
+    settings = build_settings(file=toml(tmp_path, 'max.connections = 9\n"max.connections.per.ip" = 5'))
     assert (settings.max_connections, settings.max_connections_per_ip) == (9, 5)
 
 
@@ -175,17 +179,17 @@ def test_what_kubernetes_sets_for_a_service_called_moldau_is_not_ours() -> None:
         "MOLDAU_PORT_9092_TCP": "tcp://10.0.0.1:9092",
         "MOLDAU_PORT_9092_TCP_PROTO": "tcp",
     }
-    assert build(environment=links) == BrokerSettings()
+    assert build_settings(environment=links) == BrokerSettings()
 
 
 def test_two_names_of_one_setting_may_agree_but_not_contradict() -> None:
-    assert build(flags={"data.dir": "/a", "log.dirs": "/a"}).data_dir == "/a"
+    assert build_settings(flags={"data.dir": "/a", "log.dirs": "/a"}).data_dir == "/a"
     said = complaint(flags={"data.dir": "/a", "log.dirs": "/b"})
     assert said.startswith("flag --data-dir and flag --log-dirs: data.dir and log.dirs are one setting")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("values", "message"),
     [
         ({"queued.max.request.bytes": "1000"}, "queued.max.request.bytes (1000) is less than"),
         ({"socket.request.max.bytes": "1000"}, "message.max.bytes (1048588) is more than"),
@@ -195,8 +199,8 @@ def test_two_names_of_one_setting_may_agree_but_not_contradict() -> None:
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(given: dict[str, str], said: str) -> None:
-    assert said in complaint(flags=given)
+def test_settings_that_contradict_each_other_are_refused(values: dict[str, str], message: str) -> None:
+    assert message in complaint(flags=values)
 
 
 def test_a_contradiction_names_the_places_of_both() -> None:

@@ -3,11 +3,11 @@
 import pytest
 
 from moldau.errors import InvalidConfigError
-from moldau.settings.registry import declared
+from moldau.settings.registry import setting_definitions
 from moldau.settings.topic import TopicSettings
-from moldau.settings.values import allowed, nearest, parse
+from moldau.settings.values import describe_allowed_values, did_you_mean, parse_value
 
-TOPIC = declared(TopicSettings)
+TOPIC = setting_definitions(TopicSettings)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ TOPIC = declared(TopicSettings)
     ],
 )
 def test_text_of_the_right_kind_is_taken(name: str, text: str, value: object) -> None:
-    assert parse(TOPIC[name], text) == value
+    assert parse_value(TOPIC[name], text) == value
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_text_of_the_right_kind_is_taken(name: str, text: str, value: object) ->
 )
 def test_other_text_is_refused_in_kafkas_words(name: str, text: str, complaint: str) -> None:
     with pytest.raises(InvalidConfigError) as refused:
-        parse(TOPIC[name], text)
+        parse_value(TOPIC[name], text)
     assert str(refused.value) == f"Invalid value {text} for configuration {name}: {complaint}"
 
 
@@ -74,9 +74,9 @@ def test_other_text_is_refused_in_kafkas_words(name: str, text: str, complaint: 
     ],
 )
 def test_the_values_allowed_are_said_for_people(name: str, words: str) -> None:
-    assert allowed(TOPIC[name]) == words
+    assert describe_allowed_values(TOPIC[name]) == words
 
 
 def test_a_near_name_is_offered_and_a_far_one_is_not() -> None:
-    assert nearest("retention.sm", TOPIC) == "; did you mean retention.ms?"
-    assert nearest("xyzzy", TOPIC) == ""
+    assert did_you_mean("retention.sm", TOPIC) == "; did you mean retention.ms?"
+    assert did_you_mean("xyzzy", TOPIC) == ""

@@ -3,18 +3,18 @@
 import pyarrow as pa
 
 from moldau.client.net.cluster import Cluster
-from moldau.spark.portal import portal
-from moldau.spark.sink import sending
-from moldau.spark.sink.columns import Columns
+from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.sink import section_sender as sending
+from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import parse_topic_options
-from moldau.spark.sink.topic_rows import write_rows
+from moldau.spark.sink.task_writer import write_rows
 from moldau.testing import Broker
 
 
 def test_what_lives_on_a_cluster_is_ended_before_it() -> None:
     ended: list[str] = []
     with Broker() as broker:
-        gate = portal()
+        gate = event_loop_thread()
         cluster = gate.run(gate.cluster({"bootstrap": broker.bootstrap}))
 
         async def end(name: str) -> None:
@@ -25,7 +25,7 @@ def test_what_lives_on_a_cluster_is_ended_before_it() -> None:
         gate.on_close(lambda: end("second"))
         gate.close()
         assert ended == ["second", "first"]
-        gate = portal()
+        gate = event_loop_thread()
         again: Cluster = gate.run(gate.cluster({"bootstrap": broker.bootstrap}))
         assert again is not cluster
         gate.close()
@@ -35,10 +35,10 @@ def test_no_producer_outlives_the_portal() -> None:
     with Broker(topics=["t"]) as broker:
         options = parse_topic_options({"kafka.bootstrap.servers": broker.bootstrap, "topic": "t"})
         rows = pa.record_batch({"value": [b"a"]})
-        write_rows(iter([rows]), options, Columns(0))
-        gate = portal()
+        write_rows(iter([rows]), options, SinkColumns(0))
+        gate = event_loop_thread()
         assert [kept for kept, _ in sending._producers if kept is gate]
         gate.close()
         assert [kept for kept, _ in sending._producers if kept is gate] == []
-        write_rows(iter([rows]), options, Columns(0))
-        portal().close()
+        write_rows(iter([rows]), options, SinkColumns(0))
+        event_loop_thread().close()

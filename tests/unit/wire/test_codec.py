@@ -17,18 +17,18 @@ from moldau.wire.codec import (
     Message,
     decoder,
     encoder,
-    source_of,
+    generated_source,
     write_unsigned_varint,
 )
-from moldau.wire.frames import AnswerFrame, read_header, skip_tags
-from moldau.wire.own_fields import FIRST_TAG
-from moldau.wire.reading import TEXT_BYTES_MAX
-from moldau.wire.schema import Kind, fields_of, message_type
+from moldau.wire.decoder_runtime import STRING_BYTES_MAX
+from moldau.wire.extension_fields import FIRST_TAG
+from moldau.wire.frames import ResponseFrame, read_request_header, skip_tagged_fields
+from moldau.wire.schema import MessageKind, message_type, schema_fields
 
 EVERY_MESSAGE = [
     (int(key), version, kind)
     for key, served in sorted(REGISTRY.items())
-    for version in range(served.low, served.high + 1)
+    for version in range(served.min_version, served.max_version + 1)
     for kind in ("request", "response")
 ]
 
@@ -45,7 +45,7 @@ SAMPLES: dict[str, Any] = {
 def sample(entity: type) -> dict[str, Any]:
     """A tree with a telling value in every field."""
     tree = {}
-    for number, field in enumerate(fields_of(entity), start=1):
+    for number, field in enumerate(schema_fields(entity), start=1):
         value = sample(field.entity) if field.entity else SAMPLES.get(field.kafka_type, number)
         tree[field.name] = [value, value] if field.is_array else value
     return tree
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("key", "version", "kind"), EVERY_MESSAGE)
-def test_every_field_of_every_version_comes_back(key: int, version: int, kind: Kind) -> None:
+def test_every_field_of_every_version_comes_back(key: int, version: int, kind: MessageKind) -> None:
     tree = sample(message_type(key, version, kind))
     out = bytearray()
     encoder(key, version, kind)(out, tree)
@@ -68,7 +68,7 @@ def test_every_field_of_every_version_comes_back(key: int, version: int, kind: K
 
 
 @pytest.mark.parametrize(("key", "version", "kind"), EVERY_MESSAGE)
-def test_a_message_cut_short_anywhere_is_refused(key: int, version: int, kind: Kind) -> None:
+def test_a_message_cut_short_anywhere_is_refused(key: int, version: int, kind: MessageKind) -> None:
     out = bytearray()
     encoder(key, version, kind)(out, sample(message_type(key, version, kind)))
     decode = decoder(key, version, kind)
@@ -153,14 +153,14 @@ def test_text_that_is_none_is_refused_where_it_could_not_be_written_again() -> N
 
     decode = decoder(18, 3, "request")
     assert decode(software(b"\xff" * 10_922)).client_software_name == "\ufffd" * 10_922
-    assert decode(software(b"a" * TEXT_BYTES_MAX)).client_software_name == "a" * TEXT_BYTES_MAX
+    assert decode(software(b"a" * STRING_BYTES_MAX)).client_software_name == "a" * STRING_BYTES_MAX
     with pytest.raises(DecodeError, match="a text of"):
         decode(software(b"\xff" * 10_923))
-    topics = b"\x00\x00\x00\x01\x7f\xff" + b"\xff" * TEXT_BYTES_MAX + b"\x01\x00\x00"
+    topics = b"\x00\x00\x00\x01\x7f\xff" + b"\xff" * STRING_BYTES_MAX + b"\x01\x00\x00"
     with pytest.raises(DecodeError, match="a text of"):
         decoder(3, 8, "request")(memoryview(topics))
     with pytest.raises(DecodeError, match="a text of"):
-        read_header(memoryview(b"\x00\x0b\x00\x00\x00\x00\x00\x07\x2a\xab" + b"\xff" * 10_923))
+        read_request_header(memoryview(b"\x00\x0b\x00\x00\x00\x00\x00\x07\x2a\xab" + b"\xff" * 10_923))
 
 
 def test_elements_in_tagged_fields_are_counted_like_all_others() -> None:
@@ -236,7 +236,7 @@ def test_messages_are_equal_by_their_fields_and_say_what_they_are() -> None:
 
 def test_no_field_has_a_name_that_messages_use_themselves() -> None:
     def names(entity: type) -> set[str]:
-        fields = fields_of(entity)
+        fields = schema_fields(entity)
         return {field.name for field in fields}.union(*(names(each.entity) for each in fields if each.entity))
 
     taken = set(dir(Message))
@@ -245,7 +245,7 @@ def test_no_field_has_a_name_that_messages_use_themselves() -> None:
 
 
 def test_the_source_of_a_message_takes_neighbours_in_one_go() -> None:
-    source = source_of(message_type(8, 9, "request"))
+    source = generated_source(message_type(8, 9, "request"))
     compile(source, "<shown>", "exec")
     assert "item_2.partition_index, item_2.committed_offset, item_2.committed_leader_epoch, size = " in source
     assert 'out += pack_iqi(tree_2["partition_index"], tree_2["committed_offset"], ' in source
@@ -266,17 +266,17 @@ def test_a_field_without_value_or_default_is_a_bug_not_a_zero() -> None:
 
 
 def test_an_answer_holds_stored_records_by_reference() -> None:
-    class Stored:
+    class StoredRecords:
         parts = (b"first", b"second")
         size = 11
 
-    out = AnswerFrame(5, flexible=True)
+    out = ResponseFrame(5, flexible=True)
     partition = {"partition_index": 0, "error_code": 0, "high_watermark": 1, "aborted_transactions": None}
     tree = {
         "throttle_time": 0,
         "error_code": 0,
         "session_id": 0,
-        "responses": [{"topic": "t", "partitions": [{**partition, "records": Stored()}]}],
+        "responses": [{"topic": "t", "partitions": [{**partition, "records": StoredRecords()}]}],
     }
     encoder(1, 12, "response")(out, tree)
     parts = out.parts()
@@ -289,16 +289,16 @@ def test_an_answer_holds_stored_records_by_reference() -> None:
 
 def test_headers_are_read_up_to_the_body() -> None:
     frame = memoryview(b"\x00\x03\x00\x0c\x00\x00\x00\x07\x00\x02me\x01\x05\x01\xffbody")
-    header = read_header(frame)
+    header = read_request_header(frame)
     assert header[:4] == (3, 12, 7, "me")
-    assert bytes(frame[skip_tags(frame, header.body_start) :]) == b"body"
-    assert read_header(memoryview(b"\x00\x03\x00\x00\x00\x00\x00\x07\xff\xff")).client_id is None
+    assert bytes(frame[skip_tagged_fields(frame, header.body_start) :]) == b"body"
+    assert read_request_header(memoryview(b"\x00\x03\x00\x00\x00\x00\x00\x07\xff\xff")).client_id is None
     for wrong in (
         b"\x00\x03",
         b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x09me",
     ):
         with pytest.raises(DecodeError):
-            read_header(memoryview(wrong))
+            read_request_header(memoryview(wrong))
 
 
 def test_an_unknown_api_has_no_schema() -> None:

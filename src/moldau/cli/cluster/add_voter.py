@@ -4,15 +4,15 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, NodeId
-from moldau.cli.cluster_access import CommandError, ask, output
+from moldau.cli.cluster_access import CommandError, out_console, run_admin
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId
 from moldau.client.admin.admin import Admin, NodeEndpoint
 from moldau.client.net.cluster import parse_bootstrap
 
 
 def cluster_add_voter(
     node: NodeId,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     address: Annotated[
         str | None,
         typer.Option(
@@ -38,8 +38,8 @@ def cluster_add_voter(
         host, port = await _address(admin, node, address)
         await admin.add_voter(node, observer.directory_id, NodeEndpoint(listener, host, port))
 
-    ask(question, bootstrap)
-    output.print(f"Node {node} is a voter.")
+    run_admin(question, bootstrap)
+    out_console.print(f"Node {node} is a voter.")
 
 
 async def _address(admin: Admin, node: int, given: str | None) -> tuple[str, int]:

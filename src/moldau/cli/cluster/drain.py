@@ -6,27 +6,27 @@ from typing import NamedTuple
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from moldau.cli.arguments import LOCAL, Bootstrap, NodeId, Yes
 from moldau.cli.cluster_access import (
     TIMEOUT_MS,
     CommandError,
-    ask,
-    complaints,
-    counted,
-    output,
-    reached,
-    run_or_fail,
-    say,
+    connected_cluster,
+    err_console,
+    out_console,
+    pluralize,
+    print_notice,
+    run_admin,
+    run_or_exit,
 )
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId, Yes
 from moldau.client.admin.admin import Admin, OngoingReassignment
 from moldau.client.errors import KafkaError
 from moldau.client.net.metadata import PartitionInfo
 from moldau.client.record import TopicPartition
-from moldau.controller.reassignment import drain
+from moldau.controller.reassignment import plan_drain
 from moldau.errors import MoldauError
 
-LOOK_EVERY_S = 0.5
-LOOKS_IN_VAIN = 20
+POLL_INTERVAL_S = 0.5
+STALLED_POLLS_MAX = 20
 """So many in a row at which nothing can move are the end: a leader that died was replaced before that, if it can be."""
 MOVES_PER_REQUEST = 200
 NO_LEADER = "nobody leads it, so that its records cannot be copied"
@@ -35,12 +35,12 @@ Moves = dict[TopicPartition, tuple[int, ...]]
 Reasons = dict[TopicPartition, str]
 
 
-class Plan(NamedTuple):
+class DrainPlan(NamedTuple):
     moves: Moves
     """What has to be asked for."""
     moving: Moves
     """What was asked for already, by whomever."""
-    held: Reasons
+    stalled: Reasons
     """Why some of that does not go on."""
 
     @property
@@ -48,34 +48,34 @@ class Plan(NamedTuple):
         return len(self.moves) + len(self.moving)
 
 
-def cluster_drain(node: NodeId, bootstrap: Bootstrap = LOCAL, yes: Yes = False) -> None:
+def cluster_drain(node: NodeId, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, yes: Yes = False) -> None:
     """Move every replica off a node, to the nodes that have fewest, while the cluster serves.
 
     It may be stopped and begun again: what is under way goes on in the cluster.
     """
-    plan = ask(lambda admin: _plan(admin, node, {}), bootstrap)
+    plan = run_admin(lambda admin: _plan(admin, node, {}), bootstrap)
     if not plan.left:
-        output.print(f"Node {node} keeps no replicas.")
+        out_console.print(f"Node {node} keeps no replicas.")
         return
     if not yes:
-        what = counted(plan.left, "partition")
+        what = pluralize(plan.left, "partition")
         typer.confirm(f"Move {what} from node {node} to others?", abort=True)
-    run_or_fail(_drain(node, bootstrap), bootstrap)
-    output.print(
+    run_or_exit(_drain(node, bootstrap), bootstrap)
+    out_console.print(
         f"Node {node} keeps no replicas any more. Stop it, then `moldau cluster unregister {node}`; if it is a "
         f"voter, `moldau cluster remove-voter {node}` first."
     )
 
 
 async def _drain(node: int, bootstrap: str) -> None:
-    async with reached(bootstrap, request_timeout_ms=TIMEOUT_MS) as cluster:
+    async with connected_cluster(bootstrap, request_timeout_ms=TIMEOUT_MS) as cluster:
         await move_all(Admin(cluster, timeout_ms=TIMEOUT_MS), node)
 
 
 async def move_all(admin: Admin, node: int) -> None:
     """Returns when the node keeps nothing any more; raises CommandError where nothing of the rest can move."""
     columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=complaints, transient=True) as progress:
+    with Progress(*columns, console=err_console, transient=True) as progress:
         bar = progress.add_task("moving", total=None)
         total = in_vain = 0
         begun: Moves = {}
@@ -87,29 +87,29 @@ async def move_all(admin: Admin, node: int) -> None:
             progress.update(bar, total=total, completed=total - plan.left)
             if not plan.left:
                 return
-            refused = await _begin(admin, plan.moves)
+            refused = await _start_moves(admin, plan.moves)
             begun = {each: to for each, to in (plan.moves | plan.moving).items() if each not in refused}
-            held = refused | plan.held
-            _tell(held, told)
-            in_vain = in_vain + 1 if len(held) == plan.left else 0
-            if in_vain == LOOKS_IN_VAIN:
+            stalled = refused | plan.stalled
+            _print_stalled(stalled, told)
+            in_vain = in_vain + 1 if len(stalled) == plan.left else 0
+            if in_vain == STALLED_POLLS_MAX:
                 raise CommandError(
-                    f"{counted(plan.left, 'partition')} cannot be moved off node {node} now, for the reasons above. "
+                    f"{pluralize(plan.left, 'partition')} cannot be moved off node {node} now, for the reasons above. "
                     "Drain it again when the nodes it waits for are back; if those that have the records are gone for "
                     "good, elect other leaders first (`moldau cluster elect-leaders --unclean`), or delete the topics."
                 )
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _tell(held: Reasons, told: Reasons) -> None:
+def _print_stalled(stalled: Reasons, told: Reasons) -> None:
     """Says of each partition why it stays; again only if the reason has become another."""
-    for partition, reason in held.items():
+    for partition, reason in stalled.items():
         if told.get(partition) != reason:
-            say(f"{partition} stays for now: {reason}")
-    told |= held
+            print_notice(f"{partition} stays for now: {reason}")
+    told |= stalled
 
 
-async def _plan(admin: Admin, node: int, begun: Moves) -> Plan:
+async def _plan(admin: Admin, node: int, begun: Moves) -> DrainPlan:
     """`begun` is what was under way at the last look."""
     cluster = await admin.describe_cluster(fenced_too=True)
     if node not in [each.node_id for each in cluster.brokers + cluster.fenced]:
@@ -117,24 +117,24 @@ async def _plan(admin: Admin, node: int, begun: Moves) -> Plan:
     ongoing = await admin.list_reassignments()
     replicas: dict[tuple[str, int], tuple[int, ...]] = {}
     moving: Moves = {}
-    held: Reasons = {}
+    stalled: Reasons = {}
     alive = {each.node_id for each in cluster.brokers}
     for topic in await admin.list_topics(internal=True):
         for each in topic.partitions:
             partition = TopicPartition(topic.name, each.index)
             under_way = ongoing.get(partition)
-            move = _move(each, under_way, begun.get(partition))
+            move = _ongoing_target(each, under_way, begun.get(partition))
             replicas[partition] = each.replicas if move is None else move
             if move is not None and node in each.replicas and node not in move:
                 moving[partition] = move
                 adding = () if under_way is None else under_way.adding
                 if each.leader < 0:
-                    held[partition] = NO_LEADER
+                    stalled[partition] = NO_LEADER
                 elif not alive.issuperset(adding):
-                    held[partition] = f"node {min(set(adding) - alive)}, which is to have it, is down"
+                    stalled[partition] = f"node {min(set(adding) - alive)}, which is to have it, is down"
     racks = {each.node_id: each.rack for each in cluster.brokers if each.node_id != node}
     try:
-        wanted = drain(replicas, racks, node)
+        wanted = plan_drain(replicas, racks, node)
     except MoldauError as error:
         raise CommandError(str(error)) from None
     moves = {
@@ -142,10 +142,10 @@ async def _plan(admin: Admin, node: int, begun: Moves) -> Plan:
         for each in wanted
         if each.replicas is not None
     }
-    return Plan(moves, moving, held)
+    return DrainPlan(moves, moving, stalled)
 
 
-def _move(
+def _ongoing_target(
     seen: PartitionInfo, ongoing: OngoingReassignment | None, begun: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
     """Where a partition is on its way to; None where it is on none."""
@@ -156,7 +156,7 @@ def _move(
     return begun if begun is not None and set(begun) < set(seen.replicas) else None
 
 
-async def _begin(admin: Admin, moves: Moves) -> Reasons:
+async def _start_moves(admin: Admin, moves: Moves) -> Reasons:
     """What the controller refuses, and why."""
     refused: Reasons = {}
     wanted = list(moves.items())

@@ -4,13 +4,20 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Yes, name
-from moldau.cli.cluster_access import ask, complain, complaints, counted, output, partitions_of
+from moldau.cli.cluster_access import (
+    err_console,
+    list_partitions,
+    out_console,
+    pluralize,
+    print_error,
+    run_admin,
+)
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Yes, name
 from moldau.client.admin.admin import Admin, ElectionType
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
 
-Told = dict[TopicPartition, KafkaError | None]
+ElectionResults = dict[TopicPartition, KafkaError | None]
 
 
 def cluster_elect_leaders(
@@ -18,7 +25,7 @@ def cluster_elect_leaders(
         list[str] | None,
         typer.Argument(metavar="[TOPIC]...", callback=name, help="Of these topics; of all by default."),
     ] = None,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     unclean: Annotated[
         bool,
         typer.Option(
@@ -35,21 +42,21 @@ def cluster_elect_leaders(
     if unclean and not yes:
         typer.confirm("Elect leaders that may lack records which were acknowledged?", abort=True)
 
-    async def question(admin: Admin) -> Told:
+    async def question(admin: Admin) -> ElectionResults:
         if topics is None or not topics:
             return await admin.elect_leaders(kind)
-        return await admin.elect_leaders(kind, await partitions_of(admin, topics))
+        return await admin.elect_leaders(kind, await list_partitions(admin, topics))
 
-    results = ask(question, bootstrap)
+    results = run_admin(question, bootstrap)
     failed = {
         partition: error
         for partition, error in results.items()
         if error is not None and error.code is not ErrorCode.election_not_needed
     }
     for partition, error in failed.items():
-        complaints.print(f"{partition}: ", end="", markup=False)
-        complain(error)
+        err_console.print(f"{partition}: ", end="", markup=False)
+        print_error(error)
     elected = [partition for partition, error in results.items() if error is None]
-    output.print(f"{counted(len(elected), 'leader')} elected")
+    out_console.print(f"{pluralize(len(elected), 'leader')} elected")
     if failed:
         raise typer.Exit(1)

@@ -1,11 +1,11 @@
 """`moldau cluster remove-voter`: a node loses its vote in the metadata quorum."""
 
-from moldau.cli.arguments import LOCAL, Bootstrap, NodeId
-from moldau.cli.cluster_access import CommandError, ask, output
+from moldau.cli.cluster_access import CommandError, out_console, run_admin
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId
 from moldau.client.admin.admin import Admin
 
 
-def cluster_remove_voter(node: NodeId, bootstrap: Bootstrap = LOCAL) -> None:
+def cluster_remove_voter(node: NodeId, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Take a node's vote in the metadata quorum, also of one that is gone. It goes on as a broker."""
 
     async def question(admin: Admin) -> None:
@@ -19,5 +19,5 @@ def cluster_remove_voter(node: NodeId, bootstrap: Bootstrap = LOCAL) -> None:
             )
         await admin.remove_voter(node, voter.directory_id)
 
-    ask(question, bootstrap)
-    output.print(f"Node {node} is no voter any more.")
+    run_admin(question, bootstrap)
+    out_console.print(f"Node {node} is no voter any more.")

@@ -3,45 +3,45 @@
 from collections import Counter
 from typing import NamedTuple
 
-from moldau.cli.arguments import LOCAL, Bootstrap
-from moldau.cli.cluster_access import ask, counted, output, show, table
+from moldau.cli.cluster_access import out_console, pluralize, print_table, run_admin, table
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap
 from moldau.client.admin.admin import Admin, ClusterDescription, QuorumInfo
 from moldau.client.net.metadata import PartitionInfo, TopicInfo
 
-SHOWN_MAX = 10
+PARTITIONS_SHOWN_MAX = 10
 """Partitions that are named one by one."""
 
 
-class Found(NamedTuple):
+class ClusterState(NamedTuple):
     cluster: ClusterDescription
     quorum: QuorumInfo
     topics: list[TopicInfo]
     moving: int
 
 
-def cluster_status(bootstrap: Bootstrap = LOCAL) -> None:
+def cluster_status(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Show the nodes of a cluster, its controller and quorum, and partitions that lack replicas or a leader."""
 
-    async def question(admin: Admin) -> Found:
-        return Found(
+    async def question(admin: Admin) -> ClusterState:
+        return ClusterState(
             await admin.describe_cluster(fenced_too=True),
             await admin.describe_quorum(),
             await admin.list_topics(internal=True),
             len(await admin.list_reassignments()),
         )
 
-    found = ask(question, bootstrap)
-    _show_nodes(found)
+    found = run_admin(question, bootstrap)
+    _print_nodes(found)
     quorum = found.quorum
     voters = ", ".join(str(each.node_id) for each in quorum.voters)
-    output.print()
-    output.print(f"cluster     {found.cluster.cluster_id}", markup=False)
-    output.print(f"controller  node {quorum.leader_id}, epoch {quorum.epoch}")
-    output.print(f"quorum      voters {voters}; committed up to {quorum.high_watermark}")
-    _show_partitions(found)
+    out_console.print()
+    out_console.print(f"cluster     {found.cluster.cluster_id}", markup=False)
+    out_console.print(f"controller  node {quorum.leader_id}, epoch {quorum.epoch}")
+    out_console.print(f"quorum      voters {voters}; committed up to {quorum.high_watermark}")
+    _print_partitions(found)
 
 
-def _show_nodes(found: Found) -> None:
+def _print_nodes(found: ClusterState) -> None:
     partitions = [each for topic in found.topics for each in topic.partitions]
     leaders = Counter(each.leader for each in partitions)
     replicas = Counter(replica for each in partitions for replica in each.replicas)
@@ -64,7 +64,7 @@ def _show_nodes(found: Found) -> None:
             str(behind[node_id]),
             _metadata_lag(found.quorum, node_id),
         )
-    show(rows)
+    print_table(rows)
 
 
 def _role(quorum: QuorumInfo, node_id: int) -> str:
@@ -80,7 +80,7 @@ def _metadata_lag(quorum: QuorumInfo, node_id: int) -> str:
     return str(max(0, leader.end_offset - replica.end_offset))
 
 
-def _show_partitions(found: Found) -> None:
+def _print_partitions(found: ClusterState) -> None:
     def named(topic: TopicInfo, partition: PartitionInfo) -> str:
         return f"{topic.name}-{partition.index}"
 
@@ -88,18 +88,21 @@ def _show_partitions(found: Found) -> None:
     leaderless = [named(*each) for each in every if each[1].leader < 0]
     abandoned = [named(*each) for each in every if each[1].leader < 0 and not each[1].in_sync]
     under = [named(*each) for each in every if len(each[1].in_sync) < len(each[1].replicas)]
-    output.print(f"partitions  {len(every)} of {counted(len(found.topics), 'topic')}")
+    out_console.print(f"partitions  {len(every)} of {pluralize(len(found.topics), 'topic')}")
     for what, names in (
         ("without a leader", leaderless),
         ("without a replica that is known to have all records", abandoned),
         ("under-replicated", under),
     ):
         if names:
-            more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-            output.print(
-                f"            {len(names)} {what}: {', '.join(names[:SHOWN_MAX])}{more}", markup=False
+            more = (
+                f" and {len(names) - PARTITIONS_SHOWN_MAX} more" if len(names) > PARTITIONS_SHOWN_MAX else ""
+            )
+            out_console.print(
+                f"            {len(names)} {what}: {', '.join(names[:PARTITIONS_SHOWN_MAX])}{more}",
+                markup=False,
             )
     if found.moving:
-        output.print(f"            {found.moving} being moved to other nodes")
+        out_console.print(f"            {found.moving} being moved to other nodes")
     if not leaderless and not under:
-        output.print("            all have a leader, and all replicas are in sync")
+        out_console.print("            all have a leader, and all replicas are in sync")

@@ -2,12 +2,12 @@
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, NodeId, Yes
-from moldau.cli.cluster_access import CommandError, ask, output
+from moldau.cli.cluster_access import CommandError, out_console, run_admin
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId, Yes
 from moldau.client.admin.admin import Admin
 
 
-def cluster_unregister(node: NodeId, bootstrap: Bootstrap = LOCAL, yes: Yes = False) -> None:
+def cluster_unregister(node: NodeId, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, yes: Yes = False) -> None:
     """Forget a node that is stopped and will not come back. `moldau cluster drain` moves its replicas away first."""
     if not yes:
         typer.confirm(f"Forget node {node}?", abort=True)
@@ -31,5 +31,5 @@ def cluster_unregister(node: NodeId, bootstrap: Bootstrap = LOCAL, yes: Yes = Fa
             )
         await admin.unregister_broker(node)
 
-    ask(question, bootstrap)
-    output.print(f"Node {node} is forgotten.")
+    run_admin(question, bootstrap)
+    out_console.print(f"Node {node} is forgotten.")

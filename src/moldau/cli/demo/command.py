@@ -12,19 +12,19 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, complain, output, say
-from moldau.cli.demo.node import PORT, choose_port, node
-from moldau.cli.demo.screen import Screen
-from moldau.cli.demo.traffic import DEAD, ORDERS, REVENUE, Traffic
-from moldau.cli.pipeline.arguments import loaded
-from moldau.cli.spark.arguments import MasterUrl, told_plainly
-from moldau.pipelines.running.run import Outcome, RunOptions, run
-from moldau.pipelines.running.state_directory import DIRECTORY, StateDirectory
-from moldau.pipelines.running.stopping import Wish, listening
-from moldau.pipelines.shipped import template
+from moldau.cli.cluster_access import CommandError, out_console, print_error, print_notice
+from moldau.cli.demo.node import PORT, choose_port, run_node
+from moldau.cli.demo.screen import DemoDisplay
+from moldau.cli.demo.traffic import DEAD, ORDERS, REVENUE, DemoTraffic
+from moldau.cli.pipeline.parameters import load_pipeline
+from moldau.cli.spark.parameters import MasterUrl, exit_on_error
+from moldau.pipelines.runtime.run import RunOptions, RunOutcome, run
+from moldau.pipelines.runtime.state_directory import DIRECTORY, StateDirectory
+from moldau.pipelines.runtime.stop_request import StopRequest, stop_on_signals
+from moldau.pipelines.templates import template
 
 PIPELINE = "orders-revenue"
-FIRST_RESULT_WITHIN_S = 300.0
+FIRST_RESULT_TIMEOUT_S = 300.0
 """With --seconds; A quiet machine needs a twentieth of it."""
 
 
@@ -63,48 +63,50 @@ def demo(
 
     Everything is in a temporary directory and goes when the demo does.
     """
-    with told_plainly():
-        _need_spark()
-        with directory(keep) as place, listening() as wish:
-            outcome, has_results = show(place, wish, seconds, port, rate, seed, master, keep)
+    with exit_on_error():
+        _require_spark()
+        with demo_directory(keep) as place, stop_on_signals() as stop_request:
+            outcome, has_results = run_demo(place, stop_request, seconds, port, rate, seed, master, keep)
         if outcome.error is not None:
-            complain(CommandError(outcome.error))
+            print_error(CommandError(outcome.error))
             raise typer.Exit(1)
-        if wish.number == signal.SIGHUP:
+        if stop_request.signal_number == signal.SIGHUP:
             # Nobody is there to be told.
             raise typer.Exit(0)
         if keep:
-            say(f"Everything is kept in {place}.")
-        if wish.number is None and not has_results:
-            complain(CommandError("No result came within five minutes."))
+            print_notice(f"Everything is kept in {place}.")
+        if stop_request.signal_number is None and not has_results:
+            print_error(CommandError("No result came within five minutes."))
             raise typer.Exit(1)
 
 
-def show(
+def run_demo(
     place: Path,
-    wish: Wish,
+    stop_request: StopRequest,
     seconds: float | None,
     port: int | None,
     rate: float,
     seed: int,
     master: str | None,
     keep: bool,
-) -> tuple[Outcome, bool]:
+) -> tuple[RunOutcome, bool]:
     """Gives how the pipeline ended, and whether it came to a result."""
-    output.print("Moldau: a node, orders that come in, and a pipeline on Spark that makes revenue of them.\n")
+    out_console.print(
+        "Moldau: a node, orders that come in, and a pipeline on Spark that makes revenue of them.\n"
+    )
     with (
-        node(choose_port(port), place, None if keep else place) as bootstrap,
-        Screen(tips(place, bootstrap)) as screen,
+        run_node(choose_port(port), place, None if keep else place) as bootstrap,
+        DemoDisplay(tips(place, bootstrap)) as screen,
     ):
         screen.done(f"a node on {bootstrap}, its data in {place}")
-        with Traffic(bootstrap, rate, seed) as traffic, _ending(wish, traffic, seconds):
+        with DemoTraffic(bootstrap, rate, seed) as traffic, _stop_after(stop_request, traffic, seconds):
             screen.done(f"{rate:g} orders a second into the topic {ORDERS}")
             screen.follow(traffic)
             file = place / f"{PIPELINE}.yaml"
             file.write_text(template(PIPELINE))
-            pipeline = loaded(file, bootstrap)
+            pipeline = load_pipeline(file, bootstrap)
             state = StateDirectory.of(place / DIRECTORY, pipeline.name)
-            outcome = run(pipeline, state, RunOptions(master=master), wish, screen)
+            outcome = run(pipeline, state, RunOptions(master=master), stop_request, screen)
             if traffic.failure is not None:
                 raise CommandError(f"The orders ended: {traffic.failure}")
     return outcome, screen.has_results
@@ -130,7 +132,7 @@ def tips(place: Path, bootstrap: str) -> list[str]:
 
 
 @contextmanager
-def directory(keep: bool) -> Iterator[Path]:
+def demo_directory(keep: bool) -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(prefix="moldau-demo-"))
     try:
         yield place
@@ -140,19 +142,19 @@ def directory(keep: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _ending(wish: Wish, traffic: Traffic, seconds: float | None) -> Iterator[None]:
+def _stop_after(stop_request: StopRequest, traffic: DemoTraffic, seconds: float | None) -> Iterator[None]:
     """Wishes for the end when the time is over, or when the orders have ended by themselves."""
     is_over = threading.Event()
 
     def wait() -> None:
-        deadline = None if seconds is None else time.monotonic() + FIRST_RESULT_WITHIN_S + seconds
+        deadline = None if seconds is None else time.monotonic() + FIRST_RESULT_TIMEOUT_S + seconds
         has_begun = False
         while not is_over.wait(0.2):
             if seconds is not None and traffic.results and not has_begun:
                 has_begun = True
                 deadline = time.monotonic() + seconds
             if traffic.failure is not None or (deadline is not None and time.monotonic() >= deadline):
-                wish.make()
+                stop_request.request()
                 return
 
     waiting = threading.Thread(target=wait, name="moldau demo's end", daemon=True)
@@ -164,7 +166,7 @@ def _ending(wish: Wish, traffic: Traffic, seconds: float | None) -> Iterator[Non
         waiting.join()
 
 
-def _need_spark() -> None:
+def _require_spark() -> None:
     """Before anything is started."""
     import deltalake  # noqa: F401
     import pyarrow  # noqa: F401

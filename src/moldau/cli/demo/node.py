@@ -18,21 +18,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moldau.cli.cluster_access import CommandError
-from moldau.pipelines.running.state_directory import DIRECTORY, state_directories
+from moldau.pipelines.runtime.state_directory import DIRECTORY, state_directories
 
 PORT = 9092
-STOPPED_WITHIN_S = 20.0
-POLL_S = 0.1
+STOP_TIMEOUT_S = 20.0
+POLL_INTERVAL_S = 0.1
 
 
 def choose_port(wanted: int | None) -> int:
     """The one that was asked for, else Kafka's own where it is free, so that commands need not name it."""
     if wanted is not None:
         return wanted
-    return PORT if _is_free(PORT) else 0
+    return PORT if _is_port_free(PORT) else 0
 
 
-def _is_free(port: int) -> bool:
+def _is_port_free(port: int) -> bool:
     with socket.socket() as taken:
         # As servers do: what is left of closed connections does not keep a port.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,12 +44,13 @@ def _is_free(port: int) -> bool:
 
 
 @contextmanager
-def node(port: int, directory: Path, cleared: Path | None = None) -> Iterator[str]:
-    """Gives the address it listens on. What it says is in `node.log`. The node removes `cleared` where the demo
+def run_node(port: int, demo_directory: Path, cleanup_directory: Path | None = None) -> Iterator[str]:
+    """Gives the address it listens on. What it says is in `node.log`. The node removes `cleanup_directory`
+    where the demo
     cannot do that any more."""
-    log = directory / "node.log"
-    command = [sys.executable, "-m", __name__, str(cleared or ""), "--listen", f"127.0.0.1:{port}"]
-    command += ["--data-dir", str(directory / "data"), "--group-initial-rebalance-delay-ms", "0"]
+    log = demo_directory / "node.log"
+    command = [sys.executable, "-m", __name__, str(cleanup_directory or ""), "--listen", f"127.0.0.1:{port}"]
+    command += ["--data-dir", str(demo_directory / "data"), "--group-initial-rebalance-delay-ms", "0"]
     # The demo is the same whatever settings there are for other nodes.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
     with log.open("wb") as errors:
@@ -73,7 +74,7 @@ def node(port: int, directory: Path, cleared: Path | None = None) -> Iterator[st
     finally:
         process.terminate()
         try:
-            process.wait(STOPPED_WITHIN_S)
+            process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -82,32 +83,32 @@ def node(port: int, directory: Path, cleared: Path | None = None) -> Iterator[st
                 pipe.close()
 
 
-def main(cleared: str, arguments: list[str]) -> int:
+def main(cleanup_directory: str, arguments: list[str]) -> int:
     """In the node's process."""
     from moldau.cli.serve import serve
 
     is_alone = threading.Event()
 
-    def wait_for_the_end_of_the_demo() -> None:
+    def stop_when_parent_exits() -> None:
         os.read(sys.stdin.fileno(), 1)
         is_alone.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait_for_the_end_of_the_demo, name="moldau demo", daemon=True).start()
+    threading.Thread(target=stop_when_parent_exits, name="moldau demo", daemon=True).start()
     code = serve(arguments)
-    if is_alone.is_set() and cleared:
-        _clear_up(Path(cleared))
+    if is_alone.is_set() and cleanup_directory:
+        _remove_directory(Path(cleanup_directory))
     return code
 
 
-def _clear_up(directory: Path) -> None:
+def _remove_directory(demo_directory: Path) -> None:
     """Once Java, which may outlive the demo by a moment, writes there no more."""
-    deadline = time.monotonic() + STOPPED_WITHIN_S
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline and any(
-        each.is_locked() for each in state_directories(directory / DIRECTORY)
+        each.is_locked() for each in state_directories(demo_directory / DIRECTORY)
     ):
-        time.sleep(POLL_S)
-    shutil.rmtree(directory, ignore_errors=True)
+        time.sleep(POLL_INTERVAL_S)
+    shutil.rmtree(demo_directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from moldau.cli.cluster_access import TextTable
-from moldau.cli.demo.traffic import Results, Traffic
-from moldau.cli.live_display import Drawing
+from moldau.cli.demo.traffic import DemoTraffic, Results
+from moldau.cli.live_region import LiveRegion
 from moldau.cli.pipeline.display import states_table
-from moldau.pipelines.running.progress import Progress, QueryState
+from moldau.pipelines.runtime.progress import Progress, QueryState
 
 MINUTES = 3
 """So many are side by side."""
-LINE_EVERY_S = 2.0
+LINE_INTERVAL_S = 2.0
 
 
 def revenue_table(results: Results) -> Table:
@@ -44,14 +44,14 @@ def revenue_line(results: Results) -> str:
     return f"revenue at {minute:%H:%M}: {products}"
 
 
-class Screen:
+class DemoDisplay:
     """Watches a run. Steps stay where they were printed; what changes is below them."""
 
     def __init__(self, tips: Sequence[str], console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._is_live = self._console.is_terminal
         self._tips = tips
-        self._traffic: Traffic | None = None
+        self._traffic: DemoTraffic | None = None
         self._states: Sequence[QueryState] = ()
         self._step: tuple[str, float] | None = None
         self._has_results = False
@@ -59,13 +59,13 @@ class Screen:
         self._shown_results: Results = {}
         self._spinner = Spinner("dots")
         self._is_over = False
-        self._drawing = Drawing(self._console, self._changing)
+        self._live = LiveRegion(self._console, self._render)
 
     @property
     def has_results(self) -> bool:
         return self._has_results
 
-    def follow(self, traffic: Traffic) -> None:
+    def follow(self, traffic: DemoTraffic) -> None:
         self._traffic = traffic
 
     def done(self, what: str) -> None:
@@ -104,7 +104,7 @@ class Screen:
             self._show_tips()
         if not self._is_live and results != self._shown_results and time.monotonic() >= self._next_line_s:
             self._shown_results = results
-            self._next_line_s = time.monotonic() + LINE_EVERY_S
+            self._next_line_s = time.monotonic() + LINE_INTERVAL_S
             self._print(Text(f"  {revenue_line(results)}"))
 
     def _show_tips(self) -> None:
@@ -116,11 +116,11 @@ class Screen:
 
     def _print(self, line: Text) -> None:
         if self._is_live:
-            self._drawing.stay(line)
+            self._live.print_above(line)
         else:
             self._console.print(line)
 
-    def _changing(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         parts: list[RenderableType] = []
         traffic = self._traffic
         if traffic is not None and traffic.results:
@@ -138,7 +138,7 @@ class Screen:
 
     def __enter__(self) -> Self:
         if self._is_live:
-            self._drawing.__enter__()
+            self._live.__enter__()
         return self
 
     def __exit__(
@@ -147,5 +147,5 @@ class Screen:
         self._finish_step()
         self._is_over = True
         if self._is_live:
-            self._drawing.__exit__(kind, error, trace)
+            self._live.__exit__(kind, error, trace)
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from moldau.client.consumer.consumer import Consumer
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer
 from moldau.client.record import ConsumerRecord, TopicPartition
-from moldau.pipelines.shipped.generating import orders, send_at_rate
+from moldau.pipelines.templates.generator import orders, send_at_rate
 
 ORDERS, REVENUE, DEAD = "orders", "revenue", "orders.dead"
 TOPICS = (NewTopic(ORDERS, 2), NewTopic(REVENUE, 1), NewTopic(DEAD, 1))
@@ -31,7 +31,7 @@ Results = Mapping[datetime, Mapping[str, Sum]]
 """By minute and product."""
 
 
-class Traffic:
+class DemoTraffic:
     """In a thread of its own, from `with` to its end."""
 
     def __init__(self, bootstrap: str, rate: float, seed: int) -> None:
@@ -40,7 +40,7 @@ class Traffic:
         self._seed = seed
         self._loop = asyncio.new_event_loop()
         self._work: asyncio.Task[None] | None = None
-        self._began = threading.Event()
+        self._is_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moldau demo", daemon=True)
         self.sent = 0
         self.dead = 0
@@ -50,7 +50,7 @@ class Traffic:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._began.wait()
+        self._is_started.wait()
         if self.failure is not None:
             raise self.failure
         return self
@@ -67,15 +67,15 @@ class Traffic:
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._all())
+                runner.run(self._run_traffic())
         except asyncio.CancelledError:
             pass
         except BaseException as error:
             self.failure = error
         finally:
-            self._began.set()
+            self._is_started.set()
 
-    async def _all(self) -> None:
+    async def _run_traffic(self) -> None:
         self._work = asyncio.current_task()
         async with Cluster(self._bootstrap, client_id="demo") as cluster:
             for created in (await Admin(cluster).create_topics(TOPICS)).values():
@@ -94,16 +94,16 @@ class Traffic:
 
     def _count(self, sent: int) -> None:
         self.sent = sent
-        self._began.set()
+        self._is_started.set()
 
     async def _read(self, reader: Consumer) -> None:
         while True:
             records = await reader.poll(timeout_ms=POLL_MS)
             self.dead += sum(record.topic == DEAD for record in records)
-            self.results = with_records(self.results, (each for each in records if each.topic == REVENUE))
+            self.results = merge_records(self.results, (each for each in records if each.topic == REVENUE))
 
 
-def with_records(results: Results, records: Iterable[ConsumerRecord]) -> Results:
+def merge_records(results: Results, records: Iterable[ConsumerRecord]) -> Results:
     """The last record of a minute and product is its sum."""
     changed = {minute: dict(products) for minute, products in results.items()}
     for record in records:

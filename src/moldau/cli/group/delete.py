@@ -4,17 +4,17 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Groups, Yes, name
-from moldau.cli.cluster_access import CommandError, ask, tell_each
+from moldau.cli.cluster_access import CommandError, report_results, run_admin
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Groups, Yes, name
 from moldau.client.admin.admin import Admin
 from moldau.client.errors import KafkaError
 
-Told = dict[str, Exception | None]
+DeleteResults = dict[str, Exception | None]
 
 
 def group_delete(
     groups: Groups,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     topics: Annotated[
         list[str] | None,
         typer.Option(
@@ -35,26 +35,26 @@ def group_delete(
     if not yes:
         typer.confirm(f"Delete {what} {', '.join(groups)}?", abort=True)
     if not topics:
-        tell_each(ask(lambda admin: admin.delete_groups(groups), bootstrap), "deleted")
+        report_results(run_admin(lambda admin: admin.delete_groups(groups), bootstrap), "deleted")
         return
 
-    async def question(admin: Admin) -> Told:
-        told: Told = {}
+    async def question(admin: Admin) -> DeleteResults:
+        told: DeleteResults = {}
         for group in dict.fromkeys(groups):
             try:
-                told |= await _forget(admin, group, topics)
+                told |= await _delete_offsets(admin, group, topics)
             except KafkaError as error:
                 told[group] = error
         return told
 
-    tell_each(ask(question, bootstrap), "offset deleted")
+    report_results(run_admin(question, bootstrap), "offset deleted")
 
 
-async def _forget(admin: Admin, group: str, topics: list[str]) -> Told:
+async def _delete_offsets(admin: Admin, group: str, topics: list[str]) -> DeleteResults:
     # A group that does not exist has committed nothing either, but who mistyped its name should hear of it.
     await admin.describe_group(group)
     committed = await admin.list_group_offsets(group)
-    told: Told = {}
+    told: DeleteResults = {}
     for topic in dict.fromkeys(topics):
         partitions = [each for each in committed if each.topic == topic]
         if not partitions:

@@ -4,21 +4,21 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Group
-from moldau.cli.cluster_access import ask, counted, output, show, table
+from moldau.cli.cluster_access import out_console, pluralize, print_table, run_admin, table
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group
 from moldau.client.admin.admin import LATEST, Admin, GroupDescription
-from moldau.client.consumer.log_offsets import OffsetAndTimestamp
-from moldau.client.consumer.positions import OffsetAndMetadata
+from moldau.client.consumer.offset_lookup import OffsetAndTimestamp
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.record import TopicPartition
 
-Found = tuple[
+GroupState = tuple[
     GroupDescription, dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, OffsetAndTimestamp]
 ]
 
 
 def group_describe(
     group: Group,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     members: Annotated[
         bool, typer.Option("--members", help="Show the members, and which partitions each has.")
     ] = False,
@@ -28,7 +28,7 @@ def group_describe(
     Lag is what lies between the committed offset and the end of the partition.
     """
 
-    async def question(admin: Admin) -> Found:
+    async def question(admin: Admin) -> GroupState:
         described = await admin.describe_group(group)
         committed = await admin.list_group_offsets(group)
         owned = [each for member in described.members for each in member.assignment]
@@ -37,37 +37,37 @@ def group_describe(
         there = [each for each in partitions if admin.cluster.partition_info(each) is not None]
         return described, committed, await admin.list_offsets(dict.fromkeys(there, LATEST)) if there else {}
 
-    described, committed, ends = ask(question, bootstrap)
+    described, committed, ends = run_admin(question, bootstrap)
     assignor = f", assignor {described.assignor}" if described.assignor else ""
-    output.print(
-        f"{group}: {described.state}, {counted(len(described.members), 'member')}{assignor}, "
+    out_console.print(
+        f"{group}: {described.state}, {pluralize(len(described.members), 'member')}{assignor}, "
         f"coordinator {described.coordinator}",
         markup=False,
     )
     if members:
-        _show_members(described)
+        _print_members(described)
     else:
-        _show_partitions(described, committed, ends)
+        _print_partitions(described, committed, ends)
 
 
-def _show_members(described: GroupDescription) -> None:
+def _print_members(described: GroupDescription) -> None:
     rows = table("member", "instance", "client", "host", "partitions")
     for member in described.members:
         assigned = ", ".join(map(str, sorted(member.assignment)))
         rows.add_row(
             member.member_id, member.instance_id or "-", member.client_id, member.client_host, assigned or "-"
         )
-    show(rows)
+    print_table(rows)
 
 
-def _show_partitions(
+def _print_partitions(
     described: GroupDescription,
     committed: dict[TopicPartition, OffsetAndMetadata],
     ends: dict[TopicPartition, OffsetAndTimestamp],
 ) -> None:
     owners = {each: member for member in described.members for each in member.assignment}
     numbers = ("partition", "committed", "end", "lag")
-    rows = table("topic", *numbers, "member", numbers=numbers, cut=("member",))
+    rows = table("topic", *numbers, "member", numbers=numbers, truncated=("member",))
     lags = []
     for partition in sorted({**committed, **owners}):
         offset = committed[partition].offset if partition in committed else None
@@ -82,5 +82,5 @@ def _show_partitions(
             *("-" if each is None else str(each) for each in (offset, end, lag)),
             "-" if owner is None else owner.member_id,
         )
-    show(rows)
-    output.print(f"lag in all: {sum(lags) if lags else '-'}")
+    print_table(rows)
+    out_console.print(f"lag in all: {sum(lags) if lags else '-'}")

@@ -5,12 +5,21 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Group, name
-from moldau.cli.cluster_access import CommandError, ask, output, partitions_of, say, show, table, tell_each
+from moldau.cli.cluster_access import (
+    CommandError,
+    list_partitions,
+    out_console,
+    print_notice,
+    print_table,
+    report_results,
+    run_admin,
+    table,
+)
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, name
 from moldau.client.admin.admin import EARLIEST, LATEST, Admin
 from moldau.client.record import TopicPartition
 
-Plan = dict[TopicPartition, tuple[int | None, int]]
+ResetPlan = dict[TopicPartition, tuple[int | None, int]]
 """For each partition what is committed now, and what shall be."""
 
 
@@ -26,7 +35,7 @@ def group_reset(
             help="The topic whose partitions are set; may be repeated.",
         ),
     ],
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record there is.")] = False,
     to_latest: Annotated[
         bool, typer.Option("--to-latest", help="To the end: only what comes from now on.")
@@ -67,10 +76,10 @@ def group_reset(
     ways = [to_earliest, to_latest, to_offset is not None, to_time is not None, shift_by is not None]
     if sum(ways) != 1:
         raise typer.BadParameter("say where to, in one way: --to-earliest, --to-latest, --to-offset, ...")
-    time_ms = None if to_time is None else _milliseconds(to_time)
+    time_ms = None if to_time is None else _parse_time_ms(to_time)
 
-    async def question(admin: Admin) -> Plan:
-        partitions = await partitions_of(admin, topics)
+    async def question(admin: Admin) -> ResetPlan:
+        partitions = await list_partitions(admin, topics)
         committed = await admin.list_group_offsets(group)
         first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
@@ -81,8 +90,8 @@ def group_reset(
             if not partitions:
                 raise CommandError(f"{group} has committed nothing of {', '.join(topics)} to shift from.")
             for each in without:
-                say(f"{each}: nothing is committed, and it stays so")
-        plan: Plan = {}
+                print_notice(f"{each}: nothing is committed, and it stays so")
+        plan: ResetPlan = {}
         for each in partitions:
             now = committed[each].offset if each in committed else None
             if to_earliest:
@@ -98,29 +107,29 @@ def group_reset(
             plan[each] = (now, min(max(wanted, first[each].offset), end[each].offset))
         return plan
 
-    plan = ask(question, bootstrap)
+    plan = run_admin(question, bootstrap)
     if not yes:
         rows = table("topic", "partition", "now", "then", numbers=("partition", "now", "then"))
         for partition, (now, then) in plan.items():
             rows.add_row(
                 partition.topic, str(partition.partition), "-" if now is None else str(now), str(then)
             )
-        show(rows)
-        output.print("Nothing is changed yet: add --yes to do it.")
+        print_table(rows)
+        out_console.print("Nothing is changed yet: add --yes to do it.")
         return
     offsets = {partition: then for partition, (_, then) in plan.items()}
-    tell_each(ask(lambda admin: admin.alter_group_offsets(group, offsets), bootstrap), "set")
+    report_results(run_admin(lambda admin: admin.alter_group_offsets(group, offsets), bootstrap), "set")
 
 
-def _milliseconds(text: str) -> int:
+def _parse_time_ms(validate_text: str) -> int:
     try:
-        time = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(validate_text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a time like 2026-01-31T12:00", param_hint="--to-time"
+            f"{validate_text!r} is not a time like 2026-01-31T12:00", param_hint="--to-time"
         ) from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     if time < datetime(1970, 1, 1, tzinfo=UTC):
-        raise typer.BadParameter(f"{text!r} is before 1970, when time began", param_hint="--to-time")
+        raise typer.BadParameter(f"{validate_text!r} is before 1970, when time began", param_hint="--to-time")
     return int(time.timestamp() * 1000)

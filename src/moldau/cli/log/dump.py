@@ -11,15 +11,23 @@ from typing import Annotated, Any
 
 import typer
 
-from moldau.cli.log.files import OFFSET_ENTRY, TIME_ENTRY, Kind, LogFile, find, read_batches, read_entries
+from moldau.cli.log.files import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    LogFile,
+    LogFileKind,
+    find_log_files,
+    read_batches,
+    read_entries,
+)
 from moldau.errors import MoldauError
-from moldau.logs.epochs import EpochHistory
-from moldau.logs.producers import ProducerStates
+from moldau.logs.leader_epochs import LeaderEpochCache
+from moldau.logs.producer_state import ProducerStateManager
 from moldau.metadata import records as metadata_records
-from moldau.records import control
+from moldau.records import control_records as control
 from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.compression import NAMES
-from moldau.records.record import Record, iterate
+from moldau.records.record import Record, iterate_records
 
 SHOWN_CHARACTERS_MAX = 120
 """Of a key or value in the readable form; JSON has all of it."""
@@ -47,13 +55,13 @@ def log_dump(
     Reads only. It may run beside the broker; the newest segment then ends wherever the broker just is.
     """
     damaged = False
-    for file in find(paths):
+    for file in find_log_files(paths):
         if not as_json:
             typer.echo(f"{file.path} ({file.kind.value})")
         try:
             for line in islice(_lines(file, records), limit):
                 damaged = damaged or not line.get("checksum_is_right", line["is"] != "problem")
-                typer.echo(_as_json(file, line) if as_json else f"  {_as_text(line)}")
+                typer.echo(_format_json(file, line) if as_json else f"  {_format_text(line)}")
         except MoldauError as error:
             damaged = True
             typer.echo(f"{file.path}: {error}. `moldau log verify` says what can be done.", err=True)
@@ -62,24 +70,24 @@ def log_dump(
 
 
 def _lines(file: LogFile, with_records: bool) -> Iterator[Line]:
-    if file.kind in (Kind.BATCHES, Kind.METADATA_SNAPSHOT):
+    if file.kind in (LogFileKind.BATCHES, LogFileKind.METADATA_SNAPSHOT):
         yield from _batch_lines(file, with_records)
-    elif file.kind is Kind.OFFSET_INDEX:
+    elif file.kind is LogFileKind.OFFSET_INDEX:
         for offset, position in read_entries(file.path, OFFSET_ENTRY):
             yield {"is": "index entry", "offset": file.base_offset + offset, "position": position}
-    elif file.kind is Kind.TIME_INDEX:
+    elif file.kind is LogFileKind.TIME_INDEX:
         for timestamp, offset in read_entries(file.path, TIME_ENTRY):
             yield {"is": "time index entry", "timestamp": timestamp, "offset": file.base_offset + offset}
-    elif file.kind is Kind.PRODUCERS:
+    elif file.kind is LogFileKind.PRODUCERS:
         yield from _producer_lines(file)
     else:
-        for epoch, offset in EpochHistory.from_text(file.path.read_text("utf-8", "replace")):
+        for epoch, offset in LeaderEpochCache.from_text(file.path.read_text("utf-8", "replace")):
             yield {"is": "leader epoch", "epoch": epoch, "start_offset": offset}
 
 
 def _batch_lines(file: LogFile, with_records: bool) -> Iterator[Line]:
     for position, batch in read_batches(file.path):
-        checksum_is_right = batch.checksum_is_right()
+        has_valid_checksum = batch.has_valid_checksum()
         yield {
             "is": "batch",
             "position": position,
@@ -99,11 +107,11 @@ def _batch_lines(file: LogFile, with_records: bool) -> Iterator[Line]:
             "transactional": batch.is_transactional,
             "control": batch.is_control,
             "delete_horizon_ms": batch.delete_horizon_ms,
-            "checksum_is_right": checksum_is_right,
+            "checksum_is_right": has_valid_checksum,
         }
-        if with_records and checksum_is_right:
+        if with_records and has_valid_checksum:
             try:
-                for record in iterate(batch):
+                for record in iterate_records(batch):
                     yield _record_line(file, batch, record)
             except MoldauError as error:
                 yield {"is": "problem", "problem": str(error)}
@@ -122,7 +130,7 @@ def _record_line(file: LogFile, batch: Batch, record: Record) -> Line:
 
 
 def _producer_lines(file: LogFile) -> Iterator[Line]:
-    producers = ProducerStates()
+    producers = ProducerStateManager()
     producers.restore(file.path.read_bytes())
     for state in producers:
         yield {
@@ -136,19 +144,19 @@ def _producer_lines(file: LogFile) -> Iterator[Line]:
         }
 
 
-def _as_json(file: LogFile, line: Line) -> str:
+def _format_json(file: LogFile, line: Line) -> str:
     if line["is"] == "control record":
-        line = line | {"fields": _with_names(line["fields"])}
+        line = line | {"fields": _namedtuples_to_dicts(line["fields"])}
     return json.dumps({"file": str(file.path)} | line, default=_json_value, ensure_ascii=True)
 
 
-def _with_names(value: Any) -> Any:
+def _namedtuples_to_dicts(value: Any) -> Any:
     """Named tuples within a control record as objects: JSON would make bare lists of them."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {name: _with_names(each) for name, each in value.items()}
-    return [_with_names(each) for each in value] if isinstance(value, tuple) else value
+        return {name: _namedtuples_to_dicts(each) for name, each in value.items()}
+    return [_namedtuples_to_dicts(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _json_value(value: Any) -> Any:
@@ -163,42 +171,42 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
-def _as_text(line: Line) -> str:
+def _format_text(line: Line) -> str:
     match line["is"]:
         case "batch":
-            return _batch_text(line)
+            return _format_batch(line)
         case "record":
-            parts = [f"  {line['offset']}", _time(line["timestamp"])]
-            parts += [f"key {_bytes_text(line['key'])}", f"value {_bytes_text(line['value'])}"]
+            parts = [f"  {line['offset']}", _format_time(line["timestamp"])]
+            parts += [f"key {_format_bytes(line['key'])}", f"value {_format_bytes(line['value'])}"]
             if line["headers"]:
-                shown = ", ".join(f"{name}={_bytes_text(content)}" for name, content in line["headers"])
+                shown = ", ".join(f"{name}={_format_bytes(content)}" for name, content in line["headers"])
                 parts.append(f"headers {shown}")
             return "  ".join(parts).encode("utf-8", "backslashreplace").decode()
         case "control record" | "metadata record":
             fields = " ".join(f"{name}={value}" for name, value in line["fields"].items())
-            return f"  {line['offset']}  {_time(line['timestamp'])}  {line['type']} {fields}"
+            return f"  {line['offset']}  {_format_time(line['timestamp'])}  {line['type']} {fields}"
         case "problem":
             return f"  PROBLEM: {line['problem']}"
         case "index entry":
             return f"offset {line['offset']} at position {line['position']}"
         case "time index entry":
-            return f"{_time(line['timestamp'])} up to offset {line['offset']}"
+            return f"{_format_time(line['timestamp'])} up to offset {line['offset']}"
         case "leader epoch":
             return f"epoch {line['epoch']} from offset {line['start_offset']}"
         case _:
             return (
                 f"producer {line['producer_id']} epoch {line['producer_epoch']}: last sequence "
-                f"{line['last_sequence']} at offset {line['last_offset']}, {_time(line['last_timestamp'])}"
+                f"{line['last_sequence']} at offset {line['last_offset']}, {_format_time(line['last_timestamp'])}"
             )
 
 
-def _batch_text(line: Line) -> str:
+def _format_batch(line: Line) -> str:
     parts = [
         f"offsets {line['base_offset']}..{line['last_offset']}",
         f"{line['count']} records",
         f"{line['size']} bytes at position {line['position']}",
         f"epoch {line['leader_epoch']}",
-        f"{line['timestamp_type']} {_time(line['max_timestamp'])}",
+        f"{line['timestamp_type']} {_format_time(line['max_timestamp'])}",
         line["compression"],
     ]
     if line["producer_id"] >= 0:
@@ -206,13 +214,13 @@ def _batch_text(line: Line) -> str:
         parts.append(f"sequences {line['base_sequence']}..{line['last_sequence']}")
     parts += [name for name in ("transactional", "control") if line[name]]
     if line["delete_horizon_ms"] is not None:
-        parts.append(f"tombstones until {_time(line['delete_horizon_ms'])}")
+        parts.append(f"tombstones until {_format_time(line['delete_horizon_ms'])}")
     if not line["checksum_is_right"]:
         parts.append("WRONG CHECKSUM")
     return ", ".join(parts)
 
 
-def _time(timestamp_ms: int) -> str:
+def _format_time(timestamp_ms: int) -> str:
     if timestamp_ms == NO_TIMESTAMP:
         return "no time"
     try:
@@ -221,7 +229,7 @@ def _time(timestamp_ms: int) -> str:
         return f"{timestamp_ms} ms"
 
 
-def _bytes_text(value: bytes | None) -> str:
+def _format_bytes(value: bytes | None) -> str:
     if value is None:
         return "null"
     try:

@@ -11,7 +11,13 @@ from typing import NamedTuple
 import typer
 
 from moldau.errors import CorruptRecordError
-from moldau.logs.files.names import EPOCHS, INDEX, LOG, SNAPSHOT, TIME_INDEX
+from moldau.logs.files.file_names import (
+    LEADER_EPOCH_CHECKPOINT,
+    LOG_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+)
 from moldau.raft.messages import SnapshotId
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
 
@@ -22,10 +28,10 @@ METADATA_LOG_PREFIX = "__cluster_metadata-"
 _BATCHES = re.compile(r"[0-9]{20}\.log(\.[a-z]+)?")
 _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint(\.[a-z]+)?")
 _OFFSET = re.compile(r"[0-9]{20}")
-_LEFTOVERS = (".deleted", ".cleaned", ".swap", ".tmp", ".part", ".damaged")
+_IGNORED_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp", ".part", ".damaged")
 
 
-class Kind(enum.Enum):
+class LogFileKind(enum.Enum):
     BATCHES = "record batches"
     METADATA_SNAPSHOT = "snapshot of the metadata"
     OFFSET_INDEX = "offset index"
@@ -36,7 +42,7 @@ class Kind(enum.Enum):
 
 class LogFile(NamedTuple):
     path: Path
-    kind: Kind
+    kind: LogFileKind
 
     @property
     def base_offset(self) -> int:
@@ -47,7 +53,7 @@ class LogFile(NamedTuple):
     @property
     def is_snapshot(self) -> bool:
         """A snapshot of the metadata log: its offset is where it ends, and its own records count from 0."""
-        return self.kind is Kind.METADATA_SNAPSHOT
+        return self.kind is LogFileKind.METADATA_SNAPSHOT
 
     @property
     def snapshot_id(self) -> SnapshotId:
@@ -63,23 +69,27 @@ class LogFile(NamedTuple):
     @property
     def log(self) -> Path:
         """The segment that an index belongs to."""
-        return self.path.with_suffix(LOG)
+        return self.path.with_suffix(LOG_SUFFIX)
 
 
-def kind_of(path: Path) -> Kind | None:
-    if path.name == EPOCHS:
-        return Kind.EPOCHS
+def kind_of(path: Path) -> LogFileKind | None:
+    if path.name == LEADER_EPOCH_CHECKPOINT:
+        return LogFileKind.EPOCHS
     if _BATCHES.fullmatch(path.name):
-        return Kind.BATCHES
+        return LogFileKind.BATCHES
     if _SNAPSHOT.fullmatch(path.name):
-        return Kind.METADATA_SNAPSHOT
+        return LogFileKind.METADATA_SNAPSHOT
     if _OFFSET.match(path.name):
-        kinds = {INDEX: Kind.OFFSET_INDEX, TIME_INDEX: Kind.TIME_INDEX, SNAPSHOT: Kind.PRODUCERS}
+        kinds = {
+            OFFSET_INDEX_SUFFIX: LogFileKind.OFFSET_INDEX,
+            TIME_INDEX_SUFFIX: LogFileKind.TIME_INDEX,
+            SNAPSHOT_SUFFIX: LogFileKind.PRODUCERS,
+        }
         return kinds.get(path.suffix)
     return None
 
 
-def find(paths: Iterable[Path]) -> list[LogFile]:
+def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
     """The files named, and those in the directories named, sorted so that a log's files stand together.
 
     In directories, files that are left over from a deletion or an unfinished compaction are passed over.
@@ -87,7 +97,7 @@ def find(paths: Iterable[Path]) -> list[LogFile]:
     found: dict[Path, LogFile] = {}
     for path in paths:
         if path.is_dir():
-            inside = sorted(child for child in path.rglob("*") if child.suffix not in _LEFTOVERS)
+            inside = sorted(child for child in path.rglob("*") if child.suffix not in _IGNORED_SUFFIXES)
             files = [LogFile(child, kind) for child in inside if (kind := kind_of(child)) and child.is_file()]
             if not files:
                 raise typer.BadParameter(
@@ -101,7 +111,7 @@ def find(paths: Iterable[Path]) -> list[LogFile]:
             if kind is None:
                 raise typer.BadParameter(
                     f"{path} is no file of a log. Those are 00000000000000000000.log, .index, .timeindex and "
-                    f".snapshot, 00000000000000000000-0000000000.checkpoint and {EPOCHS}."
+                    f".snapshot, 00000000000000000000-0000000000.checkpoint and {LEADER_EPOCH_CHECKPOINT}."
                 )
             files = [LogFile(path, kind)]
         for file in files:

@@ -11,36 +11,44 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from moldau.cli.log.files import OFFSET_ENTRY, TIME_ENTRY, Kind, LogFile, find, read_batches, read_entries
+from moldau.cli.log.files import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    LogFile,
+    LogFileKind,
+    find_log_files,
+    read_batches,
+    read_entries,
+)
 from moldau.errors import CorruptRecordError, MoldauError
-from moldau.logs.epochs import NO_EPOCH, EpochHistory
-from moldau.logs.producers import ProducerStates
+from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
+from moldau.logs.producer_state import ProducerStateManager
 from moldau.metadata import records as metadata_records
 from moldau.raft import snapshot_format
-from moldau.records import control
+from moldau.records import control_records as control
 from moldau.records.batch import Batch
-from moldau.records.record import iterate
+from moldau.records.record import iterate_records
 
 PROBLEMS_SHOWN_MAX = 20
 """Of each file; the rest is counted."""
 
-ADVICE = {
-    Kind.BATCHES: (
+HINTS = {
+    LogFileKind.BATCHES: (
         "A torn end of a partition's newest segment is cut off at the next start. Anything else in a segment "
         "is lost data: stop the node, keep a copy of the directory, restore it from a replica or a backup."
     ),
-    Kind.METADATA_SNAPSHOT: (
+    LogFileKind.METADATA_SNAPSHOT: (
         "At the next start the node sets a damaged snapshot aside and begins with the one before it, if the metadata "
         "log reaches back to that. Keep a copy of the directory."
     ),
-    Kind.OFFSET_INDEX: "Stop the node and delete the index: the next start builds it again.",
-    Kind.TIME_INDEX: "Stop the node and delete the time index: the next start builds it again.",
-    Kind.PRODUCERS: "Stop the node and delete the snapshot: the next start reads producers from the log.",
-    Kind.EPOCHS: "Stop the node and delete the checkpoint: the next start reads epochs from the log.",
+    LogFileKind.OFFSET_INDEX: "Stop the node and delete the index: the next start builds it again.",
+    LogFileKind.TIME_INDEX: "Stop the node and delete the time index: the next start builds it again.",
+    LogFileKind.PRODUCERS: "Stop the node and delete the snapshot: the next start reads producers from the log.",
+    LogFileKind.EPOCHS: "Stop the node and delete the checkpoint: the next start reads epochs from the log.",
 }
 
 
-class Segment:
+class SegmentSummary:
     """What the checks of indexes need to know of a segment's batches."""
 
     def __init__(self) -> None:
@@ -58,7 +66,7 @@ class Segment:
         self.max_timestamps.append(max(so_far, batch.max_timestamp))
 
 
-class Tail:
+class BatchTail:
     """Where the batches seen so far end."""
 
     def __init__(self) -> None:
@@ -66,7 +74,7 @@ class Tail:
         self.epoch = NO_EPOCH
 
 
-class Directory:
+class DirectoryVerifier:
     """One log's files, checked one after the other; what one file says is held against the others."""
 
     def __init__(self, files: list[LogFile], with_records: bool, progress: Progress, task: TaskID) -> None:
@@ -75,19 +83,19 @@ class Directory:
         self.batches = 0
         self._progress = progress
         self._task = task
-        self._segments: dict[Path, Segment] = {}
-        self._epochs: EpochHistory | None = None
-        self._tail = Tail()
+        self._segments: dict[Path, SegmentSummary] = {}
+        self._epochs: LeaderEpochCache | None = None
+        self._tail = BatchTail()
 
     def problems(self) -> Iterator[tuple[LogFile, str]]:
         """Segments come after the epochs they are compared with and before the indexes that point at them."""
         order = (
-            Kind.EPOCHS,
-            Kind.BATCHES,
-            Kind.METADATA_SNAPSHOT,
-            Kind.OFFSET_INDEX,
-            Kind.TIME_INDEX,
-            Kind.PRODUCERS,
+            LogFileKind.EPOCHS,
+            LogFileKind.BATCHES,
+            LogFileKind.METADATA_SNAPSHOT,
+            LogFileKind.OFFSET_INDEX,
+            LogFileKind.TIME_INDEX,
+            LogFileKind.PRODUCERS,
         )
         for file in sorted(self.files, key=lambda file: (order.index(file.kind), file.path)):
             try:
@@ -100,29 +108,29 @@ class Directory:
             self._progress.update(self._task, advance=file.path.stat().st_size)
 
     def _check(self, file: LogFile) -> Iterator[str]:
-        if file.kind is Kind.BATCHES:
+        if file.kind is LogFileKind.BATCHES:
             return self._check_batches(file)
-        if file.kind is Kind.METADATA_SNAPSHOT:
+        if file.kind is LogFileKind.METADATA_SNAPSHOT:
             return self._check_snapshot(file)
-        if file.kind is Kind.OFFSET_INDEX:
+        if file.kind is LogFileKind.OFFSET_INDEX:
             return self._check_offset_index(file)
-        if file.kind is Kind.TIME_INDEX:
+        if file.kind is LogFileKind.TIME_INDEX:
             return self._check_time_index(file)
-        if file.kind is Kind.PRODUCERS:
+        if file.kind is LogFileKind.PRODUCERS:
             return self._check_producers(file)
         return self._check_epochs(file)
 
     def _check_epochs(self, file: LogFile) -> Iterator[str]:
-        self._epochs = EpochHistory.from_text(file.path.read_text("utf-8", "replace"))
+        self._epochs = LeaderEpochCache.from_text(file.path.read_text("utf-8", "replace"))
         yield from ()
 
     def _check_batches(self, file: LogFile) -> Iterator[str]:
-        segment = self._segments[file.path] = Segment()
-        tail = Tail() if file.is_snapshot else self._tail
+        segment = self._segments[file.path] = SegmentSummary()
+        tail = BatchTail() if file.is_snapshot else self._tail
         for position, batch in read_batches(file.path):
             self.batches += 1
             segment.add(position, batch)
-            if not batch.checksum_is_right():
+            if not batch.has_valid_checksum():
                 yield f"the checksum of offset {batch.base_offset} is wrong (batch at position {position})"
                 continue
             for problem in self._check_batch(file, batch, tail):
@@ -139,7 +147,7 @@ class Directory:
             # Its batches are right; header, footer and whether they belong together are not known yet.
             snapshot_format.decode(file.snapshot_id, file.path.read_bytes())
 
-    def _check_batch(self, file: LogFile, batch: Batch, tail: Tail) -> Iterator[str]:
+    def _check_batch(self, file: LogFile, batch: Batch, tail: BatchTail) -> Iterator[str]:
         if batch.last_offset_delta < 0 or not 0 <= batch.count <= batch.last_offset_delta + 1:
             yield f"{batch.count} records do not fit offsets {batch.base_offset}..{batch.last_offset}"
         if batch.base_offset <= tail.last_offset:
@@ -149,20 +157,23 @@ class Directory:
                 yield f"offset {batch.base_offset} is below the segment's first, {file.base_offset}"
             if batch.leader_epoch < tail.epoch:
                 yield f"leader epoch {batch.leader_epoch} comes after epoch {tail.epoch}"
-            if self._epochs is not None and self._epochs.epoch_at(batch.base_offset) != batch.leader_epoch:
+            if (
+                self._epochs is not None
+                and self._epochs.epoch_for_offset(batch.base_offset) != batch.leader_epoch
+            ):
                 yield (
                     f"offset {batch.base_offset} has leader epoch {batch.leader_epoch}, "
-                    f"and the checkpoint says {self._epochs.epoch_at(batch.base_offset)}"
+                    f"and the checkpoint says {self._epochs.epoch_for_offset(batch.base_offset)}"
                 )
         if self.with_records:
             yield from _check_records(file, batch)
 
-    def _segment_of(self, file: LogFile) -> Segment | None:
+    def _segment_of(self, file: LogFile) -> SegmentSummary | None:
         """The segment beside an index, read now when only the index was asked for; None where none is."""
         if file.log not in self._segments:
             if not file.log.is_file():
                 return None
-            segment = self._segments[file.log] = Segment()
+            segment = self._segments[file.log] = SegmentSummary()
             try:
                 for position, batch in read_batches(file.log):
                     segment.add(position, batch)
@@ -212,7 +223,7 @@ class Directory:
                 yield f"the largest time up to offset {offset} is {largest}, not {timestamp}"
 
     def _check_producers(self, file: LogFile) -> Iterator[str]:
-        producers = ProducerStates()
+        producers = ProducerStateManager()
         producers.restore(file.path.read_bytes())
         for state in producers:
             if state.last_offset >= file.base_offset:
@@ -238,15 +249,15 @@ def log_verify(
     Leaves with 1 where there is a problem. Stop the node first: the newest segment of a running one may end
     in the middle of a write.
     """
-    files = find(paths)
+    files = find_log_files(paths)
     size = sum(file.path.stat().st_size for file in files)
-    damaged: list[Kind] = []
+    damaged: list[LogFileKind] = []
     batches = 0
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=size)
         for group in _by_directory(files):
-            directory = Directory(group, records, progress, task)
+            directory = DirectoryVerifier(group, records, progress, task)
             for file, problems in groupby(directory.problems(), key=lambda found: found[0]):
                 damaged.append(file.kind)
                 for number, (_, problem) in enumerate(problems, 1):
@@ -260,9 +271,9 @@ def log_verify(
         typer.echo(f"{what}: all right")
         return
     typer.echo(f"{what}: {len(damaged)} files have problems", err=True)
-    for kind in Kind:
+    for kind in LogFileKind:
         if kind in damaged:
-            typer.echo(f"{kind.value}: {ADVICE[kind]}", err=True)
+            typer.echo(f"{kind.value}: {HINTS[kind]}", err=True)
     raise typer.Exit(1)
 
 
@@ -275,7 +286,7 @@ def _by_directory(files: list[LogFile]) -> list[list[LogFile]]:
 
 def _check_records(file: LogFile, batch: Batch) -> Iterator[str]:
     try:
-        for record in iterate(batch):
+        for record in iterate_records(batch):
             if batch.is_control:
                 control.decode(record)
             elif file.is_metadata and record.value is not None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from moldau.cli.cluster_access import counted, output, say, show, table
-from moldau.cli.pipeline.arguments import Bootstrap, File, State, loaded, state_directory
-from moldau.cli.spark.arguments import MasterUrl, Settings, parsed_settings, told_plainly
-from moldau.pipelines.running.run import now
+from moldau.cli.cluster_access import out_console, pluralize, print_notice, print_table, table
+from moldau.cli.pipeline.parameters import Bootstrap, File, State, load_pipeline, state_directory
+from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
+from moldau.pipelines.runtime.run import now
 from moldau.spark.launcher.errors import LaunchError
 
 
@@ -27,18 +27,18 @@ def pipeline_check(
 
     The exit code is 1 where something would keep the pipeline from running.
     """
-    settings = parsed_settings(conf)
-    with told_plainly():
-        pipeline = loaded(file, bootstrap)
-        from moldau.pipelines.planning.building import Place
-        from moldau.pipelines.planning.checking import check
+    settings = parse_spark_conf(conf)
+    with exit_on_error():
+        pipeline = load_pipeline(file, bootstrap)
+        from moldau.pipelines.planner.checks import check
+        from moldau.pipelines.planner.query_planner import CheckpointLocation
         from moldau.spark import session
 
         directory = state_directory(pipeline, state)
         generation = directory.generations(now()).current
-        place = Place(pipeline.checkpoint or str(directory.checkpoints), generation)
-        say("starting Spark ...")
-        with _log() as log:
+        place = CheckpointLocation(pipeline.checkpoint or str(directory.checkpoints), generation)
+        print_notice("starting Spark ...")
+        with _java_log() as log:
             spark = session(
                 f"moldau check {pipeline.name}",
                 master=master,
@@ -55,16 +55,16 @@ def pipeline_check(
             colour = "red" if finding.severity == "error" else "yellow"
             severity = Text(finding.severity, style=colour)
             rows.add_row(severity, finding.where, finding.message, finding.fix or "")
-        show(rows)
+        print_table(rows)
     errors = sum(finding.severity == "error" for finding in findings)
     if errors:
-        output.print(f"{pipeline.name} would not run: {counted(errors, 'error')}.", markup=False)
+        out_console.print(f"{pipeline.name} would not run: {pluralize(errors, 'error')}.", markup=False)
         raise typer.Exit(1)
-    output.print(f"{pipeline.name} is ready: moldau pipeline run {file}", markup=False)
+    out_console.print(f"{pipeline.name} is ready: moldau pipeline run {file}", markup=False)
 
 
 @contextmanager
-def _log() -> Iterator[Path]:
+def _java_log() -> Iterator[Path]:
     """For what Java prints. It stays where Spark could not be started and said something: that is the answer."""
     descriptor, name = tempfile.mkstemp(prefix="moldau-check-", suffix=".log")
     os.close(descriptor)

@@ -13,21 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from moldau.cli.cluster_access import TextTable
-from moldau.cli.live_display import Drawing
-from moldau.pipelines.running.progress import Progress, QueryState, State, to_json
+from moldau.cli.live_region import LiveRegion
+from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, to_json
 
 if TYPE_CHECKING:
-    from moldau.pipelines.planning.writing import ShownBatch
+    from moldau.pipelines.planner.sink_writers import ConsoleBatch
 
 COLOURS = {
-    State.STARTING: "dim",
-    State.RUNNING: "green",
-    State.WAITING: "green",
-    State.DONE: "green",
-    State.STOPPED: "yellow",
-    State.FAILED: "red",
+    QueryStatus.STARTING: "dim",
+    QueryStatus.RUNNING: "green",
+    QueryStatus.WAITING: "green",
+    QueryStatus.DONE: "green",
+    QueryStatus.STOPPED: "yellow",
+    QueryStatus.FAILED: "red",
 }
-LINE_EVERY_S = 10.0
+LINE_INTERVAL_S = 10.0
 """Of each query, where nobody looks and nothing is wrong."""
 
 
@@ -35,7 +35,7 @@ class Display(Protocol):
     def step(self, what: str) -> None: ...
     def batch(self, progress: Progress) -> None: ...
     def states(self, states: Sequence[QueryState]) -> None: ...
-    def rows(self, batch: "ShownBatch") -> None: ...
+    def rows(self, batch: "ConsoleBatch") -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -44,10 +44,10 @@ class Display(Protocol):
 
 def display(title: str, *, as_json: bool, quiet: bool) -> Display:
     if as_json:
-        return JsonLines(sys.stdout)
+        return JsonDisplay(sys.stdout)
     if quiet:
-        return Silent()
-    return LiveTable(title) if sys.stdout.isatty() else Lines(sys.stdout)
+        return SilentDisplay()
+    return LiveDisplay(title) if sys.stdout.isatty() else LineDisplay(sys.stdout)
 
 
 def states_table(states: Sequence[QueryState]) -> Table:
@@ -59,12 +59,12 @@ def states_table(states: Sequence[QueryState]) -> Table:
         made.add_column(column, justify="right", width=width)
     for each in states:
         last = each.last
-        is_idle = last is None or (each.state is State.WAITING and last.rows == 0)
+        is_idle = last is None or (each.state is QueryStatus.WAITING and last.rows == 0)
         made.add_row(
             each.query,
             Text(each.state, style=COLOURS[each.state]),
-            "-" if last is None or is_idle else number(last.input_rate),
-            "-" if last is None or is_idle else number(last.process_rate),
+            "-" if last is None or is_idle else format_rate(last.input_rate),
+            "-" if last is None or is_idle else format_rate(last.process_rate),
             "-" if last is None else f"{last.batch_ms} ms",
             f"{each.rows:,}",
             "-" if each.lag is None else f"{each.lag:,}",
@@ -72,26 +72,26 @@ def states_table(states: Sequence[QueryState]) -> Table:
     return made
 
 
-def number(value: float) -> str:
+def format_rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def line_of(state: QueryState) -> str:
+def format_state(state: QueryState) -> str:
     last = state.last
     if last is None:
         return f"{state.query}: {state.state}"
     lag = "unknown" if state.lag is None else f"{state.lag:,}"
     return (
-        f"{state.query}: {state.state}, {state.rows:,} rows, in {number(last.input_rate)}/s, "
-        f"able {number(last.process_rate)}/s, batch {last.batch} took {last.batch_ms} ms, lag {lag}"
+        f"{state.query}: {state.state}, {state.rows:,} rows, in {format_rate(last.input_rate)}/s, "
+        f"able {format_rate(last.process_rate)}/s, batch {last.batch} took {last.batch_ms} ms, lag {lag}"
     )
 
 
-class Silent:
+class SilentDisplay:
     """Shows nothing but the rows of console sinks, which are there to be seen."""
 
-    def rows(self, batch: "ShownBatch") -> None:
-        from moldau.pipelines.planning.console import print_batch
+    def rows(self, batch: "ConsoleBatch") -> None:
+        from moldau.pipelines.planner.console import print_batch
 
         print_batch(batch)
 
@@ -113,7 +113,7 @@ class Silent:
         pass
 
 
-class JsonLines(Silent):
+class JsonDisplay(SilentDisplay):
     """Each batch, as it is also kept in the state directory."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -122,7 +122,7 @@ class JsonLines(Silent):
     def batch(self, progress: Progress) -> None:
         self._write(to_json(progress))
 
-    def rows(self, batch: "ShownBatch") -> None:
+    def rows(self, batch: "ConsoleBatch") -> None:
         rows = [row.asDict(recursive=True) for row in batch.rows]
         told = {"event": "rows", "query": batch.sink.name, "batch": batch.batch_id, "rows": rows}
         self._write(json.dumps(told, default=str))
@@ -132,7 +132,7 @@ class JsonLines(Silent):
         self._stream.flush()
 
 
-class Lines(Silent):
+class LineDisplay(SilentDisplay):
     """A line for every step and change of state, and one now and then for how far each query has come."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -146,23 +146,23 @@ class Lines(Silent):
     def states(self, states: Sequence[QueryState]) -> None:
         is_time = time.monotonic() >= self._next_s
         for each in states:
-            is_over = each.state in (State.DONE, State.STOPPED, State.FAILED)
+            is_over = each.state in (QueryStatus.DONE, QueryStatus.STOPPED, QueryStatus.FAILED)
             before = self._shown.get(each.query)
             now = (is_over, each.rows)
             if each.last is None and not is_over:
                 continue
             if before is None or before[0] != is_over or (is_time and before != now):
                 self._shown[each.query] = now
-                self._write(line_of(each))
+                self._write(format_state(each))
         if is_time:
-            self._next_s = time.monotonic() + LINE_EVERY_S
+            self._next_s = time.monotonic() + LINE_INTERVAL_S
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
 
 
-class LiveTable(Silent):
+class LiveDisplay(SilentDisplay):
     """A table that stays where it is, with what is going on below it."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
@@ -171,7 +171,7 @@ class LiveTable(Silent):
         self._is_over = False
         self._states: Sequence[QueryState] = ()
         self._spinner = Spinner("dots")
-        self._drawing = Drawing(console or Console(highlight=False), self._shown)
+        self._live = LiveRegion(console or Console(highlight=False), self._shown)
 
     def step(self, what: str) -> None:
         self._step = what
@@ -181,11 +181,11 @@ class LiveTable(Silent):
         if any(each.last is not None for each in states):
             self._step = None
 
-    def rows(self, batch: "ShownBatch") -> None:
-        from moldau.pipelines.planning.console import table_of
+    def rows(self, batch: "ConsoleBatch") -> None:
+        from moldau.pipelines.planner.console import render_table
 
         if batch.rows:
-            self._drawing.stay(table_of(batch))
+            self._live.print_above(render_table(batch))
 
     def _shown(self) -> RenderableType:
         parts: list[RenderableType] = [Text(self._title, style="bold")]
@@ -199,7 +199,7 @@ class LiveTable(Silent):
         return Group(*parts)
 
     def __enter__(self) -> Self:
-        self._drawing.__enter__()
+        self._live.__enter__()
         return self
 
     def __exit__(
@@ -207,4 +207,4 @@ class LiveTable(Silent):
     ) -> None:
         self._step = None
         self._is_over = True
-        self._drawing.__exit__(kind, error, trace)
+        self._live.__exit__(kind, error, trace)

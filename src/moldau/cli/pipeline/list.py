@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import output, say, show, table
-from moldau.cli.pipeline.arguments import State
-from moldau.cli.pipeline.status import how_it_stands
-from moldau.cli.spark.arguments import told_plainly
-from moldau.pipelines.running.state_directory import DIRECTORY, root, state_directories
-from moldau.pipelines.running.times import since
+from moldau.cli.cluster_access import out_console, print_notice, print_table, table
+from moldau.cli.pipeline.parameters import State
+from moldau.cli.pipeline.status import run_state
+from moldau.cli.spark.parameters import exit_on_error
+from moldau.pipelines.runtime.state_directory import DIRECTORY, state_directories, state_root
+from moldau.pipelines.runtime.times import elapsed_text
 
 
 def pipeline_list(
@@ -32,8 +32,8 @@ def pipeline_list(
 
     moldau pipeline list pipelines/
     """
-    with told_plainly():
-        where = (directory.resolve() / DIRECTORY) if directory is not None else root(state)
+    with exit_on_error():
+        where = (directory.resolve() / DIRECTORY) if directory is not None else state_root(state)
         now = datetime.now(UTC)
         rows = table("pipeline", "state", "since", "generation", "file", numbers=("generation",))
         found = [(each, each.read_run()) for each in state_directories(where)]
@@ -43,14 +43,14 @@ def pipeline_list(
             changed = record.ended or record.started
             rows.add_row(
                 each.name,
-                how_it_stands(each, record),
-                f"{since(changed, now)} ago",
+                run_state(each, record),
+                f"{elapsed_text(changed, now)} ago",
                 str(record.generation),
                 record.file,
             )
     if not found:
-        say(f"No pipeline has run with its state in {where}: `moldau pipeline new NAME` begins one.")
+        print_notice(f"No pipeline has run with its state in {where}: `moldau pipeline new NAME` begins one.")
         return
-    show(rows)
-    output.print()
-    output.print("moldau pipeline status FILE tells more.", markup=False)
+    print_table(rows)
+    out_console.print()
+    out_console.print("moldau pipeline status FILE tells more.", markup=False)

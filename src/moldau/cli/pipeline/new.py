@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import name as checked_name
-from moldau.cli.cluster_access import CommandError, output
-from moldau.cli.spark.arguments import told_plainly
-from moldau.pipelines.form.texts import SLUG_RULE, is_slug
-from moldau.pipelines.shipped import TEMPLATES, template
+from moldau.cli.cluster_access import CommandError, out_console
+from moldau.cli.parameters import name as checked_name
+from moldau.cli.spark.parameters import exit_on_error
+from moldau.pipelines.spec.values import SLUG_RULE, is_slug
+from moldau.pipelines.templates import TEMPLATES, template
 
 
-def _known(given: str) -> str:
+def _validate_template(given: str) -> str:
     if given not in TEMPLATES:
         raise typer.BadParameter(f"{given!r} is none of {', '.join(TEMPLATES)}")
     return given
@@ -27,7 +27,7 @@ def pipeline_new(
         typer.Option(
             "--from",
             metavar="TEMPLATE",
-            callback=_known,
+            callback=_validate_template,
             help="; ".join(f"{each}: {what}" for each, what in TEMPLATES.items()) + ".",
         ),
     ] = "orders-revenue",
@@ -42,7 +42,7 @@ def pipeline_new(
 
     moldau pipeline new customers --from compacted-table
     """
-    with told_plainly():
+    with exit_on_error():
         if not is_slug(name):
             raise CommandError(f"{name!r} cannot be a name: {SLUG_RULE}.")
         file = Path(f"{name}.py" if python else f"{name}.yaml")
@@ -52,6 +52,8 @@ def pipeline_new(
             file.write_text(template(begin_with, name, python=python))
         except OSError as error:
             raise CommandError(f"{file} cannot be written: {error.strerror}") from None
-    output.print(f"{file} is written. What next:", markup=False)
-    output.print(f"  moldau pipeline check {file}   is everything there, is the SQL right?", markup=False)
-    output.print(f"  moldau pipeline run {file}     until Ctrl-C", markup=False)
+    out_console.print(f"{file} is written. What next:", markup=False)
+    out_console.print(
+        f"  moldau pipeline check {file}   is everything there, is the SQL right?", markup=False
+    )
+    out_console.print(f"  moldau pipeline run {file}     until Ctrl-C", markup=False)

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, counted, output, say
-from moldau.cli.pipeline.arguments import Bootstrap, File, loaded
-from moldau.cli.spark.arguments import told_plainly
+from moldau.cli.cluster_access import CommandError, out_console, pluralize, print_notice
+from moldau.cli.pipeline.parameters import Bootstrap, File, load_pipeline
+from moldau.cli.spark.parameters import exit_on_error
 
 
 def pipeline_redrive(
@@ -23,21 +23,25 @@ def pipeline_redrive(
     For when the pipeline, or what it expects, is right again. What was sent back once is not sent again: a consumer
     group keeps count.
     """
-    with told_plainly():
-        pipeline = loaded(file, bootstrap)
+    with exit_on_error():
+        pipeline = load_pipeline(file, bootstrap)
         topic = pipeline.dead_letter_topic
         if topic is None:
             raise CommandError(
                 f"{pipeline.name} has no dead-letter topic: `dead_letters:` in {file} names one."
             )
-        from moldau.pipelines.records.dead_letters import redrive
+        from moldau.pipelines.records.redrive import redrive
 
         done = asyncio.run(redrive(pipeline, dead_letter_topic=topic, limit=limit, dry_run=dry_run))
     would_be = "would be" if dry_run else "was" if done.count == 1 else "were"
-    output.print(f"{counted(done.count, 'dead letter')} {would_be} sent back.", markup=False)
+    out_console.print(f"{pluralize(done.count, 'dead letter')} {would_be} sent back.", markup=False)
     for topic, count in done.topics.items():
-        output.print(f"  {topic}: {count}", markup=False)
+        out_console.print(f"  {topic}: {count}", markup=False)
     if done.skipped:
-        say(f"{counted(done.skipped, 'record')} left out: no header says which topic they came from.")
+        print_notice(
+            f"{pluralize(done.skipped, 'record')} left out: no header says which topic they came from."
+        )
     if done.others:
-        say(f"{counted(done.others, 'dead letter')} left where they are: they are of other pipelines.")
+        print_notice(
+            f"{pluralize(done.others, 'dead letter')} left where they are: they are of other pipelines."
+        )

@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import say
-from moldau.cli.pipeline.arguments import (
+from moldau.cli.cluster_access import print_notice
+from moldau.cli.pipeline.parameters import (
     AvailableNow,
     Bootstrap,
     File,
     Json,
     Quiet,
     State,
-    loaded,
+    load_pipeline,
     state_directory,
 )
-from moldau.cli.pipeline.run import run_and_tell
-from moldau.cli.spark.arguments import MasterUrl, Settings, parsed_settings, told_plainly
-from moldau.pipelines.planning.replaying import consequences
-from moldau.pipelines.running.run import RunOptions, now
-from moldau.pipelines.running.times import start_at
+from moldau.cli.pipeline.run import run_and_report
+from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
+from moldau.pipelines.planner.replay import describe_replay
+from moldau.pipelines.runtime.run import RunOptions, now
+from moldau.pipelines.runtime.times import parse_start_time
 
 
 def pipeline_replay(
@@ -52,20 +52,20 @@ def pipeline_replay(
 
     moldau pipeline replay revenue.yaml --from earliest --available-now --yes
     """
-    with told_plainly():
-        start = start_at(begin, datetime.now(UTC))
-        pipeline = loaded(file, bootstrap)
+    with exit_on_error():
+        start = parse_start_time(begin, datetime.now(UTC))
+        pipeline = load_pipeline(file, bootstrap)
         generations = state_directory(pipeline, state).generations(now())
-        for line in consequences(pipeline, start, generations):
-            say(line)
-        if not (yes or _is_wanted()):
-            say("Nothing is changed: add --yes to do it.")
+        for line in describe_replay(pipeline, start, generations):
+            print_notice(line)
+        if not (yes or _confirm()):
+            print_notice("Nothing is changed: add --yes to do it.")
             raise typer.Exit(1)
         options = RunOptions(
-            master=master, available_now=available_now, conf=parsed_settings(conf), replay_from=start
+            master=master, available_now=available_now, conf=parse_spark_conf(conf), replay_from=start
         )
-        run_and_tell(pipeline, state, options, as_json=as_json, quiet=quiet)
+        run_and_report(pipeline, state, options, as_json=as_json, quiet=quiet)
 
 
-def _is_wanted() -> bool:
+def _confirm() -> bool:
     return sys.stdin.isatty() and typer.confirm("Go on?", err=True)

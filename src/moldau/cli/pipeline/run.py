@@ -6,23 +6,23 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, complain, output, say
-from moldau.cli.pipeline.arguments import (
+from moldau.cli.cluster_access import CommandError, out_console, print_error, print_notice
+from moldau.cli.pipeline.display import display
+from moldau.cli.pipeline.parameters import (
     AvailableNow,
     Bootstrap,
     File,
     Json,
     Quiet,
     State,
-    loaded,
+    load_pipeline,
     state_directory,
 )
-from moldau.cli.pipeline.display import display
-from moldau.cli.spark.arguments import MasterUrl, Settings, parsed_settings, told_plainly
-from moldau.pipelines.definition import Pipeline
-from moldau.pipelines.failures import PLAIN
-from moldau.pipelines.running.run import Outcome, RunOptions, run
-from moldau.pipelines.running.stopping import listening
+from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
+from moldau.pipelines.definition import PipelineDefinition
+from moldau.pipelines.error_summary import USER_ERRORS
+from moldau.pipelines.runtime.run import RunOptions, RunOutcome, run
+from moldau.pipelines.runtime.stop_request import stop_on_signals
 
 
 def pipeline_run(
@@ -54,36 +54,36 @@ def pipeline_run(
     moldau pipeline run revenue.yaml --master spark://host:7077 --conf spark.executor.memory=2g
     """
     options = RunOptions(
-        master=master, available_now=available_now, conf=parsed_settings(conf), generation=generation
+        master=master, available_now=available_now, conf=parse_spark_conf(conf), generation=generation
     )
-    with told_plainly():
-        pipeline = loaded(file, bootstrap)
-        run_and_tell(pipeline, state, options, as_json=as_json, quiet=quiet)
+    with exit_on_error():
+        pipeline = load_pipeline(file, bootstrap)
+        run_and_report(pipeline, state, options, as_json=as_json, quiet=quiet)
 
 
-def run_and_tell(
-    pipeline: Pipeline, state: Path | None, options: RunOptions, *, as_json: bool, quiet: bool
+def run_and_report(
+    pipeline: PipelineDefinition, state: Path | None, options: RunOptions, *, as_json: bool, quiet: bool
 ) -> None:
     """Runs it with what a terminal shows, and leaves with the exit code."""
     directory = state_directory(pipeline, state)
-    with listening() as wish:
+    with stop_on_signals() as stop_request:
         with display(f"pipeline {pipeline.name}", as_json=as_json, quiet=quiet) as shown:
-            outcome = run(pipeline, directory, options, wish, shown)
+            outcome = run(pipeline, directory, options, stop_request, shown)
         if outcome.error is not None:
-            complain(CommandError(outcome.error))
-            if not isinstance(outcome.failure, PLAIN):
-                say(f"All that is known about it: {directory.error_log}")
+            print_error(CommandError(outcome.error))
+            if not isinstance(outcome.failure, USER_ERRORS):
+                print_notice(f"All that is known about it: {directory.error_log}")
             raise typer.Exit(1)
-        if wish.number == signal.SIGHUP:
+        if stop_request.signal_number == signal.SIGHUP:
             # Nobody is there to be told.
             raise typer.Exit(0)
         if not (as_json or quiet):
-            output.print(summary(pipeline, outcome), markup=False)
-        if wish.number == signal.SIGINT:
+            out_console.print(summary(pipeline, outcome), markup=False)
+        if stop_request.signal_number == signal.SIGINT:
             raise typer.Exit(130)
 
 
-def summary(pipeline: Pipeline, outcome: Outcome) -> str:
+def summary(pipeline: PipelineDefinition, outcome: RunOutcome) -> str:
     rows = max((each.rows for each in outcome.states), default=0)
     if outcome.name == "stopped":
         return f"{pipeline.name} is stopped; the next run goes on from here."

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, output, say
-from moldau.cli.pipeline.arguments import Name, State, state_of
-from moldau.cli.spark.arguments import told_plainly
-from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
+from moldau.cli.cluster_access import CommandError, out_console, print_notice
+from moldau.cli.pipeline.parameters import Name, State, find_run
+from moldau.cli.spark.parameters import exit_on_error
+from moldau.pipelines.runtime.state_directory import RunRecord, StateDirectory
 
 POLL_S = 0.1
-SAID_EVERY_S = 5.0
+NOTICE_INTERVAL_S = 5.0
 
 
 def pipeline_stop(
@@ -29,22 +29,22 @@ def pipeline_stop(
 
     moldau pipeline stop revenue
     """
-    with told_plainly():
-        directory, record = state_of(name, state)
+    with exit_on_error():
+        directory, record = find_run(name, state)
         if not directory.is_locked():
-            output.print(f"{directory.name} is not running.", markup=False)
+            out_console.print(f"{directory.name} is not running.", markup=False)
             return
-        _ask(record)
-        output.print(f"{directory.name}: process {record.pid} is asked to stop ...", markup=False)
-        _wait(directory, record, timeout)
-        output.print(f"{directory.name} is stopped.", markup=False)
+        _send_stop_signal(record)
+        out_console.print(f"{directory.name}: process {record.pid} is asked to stop ...", markup=False)
+        _wait_until_stopped(directory, record, timeout)
+        out_console.print(f"{directory.name} is stopped.", markup=False)
 
 
-def _ask(record: RunRecord) -> None:
+def _send_stop_signal(record: RunRecord) -> None:
     """Raises CommandError where the process is not the one that was started: its number may have been used again."""
     if record.host != socket.gethostname():
         raise CommandError(f"{record.name} runs on {record.host}: stop it there.")
-    if not record.is_this_process_alive():
+    if not record.is_process_alive():
         raise CommandError(
             f"{record.name} is locked, but process {record.pid} is not the one that runs it. "
             "It may be starting just now: try again in a moment."
@@ -53,9 +53,9 @@ def _ask(record: RunRecord) -> None:
         os.kill(record.pid, signal.SIGTERM)
 
 
-def _wait(directory: StateDirectory, record: RunRecord, timeout_s: float) -> None:
+def _wait_until_stopped(directory: StateDirectory, record: RunRecord, timeout_s: float) -> None:
     start = time.monotonic()
-    next_word = start + SAID_EVERY_S
+    next_word = start + NOTICE_INTERVAL_S
     while directory.is_locked():
         now = time.monotonic()
         if now - start >= timeout_s:
@@ -65,6 +65,6 @@ def _wait(directory: StateDirectory, record: RunRecord, timeout_s: float) -> Non
                 "(the next run does it again)."
             )
         if now >= next_word:
-            say(f"waiting for the batch that is under way ... {now - start:.0f} s")
-            next_word += SAID_EVERY_S
+            print_notice(f"waiting for the batch that is under way ... {now - start:.0f} s")
+            next_word += NOTICE_INTERVAL_S
         time.sleep(POLL_S)

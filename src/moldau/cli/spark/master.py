@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import say
-from moldau.cli.spark.arguments import told_plainly
-from moldau.spark.launcher.masters import DEFAULT_PORT
-from moldau.spark.launcher.standalone import MasterOptions, become_master
+from moldau.cli.cluster_access import print_notice
+from moldau.cli.spark.parameters import exit_on_error
+from moldau.spark.launcher.master_url import DEFAULT_PORT
+from moldau.spark.launcher.standalone import MasterOptions, exec_master
 
 
 def spark_master(
@@ -30,8 +30,8 @@ def spark_master(
 
     moldau spark worker spark://127.0.0.1:7077
     """
-    with told_plainly():
-        say(
+    with exit_on_error():
+        print_notice(
             f"Spark master at spark://{host}:{port}; `moldau spark worker spark://{host}:{port}` adds a worker."
         )
-        become_master(MasterOptions(host, port, webui_port))
+        exec_master(MasterOptions(host, port, webui_port))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moldau.cli.spark.arguments import MasterUrl, PythonFiles, Settings, parsed_settings, told_plainly
+from moldau.cli.spark.parameters import MasterUrl, PythonFiles, Settings, exit_on_error, parse_spark_conf
 
 FIRST = (
     'spark.read.format("moldau").option("kafka.bootstrap.servers", "127.0.0.1:9092")'
@@ -27,10 +27,10 @@ def spark_shell(
 
     moldau spark shell --master spark://127.0.0.1:7077 --conf spark.executor.memory=2g
     """
-    given = parsed_settings(settings)
+    given = parse_spark_conf(settings)
     if py_files:
         given["spark.submit.pyFiles"] = py_files
-    with told_plainly():
+    with exit_on_error():
         from moldau.spark.launcher.session import session
 
         spark = session(name, master=master, settings=given)

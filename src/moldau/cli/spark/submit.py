@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.spark.arguments import MasterUrl, PythonFiles, Settings, parsed_settings, told_plainly
-from moldau.pipelines.failures import PLAIN
+from moldau.cli.spark.parameters import MasterUrl, PythonFiles, Settings, exit_on_error, parse_spark_conf
+from moldau.pipelines.error_summary import USER_ERRORS
 from moldau.spark.launcher.errors import LaunchError
 
 
@@ -36,10 +36,10 @@ def spark_submit(
 
     moldau spark submit --master spark://127.0.0.1:7077 revenue.py --day 2026-01-01
     """
-    given = parsed_settings(settings)
+    given = parse_spark_conf(settings)
     if py_files:
         given["spark.submit.pyFiles"] = py_files
-    with told_plainly():
+    with exit_on_error():
         if not file.is_file():
             raise LaunchError(f"There is no file {file}.")
         _prepare(name or file.name, master, given)
@@ -47,15 +47,15 @@ def spark_submit(
 
 
 def _prepare(name: str, master: str | None, given: dict[str, str]) -> None:
-    from moldau.spark.launcher.session import submitted
-    from moldau.spark.launcher.settings import choose, read_defaults
+    from moldau.spark.launcher.session import start_submitted
     from moldau.spark.launcher.spark_home import find_spark
+    from moldau.spark.launcher.spark_settings import read_defaults, resolve_settings
 
     spark = find_spark()
-    where, chosen = choose(
+    where, chosen = resolve_settings(
         name, master, given, submitted={}, defaults=read_defaults(spark.settings), environ=os.environ
     )
-    submitted(spark, where, chosen)
+    start_submitted(spark, where, chosen)
 
 
 def _run(file: Path, arguments: list[str]) -> None:
@@ -64,7 +64,7 @@ def _run(file: Path, arguments: list[str]) -> None:
     sys.path.insert(0, str(file.absolute().parent))
     try:
         runpy.run_path(str(file), run_name="__main__")
-    except PLAIN:
+    except USER_ERRORS:
         raise
     except Exception as error:
         traceback.print_exception(error.with_traceback(_from(file, error.__traceback__)))

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.spark.arguments import told_plainly
-from moldau.spark.launcher.cluster import reach
+from moldau.cli.spark.parameters import exit_on_error
+from moldau.spark.launcher.cluster_checks import reach_master
 from moldau.spark.launcher.errors import LaunchError
-from moldau.spark.launcher.masters import Kind, parse_master
-from moldau.spark.launcher.standalone import WorkerOptions, become_worker
+from moldau.spark.launcher.master_url import MasterKind, parse_master
+from moldau.spark.launcher.standalone import WorkerOptions, exec_worker
 
 REACHED_WITHIN_S = 30.0
 
@@ -40,9 +40,9 @@ def spark_worker(
 
     moldau spark worker spark://127.0.0.1:7077 --cores 2 --memory 2g
     """
-    with told_plainly():
+    with exit_on_error():
         where = parse_master(master)
-        if where.kind is not Kind.STANDALONE:
+        if where.kind is not MasterKind.STANDALONE:
             raise LaunchError(f"A worker needs a standalone master, spark://host:port, not {master!r}.")
-        address = host or reach(where, REACHED_WITHIN_S)
-        become_worker(WorkerOptions(master, address, webui_port, cores, memory, work_dir.absolute()))
+        address = host or reach_master(where, REACHED_WITHIN_S)
+        exec_worker(WorkerOptions(master, address, webui_port, cores, memory, work_dir.absolute()))

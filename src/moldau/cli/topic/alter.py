@@ -4,15 +4,22 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Topic, int32, parse_settings, text
-from moldau.cli.cluster_access import ask, output
+from moldau.cli.cluster_access import out_console, run_admin
+from moldau.cli.parameters import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Topic,
+    parse_name_values,
+    validate_int32,
+    validate_text,
+)
 from moldau.client.admin.admin import Admin
-from moldau.client.admin.base import only
+from moldau.client.admin.requester import single_result
 
 
 def topic_alter(
     topic: Topic,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     partitions: Annotated[
         int | None,
         typer.Option(
@@ -20,20 +27,27 @@ def topic_alter(
             "-p",
             min=1,
             metavar="NUMBER",
-            callback=int32,
+            callback=validate_int32,
             help="How many it shall have in all; never fewer than it has.",
         ),
     ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(
-            "--config", "-c", metavar="NAME=VALUE", callback=text, help="Set a setting; may be repeated."
+            "--config",
+            "-c",
+            metavar="NAME=VALUE",
+            callback=validate_text,
+            help="Set a setting; may be repeated.",
         ),
     ] = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(
-            "--unset", metavar="NAME", callback=text, help="Set one back to its default; may be repeated."
+            "--unset",
+            metavar="NAME",
+            callback=validate_text,
+            help="Set one back to its default; may be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -44,7 +58,7 @@ def topic_alter(
     moldau topic alter orders --partitions 12 --config retention.ms=86400000
     """
     changes: dict[str, str | None] = {
-        **parse_settings(config or [], "--config"),
+        **parse_name_values(config or [], "--config"),
         **dict.fromkeys(unset or []),
     }
     if partitions is None and not changes:
@@ -52,9 +66,9 @@ def topic_alter(
 
     async def question(admin: Admin) -> None:
         if partitions is not None:
-            only(await admin.create_partitions({topic: partitions}))
+            single_result(await admin.create_partitions({topic: partitions}))
         if changes:
             await admin.alter_topic_configs(topic, changes)
 
-    ask(question, bootstrap)
-    output.print(f"{topic}: changed", markup=False)
+    run_admin(question, bootstrap)
+    out_console.print(f"{topic}: changed", markup=False)

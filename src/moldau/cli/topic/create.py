@@ -4,15 +4,23 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Topics, int16, int32, parse_settings, text
-from moldau.cli.cluster_access import ask, tell_each
+from moldau.cli.cluster_access import report_results, run_admin
+from moldau.cli.parameters import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Topics,
+    parse_name_values,
+    validate_int16,
+    validate_int32,
+    validate_text,
+)
 from moldau.client.admin.admin import NewTopic
-from moldau.client.admin.topics import BY_DEFAULT
+from moldau.client.admin.topics import BROKER_DEFAULT
 
 
 def topic_create(
     topics: Topics,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     partitions: Annotated[
         int | None,
         typer.Option(
@@ -20,7 +28,7 @@ def topic_create(
             "-p",
             min=1,
             metavar="NUMBER",
-            callback=int32,
+            callback=validate_int32,
             help="Into how many each is divided; the broker's num.partitions by default.",
         ),
     ] = None,
@@ -31,7 +39,7 @@ def topic_create(
             "-r",
             min=1,
             metavar="NUMBER",
-            callback=int16,
+            callback=validate_int16,
             help="How many brokers keep each partition; default.replication.factor by default.",
         ),
     ] = None,
@@ -41,7 +49,7 @@ def topic_create(
             "--config",
             "-c",
             metavar="NAME=VALUE",
-            callback=text,
+            callback=validate_text,
             help="A setting of the topics; may be repeated.",
         ),
     ] = None,
@@ -50,6 +58,8 @@ def topic_create(
 
     moldau topic create orders --partitions 6 --config cleanup.policy=compact
     """
-    configs = dict[str, str | None](parse_settings(config or [], "--config"))
-    wanted = [NewTopic(name, partitions or BY_DEFAULT, replicas or BY_DEFAULT, configs) for name in topics]
-    tell_each(ask(lambda admin: admin.create_topics(wanted), bootstrap), "created")
+    configs = dict[str, str | None](parse_name_values(config or [], "--config"))
+    wanted = [
+        NewTopic(name, partitions or BROKER_DEFAULT, replicas or BROKER_DEFAULT, configs) for name in topics
+    ]
+    report_results(run_admin(lambda admin: admin.create_topics(wanted), bootstrap), "created")

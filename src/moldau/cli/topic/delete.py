@@ -2,16 +2,16 @@
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Topics, Yes
-from moldau.cli.cluster_access import ask, tell_each
+from moldau.cli.cluster_access import report_results, run_admin
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, Yes
 
 
 def topic_delete(
     topics: Topics,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     yes: Yes = False,
 ) -> None:
     """Delete topics with all their records. There is no way back."""
     if not yes:
         typer.confirm(f"Delete {', '.join(topics)} with all records?", abort=True)
-    tell_each(ask(lambda admin: admin.delete_topics(topics), bootstrap), "deleted")
+    report_results(run_admin(lambda admin: admin.delete_topics(topics), bootstrap), "deleted")

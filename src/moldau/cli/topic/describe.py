@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.arguments import LOCAL, Bootstrap, Topic
-from moldau.cli.cluster_access import ask, output, partitions_of, show, table
+from moldau.cli.cluster_access import list_partitions, out_console, print_table, run_admin, table
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
 from moldau.client.admin.admin import EARLIEST, LATEST, Admin, ConfigEntry
-from moldau.client.consumer.log_offsets import OffsetAndTimestamp
+from moldau.client.consumer.offset_lookup import OffsetAndTimestamp
 from moldau.client.net.metadata import TopicInfo
 from moldau.client.record import TopicPartition
 
@@ -16,7 +16,7 @@ Offsets = dict[TopicPartition, OffsetAndTimestamp]
 
 def topic_describe(
     name: Topic,
-    bootstrap: Bootstrap = LOCAL,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     all_settings: Annotated[
         bool, typer.Option("--all-settings", help="Also the settings that are as by default.")
     ] = False,
@@ -28,12 +28,12 @@ def topic_describe(
 
     async def question(admin: Admin) -> tuple[TopicInfo, Offsets, Offsets, dict[str, ConfigEntry]]:
         topic = await admin.describe_topic(name)
-        partitions = await partitions_of(admin, [name])
+        partitions = await list_partitions(admin, [name])
         first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
         return topic, first, end, await admin.topic_configs(name)
 
-    topic, first, end, configs = ask(question, bootstrap)
+    topic, first, end, configs = run_admin(question, bootstrap)
     numbers = ("partition", "leader", "first offset", "end offset")
     rows = table(*numbers[:2], "replicas", "in sync", *numbers[2:], numbers=numbers)
     for each in topic.partitions:
@@ -46,11 +46,11 @@ def topic_describe(
             str(first[partition].offset) if partition in first else "-",
             str(end[partition].offset) if partition in end else "-",
         )
-    show(rows)
+    print_table(rows)
     shown = [entry for entry in configs.values() if all_settings or not entry.is_default]
     if shown:
-        output.print()
+        out_console.print()
         settings = table("setting", "value")
         for entry in shown:
             settings.add_row(entry.name, entry.value or "")
-        show(settings)
+        print_table(settings)

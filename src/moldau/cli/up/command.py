@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from moldau.cli.arguments import parse_settings, text
-from moldau.cli.cluster_access import CommandError, complain, counted, output, say
+from moldau.cli.cluster_access import CommandError, out_console, pluralize, print_error, print_notice
 from moldau.cli.data_lock import data_lock
-from moldau.cli.signals import stopping
-from moldau.cli.up.plan import ClusterPlan, check_machine, make_plan, write_plan
-from moldau.cli.up.processes import NodeProcess, how_it_ended, kill_all
+from moldau.cli.parameters import parse_name_values, validate_text
+from moldau.cli.signals import stop_signal
+from moldau.cli.up.plan import ClusterPlan, check_host, make_plan, write_plan
+from moldau.cli.up.processes import NodeProcess, describe_exit, kill_all
 from moldau.errors import StorageError
 
-SLOW_AFTER_S = 15.0
+SLOW_NOTICE_DELAY_S = 15.0
 NODES_MAX = 100
 KILLED = 137
 
@@ -51,7 +51,7 @@ def up(
             "--set",
             "-s",
             metavar="NAME=VALUE",
-            callback=text,
+            callback=validate_text,
             help="A setting of all nodes; may be repeated. `moldau settings` shows them.",
         ),
     ] = None,
@@ -64,18 +64,18 @@ def up(
     moldau up --nodes 3 --port 9092 --data-dir ./cluster
     """
     try:
-        given = parse_settings(settings or [], "--set")
+        given = parse_name_values(settings or [], "--set")
         with data_lock(str(data_dir)):
             plan = make_plan(data_dir, nodes, port, given, write_caching=not sync)
-            for note in check_machine(plan):
-                say(note)
+            for note in check_host(plan):
+                print_notice(note)
             write_plan(data_dir, plan)
             code = asyncio.run(_run(plan))
     except (CommandError, StorageError) as error:
-        complain(error)
+        print_error(error)
         raise typer.Exit(1) from None
     except OSError as error:
-        complain(CommandError(f"{error.filename or data_dir}: {error.strerror or error}"))
+        print_error(CommandError(f"{error.filename or data_dir}: {error.strerror or error}"))
         raise typer.Exit(1) from None
     raise typer.Exit(code)
 
@@ -83,44 +83,44 @@ def up(
 async def _run(plan: ClusterPlan) -> int:
     processes = [NodeProcess(node) for node in plan.nodes]
     try:
-        with stopping() as asked:
+        with stop_signal() as asked:
             try:
                 for process in processes:
                     await process.start()
-                if await _all_up(processes, asked):
-                    _tell_up(plan)
+                if await _wait_all_ready(processes, asked):
+                    _print_cluster_info(plan)
                     await _watch(processes, asked)
             finally:
                 is_stopped = asked.done() and not asked.cancelled()
                 if is_stopped:
-                    output.print("Stopping. Ctrl-C again kills what has not stopped yet.")
+                    out_console.print("Stopping. Ctrl-C again kills what has not stopped yet.")
                 await _stop(processes)
     except asyncio.CancelledError:
         # A second signal: whoever sent it does not want to wait.
-        say("Nodes that had not stopped are killed.")
+        print_notice("ConnectionPool that had not stopped are killed.")
         return KILLED
     finally:
         await kill_all(processes)
     return 0 if is_stopped else 1
 
 
-async def _all_up(processes: list[NodeProcess], asked: "asyncio.Future[int]") -> bool:
+async def _wait_all_ready(processes: list[NodeProcess], asked: "asyncio.Future[int]") -> bool:
     """False where it is told to stop before; raises CommandError where a node ends instead."""
 
     async def tell(process: NodeProcess) -> None:
         node = process.plan
-        if not await process.ready():
-            raise CommandError(f"Node {node.node_id} could not be started: {process.last_words()}")
-        output.print(f"node {node.node_id} is up on {node.address}, process {process.pid}")
+        if not await process.wait_ready():
+            raise CommandError(f"Node {node.node_id} could not be started: {process.last_log_line()}")
+        out_console.print(f"node {node.node_id} is up on {node.address}, process {process.pid}")
         waited_for.remove(node.node_id)
 
     waited_for = [process.plan.node_id for process in processes]
 
     def tell_slow() -> None:
         numbers = ", ".join(map(str, waited_for))
-        say(f"waiting for node {numbers}: its log.txt says what it does ...")
+        print_notice(f"waiting for node {numbers}: its log.txt says what it does ...")
 
-    timer = asyncio.get_running_loop().call_later(SLOW_AFTER_S, tell_slow)
+    timer = asyncio.get_running_loop().call_later(SLOW_NOTICE_DELAY_S, tell_slow)
     telling = [asyncio.create_task(tell(process)) for process in processes]
     all_told: asyncio.Future[Any] = asyncio.gather(*telling)
     try:
@@ -135,45 +135,45 @@ async def _all_up(processes: list[NodeProcess], asked: "asyncio.Future[int]") ->
             task.cancel()
 
 
-def _tell_up(plan: ClusterPlan) -> None:
-    output.print(f"The cluster is up: {plan.bootstrap}")
+def _print_cluster_info(plan: ClusterPlan) -> None:
+    out_console.print(f"The cluster is up: {plan.bootstrap}")
     if len(plan.nodes) > 1:
-        output.print(
+        out_console.print(
             f"So that commands find it whichever node dies: export MOLDAU_BOOTSTRAP={plan.bootstrap}"
         )
     defaults = plan.nodes[0].settings.topic_defaults
-    output.print(
-        f"Topics get {counted(plan.nodes[0].settings.default_replication_factor, 'replica')}, of which "
+    out_console.print(
+        f"Topics get {pluralize(plan.nodes[0].settings.default_replication_factor, 'replica')}, of which "
         f"{defaults.min_insync_replicas} must have a record before it is acknowledged."
     )
     if defaults.write_caching:
-        output.print(
+        out_console.print(
             "Records are acknowledged when the nodes have them, before they are on disk (write.caching). With --sync "
             "they are safe from a power cut too."
         )
-    output.print("Ctrl-C stops it.")
+    out_console.print("Ctrl-C stops it.")
 
 
 async def _watch(processes: list[NodeProcess], asked: "asyncio.Future[int]") -> None:
     """Tells of each node that ends; returns when it is told to stop, or no node is left."""
-    ends = {asyncio.create_task(process.ended()): process for process in processes}
+    ends = {asyncio.create_task(process.wait()): process for process in processes}
     try:
         while ends and not asked.done():
             await asyncio.wait([asked, *ends], return_when=asyncio.FIRST_COMPLETED)
             for task, process in list(ends.items()):
                 if task.done():
                     del ends[task]
-                    _tell_end(process, task.result(), left=len(ends))
+                    _print_exit(process, task.result(), left=len(ends))
     finally:
         for task in ends:
             task.cancel()
 
 
-def _tell_end(process: NodeProcess, code: int, left: int) -> None:
+def _print_exit(process: NodeProcess, code: int, left: int) -> None:
     node = process.plan
-    others = f"{counted(left, 'other')} left" if left else "no node is left"
-    say(
-        f"node {node.node_id} {how_it_ended(code)}, {others}: see {node.log_file}; "
+    others = f"{pluralize(left, 'other')} left" if left else "no node is left"
+    print_notice(
+        f"node {node.node_id} {describe_exit(code)}, {others}: see {node.log_file}; "
         f"`moldau serve --config {node.settings_file}` starts it again"
     )
 
@@ -184,7 +184,7 @@ async def _stop(processes: list[NodeProcess]) -> None:
     async def stop(process: NodeProcess) -> None:
         if process.is_running:
             process.stop()
-            await process.ended()
-            output.print(f"node {process.plan.node_id} has stopped")
+            await process.wait()
+            out_console.print(f"node {process.plan.node_id} has stopped")
 
     await asyncio.gather(*(stop(process) for process in processes))

@@ -12,12 +12,12 @@ from moldau.cli.serve import serve
 
 
 def main(arguments: list[str]) -> int:
-    def wait_for_the_end_of_the_command() -> None:
+    def stop_when_parent_exits() -> None:
         # Nothing is ever written to it: it ends when its other side is closed, however that comes.
         os.read(sys.stdin.fileno(), 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait_for_the_end_of_the_command, name="moldau up", daemon=True).start()
+    threading.Thread(target=stop_when_parent_exits, name="moldau up", daemon=True).start()
     return serve(arguments)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from moldau.cli.cluster_access import CommandError
 from moldau.cli.data_lock import data_lock
 from moldau.errors import InvalidConfigError, StorageError
-from moldau.node.identity import FILE_NAME as IDENTITY_FILE
-from moldau.node.identity import new_identity
+from moldau.node.meta_properties import FILE_NAME as IDENTITY_FILE
+from moldau.node.meta_properties import new_meta_properties
 from moldau.platform.system import system_platform
-from moldau.settings.broker import BrokerSettings, value_of
-from moldau.settings.sources import build
+from moldau.settings.broker import BrokerSettings, get_value
+from moldau.settings.sources import build_settings
 
 HOST = "127.0.0.1"
 CLUSTER_FILE = "cluster.json"
@@ -27,7 +27,7 @@ LOG_FILE = "log.txt"
 DEFAULT_PORT = 9092
 VOTERS_MAX = 5
 REPLICAS_MAX = 3
-OURS = ("node.id", "listen", "data.dir", "store", "cluster.id", "controller.quorum.voters")
+RESERVED_SETTINGS = ("node.id", "listen", "data.dir", "store", "cluster.id", "controller.quorum.voters")
 """What makes the nodes one cluster, and is not for `--set`."""
 
 
@@ -70,7 +70,7 @@ def make_plan(
     directory: Path, nodes: int, port: int | None, given: Mapping[str, str], *, write_caching: bool
 ) -> ClusterPlan:
     """Raises CommandError for what does not fit the directory or this machine."""
-    kept = _read(directory)
+    kept = _read_cluster_file(directory)
     if kept is None:
         _check_unused(directory, nodes)
     elif kept["nodes"] != nodes:
@@ -89,7 +89,9 @@ def make_plan(
             f"{nodes} nodes from port {first_port} on need ports beyond 65535: choose a lower --port."
         )
     cluster_id = (
-        kept["cluster_id"] if kept is not None else new_identity(system_platform().random, "", 0).cluster_id
+        kept["cluster_id"]
+        if kept is not None
+        else new_meta_properties(system_platform().random, "", 0).cluster_id
     )
     shared = _shared_settings(nodes, first_port, cluster_id, write_caching=write_caching)
     plans = []
@@ -100,14 +102,14 @@ def make_plan(
     return ClusterPlan(cluster_id, tuple(plans), is_new=kept is None)
 
 
-def voters_of(nodes: int) -> int:
+def voter_count(nodes: int) -> int:
     """How many of the nodes vote: an odd number, for of an even one no more may fail than of one less."""
     return min(nodes - 1 + nodes % 2, VOTERS_MAX)
 
 
 def _shared_settings(nodes: int, first_port: int, cluster_id: str, *, write_caching: bool) -> dict[str, str]:
     replicas = min(nodes, REPLICAS_MAX)
-    voters = [f"{number + 1}@{HOST}:{first_port + number}" for number in range(voters_of(nodes))]
+    voters = [f"{number + 1}@{HOST}:{first_port + number}" for number in range(voter_count(nodes))]
     return {
         "cluster.id": cluster_id,
         "controller.quorum.voters": ",".join(voters),
@@ -119,16 +121,16 @@ def _shared_settings(nodes: int, first_port: int, cluster_id: str, *, write_cach
 
 
 def _settings(values: Mapping[str, str], given: Mapping[str, str]) -> BrokerSettings:
-    for name in OURS:
+    for name in RESERVED_SETTINGS:
         if name in given:
             raise CommandError(f"--set {name}: `moldau up` chooses that itself, for each node.")
     try:
-        return build(flags=values)
+        return build_settings(flags=values)
     except InvalidConfigError as error:
         raise CommandError(str(error).replace("flag --", "setting --")) from None
 
 
-def check_machine(plan: ClusterPlan) -> list[str]:
+def check_host(plan: ClusterPlan) -> list[str]:
     """Raises CommandError where a node runs already or its port is taken. Gives what is strange but no hindrance."""
     notes = []
     for node in plan.nodes:
@@ -173,7 +175,7 @@ def write_plan(directory: Path, plan: ClusterPlan) -> None:
 def as_toml(settings: BrokerSettings) -> str:
     """All that was set, as `moldau serve --config` reads it."""
     lines = ["# Written by `moldau up` at each start."]
-    lines += [f'"{name}" = {_toml(value_of(settings, name))}' for name in sorted(settings.given)]
+    lines += [f'"{name}" = {_toml(get_value(settings, name))}' for name in sorted(settings.explicitly_set)]
     return "\n".join(lines) + "\n"
 
 
@@ -181,7 +183,7 @@ def _toml(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
-def _read(directory: Path) -> dict[str, Any] | None:
+def _read_cluster_file(directory: Path) -> dict[str, Any] | None:
     path = directory / CLUSTER_FILE
     try:
         kept = json.loads(path.read_text())

@@ -47,7 +47,7 @@ class NodeProcess:
             )
         self.plan.pid_file.write_text(f"{self.pid}\n")
 
-    async def ready(self) -> bool:
+    async def wait_ready(self) -> bool:
         """Whether it serves; False where it ended before it could."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -56,7 +56,7 @@ class NodeProcess:
                 return True
         return False
 
-    async def ended(self) -> int:
+    async def wait(self) -> int:
         """Its exit code, once it has ended. One that was never started has ended well."""
         if self._process is None:
             return 0
@@ -74,14 +74,14 @@ class NodeProcess:
         if self._process is not None and self.is_running:
             self._process.send_signal(number)
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """Why it ended, as far as it said so."""
         said = self.plan.log_file.read_bytes()[self._log_start :]
         lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("moldau: ") if lines else "it did not say why"
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -93,4 +93,4 @@ def how_it_ended(code: int) -> str:
 async def kill_all(processes: Sequence[NodeProcess]) -> None:
     for process in processes:
         process.kill()
-    await asyncio.gather(*(process.ended() for process in processes))
+    await asyncio.gather(*(process.wait() for process in processes))

@@ -23,13 +23,13 @@ from moldau.client.admin.groups import (
     GroupAdmin,
     GroupDescription,
     GroupListing,
-    GroupMember,
+    MemberDescription,
     MemberToRemove,
 )
 from moldau.client.admin.partitions import ElectionType, OngoingReassignment, PartitionAdmin
 from moldau.client.admin.quorum import NodeEndpoint, QuorumAdmin, QuorumInfo, QuorumReplica
 from moldau.client.admin.topics import CreatedTopic, NewTopic, TopicAdmin
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, MAX_TIMESTAMP
 
 __all__ = [
     "EARLIEST",
@@ -45,9 +45,9 @@ __all__ = [
     "ElectionType",
     "GroupDescription",
     "GroupListing",
-    "GroupMember",
     "LogDir",
     "LogDirReplica",
+    "MemberDescription",
     "MemberToRemove",
     "NewTopic",
     "NodeEndpoint",

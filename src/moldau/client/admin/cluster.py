@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moldau.client.admin.base import AdminBase, Results, error_of, only
-from moldau.client.errors import KafkaError, check
+from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
+from moldau.client.errors import KafkaError, raise_for_code
 from moldau.client.net.metadata import BrokerInfo
-from moldau.client.net.retries import Retry
+from moldau.client.net.retry import Retry
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -105,12 +105,12 @@ class LogDir:
     usable_bytes: int
 
 
-class ClusterAdmin(AdminBase):
+class ClusterAdmin(AdminRequester):
     async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
         async def attempt(retry: Retry) -> ClusterDescription:
             tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": fenced_too}
             answer = await self._cluster.call(None, ApiKey.DESCRIBE_CLUSTER, tree)
-            check(answer.error_code, answer.error_message)
+            raise_for_code(answer.error_code, answer.error_message)
             found: dict[bool, list[BrokerInfo]] = {False: [], True: []}
             for each in answer.brokers:
                 broker = BrokerInfo(each.broker_id, each.host, each.port, each.rack)
@@ -118,7 +118,7 @@ class ClusterAdmin(AdminBase):
             alive, fenced = (tuple(sorted(found[is_fenced])) for is_fenced in (False, True))
             return ClusterDescription(answer.cluster_id, answer.controller_id, alive, fenced)
 
-        return await self._once(attempt)
+        return await self.call_once(attempt)
 
     async def describe_configs(
         self, resources: Iterable[ConfigResource], *, documentation: bool = False
@@ -138,17 +138,17 @@ class ClusterAdmin(AdminBase):
             }
             answer = await self._cluster.call(node, ApiKey.DESCRIBE_CONFIGS, tree)
             return {
-                _resource(each): error_of(each.error_code, each.error_message)
-                or {config.name: _entry(config) for config in each.configs}
+                _parse_resource(each): to_error(each.error_code, each.error_message)
+                or {config.name: _parse_config_entry(config) for config in each.configs}
                 for each in answer.results
             }
 
         async def ask(
             left: list[ConfigResource], retry: Retry
         ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-            return await self._by_node({each: _node_of(each) for each in left}, ask_node, retry)
+            return await self.call_by_node({each: _config_node(each) for each in left}, ask_node, retry)
 
-        return await self._each(resources, ask)
+        return await self.call_for_each(resources, ask)
 
     async def alter_configs(
         self, changes: Mapping[ConfigResource, Iterable[ConfigChange]], *, validate_only: bool = False
@@ -175,16 +175,17 @@ class ClusterAdmin(AdminBase):
             }
             answer = await self._cluster.call(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
             return {
-                _resource(each): error_of(each.error_code, each.error_message) for each in answer.responses
+                _parse_resource(each): to_error(each.error_code, each.error_message)
+                for each in answer.responses
             }
 
         async def ask(left: list[ConfigResource], retry: Retry) -> Results[ConfigResource, None]:
-            return await self._by_node({each: _node_of(each) for each in left}, ask_node, retry)
+            return await self.call_by_node({each: _config_node(each) for each in left}, ask_node, retry)
 
-        return await self._each(wanted, ask)
+        return await self.call_for_each(wanted, ask)
 
     async def topic_configs(self, topic: str) -> dict[str, ConfigEntry]:
-        return only(await self.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))
+        return single_result(await self.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))
 
     async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
         """Sets configs of a topic; None takes one back to its default."""
@@ -192,7 +193,7 @@ class ClusterAdmin(AdminBase):
             ConfigChange(name, value, Operation.DELETE if value is None else Operation.SET)
             for name, value in configs.items()
         ]
-        only(await self.alter_configs({ConfigResource(ResourceType.TOPIC, topic): changes}))
+        single_result(await self.alter_configs({ConfigResource(ResourceType.TOPIC, topic): changes}))
 
     async def describe_log_dirs(self, brokers: Iterable[int] | None = None) -> Results[int, list[LogDir]]:
         """What lies where on these brokers, or on all."""
@@ -200,28 +201,28 @@ class ClusterAdmin(AdminBase):
         async def ask_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[LogDir]]:
             answer = await self._cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
             assert node is not None
-            return {node: error_of(answer.error_code) or [_log_dir(each) for each in answer.results]}
+            return {node: to_error(answer.error_code) or [_parse_log_dir(each) for each in answer.results]}
 
         async def ask(left: list[int], retry: Retry) -> Results[int, list[LogDir]]:
-            return await self._by_node({node: node for node in left}, ask_node, retry)
+            return await self.call_by_node({node: node for node in left}, ask_node, retry)
 
         if brokers is None:
             brokers = [broker.node_id for broker in (await self.describe_cluster()).brokers]
-        return await self._each(brokers, ask)
+        return await self.call_for_each(brokers, ask)
 
 
-def _node_of(resource: ConfigResource) -> int | None:
+def _config_node(resource: ConfigResource) -> int | None:
     """A broker alone knows what is configured for it; anyone knows the rest."""
     if resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name.isdecimal():
         return int(resource.name)
     return None
 
 
-def _resource(answer: Message) -> ConfigResource:
+def _parse_resource(answer: Message) -> ConfigResource:
     return ConfigResource(ResourceType(answer.resource_type), answer.resource_name)
 
 
-def _entry(config: Message) -> ConfigEntry:
+def _parse_config_entry(config: Message) -> ConfigEntry:
     return ConfigEntry(
         config.name,
         config.value,
@@ -233,10 +234,10 @@ def _entry(config: Message) -> ConfigEntry:
     )
 
 
-def _log_dir(answer: Any) -> LogDir:
+def _parse_log_dir(answer: Any) -> LogDir:
     return LogDir(
         answer.log_dir,
-        error_of(answer.error_code),
+        to_error(answer.error_code),
         {
             TopicPartition(topic.name, each.partition_index): LogDirReplica(
                 each.partition_size, each.offset_lag, each.is_future_key

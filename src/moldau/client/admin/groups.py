@@ -4,17 +4,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moldau.client.admin.base import AdminBase, Results, error_of, only
-from moldau.client.consumer.positions import OffsetAndMetadata
-from moldau.client.errors import ErrorCode, KafkaError, check
-from moldau.client.group.offsets import GroupOffsets, outcomes_in
-from moldau.client.net.retries import Retry
-from moldau.client.record import TopicPartition, by_topic
+from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
+from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
+from moldau.client.group.offsets import GroupOffsets, parse_partition_errors
+from moldau.client.net.retry import Retry
+from moldau.client.record import TopicPartition, group_by_topic
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 
-_TYPES_VERSION = 5
+_GROUP_TYPES_VERSION_MIN = 5
 """The first version of ListGroups that knows of types."""
 
 
@@ -28,7 +28,7 @@ class GroupListing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
+class MemberDescription:
     member_id: str
     instance_id: str | None
     client_id: str
@@ -45,7 +45,7 @@ class GroupDescription:
     protocol_type: str
     assignor: str
     """The protocol the members agreed on: for consumers the name of an assignor."""
-    members: tuple[GroupMember, ...]
+    members: tuple[MemberDescription, ...]
     coordinator: int
 
 
@@ -56,7 +56,7 @@ class MemberToRemove(NamedTuple):
     instance_id: str | None = None
 
 
-class GroupAdmin(AdminBase):
+class GroupAdmin(AdminRequester):
     async def list_groups(
         self, *, states: Iterable[str] = (), types: Iterable[str] = ()
     ) -> list[GroupListing]:
@@ -68,9 +68,9 @@ class GroupAdmin(AdminBase):
 
         async def ask_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
             answer = await self._cluster.call(node, ApiKey.LIST_GROUPS, tree)
-            if tree["types_filter"] and answer.api_version < _TYPES_VERSION:
+            if tree["types_filter"] and answer.api_version < _GROUP_TYPES_VERSION_MIN:
                 raise KafkaError(ErrorCode.unsupported_version, "the broker cannot list groups by type")
-            check(answer.error_code)
+            raise_for_code(answer.error_code)
             assert node is not None
             return {
                 node: [
@@ -82,14 +82,14 @@ class GroupAdmin(AdminBase):
             }
 
         async def ask(left: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
-            return await self._by_node({node: node for node in left}, ask_node, retry)
+            return await self.call_by_node({node: node for node in left}, ask_node, retry)
 
         async def refresh(retry: Retry) -> None:
             await self._cluster.refresh()
 
-        await self._once(refresh)
+        await self.call_once(refresh)
         found: dict[str, GroupListing] = {}
-        for result in (await self._each(self._cluster.brokers, ask)).values():
+        for result in (await self.call_for_each(self._cluster.brokers, ask)).values():
             if isinstance(result, KafkaError):
                 raise result
             found |= {each.group_id: each for each in result}
@@ -102,25 +102,25 @@ class GroupAdmin(AdminBase):
             tree = {"groups": left, "include_authorized_operations": False}
             answer = await self._cluster.call(node, ApiKey.DESCRIBE_GROUPS, tree)
             assert node is not None
-            return {each.group_id: _described(each, node) for each in answer.groups}
+            return {each.group_id: _parse_group(each, node) for each in answer.groups}
 
-        return await self._each_group(groups, ask)
+        return await self.call_for_each_group(groups, ask)
 
     async def describe_group(self, group: str) -> GroupDescription:
-        return only(await self.describe_groups([group]))
+        return single_result(await self.describe_groups([group]))
 
     async def delete_groups(self, groups: Iterable[str]) -> Results[str, None]:
         async def ask(node: int | None, left: list[str], retry: Retry) -> Results[str, None]:
             answer = await self._cluster.call(node, ApiKey.DELETE_GROUPS, {"groups_names": left})
             return {
-                each.group_id: error_of(each.error_code, f"the group {each.group_id!r}")
+                each.group_id: to_error(each.error_code, f"the group {each.group_id!r}")
                 for each in answer.results
             }
 
-        return await self._each_group(groups, ask)
+        return await self.call_for_each_group(groups, ask)
 
     async def delete_group(self, group: str) -> None:
-        only(await self.delete_groups([group]))
+        single_result(await self.delete_groups([group]))
 
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
@@ -145,16 +145,16 @@ class GroupAdmin(AdminBase):
         """Forgets what a group has committed. Topics that its members subscribe to keep theirs."""
         topics = [
             {"name": name, "partitions": [{"partition_index": index} for index in indexes]}
-            for name, indexes in by_topic(list(partitions)).items()
+            for name, indexes in group_by_topic(list(partitions)).items()
         ]
 
         async def ask(node: int, timeout_ms: int) -> Results[TopicPartition, None]:
             tree = {"group_id": group, "topics": topics}
             answer = await self._cluster.call(node, ApiKey.OFFSET_DELETE, tree, timeout_ms=timeout_ms)
-            check(answer.error_code, f"the group {group!r}")
-            return outcomes_in(answer)
+            raise_for_code(answer.error_code, f"the group {group!r}")
+            return parse_partition_errors(answer)
 
-        return await self._one_group(group, ask)
+        return await self.call_coordinator(group, ask)
 
     async def remove_members(
         self, group: str, members: Iterable[MemberToRemove] | None = None, *, reason: str = ""
@@ -176,18 +176,18 @@ class GroupAdmin(AdminBase):
 
         async def ask(node: int, timeout_ms: int) -> Results[MemberToRemove, None]:
             answer = await self._cluster.call(node, ApiKey.LEAVE_GROUP, tree, timeout_ms=timeout_ms)
-            check(answer.error_code, f"the group {group!r}")
+            raise_for_code(answer.error_code, f"the group {group!r}")
             # One by one, for the answer may hold a member id where the request had only an instance id.
             return {
-                member: error_of(each.error_code, f"{member.instance_id or member.member_id}")
+                member: to_error(each.error_code, f"{member.instance_id or member.member_id}")
                 for member, each in zip(leaving, answer.members, strict=True)
             }
 
-        return await self._one_group(group, ask)
+        return await self.call_coordinator(group, ask)
 
 
-def _described(group: Message, node: int) -> GroupDescription | KafkaError:
-    error = error_of(group.error_code, group.get("error_message") or f"the group {group.group_id!r}")
+def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
+    error = to_error(group.error_code, group.get("error_message") or f"the group {group.group_id!r}")
     if error is not None:
         return error
     if group.group_state == "Dead":
@@ -199,12 +199,12 @@ def _described(group: Message, node: int) -> GroupDescription | KafkaError:
         group.group_state,
         group.protocol_type,
         group.protocol_data,
-        tuple(_member(each, is_consumers) for each in group.members),
+        tuple(_parse_member(each, is_consumers) for each in group.members),
         node,
     )
 
 
-def _member(member: Message, is_consumer: bool) -> GroupMember:
+def _parse_member(member: Message, is_consumer: bool) -> MemberDescription:
     topics: tuple[str, ...] = ()
     assignment: tuple[TopicPartition, ...] = ()
     if is_consumer:
@@ -217,7 +217,7 @@ def _member(member: Message, is_consumer: bool) -> GroupMember:
         except DecodeError:
             # Whatever calls itself a consumer may put in there what it likes: the member is shown without.
             pass
-    return GroupMember(
+    return MemberDescription(
         member.member_id,
         member.get("group_instance_id"),
         member.client_id,

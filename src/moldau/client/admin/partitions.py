@@ -4,9 +4,9 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moldau.client.admin.base import AdminBase, Results, error_of
-from moldau.client.errors import check
-from moldau.client.net.retries import Retry
+from moldau.client.admin.requester import AdminRequester, Results, to_error
+from moldau.client.errors import raise_for_code
+from moldau.client.net.retry import Retry
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 
@@ -24,7 +24,7 @@ class OngoingReassignment(NamedTuple):
     removing: tuple[int, ...]
 
 
-class PartitionAdmin(AdminBase):
+class PartitionAdmin(AdminRequester):
     async def elect_leaders(
         self, kind: ElectionType, partitions: Iterable[TopicPartition] | None = None
     ) -> Results[TopicPartition, None]:
@@ -34,24 +34,24 @@ class PartitionAdmin(AdminBase):
             topics = None
             if left is not None:
                 topics = [
-                    {"topic": topic, "partitions": indexes} for topic, indexes in _by_topic(left).items()
+                    {"topic": topic, "partitions": indexes} for topic, indexes in group_by_topic(left).items()
                 ]
             tree = {
                 "election_type": int(kind),
                 "topic_partitions": topics,
-                "timeout": self._limit_ms(retry),
+                "timeout": self.request_timeout_ms(retry),
             }
             answer = await self._cluster.call(None, ApiKey.ELECT_LEADERS, tree)
-            check(answer.error_code)
+            raise_for_code(answer.error_code)
             return {
-                TopicPartition(topic.topic, each.partition_id): error_of(each.error_code, each.error_message)
+                TopicPartition(topic.topic, each.partition_id): to_error(each.error_code, each.error_message)
                 for topic in answer.replica_election_results
                 for each in topic.partition_result
             }
 
         if partitions is None:
-            return await self._once(lambda retry: ask(None, retry))
-        return await self._each(partitions, ask)
+            return await self.call_once(lambda retry: ask(None, retry))
+        return await self.call_for_each(partitions, ask)
 
     async def alter_reassignments(
         self, wanted: Mapping[TopicPartition, Sequence[int] | None]
@@ -69,13 +69,13 @@ class PartitionAdmin(AdminBase):
                     }
                 )
             tree = {
-                "timeout": self._limit_ms(retry),
+                "timeout": self.request_timeout_ms(retry),
                 "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
             }
             answer = await self._cluster.call(None, ApiKey.ALTER_PARTITION_REASSIGNMENTS, tree)
-            check(answer.error_code, answer.error_message)
+            raise_for_code(answer.error_code, answer.error_message)
             results: Results[TopicPartition, None] = {
-                TopicPartition(topic.name, each.partition_index): error_of(
+                TopicPartition(topic.name, each.partition_index): to_error(
                     each.error_code, each.error_message
                 )
                 for topic in answer.responses
@@ -83,21 +83,21 @@ class PartitionAdmin(AdminBase):
             }
             return results
 
-        return await self._each(wanted, ask)
+        return await self.call_for_each(wanted, ask)
 
     async def list_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OngoingReassignment]:
         """The moves under way, of these partitions or of all."""
-        asked = None if partitions is None else _by_topic(partitions)
+        asked = None if partitions is None else group_by_topic(partitions)
 
         async def attempt(retry: Retry) -> dict[TopicPartition, OngoingReassignment]:
             topics = None
             if asked is not None:
                 topics = [{"name": name, "partition_indexes": indexes} for name, indexes in asked.items()]
-            tree = {"timeout": self._limit_ms(retry), "topics": topics}
+            tree = {"timeout": self.request_timeout_ms(retry), "topics": topics}
             answer = await self._cluster.call(None, ApiKey.LIST_PARTITION_REASSIGNMENTS, tree)
-            check(answer.error_code, answer.error_message)
+            raise_for_code(answer.error_code, answer.error_message)
             return {
                 TopicPartition(topic.name, each.partition_index): OngoingReassignment(
                     tuple(each.replicas), tuple(each.adding_replicas), tuple(each.removing_replicas)
@@ -106,10 +106,10 @@ class PartitionAdmin(AdminBase):
                 for each in topic.partitions
             }
 
-        return await self._once(attempt)
+        return await self.call_once(attempt)
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for each in partitions:
         found.setdefault(each.topic, []).append(each.partition)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from moldau.client.admin.base import AdminBase
-from moldau.client.errors import ErrorCode, KafkaError, check
-from moldau.client.net.retries import Retry
+from moldau.client.admin.requester import AdminRequester
+from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
+from moldau.client.net.retry import Retry
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -48,29 +48,29 @@ class QuorumInfo:
         return None
 
 
-class QuorumAdmin(AdminBase):
+class QuorumAdmin(AdminRequester):
     async def describe_quorum(self) -> QuorumInfo:
         """Who keeps the cluster's metadata, and how far each of them is, as the leader sees it."""
 
         async def attempt(retry: Retry) -> QuorumInfo:
             asked = [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
             answer = await self._cluster.call(None, ApiKey.DESCRIBE_QUORUM, {"topics": asked})
-            check(answer.error_code, answer.error_message)
+            raise_for_code(answer.error_code, answer.error_message)
             partition = answer.topics[0].partitions[0]
-            check(partition.error_code, partition.error_message)
+            raise_for_code(partition.error_code, partition.error_message)
             return QuorumInfo(
                 partition.leader_id,
                 partition.leader_epoch,
                 partition.high_watermark,
-                tuple(_replica(each) for each in partition.current_voters),
-                tuple(_replica(each) for each in partition.observers),
+                tuple(_parse_replica(each) for each in partition.current_voters),
+                tuple(_parse_replica(each) for each in partition.observers),
                 {
                     node.node_id: tuple(NodeEndpoint(at.name, at.host, at.port) for at in node.listeners)
                     for node in answer.nodes
                 },
             )
 
-        return await self._once(attempt)
+        return await self.call_once(attempt)
 
     async def add_voter(self, node_id: int, directory_id: UUID | None, endpoint: NodeEndpoint) -> None:
         """Gives a node a vote, once it has the metadata; returns when a majority has taken it in."""
@@ -79,16 +79,16 @@ class QuorumAdmin(AdminBase):
             tree = {
                 "cluster_id": self._cluster.cluster_id,
                 # Less than the answer is waited for, so that it comes and says what is missing.
-                "timeout": self._limit_ms(retry) * 9 // 10,
+                "timeout": self.request_timeout_ms(retry) * 9 // 10,
                 "voter_id": node_id,
                 "voter_directory_id": directory_id,
                 "listeners": [{"name": endpoint.listener, "host": endpoint.host, "port": endpoint.port}],
                 "ack_when_committed": True,
             }
             answer = await self._cluster.call(None, ApiKey.ADD_RAFT_VOTER, tree)
-            check(answer.error_code, answer.error_message)
+            raise_for_code(answer.error_code, answer.error_message)
 
-        await self._made(attempt, ErrorCode.duplicate_voter)
+        await self._call_idempotent(attempt, ErrorCode.duplicate_voter)
 
     async def remove_voter(self, node_id: int, directory_id: UUID | None) -> None:
         async def attempt(retry: Retry) -> None:
@@ -98,21 +98,24 @@ class QuorumAdmin(AdminBase):
                 "voter_directory_id": directory_id,
             }
             answer = await self._cluster.call(None, ApiKey.REMOVE_RAFT_VOTER, tree)
-            check(answer.error_code, answer.error_message)
+            raise_for_code(answer.error_code, answer.error_message)
 
-        await self._made(attempt, ErrorCode.voter_not_found)
+        await self._call_idempotent(attempt, ErrorCode.voter_not_found)
 
     async def unregister_broker(self, broker_id: int) -> None:
         """Forgets a broker that will not come back."""
 
         async def attempt(retry: Retry) -> None:
             answer = await self._cluster.call(None, ApiKey.UNREGISTER_BROKER, {"broker_id": broker_id})
-            check(answer.error_code, answer.error_message)
+            raise_for_code(answer.error_code, answer.error_message)
 
-        await self._made(attempt, ErrorCode.broker_id_not_registered)
+        await self._call_idempotent(attempt, ErrorCode.broker_id_not_registered)
 
-    async def _made(self, attempt: Callable[[Retry], Awaitable[None]], is_so: ErrorCode) -> None:
-        """Attempts a change. Where the first attempt may have made it, hearing later that it `is_so` is success."""
+    async def _call_idempotent(
+        self, attempt: Callable[[Retry], Awaitable[None]], already_done_code: ErrorCode
+    ) -> None:
+        """Attempts a change. Where the first attempt may have made it, hearing later that it
+        `already_done_code` is success."""
         is_first = True
 
         async def once(retry: Retry) -> None:
@@ -121,13 +124,13 @@ class QuorumAdmin(AdminBase):
             try:
                 await attempt(retry)
             except KafkaError as error:
-                if was_first or error.code != is_so:
+                if was_first or error.code != already_done_code:
                     raise
 
-        await self._once(once)
+        await self.call_once(once)
 
 
-def _replica(answer: Message) -> QuorumReplica:
+def _parse_replica(answer: Message) -> QuorumReplica:
     return QuorumReplica(
         answer.replica_id,
         answer.replica_directory_id,

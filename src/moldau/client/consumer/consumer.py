@@ -18,32 +18,43 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-from moldau.client.consumer.commits import Commits
-from moldau.client.consumer.fetched import READ_COMMITTED, READ_UNCOMMITTED, Fetched
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
-from moldau.client.consumer.positions import RESETS, Mode, OffsetAndMetadata, Positions, Reset, to_commit
-from moldau.client.consumer.reading import Reading
-from moldau.client.consumer.rebalances import Listener, RebalanceCallback, Rebalances
-from moldau.client.consumer.topic_subscription import WantedTopics
+from moldau.client.consumer.close_task import CloseTask
+from moldau.client.consumer.commit_manager import CommitManager
+from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED, CompletedFetch
+from moldau.client.consumer.fetch_manager import FetchManager
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
+from moldau.client.consumer.rebalance_handler import (
+    ConsumerRebalanceListener,
+    RebalanceCallback,
+    RebalanceHandler,
+)
+from moldau.client.consumer.subscription_state import (
+    RESET_STRATEGIES,
+    OffsetAndMetadata,
+    OffsetResetStrategy,
+    SubscriptionState,
+    SubscriptionType,
+    validate_offsets,
+)
+from moldau.client.consumer.topic_subscription import TopicSubscription
 from moldau.client.errors import IllegalStateError
-from moldau.client.group.assignors import assignor_named
-from moldau.client.group.driver import GroupMember
-from moldau.client.group.events import Closed, HandBack, Subscribed, Unsubscribed
+from moldau.client.group.assignors import get_assignor
+from moldau.client.group.driver import ConsumerCoordinator
+from moldau.client.group.events import Closed, RevokeAll, SubscriptionChanged, Unsubscribed
+from moldau.client.group.member_state import ConsumerGroupMetadata, GroupRebalanceConfig
 from moldau.client.group.offsets import GroupOffsets
-from moldau.client.group.terms import GroupMetadata, MemberSettings
-from moldau.client.net.closing import Closing
-from moldau.client.net.cluster import Cluster, own_or_shared
-from moldau.client.record import ConsumerRecord, TopicPartition, is_topic_name
+from moldau.client.net.cluster import Cluster, resolve_cluster
+from moldau.client.record import ConsumerRecord, TopicPartition, is_valid_topic_name
 
 _ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
 _ITERATION_POLL_MS = 60_000
-_ITERATION_REST_S = 0.005
+_ITERATION_SLICE_S = 0.005
 """How long an iteration hands out records that are there before it looks after the group and lets others run."""
 
 T = TypeVar("T")
 
 
-class _Life(Enum):
+class _State(Enum):
     NEW = "new"
     STARTED = "started"
     CLOSING = "closing"
@@ -90,20 +101,22 @@ class Consumer:
             raise ValueError("the group id is empty; to read without a group, leave it out")
         if group_instance_id is not None and group_id is None:
             raise ValueError("a group_instance_id is an id in a group: group_id is missing")
-        if auto_offset_reset not in RESETS:
-            raise ValueError(f"auto_offset_reset is one of {', '.join(RESETS)}, not {auto_offset_reset!r}")
+        if auto_offset_reset not in RESET_STRATEGIES:
+            raise ValueError(
+                f"auto_offset_reset is one of {', '.join(RESET_STRATEGIES)}, not {auto_offset_reset!r}"
+            )
         if isolation_level not in _ISOLATION_LEVELS:
             raise ValueError(
                 f"isolation_level is one of {', '.join(_ISOLATION_LEVELS)}, not {isolation_level!r}"
             )
         if max_poll_records < 1:
             raise ValueError(f"max_poll_records is at least 1, not {max_poll_records}")
-        self.cluster, self._owns_cluster = own_or_shared(given, cluster_settings)
+        self.cluster, self._owns_cluster = resolve_cluster(given, cluster_settings)
         self._max_poll_records = max_poll_records
         self._isolation_level = _ISOLATION_LEVELS[isolation_level]
-        self._settings = MemberSettings(
+        self._group_config = GroupRebalanceConfig(
             group_id or "",
-            tuple(assignor_named(name) for name in assignors),
+            tuple(get_assignor(name) for name in assignors),
             group_instance_id,
             session_timeout_ms,
             heartbeat_interval_ms,
@@ -112,14 +125,14 @@ class Consumer:
             self.cluster.retry_backoff_max_ms,
             enable_auto_commit,
         )
-        self._positions = Positions(RESETS[auto_offset_reset])
-        self._news = asyncio.Event()
+        self._subscriptions = SubscriptionState(RESET_STRATEGIES[auto_offset_reset])
+        self._wakeup = asyncio.Event()
         offsets = None if group_id is None else GroupOffsets(self.cluster, group_id, group_instance_id)
-        self._reading = Reading(
+        self._fetch_manager = FetchManager(
             self.cluster,
-            self._positions,
+            self._subscriptions,
             offsets,
-            self._news,
+            self._wakeup,
             isolation_level=self._isolation_level,
             fetch_settings={
                 "min_bytes": fetch_min_bytes,
@@ -128,32 +141,40 @@ class Consumer:
                 "partition_max_bytes": max_partition_fetch_bytes,
             },
         )
-        self._topics = WantedTopics(
-            self.cluster, self._positions, self._topics_changed, excludes_internal=exclude_internal_topics
+        self._topic_subscription = TopicSubscription(
+            self.cluster,
+            self._subscriptions,
+            self._on_topics_changed,
+            excludes_internal=exclude_internal_topics,
         )
         interval_ms = auto_commit_interval_ms if enable_auto_commit else None
-        self._group = None if offsets is None else self._member_with(offsets, interval_ms)
-        self._polling: asyncio.Task[object] | None = None
-        self._nobody_polls = asyncio.Event()
-        self._nobody_polls.set()
-        self._iterates_until = 0.0
-        self._life = _Life.NEW
-        self._closing: Closing | None = None
+        self._group = None if offsets is None else self._create_group(offsets, interval_ms)
+        self._polling_task: asyncio.Task[object] | None = None
+        self._poll_finished = asyncio.Event()
+        self._poll_finished.set()
+        self._iteration_deadline = 0.0
+        self._state = _State.NEW
+        self._close_task: CloseTask | None = None
 
-    def _member_with(self, offsets: GroupOffsets, interval_ms: int | None) -> "_Group":
-        member = GroupMember(self.cluster, self._settings, self._news.set)
-        commits = Commits(offsets, member, self._positions, interval_ms=interval_ms)
-        return _Group(offsets, member, commits, Rebalances(member, commits, self._reading))
+    def _create_group(self, offsets: GroupOffsets, interval_ms: int | None) -> "_GroupComponents":
+        coordinator = ConsumerCoordinator(self.cluster, self._group_config, self._wakeup.set)
+        commit_manager = CommitManager(offsets, coordinator, self._subscriptions, interval_ms=interval_ms)
+        return _GroupComponents(
+            offsets,
+            coordinator,
+            commit_manager,
+            RebalanceHandler(coordinator, commit_manager, self._fetch_manager),
+        )
 
     # Life
 
     async def start(self) -> None:
         """Raises KafkaError when no broker answers."""
-        if self._life in (_Life.CLOSING, _Life.CLOSED):
+        if self._state in (_State.CLOSING, _State.CLOSED):
             raise IllegalStateError("the consumer is closed")
         if self._owns_cluster:
             await self.cluster.start()
-        self._life = _Life.STARTED
+        self._state = _State.STARTED
 
     async def close(self, *, commit: bool = True, timeout_ms: int = 30_000) -> None:
         """Commits what was consumed if the consumer commits by itself, gives its partitions back and leaves the group,
@@ -162,43 +183,43 @@ class Consumer:
         When the time is over, or this is cancelled, what is not done is left undone, but nothing is left running."""
         if self._is_in_callback():
             raise IllegalStateError("a rebalance callback cannot close its consumer")
-        if self._closing is None:
-            self._life = _Life.CLOSING
-            self._iterates_until = 0.0
-            self._news.set()
-            self._closing = Closing(lambda closing: self._close(closing, commit), timeout_ms)
-        elif self._closing.task.done():
+        if self._close_task is None:
+            self._state = _State.CLOSING
+            self._iteration_deadline = 0.0
+            self._wakeup.set()
+            self._close_task = CloseTask(lambda close_task: self._close(close_task, commit), timeout_ms)
+        elif self._close_task.task.done():
             # What went wrong was told to the one who closed it.
             return
-        await self._closing.wait()
+        await self._close_task.wait()
 
-    async def _close(self, closing: Closing, commit: bool) -> None:
+    async def _close(self, close_task: CloseTask, commit: bool) -> None:
         try:
-            await closing.in_time("partitions to be given back", self._hand_back(commit))
+            await close_task.run_stage("partitions to be given back", self._revoke_all(commit))
         finally:
             if self._group is not None:
                 # Whatever a callback raises, the others in the group should not have to wait.
-                self._group.member.step(Closed())
-                await closing.in_time("the group to be left", self._group.member.has_left())
-            self._life = _Life.CLOSED
-            await self._stop()
+                self._group.coordinator.step(Closed())
+                await close_task.run_stage("the group to be left", self._group.coordinator.wait_until_left())
+            self._state = _State.CLOSED
+            await self._close_components()
 
-    async def _hand_back(self, commit: bool) -> None:
-        await self._nobody_polls.wait()
+    async def _revoke_all(self, commit: bool) -> None:
+        await self._poll_finished.wait()
         if self._group is None:
             return
-        if self._positions.is_group_managed:
-            self._group.member.step(HandBack(commit))
-            await self._group.rebalances.finish()
-        elif commit and self._settings.auto_commit:
-            await self._group.commits.commit_consumed()
+        if self._subscriptions.is_auto_assigned:
+            self._group.coordinator.step(RevokeAll(commit))
+            await self._group.rebalance_handler.run_pending()
+        elif commit and self._group_config.auto_commit:
+            await self._group.commit_manager.commit_before_revocation()
 
-    async def _stop(self) -> None:
-        await self._topics.close()
+    async def _close_components(self) -> None:
+        await self._topic_subscription.close()
         if self._group is not None:
-            await self._group.member.close()
-            await self._group.commits.close()
-        await self._reading.close()
+            await self._group.coordinator.close()
+            await self._group.commit_manager.close()
+        await self._fetch_manager.close()
         if self._owns_cluster:
             await self.cluster.close()
 
@@ -218,21 +239,21 @@ class Consumer:
 
     def _is_in_callback(self) -> bool:
         task = asyncio.current_task()
-        closing = None if self._closing is None else self._closing.task
-        return task is not None and task in (self._polling, closing)
+        close_task = None if self._close_task is None else self._close_task.task
+        return task is not None and task in (self._polling_task, close_task)
 
     def _check_open(self) -> None:
-        if self._life is _Life.CLOSED:
+        if self._state is _State.CLOSED:
             raise IllegalStateError("the consumer is closed")
-        if self._life is _Life.NEW:
+        if self._state is _State.NEW:
             raise IllegalStateError("the consumer is not started: `await consumer.start()` or `async with`")
 
     def _check_pollable(self) -> None:
         self._check_open()
-        if self._life is _Life.CLOSING:
+        if self._state is _State.CLOSING:
             raise IllegalStateError("the consumer is closed")
 
-    def _in_group(self, what: str) -> "_Group":
+    def _require_group(self, what: str) -> "_GroupComponents":
         self._check_open()
         if self._group is None:
             raise IllegalStateError(f"a consumer without a group_id cannot {what}")
@@ -254,66 +275,66 @@ class Consumer:
         The callbacks, plain or async, are called inside `poll` with the partitions concerned: `on_revoked` before they
         go, with time to commit; `on_lost` (`on_revoked` if it is not given) when others may have them already.
         """
-        group = self._in_group("subscribe: assign partitions to it")
+        group = self._require_group("subscribe: assign partitions to it")
         if (topics is None) == (pattern is None):
             raise ValueError("subscribe to topics or to a pattern, to one of the two")
         if isinstance(topics, str):
             raise ValueError(f"topics is a list of names, as [{topics!r}]")
-        listener = Listener(on_assigned, on_revoked, on_lost or on_revoked)
+        listener = ConsumerRebalanceListener(on_assigned, on_revoked, on_lost or on_revoked)
         if pattern is not None:
-            self._topics.subscribe_pattern(re.compile(pattern))
+            self._topic_subscription.subscribe_pattern(re.compile(pattern))
         else:
             names = list(topics or ())
-            if not names or not all(map(is_topic_name, names)):
+            if not names or not all(map(is_valid_topic_name, names)):
                 raise ValueError("subscribe to at least one topic, each by its name")
-            self._topics.subscribe(names)
-        group.rebalances.listener = listener
+            self._topic_subscription.subscribe(names)
+        group.rebalance_handler.listener = listener
 
-    def _topics_changed(self, topics: tuple[str, ...]) -> None:
+    def _on_topics_changed(self, topics: tuple[str, ...]) -> None:
         if self._group is not None:
-            self._group.member.step(Subscribed(topics))
-            self._news.set()
+            self._group.coordinator.step(SubscriptionChanged(topics))
+            self._wakeup.set()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these partitions, whoever else does. Those that were read before keep their position."""
         self._check_open()
         wanted = [TopicPartition(*each) for each in partitions]
         for each in wanted:
-            if not is_topic_name(each.topic) or each.partition < 0:
+            if not is_valid_topic_name(each.topic) or each.partition < 0:
                 raise ValueError(f"{each!r} is not a partition")
-        self._positions.assign_manually()
-        self._reading.assign(wanted)
+        self._subscriptions.set_user_assigned()
+        self._fetch_manager.assign(wanted)
 
     async def unsubscribe(self) -> None:
         """Gives everything back, and leaves the group. What was consumed is not committed by this."""
         self._check_open()
-        if self._polling is not None:
+        if self._polling_task is not None:
             raise IllegalStateError("the consumer is being polled: unsubscribe between two polls")
-        if self._group is not None and self._positions.is_group_managed:
-            self._group.member.step(HandBack(commit=False))
-            await self._group.rebalances.finish()
-            self._group.member.step(Unsubscribed())
-        self._topics.unsubscribe()
-        self._reading.assign(())
-        self._positions.unsubscribe()
+        if self._group is not None and self._subscriptions.is_auto_assigned:
+            self._group.coordinator.step(RevokeAll(commit=False))
+            await self._group.rebalance_handler.run_pending()
+            self._group.coordinator.step(Unsubscribed())
+        self._topic_subscription.unsubscribe()
+        self._fetch_manager.assign(())
+        self._subscriptions.unsubscribe()
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        return self._positions.assigned
+        return self._subscriptions.assigned
 
     @property
     def subscription(self) -> tuple[str, ...]:
         """The topics; with a pattern, those that fit it as far as is known."""
-        return self._positions.topics
+        return self._subscriptions.topics
 
-    def group_metadata(self) -> GroupMetadata:
-        group = self._in_group("tell of its membership")
-        generation = group.member.membership.generation
-        return GroupMetadata(
-            self._settings.group_id,
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        group = self._require_group("tell of its membership")
+        generation = group.coordinator.membership.generation
+        return ConsumerGroupMetadata(
+            self._group_config.group_id,
             generation.generation_id,
             generation.member_id,
-            self._settings.instance_id,
+            self._group_config.instance_id,
         )
 
     # Polling
@@ -327,83 +348,84 @@ class Consumer:
         records_max = self._max_poll_records if max_records is None else max_records
         if records_max < 1:
             raise ValueError(f"max_records is at least 1, not {max_records}")
-        return await self._poll(timeout_ms, lambda: self._reading.take(records_max))
+        return await self._poll(timeout_ms, lambda: self._fetch_manager.take(records_max))
 
-    async def raw_poll(self, timeout_ms: int = 1_000) -> list[Fetched]:
-        """As `poll`, but hands out whole batches as they are stored. Records below a `Fetched`'s position, which its
+    async def raw_poll(self, timeout_ms: int = 1_000) -> list[CompletedFetch]:
+        """As `poll`, but hands out whole batches as they are stored. Records below a `CompletedFetch`'s
+        position, which its
         first batch may hold, are to be skipped."""
-        return await self._poll(timeout_ms, self._reading.take_raw)
+        return await self._poll(timeout_ms, self._fetch_manager.take_raw)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ConsumerRecord:
         # One at a time, so that a commit in between covers what was handed out and no more.
-        if asyncio.get_running_loop().time() < self._iterates_until and self._polling is None:
-            records = self._reading.take(1)
+        if asyncio.get_running_loop().time() < self._iteration_deadline and self._polling_task is None:
+            records = self._fetch_manager.take(1)
             if records:
                 return records[0]
-        while self._life is not _Life.CLOSED:
+        while self._state is not _State.CLOSED:
             try:
                 records = await self.poll(_ITERATION_POLL_MS, 1)
             except IllegalStateError:
-                if self._life in (_Life.CLOSING, _Life.CLOSED):
+                if self._state in (_State.CLOSING, _State.CLOSED):
                     break
                 raise
             if records:
-                self._iterates_until = asyncio.get_running_loop().time() + _ITERATION_REST_S
+                self._iteration_deadline = asyncio.get_running_loop().time() + _ITERATION_SLICE_S
                 return records[0]
         raise StopAsyncIteration
 
     async def _poll(self, timeout_ms: int, take: Callable[[], list[T]]) -> list[T]:
         self._check_pollable()
-        if self._polling is not None:
+        if self._polling_task is not None:
             if self._is_in_callback():
                 raise IllegalStateError("a rebalance callback cannot poll: a poll has called it")
             raise IllegalStateError("another task is polling this consumer")
-        if self._positions.mode is Mode.NOTHING:
+        if self._subscriptions.subscription_type is SubscriptionType.NONE:
             raise IllegalStateError("there is nothing to read: subscribe or assign first")
-        self._polling = asyncio.current_task()
-        self._nobody_polls.clear()
+        self._polling_task = asyncio.current_task()
+        self._poll_finished.clear()
         # What is cancelled in here may be the commit of all that was handed out.
-        self._iterates_until = 0.0
+        self._iteration_deadline = 0.0
         try:
             deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
             while not (taken := await self._poll_once(take)):
                 if asyncio.get_running_loop().time() >= deadline:
                     break
-                await self._wait_for_news(deadline)
+                await self._wait_for_wakeup(deadline)
                 self._check_pollable()
             return taken
         finally:
-            self._polling = None
-            self._nobody_polls.set()
+            self._polling_task = None
+            self._poll_finished.set()
 
     async def _poll_once(self, take: Callable[[], list[T]]) -> list[T]:
-        self._news.clear()
-        if self._group is not None and self._positions.is_group_managed:
-            await self._group.rebalances.go_on()
+        self._wakeup.clear()
+        if self._group is not None and self._subscriptions.is_auto_assigned:
+            await self._group.rebalance_handler.advance()
             self._check_pollable()
         if self._group is not None:
-            self._group.commits.commit_when_due()
-        self._reading.look_up()
+            self._group.commit_manager.maybe_auto_commit()
+        self._fetch_manager.start_lookup()
         # So that polls with a timeout of 0, too, let the requests under way come forward.
         await asyncio.sleep(0)
         return take()
 
-    async def _wait_for_news(self, deadline: float) -> None:
+    async def _wait_for_wakeup(self, deadline: float) -> None:
         now = asyncio.get_running_loop().time()
-        wakes = [deadline, now + self._settings.poll_interval_max_ms / 2000]
+        wakes = [deadline, now + self._group_config.poll_interval_max_ms / 2000]
         if self._group is not None:
             times = (
-                self._topics.ask_for_missing(now),
-                self._group.member.poll_again_at(),
-                self._group.commits.due_at(),
+                self._topic_subscription.refresh_missing_topics(now),
+                self._group.coordinator.next_poll_at(),
+                self._group.commit_manager.next_auto_commit_at(),
             )
             wakes += [each for each in times if each is not None]
         try:
             async with asyncio.timeout_at(min(wakes)):
-                await self._news.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass
 
@@ -414,37 +436,39 @@ class Consumer:
         request_timeout_ms unless something else is said; then raises KafkaError."""
         self._check_open()
         limit_ms = self.cluster.request_timeout_ms if timeout_ms is None else timeout_ms
-        return await self._reading.position(TopicPartition(*partition), limit_ms)
+        return await self._fetch_manager.position(TopicPartition(*partition), limit_ms)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Goes on from this offset; the next poll returns nothing of what came before."""
         self._check_open()
-        self._reading.seek(TopicPartition(*partition), offset)
+        self._fetch_manager.seek(TopicPartition(*partition), offset)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Of all assigned partitions if none are named."""
-        self._seek_by(partitions, Reset.EARLIEST)
+        self._request_offset_reset(partitions, OffsetResetStrategy.EARLIEST)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
-        self._seek_by(partitions, Reset.LATEST)
+        self._request_offset_reset(partitions, OffsetResetStrategy.LATEST)
 
-    def _seek_by(self, partitions: Iterable[TopicPartition] | None, reset: Reset) -> None:
+    def _request_offset_reset(
+        self, partitions: Iterable[TopicPartition] | None, reset: OffsetResetStrategy
+    ) -> None:
         self._check_open()
         for partition in self.assignment if partitions is None else partitions:
-            self._reading.seek_by(TopicPartition(*partition), reset)
+            self._fetch_manager.request_offset_reset(TopicPartition(*partition), reset)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Hands out nothing of these until `resume`; the consumer keeps them."""
         self._check_open()
-        self._reading.pause(TopicPartition(*each) for each in partitions)
+        self._fetch_manager.pause(TopicPartition(*each) for each in partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         self._check_open()
-        self._reading.resume(TopicPartition(*each) for each in partitions)
+        self._fetch_manager.resume(TopicPartition(*each) for each in partitions)
 
     @property
     def paused(self) -> list[TopicPartition]:
-        return self._positions.paused
+        return self._subscriptions.paused
 
     async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
         """Commits these offsets, each that of the next record to read; without any, all that was handed out.
@@ -452,15 +476,15 @@ class Consumer:
         Raises CommitFailedError when the group has gone on without this consumer, and RebalanceInProgressError while it
         is changing.
         """
-        group = self._in_group("commit")
-        wanted = self._positions.consumed() if offsets is None else to_commit(offsets)
-        await group.commits.commit(wanted)
+        group = self._require_group("commit")
+        wanted = self._subscriptions.all_consumed() if offsets is None else validate_offsets(offsets)
+        await group.commit_manager.commit(wanted)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where that is nothing."""
-        group = self._in_group("have committed")
+        group = self._require_group("have committed")
         wanted = [TopicPartition(*each) for each in partitions]
         found = await group.offsets.committed(wanted)
         return {each: found.get(each) for each in wanted}
@@ -491,8 +515,8 @@ class Consumer:
         return {each: at.offset for each, at in found.items()}
 
 
-class _Group(NamedTuple):
+class _GroupComponents(NamedTuple):
     offsets: GroupOffsets
-    member: GroupMember
-    commits: Commits
-    rebalances: Rebalances
+    coordinator: ConsumerCoordinator
+    commit_manager: CommitManager
+    rebalance_handler: RebalanceHandler

@@ -5,16 +5,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from moldau.client.consumer.fetched import Fetched
+from moldau.client.consumer.completed_fetch import CompletedFetch
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.record import ConsumerRecord, TopicPartition, records_of
+from moldau.client.record import ConsumerRecord, TopicPartition, decode_records
 from moldau.errors import MoldauError
 
-Advance = Callable[[TopicPartition, int, int], None]
+PositionUpdate = Callable[[TopicPartition, int, int], None]
 """Hears where a partition stands: the offset to read next, and the leader epoch of what is before it."""
 
 
-class PartitionError(Exception):
+class PartitionFetchError(Exception):
     """A partition cannot be read on."""
 
     def __init__(self, partition: TopicPartition, error: KafkaError) -> None:
@@ -23,112 +23,117 @@ class PartitionError(Exception):
         self.error = error
 
 
-class Undelivered:
+class FetchBuffer:
     def __init__(self) -> None:
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[_BufferedFetch] = deque()
 
-    def add(self, fetched: Iterable[Fetched]) -> None:
-        self._entries.extend(_Entry(each) for each in fetched)
+    def add(self, fetched: Iterable[CompletedFetch]) -> None:
+        self._entries.extend(_BufferedFetch(each) for each in fetched)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
         self._entries = deque(each for each in self._entries if each.partition not in gone)
 
-    def has_news(self, is_paused: Callable[[TopicPartition], bool]) -> bool:
+    def has_readable(self, is_paused: Callable[[TopicPartition], bool]) -> bool:
         """Whether there is something to take: as long as there is, no more should be added."""
-        return any(not each.is_read for each in self._readable(is_paused))
+        return any(not each.is_drained for each in self._readable(is_paused))
 
     @property
-    def broken(self) -> list[TopicPartition]:
+    def failed_partitions(self) -> list[TopicPartition]:
         """Those that are not read on until they are dropped."""
-        return [each.partition for each in self._entries if each.is_read]
+        return [each.partition for each in self._entries if each.is_drained]
 
     def take(
-        self, records_max: int, is_paused: Callable[[TopicPartition], bool], advance: Advance
+        self, records_max: int, is_paused: Callable[[TopicPartition], bool], update_position: PositionUpdate
     ) -> list[ConsumerRecord]:
-        """Up to so many records, partition after partition; what is paused stays. `advance` is called also where
+        """Up to so many records, partition after partition; what is paused stays. `update_position` is
+        called also where
         offsets were passed over that hold no records.
 
         Raises PartitionError when nothing else can be handed out, each time, until the partition is dropped.
         """
         taken: list[ConsumerRecord] = []
         for entry in self._readable(is_paused):
-            taken += entry.read(records_max - len(taken))
-            advance(entry.partition, entry.position, entry.leader_epoch)
+            taken += entry.read_records(records_max - len(taken))
+            update_position(entry.partition, entry.position, entry.leader_epoch)
             if len(taken) >= records_max:
                 break
-        self._clear(taken, is_paused)
+        self._remove_drained(taken, is_paused)
         return taken
 
-    def take_raw(self, is_paused: Callable[[TopicPartition], bool], advance: Advance) -> list[Fetched]:
+    def take_raw(
+        self, is_paused: Callable[[TopicPartition], bool], update_position: PositionUpdate
+    ) -> list[CompletedFetch]:
         """All of it, in whole batches."""
-        taken: list[Fetched] = []
+        taken: list[CompletedFetch] = []
         for entry in self._readable(is_paused):
-            fetched = entry.rest()
+            fetched = entry.remaining()
             taken += [fetched] if fetched.batches else []
-            advance(entry.partition, entry.position, entry.leader_epoch)
-        self._clear(taken, is_paused)
+            update_position(entry.partition, entry.position, entry.leader_epoch)
+        self._remove_drained(taken, is_paused)
         return taken
 
-    def _readable(self, is_paused: Callable[[TopicPartition], bool]) -> Iterator["_Entry"]:
-        broken: set[TopicPartition] = set()
+    def _readable(self, is_paused: Callable[[TopicPartition], bool]) -> Iterator["_BufferedFetch"]:
+        failed_partitions: set[TopicPartition] = set()
         for entry in self._entries:
-            if not is_paused(entry.partition) and entry.partition not in broken:
+            if not is_paused(entry.partition) and entry.partition not in failed_partitions:
                 yield entry
                 if entry.error is not None:
                     # What came after the break must not be read as if nothing were missing.
-                    broken.add(entry.partition)
+                    failed_partitions.add(entry.partition)
 
-    def _clear(self, taken: Iterable[object], is_paused: Callable[[TopicPartition], bool]) -> None:
-        self._entries = deque(each for each in self._entries if not each.is_read or each.error is not None)
+    def _remove_drained(self, taken: Iterable[object], is_paused: Callable[[TopicPartition], bool]) -> None:
+        self._entries = deque(each for each in self._entries if not each.is_drained or each.error is not None)
         if taken:
             return
         for entry in self._entries:
-            if entry.is_read and entry.error is not None and not is_paused(entry.partition):
-                raise PartitionError(entry.partition, entry.error)
+            if entry.is_drained and entry.error is not None and not is_paused(entry.partition):
+                raise PartitionFetchError(entry.partition, entry.error)
 
 
-class _Entry:
+class _BufferedFetch:
     """One partition's fetched batches, read record by record."""
 
-    def __init__(self, fetched: Fetched) -> None:
+    def __init__(self, fetched: CompletedFetch) -> None:
         self.partition = fetched.partition
         self.position = fetched.position
         self.leader_epoch = -1
         self.error = fetched.error
-        self.is_read = False
+        self.is_drained = False
         """Whether there are no more records; with an error, that is where it comes."""
         self._fetched = fetched
         self._records = (
             record
             for batch in fetched.batches
-            for record in records_of(fetched.partition, batch, fetched.position)
+            for record in decode_records(fetched.partition, batch, fetched.position)
         )
 
-    def read(self, records_max: int) -> list[ConsumerRecord]:
+    def read_records(self, records_max: int) -> list[ConsumerRecord]:
         records: list[ConsumerRecord] = []
-        if self.is_read:
+        if self.is_drained:
             return records
         try:
             for record in islice(self._records, records_max):
                 records.append(record)
         except MoldauError as error:
             self.error = KafkaError(ErrorCode.corrupt_message, str(error))
-            self.is_read = True
+            self.is_drained = True
         if records:
             self.position, self.leader_epoch = records[-1].offset + 1, records[-1].leader_epoch
-        if len(records) < records_max and not self.is_read:
-            self._end()
+        if len(records) < records_max and not self.is_drained:
+            self._mark_drained()
         return records
 
-    def rest(self) -> Fetched:
-        batches = [] if self.is_read else [e for e in self._fetched.batches if e.next_offset > self.position]
-        rest = self._fetched._replace(position=self.position, batches=batches, error=None)
-        if not self.is_read:
-            self._end()
-        return rest
+    def remaining(self) -> CompletedFetch:
+        batches = (
+            [] if self.is_drained else [e for e in self._fetched.batches if e.next_offset > self.position]
+        )
+        remaining = self._fetched._replace(position=self.position, batches=batches, error=None)
+        if not self.is_drained:
+            self._mark_drained()
+        return remaining
 
-    def _end(self) -> None:
-        self.is_read = True
+    def _mark_drained(self) -> None:
+        self.is_drained = True
         self.position = self._fetched.next_offset
         self.leader_epoch = max(self.leader_epoch, self._fetched.leader_epoch)

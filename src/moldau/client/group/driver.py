@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from moldau.client.errors import ErrorCode, KafkaError, code_of
+from moldau.client.errors import ErrorCode, KafkaError, to_error_code
 from moldau.client.group.events import (
     CoordinatorFound,
     CoordinatorNotFound,
@@ -17,21 +17,21 @@ from moldau.client.group.events import (
     Event,
     FetchMetadata,
     FindCoordinator,
-    HeartbeatAnswered,
-    JoinAnswered,
+    HeartbeatResponse,
+    HeartbeatTick,
+    JoinResponse,
+    LogWarning,
     MetadataChanged,
-    MetadataFetched,
-    Poll,
+    MetadataFetchCompleted,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
-    SyncAnswered,
-    Tick,
-    Warn,
+    SyncResponse,
+    UserPoll,
 )
-from moldau.client.group.state import Membership
-from moldau.client.group.terms import JoinedMember, MemberSettings
+from moldau.client.group.member_state import GroupRebalanceConfig, JoinGroupMember
+from moldau.client.group.state import MembershipManager
 from moldau.client.net.cluster import Cluster
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -42,49 +42,49 @@ LANE = "group"
 _log = get_logger("client.group")
 
 
-class GroupMember:
-    def __init__(self, cluster: Cluster, settings: MemberSettings, news: Callable[[], None]) -> None:
-        """`news` is called when a poll could bring the member forward."""
-        self.membership = Membership(settings)
-        self.work: deque[Effect] = deque()
+class ConsumerCoordinator:
+    def __init__(self, cluster: Cluster, config: GroupRebalanceConfig, wakeup: Callable[[], None]) -> None:
+        """`wakeup` is called when a poll could bring the member forward."""
+        self.membership = MembershipManager(config)
+        self.pending_effects: deque[Effect] = deque()
         """What is to be done by the user's poll, in order."""
         self._cluster = cluster
-        self._settings = settings
-        self._news = news
+        self._config = config
+        self._wakeup = wakeup
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._watched: tuple[str, ...] = ()
-        self._forget_updates = cluster.on_update(self._metadata_changed)
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._tracked_topics: tuple[str, ...] = ()
+        self._remove_update_listener = cluster.on_update(self._on_metadata_update)
 
     def now_ms(self) -> int:
         return round(asyncio.get_running_loop().time() * 1000)
 
     def poll(self) -> None:
-        """Brings the membership as far as it goes without an answer or the user; see `work` after it."""
-        if not self.work:
-            self.step(Poll())
+        """Brings the membership as far as it goes without an answer or the user; see `pending_effects` after it."""
+        if not self.pending_effects:
+            self.step(UserPoll())
 
     def step(self, event: Event) -> None:
         for effect in self.membership.step(self.now_ms(), event):
             self._perform(effect)
-        self._wind_timer()
+        self._schedule_heartbeat()
 
-    def poll_again_at(self) -> float | None:
+    def next_poll_at(self) -> float | None:
         """The loop time at which a poll has something to do whether answers come or not."""
-        at_ms = self.membership.retry_at_ms()
+        at_ms = self.membership.next_poll_at_ms()
         return None if at_ms is None else at_ms / 1000
 
-    async def has_left(self) -> None:
+    async def wait_until_left(self) -> None:
         """Waits until the leave that was last said to be sent is answered or has failed."""
-        leaving = [task for task in self._tasks if task.get_name() == _name(SendLeave)]
+        leaving = [task for task in self._tasks if task.get_name() == _task_name(SendLeave)]
         await asyncio.gather(*leaving)
 
     async def close(self) -> None:
         """After `Closed` was stepped: whatever is still on its way is given up."""
-        self.work.clear()
-        self._forget_updates()
-        self._wind_timer()
-        self._watch(())
+        self.pending_effects.clear()
+        self._remove_update_listener()
+        self._schedule_heartbeat()
+        self._track_topics(())
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -95,64 +95,64 @@ class GroupMember:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case FindCoordinator():
-                self._start(effect, self._find())
+                self._start_task(effect, self._find_coordinator())
             case SendJoin():
-                self._start(effect, self._join(effect))
+                self._start_task(effect, self._send_join(effect))
             case FetchMetadata():
-                self._start(effect, self._fetch_metadata(effect))
+                self._start_task(effect, self._fetch_metadata(effect))
             case SendSync():
-                self._start(effect, self._sync(effect))
+                self._start_task(effect, self._send_sync(effect))
             case SendHeartbeat():
-                self._start(effect, self._heartbeat(effect))
+                self._start_task(effect, self._send_heartbeat(effect))
             case SendLeave():
-                self._start(effect, self._leave(effect))
-            case Warn(message):
-                _log.warning(message, group=self._settings.group_id)
+                self._start_task(effect, self._send_leave(effect))
+            case LogWarning(message):
+                _log.warning(message, group=self._config.group_id)
             case _:
-                self.work.append(effect)
+                self.pending_effects.append(effect)
 
-    def _start(self, effect: Effect, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine, name=_name(type(effect)))
+    def _start_task(self, effect: Effect, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=_task_name(type(effect)))
         self._tasks[task] = None
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a group request failed by a bug", task=task.get_name(), error=repr(error))
 
-    def _answered(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         self.step(event)
-        self._news()
+        self._wakeup()
 
-    def _wind_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        at_ms = self.membership.heartbeat_at_ms()
-        self._timer = (
+    def _schedule_heartbeat(self) -> None:
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
+        at_ms = self.membership.next_heartbeat_at_ms()
+        self._heartbeat_timer = (
             None
             if at_ms is None
-            else asyncio.get_running_loop().call_at(at_ms / 1000, self._answered, Tick())
+            else asyncio.get_running_loop().call_at(at_ms / 1000, self._handle_event, HeartbeatTick())
         )
 
     # Requests
 
-    async def _find(self) -> None:
-        self._cluster.forget_coordinator(self._settings.group_id)
+    async def _find_coordinator(self) -> None:
+        self._cluster.forget_coordinator(self._config.group_id)
         try:
-            node_id = await self._cluster.coordinator_of(self._settings.group_id)
+            node_id = await self._cluster.coordinator_of(self._config.group_id)
         except KafkaError as error:
-            self._answered(CoordinatorNotFound(error.code, error.message))
+            self._handle_event(CoordinatorNotFound(error.code, error.message))
         else:
-            self._answered(CoordinatorFound(node_id))
+            self._handle_event(CoordinatorFound(node_id))
 
-    async def _join(self, join: SendJoin) -> None:
+    async def _send_join(self, join: SendJoin) -> None:
         tree = {
-            "group_id": self._settings.group_id,
-            "session_timeout": self._settings.session_timeout_ms,
-            "rebalance_timeout": self._settings.poll_interval_max_ms,
+            "group_id": self._config.group_id,
+            "session_timeout": self._config.session_timeout_ms,
+            "rebalance_timeout": self._config.poll_interval_max_ms,
             "member_id": join.member_id,
-            "group_instance_id": self._settings.instance_id,
+            "group_instance_id": self._config.instance_id,
             "protocol_type": PROTOCOL_TYPE,
             "protocols": [{"name": name, "metadata": metadata} for name, metadata in join.protocols],
             "reason": join.reason or None,
@@ -162,16 +162,16 @@ class GroupMember:
                 join.coordinator, ApiKey.JOIN_GROUP, tree, timeout_ms=join.timeout_ms, lane=LANE
             )
         except KafkaError as error:
-            self._answered(JoinAnswered(join.attempt, error.code, message=error.message))
+            self._handle_event(JoinResponse(join.attempt, error.code, message=error.message))
             return
         members = tuple(
-            JoinedMember(each.member_id, each.get("group_instance_id"), bytes(each.metadata))
+            JoinGroupMember(each.member_id, each.get("group_instance_id"), bytes(each.metadata))
             for each in answer.members
         )
-        self._answered(
-            JoinAnswered(
+        self._handle_event(
+            JoinResponse(
                 join.attempt,
-                code_of(answer.error_code),
+                to_error_code(answer.error_code),
                 answer.generation_id,
                 answer.member_id,
                 answer.leader,
@@ -182,21 +182,21 @@ class GroupMember:
         )
 
     async def _fetch_metadata(self, effect: FetchMetadata) -> None:
-        self._watch(effect.topics)
+        self._track_topics(effect.topics)
         try:
             await self._cluster.refresh(effect.topics)
         except KafkaError as error:
-            _log.debug("the leader could not fetch metadata", group=self._settings.group_id, error=error)
-            self._answered(MetadataFetched(effect.attempt, None))
+            _log.debug("the leader could not fetch metadata", group=self._config.group_id, error=error)
+            self._handle_event(MetadataFetchCompleted(effect.attempt, None))
         else:
-            self._answered(MetadataFetched(effect.attempt, self._partition_counts()))
+            self._handle_event(MetadataFetchCompleted(effect.attempt, self._partition_counts()))
 
-    async def _sync(self, sync: SendSync) -> None:
+    async def _send_sync(self, sync: SendSync) -> None:
         tree = {
-            "group_id": self._settings.group_id,
+            "group_id": self._config.group_id,
             "generation_id": sync.generation.generation_id,
             "member_id": sync.generation.member_id,
-            "group_instance_id": self._settings.instance_id,
+            "group_instance_id": self._config.instance_id,
             "protocol_type": PROTOCOL_TYPE,
             "protocol_name": sync.generation.protocol,
             "assignments": [
@@ -207,57 +207,59 @@ class GroupMember:
         try:
             answer = await self._cluster.call(sync.coordinator, ApiKey.SYNC_GROUP, tree, lane=LANE)
         except KafkaError as error:
-            self._answered(SyncAnswered(sync.attempt, error.code, message=error.message))
+            self._handle_event(SyncResponse(sync.attempt, error.code, message=error.message))
         else:
-            self._answered(SyncAnswered(sync.attempt, code_of(answer.error_code), bytes(answer.assignment)))
+            self._handle_event(
+                SyncResponse(sync.attempt, to_error_code(answer.error_code), bytes(answer.assignment))
+            )
 
-    async def _heartbeat(self, beat: SendHeartbeat) -> None:
+    async def _send_heartbeat(self, heartbeat_id: SendHeartbeat) -> None:
         tree = {
-            "group_id": self._settings.group_id,
-            "generation_id": beat.generation.generation_id,
-            "member_id": beat.generation.member_id,
-            "group_instance_id": self._settings.instance_id,
+            "group_id": self._config.group_id,
+            "generation_id": heartbeat_id.generation.generation_id,
+            "member_id": heartbeat_id.generation.member_id,
+            "group_instance_id": self._config.instance_id,
         }
         try:
             answer = await self._cluster.call(
-                beat.coordinator,
+                heartbeat_id.coordinator,
                 ApiKey.HEARTBEAT,
                 tree,
-                timeout_ms=self._settings.session_timeout_ms,
+                timeout_ms=self._config.session_timeout_ms,
                 lane=LANE,
             )
         except KafkaError as error:
-            self._answered(HeartbeatAnswered(beat.beat, error.code))
+            self._handle_event(HeartbeatResponse(heartbeat_id.heartbeat_id, error.code))
         else:
-            self._answered(HeartbeatAnswered(beat.beat, code_of(answer.error_code)))
+            self._handle_event(HeartbeatResponse(heartbeat_id.heartbeat_id, to_error_code(answer.error_code)))
 
-    async def _leave(self, leave: SendLeave) -> None:
+    async def _send_leave(self, leave: SendLeave) -> None:
         """Best effort: a coordinator that does not hear it ends the session when no heartbeats come. Not over the
         group's lane, where a join may be waiting."""
         member = {"member_id": leave.member_id, "group_instance_id": None, "reason": leave.reason}
-        tree = {"group_id": self._settings.group_id, "members": [member]}
+        tree = {"group_id": self._config.group_id, "members": [member]}
         try:
             answer = await self._cluster.call(leave.coordinator, ApiKey.LEAVE_GROUP, tree)
         except KafkaError as error:
-            _log.info("the group could not be left", group=self._settings.group_id, error=error)
+            _log.info("the group could not be left", group=self._config.group_id, error=error)
             return
         codes = [answer.error_code, *(each.error_code for each in answer.members)]
         if any(code != ErrorCode.none for code in codes):
-            _log.info("the group was left before", group=self._settings.group_id, codes=codes)
+            _log.info("the group was left before", group=self._config.group_id, codes=codes)
 
     # Metadata
 
-    def _watch(self, topics: tuple[str, ...]) -> None:
+    def _track_topics(self, topics: tuple[str, ...]) -> None:
         self._cluster.track(topics)
-        self._cluster.untrack(self._watched)
-        self._watched = topics
+        self._cluster.untrack(self._tracked_topics)
+        self._tracked_topics = topics
 
-    def _metadata_changed(self) -> None:
-        self._answered(MetadataChanged(self._partition_counts()))
+    def _on_metadata_update(self) -> None:
+        self._handle_event(MetadataChanged(self._partition_counts()))
 
     def _partition_counts(self) -> Mapping[str, int]:
         return {name: len(topic.partitions) for name, topic in self._cluster.topics.items()}
 
 
-def _name(effect: type[Effect]) -> str:
+def _task_name(effect: type[Effect]) -> str:
     return f"group member: {effect.__name__}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.group.terms import Generation, JoinedMember
+from moldau.client.group.member_state import Generation, JoinGroupMember
 from moldau.wire.consumer_protocol import Partition
 
 # Events. Answers that were a failure to get any have a code of their own (`network_exception`,
@@ -12,23 +12,23 @@ from moldau.wire.consumer_protocol import Partition
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
+class UserPoll:
     """The user polls: the only time at which partitions are taken from them or given to them. Whatever the last
     poll asked to have done has been done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class HeartbeatTick:
     """Time has passed, wherever the user is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribed:
+class SubscriptionChanged:
     topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HandBack:
+class RevokeAll:
     """The user is about to unsubscribe or close: partitions are given back while the member can still speak for
     them."""
 
@@ -37,12 +37,12 @@ class HandBack:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribed:
-    """After `HandBack`."""
+    """After `RevokeAll`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """After `HandBack`."""
+    """After `RevokeAll`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ class CoordinatorNotFound:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinAnswered:
+class JoinResponse:
     attempt: int
     code: ErrorCode = ErrorCode.none
     generation_id: int = -1
     member_id: str = ""
     leader_id: str = ""
     protocol: str = ""
-    members: tuple[JoinedMember, ...] = ()
+    members: tuple[JoinGroupMember, ...] = ()
     skip_assignment: bool = False
     """A leader that came back: the group's assignment stands, it only watches over the topics again."""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class MetadataFetched:
+class MetadataFetchCompleted:
     """What `FetchMetadata` asked for; None where no broker could be asked."""
 
     attempt: int
@@ -86,7 +86,7 @@ class MetadataChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncAnswered:
+class SyncResponse:
     attempt: int
     code: ErrorCode = ErrorCode.none
     assignment: bytes = b""
@@ -94,32 +94,32 @@ class SyncAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatAnswered:
-    beat: int
+class HeartbeatResponse:
+    heartbeat_id: int
     code: ErrorCode = ErrorCode.none
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRefused:
+class CommitFailed:
     generation: Generation
     code: ErrorCode
 
 
 Event = (
-    Poll
-    | Tick
-    | Subscribed
-    | HandBack
+    UserPoll
+    | HeartbeatTick
+    | SubscriptionChanged
+    | RevokeAll
     | Unsubscribed
     | Closed
     | CoordinatorFound
     | CoordinatorNotFound
-    | JoinAnswered
-    | MetadataFetched
+    | JoinResponse
+    | MetadataFetchCompleted
     | MetadataChanged
-    | SyncAnswered
-    | HeartbeatAnswered
-    | CommitRefused
+    | SyncResponse
+    | HeartbeatResponse
+    | CommitFailed
 )
 
 
@@ -162,7 +162,7 @@ class SendSync:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    beat: int
+    heartbeat_id: int
     coordinator: int
     generation: Generation
 
@@ -175,26 +175,26 @@ class SendLeave:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitNow:
+class CommitOffsets:
     """Commit what the user has consumed so far; the group does not wait for it longer than it takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke:
+class RevokePartitions:
     """Take these from the user, who may still commit them."""
 
     partitions: tuple[Partition, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lose:
+class LosePartitions:
     """Take these from the user: others may have them already."""
 
     partitions: tuple[Partition, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class AssignPartitions:
     partitions: tuple[Partition, ...]
     """All of the member's partitions from now on."""
     added: tuple[Partition, ...]
@@ -202,12 +202,12 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Warn:
+class LogWarning:
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class RaiseError:
     """Raise this out of the user's poll."""
 
     error: KafkaError
@@ -220,10 +220,10 @@ Effect = (
     | SendSync
     | SendHeartbeat
     | SendLeave
-    | CommitNow
-    | Revoke
-    | Lose
-    | Assign
-    | Warn
-    | Fail
+    | CommitOffsets
+    | RevokePartitions
+    | LosePartitions
+    | AssignPartitions
+    | LogWarning
+    | RaiseError
 )

@@ -4,20 +4,20 @@ whose name it commits."""
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from moldau.client.consumer.positions import OffsetAndMetadata
-from moldau.client.errors import COORDINATOR_GONE, ErrorCode, KafkaError, check
-from moldau.client.group.terms import NO_GENERATION, Generation
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
+from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, raise_for_code
+from moldau.client.group.member_state import NO_GENERATION, Generation
 from moldau.client.net.cluster import Cluster
-from moldau.client.record import TopicPartition, by_topic
+from moldau.client.record import TopicPartition, group_by_topic
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
-_GONE = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
+_UNKNOWN_TOPIC_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 """Retriable for those who wait for a topic to come. What was read of one is committed before it goes or never."""
 
 T = TypeVar("T")
 
-Outcomes = dict[TopicPartition, KafkaError | None]
+PartitionErrors = dict[TopicPartition, KafkaError | None]
 """What became of each partition: nothing, where all went well."""
 
 
@@ -47,7 +47,7 @@ class GroupOffsets:
         generation: Generation = NO_GENERATION,
         *,
         timeout_ms: int | None = None,
-    ) -> Outcomes:
+    ) -> PartitionErrors:
         topics: dict[str, list[dict[str, Any]]] = {}
         for partition, each in offsets.items():
             topics.setdefault(partition.topic, []).append(
@@ -65,7 +65,7 @@ class GroupOffsets:
             "group_instance_id": self._instance_id if generation.is_member else None,
             "topics": [{"name": name, "partitions": each} for name, each in topics.items()],
         }
-        return await self._until_answered(ApiKey.OFFSET_COMMIT, tree, outcomes_in, timeout_ms)
+        return await self._call_coordinator(ApiKey.OFFSET_COMMIT, tree, parse_partition_errors, timeout_ms)
 
     async def committed(
         self,
@@ -76,54 +76,56 @@ class GroupOffsets:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Those of the partitions, or of all, for which there is something. Offsets of a transaction that is not over
         are waited for, unless what was before it is enough."""
-        named = None if partitions is None else by_topic(list(partitions))
+        named = None if partitions is None else group_by_topic(list(partitions))
         topics = (
             None
             if named is None
             else [{"name": name, "partition_indexes": indexes} for name, indexes in named.items()]
         )
         tree = {"groups": [{"group_id": self._group_id, "topics": topics}], "require_stable": require_stable}
-        return await self._until_answered(ApiKey.OFFSET_FETCH, tree, _committed_in, timeout_ms)
+        return await self._call_coordinator(ApiKey.OFFSET_FETCH, tree, _parse_committed, timeout_ms)
 
-    async def _until_answered(
+    async def _call_coordinator(
         self, api: ApiKey, tree: Mapping[str, Any], read: Callable[[Message], T], timeout_ms: int | None
     ) -> T:
         """What `read` makes of an answer; one that it raises something retriable for is asked for again."""
         retry = self._cluster.retry(timeout_ms)
         while True:
             try:
-                coordinator = await self._cluster.coordinator_of(self._group_id, timeout_ms=retry.left_ms)
-                limit_ms = min(retry.left_ms, self._cluster.request_timeout_ms)
+                coordinator = await self._cluster.coordinator_of(
+                    self._group_id, timeout_ms=retry.remaining_ms
+                )
+                limit_ms = min(retry.remaining_ms, self._cluster.request_timeout_ms)
                 return read(await self._cluster.call(coordinator, api, tree, timeout_ms=limit_ms))
             except KafkaError as error:
-                if error.code in COORDINATOR_GONE:
+                if error.code in COORDINATOR_ERRORS:
                     self._cluster.forget_coordinator(self._group_id)
-                await retry.after(error)
+                await retry.wait_or_raise(error)
 
 
-def outcomes_in(answer: Message) -> Outcomes:
+def parse_partition_errors(answer: Message) -> PartitionErrors:
     """As an answer to a commit or a deletion tells them; raises what another attempt may help."""
-    outcomes: Outcomes = {}
+    outcomes: PartitionErrors = {}
     for topic in answer.topics:
         for each in topic.partitions:
             partition = TopicPartition(topic.name, each.partition_index)
             outcomes[partition] = None
             if each.error_code != ErrorCode.none:
                 error = KafkaError(each.error_code, f"the committed offset of {partition} was not changed")
-                if error.is_retriable and error.code not in _GONE:
+                if error.is_retriable and error.code not in _UNKNOWN_TOPIC_ERRORS:
                     raise error
                 outcomes[partition] = error
     return outcomes
 
 
-def _committed_in(answer: Message) -> dict[TopicPartition, OffsetAndMetadata]:
+def _parse_committed(answer: Message) -> dict[TopicPartition, OffsetAndMetadata]:
     (group,) = answer.groups
-    check(group.error_code, f"the offsets of the group {group.group_id!r} were not read")
+    raise_for_code(group.error_code, f"the offsets of the group {group.group_id!r} were not read")
     found = {}
     for topic in group.topics:
         for each in topic.partitions:
             partition = TopicPartition(topic.name, each.partition_index)
-            check(each.error_code, f"the committed offset of {partition} was not read")
+            raise_for_code(each.error_code, f"the committed offset of {partition} was not read")
             if each.committed_offset >= 0:
                 found[partition] = OffsetAndMetadata(
                     each.committed_offset, each.metadata or "", each.committed_leader_epoch

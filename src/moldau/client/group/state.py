@@ -1,112 +1,117 @@
 """A consumer's side of its group: find the coordinator, join, assign if it leads, sync, and stay by heartbeats.
 
 A pure state machine: `step` takes what happened and says what to do. Partitions change hands only in answer to
-`Poll`, that is while the user is in the client's hands and not in the middle of a record; everything else goes on
+`UserPoll`, that is while the user is in the client's hands and not in the middle of a record; everything else goes on
 behind their back. `consumer.py` performs the effects.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moldau.client.errors import COORDINATOR_GONE, ErrorCode, KafkaError
-from moldau.client.group.assignors import NOTHING, Assignor, Member, Remembered
+from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError
+from moldau.client.group.assignment_user_data import NO_USER_DATA, decode_user_data
+from moldau.client.group.assignors import (
+    NO_ASSIGNMENT,
+    ConsumerPartitionAssignor,
+    PreviousAssignment,
+    SubscribedMember,
+)
 from moldau.client.group.events import (
-    Assign,
+    AssignPartitions,
     Closed,
-    CommitNow,
-    CommitRefused,
+    CommitFailed,
+    CommitOffsets,
     CoordinatorFound,
     CoordinatorNotFound,
     Effect,
     Event,
-    Fail,
     FetchMetadata,
     FindCoordinator,
-    HandBack,
-    HeartbeatAnswered,
-    JoinAnswered,
-    Lose,
+    HeartbeatResponse,
+    HeartbeatTick,
+    JoinResponse,
+    LogWarning,
+    LosePartitions,
     MetadataChanged,
-    MetadataFetched,
-    Poll,
-    Revoke,
+    MetadataFetchCompleted,
+    RaiseError,
+    RevokeAll,
+    RevokePartitions,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
-    Subscribed,
-    SyncAnswered,
-    Tick,
+    SubscriptionChanged,
+    SyncResponse,
     Unsubscribed,
-    Warn,
+    UserPoll,
 )
-from moldau.client.group.leader import read_members, share_out, topics_of
-from moldau.client.group.notes import NO_NOTE, decode_note
-from moldau.client.group.terms import NO_GENERATION, Generation, MemberSettings, MemberState
-from moldau.client.group.timers import Attempts, Heartbeats
+from moldau.client.group.heartbeat import Heartbeat, RetrySchedule
+from moldau.client.group.leader_assignment import decode_members, perform_assignment, subscribed_topics
+from moldau.client.group.member_state import NO_GENERATION, Generation, GroupRebalanceConfig, MemberState
 from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Partition, Subscription, decode_assignment, encode_subscription
 
-JOIN_LAPSE_MS = 5_000
+JOIN_GROUP_TIMEOUT_LAPSE_MS = 5_000
 """How much longer than the rebalance timeout a join waits: its answer has to travel, too."""
 
-_MEMBERSHIP_GONE = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
+_MEMBERSHIP_ERRORS = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
 
 
-class Membership:
-    def __init__(self, settings: MemberSettings) -> None:
-        self.settings = settings
+class MembershipManager:
+    def __init__(self, config: GroupRebalanceConfig) -> None:
+        self.config = config
         self.state = MemberState.UNJOINED
         self.coordinator: int | None = None
         self.generation = NO_GENERATION
-        self.owned: tuple[Partition, ...] = ()
-        """What the user has, or has been offered with the last `Assign`."""
+        self.owned_partitions: tuple[Partition, ...] = ()
+        """What the user has, or has been offered with the last `AssignPartitions`."""
         self.is_leader = False
-        self.left_because = ""
+        self.leave_reason = ""
         """Why this consumer is out of the group, where it is its own doing."""
-        self._is_cooperative = all(each.is_cooperative for each in settings.assignors)
-        self._beats = Heartbeats(
-            interval_ms=settings.heartbeat_interval_ms,
-            session_timeout_ms=settings.session_timeout_ms,
-            poll_interval_max_ms=settings.poll_interval_max_ms,
-            retry_backoff_ms=settings.retry_backoff_ms,
+        self._is_cooperative = all(each.is_cooperative for each in config.assignors)
+        self._heartbeat = Heartbeat(
+            interval_ms=config.heartbeat_interval_ms,
+            session_timeout_ms=config.session_timeout_ms,
+            poll_interval_max_ms=config.poll_interval_max_ms,
+            retry_backoff_ms=config.retry_backoff_ms,
         )
         self._topics: tuple[str, ...] | None = None
         """None while there is no subscription; one that no topic fits, so far, joins the group all the same."""
         self._joined_topics: tuple[str, ...] | None = None
         self._rejoin_reason = ""
-        self._is_prepared = False
+        self._is_join_prepared = False
         """Whether the user has been told of the rebalance that the next join begins or takes part in."""
-        self._attempt = 0
-        self._joins = self._attempts()
-        self._finds = self._attempts()
-        self._is_finding = False
-        self._remembered: Remembered = NOTHING
-        self._members: Sequence[Member] = ()
+        self._join_attempt = 0
+        self._join_retry = self._retry_schedule()
+        self._find_retry = self._retry_schedule()
+        self._is_finding_coordinator = False
+        self._previous_assignment: PreviousAssignment = NO_ASSIGNMENT
+        self._members: Sequence[SubscribedMember] = ()
         self._skip_assignment = False
-        self._offered: tuple[Partition, ...] = ()
-        self._note = NO_NOTE
+        self._pending_assignment: tuple[Partition, ...] = ()
+        self._pending_user_data = NO_USER_DATA
         """What came with the offer."""
-        self._watched: dict[str, int] | None = None
+        self._assignment_snapshot: dict[str, int] | None = None
         """The leader's: the group's topics, with the partition counts it assigned by."""
-        self._counted: dict[str, int] | None = None
+        self._metadata_snapshot: dict[str, int] | None = None
         """The same topics, with the partition counts they have now."""
-        self._failure: KafkaError | None = None
+        self._pending_error: KafkaError | None = None
         self._handlers: Mapping[type, Callable[[int, Any], list[Effect]]] = {
-            Poll: self._poll,
-            Tick: self._tick,
-            Subscribed: self._subscribed,
-            HandBack: self._hand_back,
-            Unsubscribed: self._unsubscribed,
-            Closed: self._closed,
-            CoordinatorFound: self._coordinator_found,
-            CoordinatorNotFound: self._coordinator_not_found,
-            JoinAnswered: self._join_answered,
-            MetadataFetched: self._metadata_fetched,
-            MetadataChanged: self._metadata_changed,
-            SyncAnswered: self._sync_answered,
-            HeartbeatAnswered: self._heartbeat_answered,
-            CommitRefused: self._commit_refused,
+            UserPoll: self._on_poll,
+            HeartbeatTick: self._on_heartbeat_tick,
+            SubscriptionChanged: self._on_subscription_changed,
+            RevokeAll: self._on_revoke_all,
+            Unsubscribed: self._on_unsubscribed,
+            Closed: self._on_closed,
+            CoordinatorFound: self._on_coordinator_found,
+            CoordinatorNotFound: self._on_coordinator_not_found,
+            JoinResponse: self._on_join_response,
+            MetadataFetchCompleted: self._on_metadata_fetched,
+            MetadataChanged: self._on_metadata_changed,
+            SyncResponse: self._on_sync_response,
+            HeartbeatResponse: self._on_heartbeat_response,
+            CommitFailed: self._on_commit_failed,
         }
 
     def step(self, now_ms: int, event: Event) -> list[Effect]:
@@ -119,56 +124,56 @@ class Membership:
         """Whether a commit would come between two generations."""
         return self.state in (MemberState.JOINING, MemberState.ASSIGNING, MemberState.SYNCING)
 
-    def heartbeat_at_ms(self) -> int | None:
+    def next_heartbeat_at_ms(self) -> int | None:
         """When to step a Tick at the latest; None while there is nothing to beat for."""
-        if not self._beats_now():
+        if not self._sends_heartbeats():
             return None
         if self.coordinator is None:
-            return None if self._is_finding else self._finds.next_at_ms
-        return self._beats.next_at_ms()
+            return None if self._is_finding_coordinator else self._find_retry.next_at_ms
+        return self._heartbeat.next_at_ms()
 
-    def retry_at_ms(self) -> int | None:
+    def next_poll_at_ms(self) -> int | None:
         """When to step a Poll at the latest, for a user who is polling; None while only answers bring news."""
-        if self._topics is None or self._is_finding or self.state is MemberState.FENCED:
+        if self._topics is None or self._is_finding_coordinator or self.state is MemberState.FENCED:
             return None
         if self.coordinator is None:
-            return self._finds.next_at_ms
-        return self._joins.next_at_ms if self._wants_to_join() else None
+            return self._find_retry.next_at_ms
+        return self._join_retry.next_at_ms if self._needs_join() else None
 
     # The user
 
-    def _poll(self, now_ms: int, _: Poll) -> list[Effect]:
-        self._beats.polled(now_ms)
-        if self._failure is not None:
-            failure = self._failure
+    def _on_poll(self, now_ms: int, _: UserPoll) -> list[Effect]:
+        self._heartbeat.record_poll(now_ms)
+        if self._pending_error is not None:
+            failure = self._pending_error
             if self.state is not MemberState.FENCED:
-                self._failure = None
-            return [*self._give_up_lost(), Fail(failure)]
+                self._pending_error = None
+            return [*self._lose_partitions(), RaiseError(failure)]
         if self._topics is None:
             return []
         if self.state is MemberState.JOINED:
-            return self._take_offer()
+            return self._on_join_complete()
         if self.coordinator is None:
-            return self._find(now_ms)
-        if self._wants_to_join() and now_ms >= self._joins.next_at_ms:
-            return self._prepare() or self._join(self.coordinator)
+            return self._find_coordinator(now_ms)
+        if self._needs_join() and now_ms >= self._join_retry.next_at_ms:
+            return self._on_join_prepare() or self._send_join(self.coordinator)
         return []
 
-    def _subscribed(self, now_ms: int, event: Subscribed) -> list[Effect]:
+    def _on_subscription_changed(self, now_ms: int, event: SubscriptionChanged) -> list[Effect]:
         self._topics = tuple(sorted(event.topics))
         return []
 
-    def _hand_back(self, now_ms: int, event: HandBack) -> list[Effect]:
+    def _on_revoke_all(self, now_ms: int, event: RevokeAll) -> list[Effect]:
         if not self.generation.is_member:
-            return self._give_up_lost()
-        owned, self.owned = self.owned, ()
-        return self._revoke(owned, event.commit)
+            return self._lose_partitions()
+        owned_partitions, self.owned_partitions = self.owned_partitions, ()
+        return self._revoke_partitions(owned_partitions, event.commit)
 
-    def _unsubscribed(self, now_ms: int, _: Unsubscribed) -> list[Effect]:
+    def _on_unsubscribed(self, now_ms: int, _: Unsubscribed) -> list[Effect]:
         self._topics = self._joined_topics = None
         return self._leave("the consumer unsubscribed")
 
-    def _closed(self, now_ms: int, _: Closed) -> list[Effect]:
+    def _on_closed(self, now_ms: int, _: Closed) -> list[Effect]:
         effects = self._leave("the consumer was closed")
         self.state = MemberState.CLOSED
         return effects
@@ -176,312 +181,334 @@ class Membership:
     def _leave(self, reason: str) -> list[Effect]:
         """A static member stays in its group until its session is over: it may be back before that."""
         generation = self.generation
-        self._reset("", keeps_member_id=False)
-        if self.settings.instance_id is not None or self.coordinator is None or not generation.member_id:
+        self._reset_generation("", keep_member_id=False)
+        if self.config.instance_id is not None or self.coordinator is None or not generation.member_id:
             return []
         return [SendLeave(self.coordinator, generation.member_id, reason)]
 
     # Rejoining
 
-    def _wants_to_join(self) -> bool:
+    def _needs_join(self) -> bool:
         if self.state is MemberState.UNJOINED:
             return True
-        return self.state is MemberState.STABLE and self._reason_to_rejoin() != ""
+        return self.state is MemberState.STABLE and self._current_rejoin_reason() != ""
 
-    def _reason_to_rejoin(self) -> str:
+    def _current_rejoin_reason(self) -> str:
         if self._rejoin_reason:
             return self._rejoin_reason
         if self._joined_topics is not None and self._topics != self._joined_topics:
             return "the subscription has changed"
-        return "partitions of the group's topics have come or gone" if self._counted != self._watched else ""
+        return (
+            "partitions of the group's topics have come or gone"
+            if self._metadata_snapshot != self._assignment_snapshot
+            else ""
+        )
 
-    def _prepare(self) -> list[Effect]:
+    def _on_join_prepare(self) -> list[Effect]:
         """What the user must be told and let do before the join goes out."""
-        if self._is_prepared:
+        if self._is_join_prepared:
             return []
-        self._is_prepared = True
-        if not self.owned:
+        self._is_join_prepared = True
+        if not self.owned_partitions:
             return []
         if not self.generation.is_member:
-            return self._give_up_lost()
-        kept = [each for each in self.owned if self._is_cooperative and each[0] in (self._topics or ())]
-        revoked = _without(self.owned, kept)
-        self.owned = tuple(kept)
-        return self._revoke(revoked)
+            return self._lose_partitions()
+        kept = [
+            each for each in self.owned_partitions if self._is_cooperative and each[0] in (self._topics or ())
+        ]
+        revoked = _subtract(self.owned_partitions, kept)
+        self.owned_partitions = tuple(kept)
+        return self._revoke_partitions(revoked)
 
-    def _revoke(self, partitions: tuple[Partition, ...], commit: bool = True) -> list[Effect]:
+    def _revoke_partitions(self, partitions: tuple[Partition, ...], commit: bool = True) -> list[Effect]:
         if not partitions:
             return []
-        commits: list[Effect] = [CommitNow()] if commit and self.settings.auto_commit else []
-        return [*commits, Revoke(partitions)]
+        commits: list[Effect] = [CommitOffsets()] if commit and self.config.auto_commit else []
+        return [*commits, RevokePartitions(partitions)]
 
-    def _give_up_lost(self) -> list[Effect]:
-        if not self.owned or self.generation.is_member:
+    def _lose_partitions(self) -> list[Effect]:
+        if not self.owned_partitions or self.generation.is_member:
             return []
-        lost, self.owned = self.owned, ()
-        return [Lose(lost)]
+        lost, self.owned_partitions = self.owned_partitions, ()
+        return [LosePartitions(lost)]
 
-    def _join(self, coordinator: int) -> list[Effect]:
-        reason = self._reason_to_rejoin()
+    def _send_join(self, coordinator: int) -> list[Effect]:
+        reason = self._current_rejoin_reason()
         self.state = MemberState.JOINING
-        self._follow()
+        self._clear_leadership()
         self._rejoin_reason = ""
         topics = self._joined_topics = self._topics or ()
-        self._attempt += 1
-        protocols = tuple(
-            (each.name, self._subscription_for(each, topics)) for each in self.settings.assignors
-        )
-        timeout_ms = self.settings.poll_interval_max_ms + JOIN_LAPSE_MS
+        self._join_attempt += 1
+        protocols = tuple((each.name, self._subscription_for(each, topics)) for each in self.config.assignors)
+        timeout_ms = self.config.poll_interval_max_ms + JOIN_GROUP_TIMEOUT_LAPSE_MS
         return [
-            SendJoin(self._attempt, coordinator, self.generation.member_id, protocols, reason, timeout_ms)
+            SendJoin(
+                self._join_attempt, coordinator, self.generation.member_id, protocols, reason, timeout_ms
+            )
         ]
 
-    def _subscription_for(self, assignor: Assignor, topics: tuple[str, ...]) -> bytes:
-        user_data = assignor.user_data(self._remembered)
-        return encode_subscription(Subscription(topics, user_data, self.owned, self.generation.generation_id))
+    def _subscription_for(self, assignor: ConsumerPartitionAssignor, topics: tuple[str, ...]) -> bytes:
+        user_data = assignor.user_data(self._previous_assignment)
+        return encode_subscription(
+            Subscription(topics, user_data, self.owned_partitions, self.generation.generation_id)
+        )
 
-    def _join_answered(self, now_ms: int, answer: JoinAnswered) -> list[Effect]:
-        if self.state is not MemberState.JOINING or answer.attempt != self._attempt:
+    def _on_join_response(self, now_ms: int, answer: JoinResponse) -> list[Effect]:
+        if self.state is not MemberState.JOINING or answer.attempt != self._join_attempt:
             return []
         if answer.code == ErrorCode.member_id_required:
             # The coordinator knows the id now: members that vanish before they have one leave no trace.
             self.generation = Generation(member_id=answer.member_id)
             self.state = MemberState.UNJOINED
             assert self.coordinator is not None
-            return self._join(self.coordinator)
+            return self._send_join(self.coordinator)
         if answer.code != ErrorCode.none:
-            return self._join_failed(now_ms, answer.code, answer.message, "join")
+            return self._on_join_failed(now_ms, answer.code, answer.message, "join")
         self.generation = Generation(answer.generation_id, answer.member_id, answer.protocol)
         self.is_leader = answer.leader_id == answer.member_id
-        self.left_because = ""
-        self._beats.begin(now_ms)
+        self.leave_reason = ""
+        self._heartbeat.reset_timeouts(now_ms)
         if not self.is_leader:
-            return self._sync(())
+            return self._send_sync(())
         self.state = MemberState.ASSIGNING
         self._skip_assignment = answer.skip_assignment
         try:
-            self._members = read_members(answer.members)
+            self._members = decode_members(answer.members)
         except DecodeError as error:
-            return self._assignment_failed(now_ms, str(error))
-        return [FetchMetadata(self._attempt, topics_of(self._members))]
+            return self._on_assignment_failed(now_ms, str(error))
+        return [FetchMetadata(self._join_attempt, subscribed_topics(self._members))]
 
     # Assigning and syncing
 
-    def _metadata_fetched(self, now_ms: int, event: MetadataFetched) -> list[Effect]:
-        if self.state is not MemberState.ASSIGNING or event.attempt != self._attempt:
+    def _on_metadata_fetched(self, now_ms: int, event: MetadataFetchCompleted) -> list[Effect]:
+        if self.state is not MemberState.ASSIGNING or event.attempt != self._join_attempt:
             return []
         if event.partition_counts is None:
-            return self._join_again(now_ms, "the leader could not fetch metadata")
-        topics = topics_of(self._members)
-        self._watched = {topic: event.partition_counts.get(topic, 0) for topic in topics}
-        self._counted = self._watched
+            return self._request_rejoin(now_ms, "the leader could not fetch metadata")
+        topics = subscribed_topics(self._members)
+        self._assignment_snapshot = {topic: event.partition_counts.get(topic, 0) for topic in topics}
+        self._metadata_snapshot = self._assignment_snapshot
         if self._skip_assignment:
-            return self._sync(())
-        chosen = [each for each in self.settings.assignors if each.name == self.generation.protocol]
+            return self._send_sync(())
+        chosen = [each for each in self.config.assignors if each.name == self.generation.protocol]
         if not chosen:
-            return self._assignment_failed(
+            return self._on_assignment_failed(
                 now_ms, f"the coordinator chose the assignor {self.generation.protocol!r}, which is not ours"
             )
-        shares = share_out(chosen[0], self._watched, self._members, self.generation.member_id)
-        return self._sync(shares)
+        shares = perform_assignment(
+            chosen[0], self._assignment_snapshot, self._members, self.generation.member_id
+        )
+        return self._send_sync(shares)
 
-    def _assignment_failed(self, now_ms: int, message: str) -> list[Effect]:
-        self._failure = KafkaError(ErrorCode.inconsistent_group_protocol, message)
-        return self._join_again(now_ms, message)
+    def _on_assignment_failed(self, now_ms: int, message: str) -> list[Effect]:
+        self._pending_error = KafkaError(ErrorCode.inconsistent_group_protocol, message)
+        return self._request_rejoin(now_ms, message)
 
-    def _sync(self, assignments: Sequence[tuple[str, bytes]]) -> list[Effect]:
+    def _send_sync(self, assignments: Sequence[tuple[str, bytes]]) -> list[Effect]:
         if self.coordinator is None:
             # Lost while the metadata was on its way; the next poll looks for it and joins again.
             self.state = MemberState.UNJOINED
             return []
         self.state = MemberState.SYNCING
-        return [SendSync(self._attempt, self.coordinator, self.generation, tuple(assignments))]
+        return [SendSync(self._join_attempt, self.coordinator, self.generation, tuple(assignments))]
 
-    def _sync_answered(self, now_ms: int, answer: SyncAnswered) -> list[Effect]:
-        if self.state is not MemberState.SYNCING or answer.attempt != self._attempt:
+    def _on_sync_response(self, now_ms: int, answer: SyncResponse) -> list[Effect]:
+        if self.state is not MemberState.SYNCING or answer.attempt != self._join_attempt:
             return []
         if answer.code != ErrorCode.none:
-            return self._join_failed(now_ms, answer.code, answer.message, "sync")
+            return self._on_join_failed(now_ms, answer.code, answer.message, "sync")
         try:
             assignment = decode_assignment(answer.assignment)
         except DecodeError as error:
-            return self._assignment_failed(now_ms, f"the assignment cannot be read: {error}")
+            return self._on_assignment_failed(now_ms, f"the assignment cannot be read: {error}")
         if any(topic not in (self._topics or ()) for topic, _ in assignment.partitions):
-            return self._join_again(now_ms, "the assignment has topics that are not subscribed to")
+            return self._request_rejoin(now_ms, "the assignment has topics that are not subscribed to")
         self.state = MemberState.JOINED
-        self._offered = tuple(sorted(assignment.partitions))
-        self._note = decode_note(assignment.user_data)
-        if self.is_leader and self._note.partition_counts is not None:
+        self._pending_assignment = tuple(sorted(assignment.partitions))
+        self._pending_user_data = decode_user_data(assignment.user_data)
+        if self.is_leader and self._pending_user_data.partition_counts is not None:
             # One that came back did not share out the partitions itself.
-            self._watched = dict(self._note.partition_counts)
-        self._joins.succeeded()
-        self._finds.succeeded()
+            self._assignment_snapshot = dict(self._pending_user_data.partition_counts)
+        self._join_retry.succeeded()
+        self._find_retry.succeeded()
         return []
 
-    def _take_offer(self) -> list[Effect]:
+    def _on_join_complete(self) -> list[Effect]:
         self.state = MemberState.STABLE
-        self._is_prepared = False
-        added, revoked = _without(self._offered, self.owned), _without(self.owned, self._offered)
-        if revoked or self._note.hands_over:
+        self._is_join_prepared = False
+        added, revoked = (
+            _subtract(self._pending_assignment, self.owned_partitions),
+            _subtract(self.owned_partitions, self._pending_assignment),
+        )
+        if revoked or self._pending_user_data.hands_over:
             self._rejoin_reason = "partitions were given up for others to have"
-        self.owned = self._offered
-        self._remembered = Remembered(self.owned, self.generation.generation_id)
-        return [*self._revoke(revoked), Assign(self.owned, added)]
+        self.owned_partitions = self._pending_assignment
+        self._previous_assignment = PreviousAssignment(self.owned_partitions, self.generation.generation_id)
+        return [*self._revoke_partitions(revoked), AssignPartitions(self.owned_partitions, added)]
 
     # What goes wrong on the way in
 
-    def _join_failed(self, now_ms: int, code: ErrorCode, message: str, what: str) -> list[Effect]:
+    def _on_join_failed(self, now_ms: int, code: ErrorCode, message: str, what: str) -> list[Effect]:
         if code == ErrorCode.fenced_instance_id:
-            return self._fenced()
-        if code in _MEMBERSHIP_GONE:
-            self._reset(f"the {what} was refused: {code.name}", code == ErrorCode.illegal_generation)
-            self._joins.failed(now_ms)
-            return []
-        if code in COORDINATOR_GONE:
-            self.coordinator = None
-            return self._join_again(now_ms, f"the coordinator was lost in the {what}")
-        if not code.retriable and code != ErrorCode.rebalance_in_progress:
-            self._failure = KafkaError(
-                code, message or f"the group {self.settings.group_id!r} refused a {what}"
+            return self._on_fenced()
+        if code in _MEMBERSHIP_ERRORS:
+            self._reset_generation(
+                f"the {what} was refused: {code.name}", code == ErrorCode.illegal_generation
             )
-        return self._join_again(now_ms, f"the {what} failed: {code.name}")
+            self._join_retry.failed(now_ms)
+            return []
+        if code in COORDINATOR_ERRORS:
+            self.coordinator = None
+            return self._request_rejoin(now_ms, f"the coordinator was lost in the {what}")
+        if not code.retriable and code != ErrorCode.rebalance_in_progress:
+            self._pending_error = KafkaError(
+                code, message or f"the group {self.config.group_id!r} refused a {what}"
+            )
+        return self._request_rejoin(now_ms, f"the {what} failed: {code.name}")
 
-    def _join_again(self, now_ms: int, reason: str) -> list[Effect]:
+    def _request_rejoin(self, now_ms: int, reason: str) -> list[Effect]:
         """Out of this round, with the member id and without the user being told again."""
         self.state = MemberState.UNJOINED
         self._rejoin_reason = reason
-        self._joins.failed(now_ms)
+        self._join_retry.failed(now_ms)
         return []
 
-    def _reset(self, reason: str, keeps_member_id: bool) -> None:
+    def _reset_generation(self, reason: str, keep_member_id: bool) -> None:
         """Out of the generation: what the user has is lost, unless it is handed back first."""
-        self.generation = Generation(member_id=self.generation.member_id if keeps_member_id else "")
+        self.generation = Generation(member_id=self.generation.member_id if keep_member_id else "")
         self.state = MemberState.UNJOINED
-        self._follow()
-        self._is_prepared = False
+        self._clear_leadership()
+        self._is_join_prepared = False
         self._rejoin_reason = reason
 
-    def _follow(self) -> None:
+    def _clear_leadership(self) -> None:
         self.is_leader = False
-        self._watched = self._counted = None
+        self._assignment_snapshot = self._metadata_snapshot = None
 
-    def _fenced(self) -> list[Effect]:
-        instance_id = self.settings.instance_id
-        self._reset("", keeps_member_id=False)
+    def _on_fenced(self) -> list[Effect]:
+        instance_id = self.config.instance_id
+        self._reset_generation("", keep_member_id=False)
         self.state = MemberState.FENCED
-        self._failure = KafkaError(
+        self._pending_error = KafkaError(
             ErrorCode.fenced_instance_id,
-            f"another consumer of the group {self.settings.group_id!r} has taken the instance id "
+            f"another consumer of the group {self.config.group_id!r} has taken the instance id "
             f"{instance_id!r}; close this one",
         )
-        return [Warn(self._failure.message)]
+        return [LogWarning(self._pending_error.message)]
 
     # The coordinator
 
-    def _find(self, now_ms: int) -> list[Effect]:
-        if self._is_finding or now_ms < self._finds.next_at_ms:
+    def _find_coordinator(self, now_ms: int) -> list[Effect]:
+        if self._is_finding_coordinator or now_ms < self._find_retry.next_at_ms:
             return []
-        self._is_finding = True
+        self._is_finding_coordinator = True
         return [FindCoordinator()]
 
-    def _coordinator_found(self, now_ms: int, event: CoordinatorFound) -> list[Effect]:
-        self._is_finding = False
+    def _on_coordinator_found(self, now_ms: int, event: CoordinatorFound) -> list[Effect]:
+        self._is_finding_coordinator = False
         self.coordinator = event.node_id
-        self._beats.begin_again(now_ms)
+        self._heartbeat.reset_for_coordinator(now_ms)
         return []
 
-    def _coordinator_not_found(self, now_ms: int, event: CoordinatorNotFound) -> list[Effect]:
-        self._is_finding = False
-        self._finds.failed(now_ms)
+    def _on_coordinator_not_found(self, now_ms: int, event: CoordinatorNotFound) -> list[Effect]:
+        self._is_finding_coordinator = False
+        self._find_retry.failed(now_ms)
         if not event.code.retriable:
-            self._failure = KafkaError(event.code, event.message)
+            self._pending_error = KafkaError(event.code, event.message)
         return []
 
-    def _attempts(self) -> Attempts:
-        return Attempts(
-            backoff_ms=self.settings.retry_backoff_ms, backoff_max_ms=self.settings.retry_backoff_max_ms
+    def _retry_schedule(self) -> RetrySchedule:
+        return RetrySchedule(
+            backoff_ms=self.config.retry_backoff_ms, backoff_max_ms=self.config.retry_backoff_max_ms
         )
 
     # Staying
 
-    def _beats_now(self) -> bool:
+    def _sends_heartbeats(self) -> bool:
         return self.generation.is_member and self.state not in (
             MemberState.UNJOINED,
             MemberState.JOINING,
             MemberState.CLOSED,
         )
 
-    def _tick(self, now_ms: int, _: Tick) -> list[Effect]:
-        if not self._beats_now():
+    def _on_heartbeat_tick(self, now_ms: int, _: HeartbeatTick) -> list[Effect]:
+        if not self._sends_heartbeats():
             return []
         if self.coordinator is None:
-            return self._find(now_ms)
-        if self._beats.is_session_over(now_ms):
+            return self._find_coordinator(now_ms)
+        if self._heartbeat.is_session_expired(now_ms):
             self.coordinator = None
-            timeout_ms = self.settings.session_timeout_ms
-            return [Warn(f"no heartbeat was answered for {timeout_ms} ms"), *self._find(now_ms)]
-        if self._beats.is_poll_overdue(now_ms):
-            return self._leave_for_not_polling()
-        if self._beats.is_due(now_ms):
-            return [SendHeartbeat(self._beats.send(now_ms), self.coordinator, self.generation)]
+            timeout_ms = self.config.session_timeout_ms
+            return [
+                LogWarning(f"no heartbeat was answered for {timeout_ms} ms"),
+                *self._find_coordinator(now_ms),
+            ]
+        if self._heartbeat.is_poll_expired(now_ms):
+            return self._leave_on_poll_timeout()
+        if self._heartbeat.should_heartbeat(now_ms):
+            return [SendHeartbeat(self._heartbeat.send_heartbeat(now_ms), self.coordinator, self.generation)]
         return []
 
-    def _leave_for_not_polling(self) -> list[Effect]:
-        self.left_because = (
-            f"more than max_poll_interval_ms ({self.settings.poll_interval_max_ms} ms) passed between two polls, "
+    def _leave_on_poll_timeout(self) -> list[Effect]:
+        self.leave_reason = (
+            f"more than max_poll_interval_ms ({self.config.poll_interval_max_ms} ms) passed between two polls, "
             "so the consumer left the group: raise it, or have less to do between polls with max_poll_records"
         )
-        return [Warn(self.left_because), *self._leave("no poll within max.poll.interval.ms")]
+        return [LogWarning(self.leave_reason), *self._leave("no poll within max.poll.interval.ms")]
 
-    def _heartbeat_answered(self, now_ms: int, answer: HeartbeatAnswered) -> list[Effect]:
-        if not self._beats.is_awaited(answer.beat) or not self._beats_now():
+    def _on_heartbeat_response(self, now_ms: int, answer: HeartbeatResponse) -> list[Effect]:
+        if not self._heartbeat.is_in_flight(answer.heartbeat_id) or not self._sends_heartbeats():
             return []
         if answer.code == ErrorCode.none:
-            self._accepted(now_ms)
+            self._on_heartbeat_accepted(now_ms)
         elif answer.code == ErrorCode.rebalance_in_progress:
-            self._accepted(now_ms)
+            self._on_heartbeat_accepted(now_ms)
             if self.state in (MemberState.STABLE, MemberState.JOINED):
                 self._rejoin_reason = "the group is rebalancing"
         else:
-            self._beats.failed(now_ms)
-            return self._refused(now_ms, answer.code, "heartbeat")
+            self._heartbeat.failed(now_ms)
+            return self._handle_error(now_ms, answer.code, "heartbeat")
         return []
 
-    def _accepted(self, now_ms: int) -> None:
-        self._beats.answered(now_ms)
-        self._finds.succeeded()
+    def _on_heartbeat_accepted(self, now_ms: int) -> None:
+        self._heartbeat.answered(now_ms)
+        self._find_retry.succeeded()
 
-    def _commit_refused(self, now_ms: int, answer: CommitRefused) -> list[Effect]:
+    def _on_commit_failed(self, now_ms: int, answer: CommitFailed) -> list[Effect]:
         if answer.generation != self.generation:
             return []
         if answer.code == ErrorCode.rebalance_in_progress:
             if self.state is MemberState.STABLE:
                 self._rejoin_reason = "a commit met a rebalance"
             return []
-        return self._refused(now_ms, answer.code, "commit")
+        return self._handle_error(now_ms, answer.code, "commit")
 
-    def _refused(self, now_ms: int, code: ErrorCode, what: str) -> list[Effect]:
+    def _handle_error(self, now_ms: int, code: ErrorCode, what: str) -> list[Effect]:
         if code == ErrorCode.fenced_instance_id:
-            return self._fenced()
-        if code in _MEMBERSHIP_GONE:
-            self._reset(f"a {what} was refused: {code.name}", code == ErrorCode.illegal_generation)
-            return [Warn(f"the group has gone on without this consumer: {code.name} in answer to a {what}")]
-        if code in COORDINATOR_GONE:
+            return self._on_fenced()
+        if code in _MEMBERSHIP_ERRORS:
+            self._reset_generation(f"a {what} was refused: {code.name}", code == ErrorCode.illegal_generation)
+            return [
+                LogWarning(f"the group has gone on without this consumer: {code.name} in answer to a {what}")
+            ]
+        if code in COORDINATOR_ERRORS:
             self.coordinator = None
             # The same one may be found again, as long as the cluster has no other: it is not asked without end.
-            self._finds.failed(now_ms)
-            return self._find(now_ms)
+            self._find_retry.failed(now_ms)
+            return self._find_coordinator(now_ms)
         if not code.retriable:
-            self._failure = KafkaError(code, f"in answer to a {what}")
+            self._pending_error = KafkaError(code, f"in answer to a {what}")
         return []
 
-    def _metadata_changed(self, now_ms: int, event: MetadataChanged) -> list[Effect]:
+    def _on_metadata_changed(self, now_ms: int, event: MetadataChanged) -> list[Effect]:
         """The leader answers for the whole group: a topic that grew, came or went is shared out anew."""
-        if self._watched is not None:
-            self._counted = {topic: event.partition_counts.get(topic, 0) for topic in self._watched}
+        if self._assignment_snapshot is not None:
+            self._metadata_snapshot = {
+                topic: event.partition_counts.get(topic, 0) for topic in self._assignment_snapshot
+            }
         return []
 
 
-def _without(partitions: Sequence[Partition], others: Sequence[Partition]) -> tuple[Partition, ...]:
+def _subtract(partitions: Sequence[Partition], others: Sequence[Partition]) -> tuple[Partition, ...]:
     gone = set(others)
     return tuple(each for each in partitions if each not in gone)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError, check
+from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
 from moldau.client.net.connection import Connection
+from moldau.client.net.connection_pool import Address, ConnectionPool, await_shared
 from moldau.client.net.metadata import NO_LEADER, BrokerInfo, Metadata, PartitionInfo, TopicInfo
-from moldau.client.net.nodes import Address, Nodes, shared
-from moldau.client.net.retries import Backoff, Retry
+from moldau.client.net.retry import Backoff, Retry
 from moldau.client.record import TopicPartition
+from moldau.client.security.channel_security import ChannelSecurity
 from moldau.client.security.config import Security
-from moldau.client.security.secure_channel import Securing
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock, SystemClock
 from moldau.wire.api_keys import ApiKey
@@ -30,7 +30,7 @@ PORT_DEFAULT = 9092
 _log = get_logger("client.cluster")
 
 
-class _Refresh(NamedTuple):
+class _InFlightRefresh(NamedTuple):
     """A metadata request under way."""
 
     topics: tuple[str, ...] | None
@@ -64,58 +64,58 @@ class Cluster:
         `security` names files that are of no use."""
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
-        self.random = random or _system_random()
+        self.random = random or _secure_random()
         self.request_timeout_ms = request_timeout_ms
         self.retry_backoff_ms = retry_backoff_ms
         self.retry_backoff_max_ms = retry_backoff_max_ms
         self.metadata_max_age_ms = metadata_max_age_ms
-        self._nodes = Nodes(
+        self._pool = ConnectionPool(
             parse_bootstrap(bootstrap),
             client_id=client_id,
             random=self.random,
             timeout_ms=request_timeout_ms,
-            securing=None if security is None else Securing(security, self.random),
+            channel_security=None if security is None else ChannelSecurity(security, self.random),
         )
         self._metadata = Metadata()
         self._tracked: dict[str, int] = {}
         """How often each topic is tracked: several parts of a client may share the cluster."""
-        self._tracks_all = 0
-        self._callbacks: list[Callable[[], None]] = []
+        self._track_all_count = 0
+        self._update_listeners: list[Callable[[], None]] = []
         self._coordinators: dict[tuple[int, str], int] = {}
-        self._refreshing: _Refresh | None = None
-        self._is_stale = asyncio.Event()
-        self._keeping_fresh: asyncio.Task[None] | None = None
+        self._refresh_in_flight: _InFlightRefresh | None = None
+        self._update_requested = asyncio.Event()
+        self._refresh_task: asyncio.Task[None] | None = None
 
     # Life
 
     async def start(self) -> None:
         """Fetches the first metadata; raises KafkaError when no server answers in request_timeout_ms."""
-        if self._keeping_fresh is not None:
+        if self._refresh_task is not None:
             return
         retry = self.retry()
         failure: KafkaError | None = None
         while True:
             try:
-                await self.refresh(timeout_ms=retry.left_ms)
+                await self.refresh(timeout_ms=retry.remaining_ms)
                 break
             except KafkaError as error:
                 # An attempt for which too little time is left knows less than those before it.
                 failure = failure if failure and isinstance(error, RequestTimedOutError) else error
-                await retry.after(failure)
-        if self._keeping_fresh is not None:
+                await retry.wait_or_raise(failure)
+        if self._refresh_task is not None:
             return
-        self._keeping_fresh = asyncio.get_running_loop().create_task(
-            self._keep_fresh(), name=f"{self.client_id} keeps its metadata fresh"
+        self._refresh_task = asyncio.get_running_loop().create_task(
+            self._refresh_loop(), name=f"{self.client_id} keeps its metadata fresh"
         )
 
     async def close(self) -> None:
-        tasks = [] if self._keeping_fresh is None else [self._keeping_fresh]
-        if self._refreshing is not None:
-            tasks.append(self._refreshing.task)
+        tasks = [] if self._refresh_task is None else [self._refresh_task]
+        if self._refresh_in_flight is not None:
+            tasks.append(self._refresh_in_flight.task)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._nodes.close()
+        await self._pool.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -155,9 +155,9 @@ class Cluster:
         Raises ConnectionLostError and RequestTimedOutError (both retriable), and UnsupportedVersionError.
         """
         limit = self.retry(timeout_ms)
-        connection = await self.connection(node_id, lane, timeout_ms=limit.left_ms)
+        connection = await self.connection(node_id, lane, timeout_ms=limit.remaining_ms)
         try:
-            return await connection.call(api, tree, timeout_ms=limit.left_ms, version_max=version_max)
+            return await connection.call(api, tree, timeout_ms=limit.remaining_ms, version_max=version_max)
         except KafkaError:
             if not connection.is_open:
                 self.note_failure(connection)
@@ -165,7 +165,7 @@ class Cluster:
         except asyncio.CancelledError:
             if api is ApiKey.FETCH:
                 # It waits at the broker, and whoever comes next on this connection would wait with it.
-                connection.close_if_deserted()
+                connection.close_if_abandoned()
             raise
 
     async def connection(
@@ -174,14 +174,14 @@ class Cluster:
         """For callers that pipeline: an open connection to a node, or to the least busy one."""
         timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
         try:
-            return await self._nodes.connection(node_id, lane, timeout_ms)
+            return await self._pool.connection(node_id, lane, timeout_ms)
         except KafkaError:
             self.refresh_soon()
             raise
 
     def note_failure(self, connection: Connection) -> None:
         """A connection has ended: leaders may have moved, and other brokers are asked first for a while."""
-        self._nodes.note_failure(connection)
+        self._pool.note_failure(connection)
         self.refresh_soon()
 
     # Metadata
@@ -236,19 +236,19 @@ class Cluster:
 
     def track_all(self) -> None:
         """Keeps all topics in the metadata, also those to come, until `untrack_all` is called as often."""
-        self._tracks_all += 1
+        self._track_all_count += 1
 
     def untrack_all(self) -> None:
-        self._tracks_all = max(0, self._tracks_all - 1)
+        self._track_all_count = max(0, self._track_all_count - 1)
 
     def on_update(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back whenever brokers or topics have changed; calling what this returns ends that."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+        self._update_listeners.append(callback)
+        return lambda: self._update_listeners.remove(callback)
 
     def refresh_soon(self) -> None:
         """Has the metadata fetched in the background: something in it was found to be out of date."""
-        self._is_stale.set()
+        self._update_requested.set()
 
     async def refresh(
         self,
@@ -266,27 +266,27 @@ class Cluster:
         wanted: tuple[str, ...] | None
         if create:
             wanted = tuple(topics or ())
-        elif all_topics or self._tracks_all:
+        elif all_topics or self._track_all_count:
             wanted = None
         else:
             wanted = tuple(dict.fromkeys((*self._tracked, *(topics or ()))))
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                await self._refresh(wanted, create)
+                await self._join_or_start_refresh(wanted, create)
         except TimeoutError:
             raise RequestTimedOutError(f"no broker told of its metadata within {timeout_ms} ms") from None
 
-    async def _refresh(self, wanted: tuple[str, ...] | None, create: bool) -> None:
-        while (under_way := self._refreshing) is not None:
+    async def _join_or_start_refresh(self, wanted: tuple[str, ...] | None, create: bool) -> None:
+        while (under_way := self._refresh_in_flight) is not None:
             if under_way.covers(wanted, create):
-                await shared(under_way.task)
+                await await_shared(under_way.task)
                 return
             await asyncio.gather(asyncio.shield(under_way.task), return_exceptions=True)
         task = asyncio.get_running_loop().create_task(
             self._fetch_metadata(wanted, create), name=f"{self.client_id} fetches metadata"
         )
-        self._refreshing = _Refresh(wanted, create, task)
-        await shared(task)
+        self._refresh_in_flight = _InFlightRefresh(wanted, create, task)
+        await await_shared(task)
 
     async def wait_for_topics(
         self, topics: Iterable[str], *, timeout_ms: int | None = None, create: bool = False
@@ -296,60 +296,60 @@ class Cluster:
         retry = self.retry(timeout_ms)
         while missing := [name for name in names if name not in self.topics]:
             try:
-                await self.refresh(missing, create=create, timeout_ms=retry.left_ms)
-                self._check_known(missing)
+                await self.refresh(missing, create=create, timeout_ms=retry.remaining_ms)
+                self._check_topics_exist(missing)
             except KafkaError as error:
-                await retry.after(error)
+                await retry.wait_or_raise(error)
 
     async def leader_of(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
         """The node that leads a partition, waited for; raises KafkaError when there is none in time."""
         retry = self.retry(timeout_ms)
         while (leader := self.known_leader_of(partition)) == NO_LEADER:
             try:
-                await self.refresh([partition.topic], timeout_ms=retry.left_ms)
-                self._check_known([partition.topic])
+                await self.refresh([partition.topic], timeout_ms=retry.remaining_ms)
+                self._check_topics_exist([partition.topic])
                 found = self.partition_info(partition)
                 if found is None:
                     raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no {partition}")
                 if found.leader == NO_LEADER:
                     raise KafkaError(ErrorCode.leader_not_available, f"{partition} has no leader")
             except KafkaError as error:
-                await retry.after(error)
+                await retry.wait_or_raise(error)
         return leader
 
-    def _check_known(self, topics: Iterable[str]) -> None:
+    def _check_topics_exist(self, topics: Iterable[str]) -> None:
         for name in topics:
             if name not in self.topics:
                 code = self.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
                 raise KafkaError(code, f"the topic {name!r}")
 
-    async def _keep_fresh(self) -> None:
+    async def _refresh_loop(self) -> None:
         backoff = self.backoff()
         while True:
             try:
                 async with asyncio.timeout(self.metadata_max_age_ms / 1000):
-                    await self._is_stale.wait()
+                    await self._update_requested.wait()
             except TimeoutError:
                 pass
-            self._is_stale.clear()
+            self._update_requested.clear()
             try:
                 await self.refresh()
                 backoff.reset()
-                if not self._tracks_all:
-                    self._metadata.forget_topics_but(self._tracked)
+                if not self._track_all_count:
+                    self._metadata.retain_topics(self._tracked)
             except KafkaError as error:
                 _log.debug("metadata could not be fetched", error=error)
-                self._is_stale.set()
+                self._update_requested.set()
             except Exception:
                 # A bug: without fresh metadata all else would slowly come to rest.
                 _log.exception("metadata could not be fetched")
-                self._is_stale.set()
+                self._update_requested.set()
             # However often it is found to be stale, brokers are not asked more often than this.
-            await asyncio.sleep(backoff.next_ms() / 1000)
+            await asyncio.sleep(backoff.next_delay_ms() / 1000)
 
     async def _fetch_metadata(self, topics: tuple[str, ...] | None, create: bool) -> None:
         try:
-            answer = await self._any_answer(
+            answer = await self._request_metadata(
                 {
                     "topics": None
                     if topics is None
@@ -360,34 +360,34 @@ class Cluster:
                 }
             )
         finally:
-            self._refreshing = None
-        changed = self._metadata.apply(answer, all_topics=topics is None)
-        self._nodes.use(self._metadata.brokers)
+            self._refresh_in_flight = None
+        changed = self._metadata.update(answer, all_topics=topics is None)
+        self._pool.set_brokers(self._metadata.brokers)
         if changed:
-            for callback in list(self._callbacks):
+            for callback in list(self._update_listeners):
                 try:
                     callback()
                 except Exception:
                     _log.exception("somebody could not take in new metadata")
 
-    async def _any_answer(self, tree: Mapping[str, Any]) -> Message:
+    async def _request_metadata(self, tree: Mapping[str, Any]) -> Message:
         """The first answer with metadata, in request_timeout_ms; each broker is asked once at most."""
         limit = self.retry()
-        attempts = self._nodes.count
+        attempts = self._pool.address_count
         while True:
-            connection = await self._nodes.connection(None, "", limit.left_ms)
+            connection = await self._pool.connection(None, "", limit.remaining_ms)
             # One that hangs leaves the others their share of the time.
-            timeout_ms = max(1, limit.left_ms // max(1, attempts))
+            timeout_ms = max(1, limit.remaining_ms // max(1, attempts))
             attempts -= 1
             try:
                 answer = await connection.call(ApiKey.METADATA, tree, timeout_ms=timeout_ms)
-                check(answer.get("error_code", 0))
+                raise_for_code(answer.get("error_code", 0))
                 if not answer.brokers:
                     raise KafkaError(ErrorCode.leader_not_available, "the broker knows of no brokers yet")
                 return answer
             except KafkaError as error:
                 if not connection.is_open:
-                    self._nodes.note_failure(connection)
+                    self._pool.note_failure(connection)
                 if attempts <= 0 or not error.is_retriable:
                     raise
 
@@ -400,12 +400,12 @@ class Cluster:
         while (kind, key) not in self._coordinators:
             try:
                 # One that hangs leaves the others their share of the time.
-                share_ms = max(1, retry.left_ms // max(1, self._nodes.count - hung))
+                share_ms = max(1, retry.remaining_ms // max(1, self._pool.address_count - hung))
                 limit_ms = min(share_ms, self.request_timeout_ms)
                 self._coordinators[kind, key] = await self._find_coordinator(key, kind, limit_ms)
             except KafkaError as error:
                 hung += isinstance(error, RequestTimedOutError)
-                await retry.after(error)
+                await retry.wait_or_raise(error)
         return self._coordinators[kind, key]
 
     def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
@@ -416,7 +416,7 @@ class Cluster:
         tree = {"key_type": kind, "coordinator_keys": [key]}
         answer = await self.call(None, ApiKey.FIND_COORDINATOR, tree, timeout_ms=timeout_ms)
         found = answer.coordinators[0]
-        check(found.error_code, found.error_message or f"the coordinator of {key!r}")
+        raise_for_code(found.error_code, found.error_message or f"the coordinator of {key!r}")
         node_id = int(found.node_id)
         if node_id not in self.brokers:
             await self.refresh(timeout_ms=timeout_ms)
@@ -427,7 +427,9 @@ class Cluster:
         return node_id
 
 
-def own_or_shared(given: str | Sequence[str] | Cluster, settings: Mapping[str, Any]) -> tuple[Cluster, bool]:
+def resolve_cluster(
+    given: str | Sequence[str] | Cluster, settings: Mapping[str, Any]
+) -> tuple[Cluster, bool]:
     """The cluster that a client stands on, and whether the client has made it, with these settings, and owns it."""
     if not isinstance(given, Cluster):
         return Cluster(given, **settings), True
@@ -439,13 +441,13 @@ def own_or_shared(given: str | Sequence[str] | Cluster, settings: Mapping[str, A
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Address]:
     """The addresses in `host:port,[ipv6]:port`; raises ValueError for what is none."""
     texts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
-    addresses = [_parse_address(text.strip()) for text in texts if text.strip()]
+    addresses = [_parse_server(text.strip()) for text in texts if text.strip()]
     if not addresses:
         raise ValueError("bootstrap servers are needed, as host:port")
     return addresses
 
 
-def _parse_address(text: str) -> Address:
+def _parse_server(text: str) -> Address:
     host, colon, port = text.rpartition(":")
     if not colon or port.endswith("]"):
         host, port = text, str(PORT_DEFAULT)
@@ -454,6 +456,6 @@ def _parse_address(text: str) -> Address:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _system_random() -> random.Random:
+def _secure_random() -> random.Random:
     # Of a kind that nobody can foresee: nonces are made with it.
     return random.SystemRandom()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
 
-from moldau.client.errors import ErrorCode, code_of
+from moldau.client.errors import ErrorCode, to_error_code
 from moldau.client.record import TopicPartition
 from moldau.wire.codec import Message
 
@@ -52,14 +52,14 @@ class Metadata:
         """Those that exist, as far as they were asked for."""
         self.topic_errors: dict[str, ErrorCode] = {}
         """Why the others are not there."""
-        self._missed: dict[str, TopicInfo] = {}
+        self._removed_topics: dict[str, TopicInfo] = {}
         """Those that were there before a broker, which may have heard of less than others, said that they are not."""
 
     def partition(self, partition: TopicPartition) -> PartitionInfo | None:
         topic = self.topics.get(partition.topic)
         return None if topic is None else topic.partition(partition.partition)
 
-    def apply(self, answer: Message, *, all_topics: bool) -> bool:
+    def update(self, answer: Message, *, all_topics: bool) -> bool:
         """Merges an answer; one to a request for all topics is also the news of those that are gone.
 
         Says whether brokers or topics have changed.
@@ -74,16 +74,18 @@ class Metadata:
         if all_topics:
             self.topics, self.topic_errors = {}, {}
             told = {topic.name for topic in answer.topics}
-            self._missed = {name: topic for name, topic in self._missed.items() if name in told}
+            self._removed_topics = {
+                name: topic for name, topic in self._removed_topics.items() if name in told
+            }
         for topic in answer.topics:
-            self._apply_topic(topic, known.get(topic.name))
+            self._update_topic(topic, known.get(topic.name))
         return before != (self.brokers, self.topics)
 
-    def forget_topics_but(self, names: Container[str]) -> None:
+    def retain_topics(self, names: Container[str]) -> None:
         """Drops what nobody keeps fresh, so that whoever needs it again asks for it."""
         self.topics = {name: topic for name, topic in self.topics.items() if name in names}
         self.topic_errors = {name: code for name, code in self.topic_errors.items() if name in names}
-        self._missed = {name: topic for name, topic in self._missed.items() if name in names}
+        self._removed_topics = {name: topic for name, topic in self._removed_topics.items() if name in names}
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
         """Takes over a leader that a broker named beside an error, if that is news."""
@@ -94,31 +96,33 @@ class Metadata:
         partitions = tuple(changed if each is known else each for each in topic.partitions)
         self.topics[partition.topic] = topic._replace(partitions=partitions)
 
-    def _apply_topic(self, topic: Message, known: TopicInfo | None) -> None:
+    def _update_topic(self, topic: Message, known: TopicInfo | None) -> None:
         name = topic.name
         if topic.error_code not in (ErrorCode.none, ErrorCode.leader_not_available):
-            self._miss(name, known, code_of(topic.error_code))
+            self._mark_missing(name, known, to_error_code(topic.error_code))
             return
         if not topic.partitions:
             # It is being created: there is nothing yet that could be written to.
-            self._miss(name, known, ErrorCode.leader_not_available)
+            self._mark_missing(name, known, ErrorCode.leader_not_available)
             return
         self.topic_errors.pop(name, None)
-        missed = self._missed.pop(name, None)
+        missed = self._removed_topics.pop(name, None)
         known = known or missed
         same = known if known is not None and known.topic_id == topic.topic_id else None
-        partitions = sorted((_merged(each, same) for each in topic.partitions), key=lambda each: each.index)
+        partitions = sorted(
+            (_merge_partition(each, same) for each in topic.partitions), key=lambda each: each.index
+        )
         self.topics[name] = TopicInfo(name, topic.topic_id, tuple(partitions), is_internal=topic.is_internal)
 
-    def _miss(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:
+    def _mark_missing(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:
         self.topics.pop(name, None)
         self.topic_errors[name] = code
         # Without an id nobody could tell whether the topic that comes back is the same.
         if known is not None and known.topic_id is not None:
-            self._missed[name] = known
+            self._removed_topics[name] = known
 
 
-def _merged(told: Message, topic: TopicInfo | None) -> PartitionInfo:
+def _merge_partition(told: Message, topic: TopicInfo | None) -> PartitionInfo:
     """What is told of a partition, unless more recent things are known: not all brokers hear of news at once."""
     known = None if topic is None else topic.partition(told.partition_index)
     if known is not None and told.leader_epoch < known.leader_epoch:

@@ -29,7 +29,7 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
 
 
-class StickyPartitions:
+class StickyPartitioner:
     """The partition of each topic that records without a key go to now."""
 
     def __init__(self, random_below: Callable[[int], int]) -> None:
@@ -37,20 +37,20 @@ class StickyPartitions:
         self._random_below = random_below
         self._current: dict[str, int] = {}
 
-    def current(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
+    def current_partition(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
         """`available` are the partitions with a leader; when there are none any will do."""
         partition = self._current.get(topic)
         if partition is None or partition >= partition_count or (available and partition not in available):
-            partition = self._choose(partition_count, available, None)
+            partition = self._choose_other(partition_count, available, None)
             self._current[topic] = partition
         return partition
 
-    def move_on(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
+    def next_partition(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
         """A batch is full: another partition, if there is one."""
-        partition = self._choose(partition_count, available, self._current.get(topic))
+        partition = self._choose_other(partition_count, available, self._current.get(topic))
         self._current[topic] = partition
         return partition
 
-    def _choose(self, partition_count: int, available: Sequence[int], instead_of: int | None) -> int:
-        choices = [each for each in available or range(partition_count) if each != instead_of]
-        return choices[self._random_below(len(choices))] if choices else instead_of or 0
+    def _choose_other(self, partition_count: int, available: Sequence[int], excluded: int | None) -> int:
+        choices = [each for each in available or range(partition_count) if each != excluded]
+        return choices[self._random_below(len(choices))] if choices else excluded or 0

@@ -21,16 +21,16 @@ from moldau.client.errors import (
     KafkaError,
     RequestTimedOutError,
 )
-from moldau.client.net.cluster import Cluster, own_or_shared
+from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.net.metadata import NO_LEADER
-from moldau.client.producer.accumulator import Accumulator, Outcome, record_size
-from moldau.client.producer.partitioner import StickyPartitions, partition_of_key
+from moldau.client.producer.partitioner import StickyPartitioner, partition_of_key
+from moldau.client.producer.record_accumulator import ProduceResult, RecordAccumulator, estimate_record_size
 from moldau.client.producer.sender import Sender
-from moldau.client.record import TopicPartition, is_topic_name
+from moldau.client.record import TopicPartition, is_valid_topic_name
 from moldau.observe.logging import get_logger
 from moldau.records.batch import HEADER_SIZE
-from moldau.records.build import Section
-from moldau.records.compression import NUMBERS
+from moldau.records.batch_builder import Section
+from moldau.records.compression import CODECS_BY_NAME
 from moldau.records.record import TIMESTAMP_MAX, Header, Record
 
 ACKS_ALL = -1
@@ -72,41 +72,41 @@ class Producer:
             raise ValueError(f"acks is -1 (all), 0 or 1, not {acks}")
         if idempotent and (acks != ACKS_ALL or not 1 <= max_in_flight <= 5):
             raise ValueError("an idempotent producer needs acks=-1 and 1 to 5 requests in flight")
-        if compression not in NUMBERS:
-            raise ValueError(f"compression is one of {', '.join(NUMBERS)}, not {compression!r}")
-        self._cluster, self._owns_cluster = own_or_shared(cluster, cluster_settings)
+        if compression not in CODECS_BY_NAME:
+            raise ValueError(f"compression is one of {', '.join(CODECS_BY_NAME)}, not {compression!r}")
+        self._cluster, self._owns_cluster = resolve_cluster(cluster, cluster_settings)
         self._max_request_size = max_request_size
         self._max_block_ms = max_block_ms
-        self._accumulator = Accumulator(
+        self._accumulator = RecordAccumulator(
             linger_ms=linger_ms,
             batch_size=batch_size,
             buffer_memory=buffer_memory,
             delivery_timeout_ms=delivery_timeout_ms,
             in_flight_max=max_in_flight,
             idempotent=idempotent,
-            compression=NUMBERS[compression],
+            compression=CODECS_BY_NAME[compression],
         )
         self._sender = Sender(
             self._cluster,
             self._accumulator,
-            self._conclude,
+            self._handle_results,
             acks=acks,
             max_request_size=max_request_size,
             max_in_flight=max_in_flight,
         )
-        self._sticky = StickyPartitions(self._cluster.random.randrange)
-        self._topics: dict[str, None] = {}
+        self._sticky = StickyPartitioner(self._cluster.random.randrange)
+        self._tracked_topics: dict[str, None] = {}
         """Those that were sent to, which the cluster keeps track of."""
-        self._wants_room: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._memory_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         """Sizes of records that wait for memory, in the order of their coming."""
-        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        self._pending_flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._is_open = False
-        self._has_ended = False
+        self._is_closed = False
 
     # Life
 
     async def start(self) -> None:
-        if self._is_open or self._has_ended:
+        if self._is_open or self._is_closed:
             raise IllegalStateError("a producer is started once")
         if self._owns_cluster:
             await self._cluster.start()
@@ -117,9 +117,9 @@ class Producer:
         """Delivers what was sent, as long as delivery may take or for this time, and ends. What has no outcome by then,
         or when this is cancelled, fails as in `abort`."""
         self._is_open = False
-        self._give_room()
+        self._wake_memory_waiter()
         try:
-            if not self._has_ended:
+            if not self._is_closed:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                     await self.flush()
         except TimeoutError:
@@ -130,16 +130,16 @@ class Producer:
     async def abort(self) -> None:
         """Ends at once. Records that have no outcome yet fail: whether they were written is not known."""
         self._is_open = False
-        self._has_ended = True
+        self._is_closed = True
         try:
             await self._sender.stop()
         finally:
             if self._owns_cluster:
                 await self._cluster.close()
-                await self._sender.answers()
-            self._conclude([])
-            self._cluster.untrack(self._topics)
-            self._topics.clear()
+                await self._sender.wait_for_responses()
+            self._handle_results([])
+            self._cluster.untrack(self._tracked_topics)
+            self._tracked_topics.clear()
 
     async def __aenter__(self) -> Self:
         try:
@@ -175,21 +175,25 @@ class Producer:
         Without a partition the key decides; records without a key stay together for a batch.
         """
         self._check_open()
-        _check_topic(topic)
+        _validate_topic_name(topic)
         timestamp = self._cluster.clock.wall_ms() if timestamp_ms is None else timestamp_ms
-        record = _checked(Record(timestamp=timestamp, key=key, value=value, headers=tuple(headers)))
-        size = record_size(record)
+        record = _validate_record(Record(timestamp=timestamp, key=key, value=value, headers=tuple(headers)))
+        size = estimate_record_size(record)
         if size + HEADER_SIZE > self._max_request_size:
             raise KafkaError(
                 ErrorCode.message_too_large,
                 f"a record of about {size} bytes, and max_request_size is {self._max_request_size}",
             )
-        if topic not in self._topics or topic not in self._cluster.topics or self._must_wait(size):
-            await self._admit(topic, size)
-        target = TopicPartition(topic, self._partition(topic, key, partition, size))
+        if (
+            topic not in self._tracked_topics
+            or topic not in self._cluster.topics
+            or self._must_wait_for_memory(size)
+        ):
+            await self._wait_for_metadata_and_memory(topic, size)
+        target = TopicPartition(topic, self._choose_partition(topic, key, partition, size))
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         if self._accumulator.append(target, record, size, future, self._sender.now_ms()):
-            self._sender.wake()
+            self._sender.wakeup()
         return future
 
     async def send_section(
@@ -202,34 +206,34 @@ class Producer:
         bytes are kept, not copied: they stay as they are until the future is done.
         """
         self._check_open()
-        _check_topic(topic)
-        size = len(_checked_section(section).data)
+        _validate_topic_name(topic)
+        size = len(_validate_section(section).data)
         if size + HEADER_SIZE > self._max_request_size:
             raise KafkaError(
                 ErrorCode.message_too_large,
                 f"a section of {size} bytes, and max_request_size is {self._max_request_size}:"
                 " build smaller ones (batch.size), or raise that (max.request.size)",
             )
-        await self._admit(topic, size)
-        target = TopicPartition(topic, self._partition(topic, None, partition, size))
+        await self._wait_for_metadata_and_memory(topic, size)
+        target = TopicPartition(topic, self._choose_partition(topic, None, partition, size))
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         self._accumulator.append_section(target, section, future, self._sender.now_ms())
-        self._sender.wake()
+        self._sender.wakeup()
         return future
 
     async def flush(self) -> None:
         """Sends without lingering; returns when everything sent before has been delivered or has failed."""
-        number = self._accumulator.seal()
-        if self._accumulator.is_done(number):
+        number = self._accumulator.close_batches()
+        if self._accumulator.is_complete(number):
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flushes.append((number, done))
-        self._sender.wake()
+        self._pending_flushes.append((number, done))
+        self._sender.wakeup()
         await done
 
     async def partition_count(self, topic: str) -> int:
         self._check_open()
-        await self._know(topic)
+        await self._wait_on_metadata(topic)
         return len(self._cluster.topics[topic].partitions)
 
     def _check_open(self) -> None:
@@ -240,12 +244,12 @@ class Producer:
                 "the producer is not open: start it before use, and use it before it is closed"
             )
 
-    async def _admit(self, topic: str, size: int) -> None:
+    async def _wait_for_metadata_and_memory(self, topic: str, size: int) -> None:
         """Waits until the topic is known and there is room for so many bytes."""
         try:
             async with asyncio.timeout(self._max_block_ms / 1000):
-                await self._know(topic)
-                await self._wait_for_room(size)
+                await self._wait_on_metadata(topic)
+                await self._wait_for_memory(size)
         except TimeoutError:
             raise RequestTimedOutError(
                 f"{topic!r} could take no record for {self._max_block_ms} ms"
@@ -253,50 +257,52 @@ class Producer:
         # Of a producer that was closed meanwhile nobody would send the record.
         self._check_open()
 
-    async def _know(self, topic: str) -> None:
+    async def _wait_on_metadata(self, topic: str) -> None:
         """Waits until a topic is there, and has the cluster keep track of it."""
-        is_new = topic not in self._topics
+        is_new = topic not in self._tracked_topics
         if is_new:
-            self._topics[topic] = None
+            self._tracked_topics[topic] = None
             self._cluster.track([topic])
         try:
             if topic not in self._cluster.topics:
                 await self._cluster.wait_for_topics([topic], timeout_ms=self._max_block_ms, create=True)
         except BaseException:
-            if is_new and topic in self._topics:
-                del self._topics[topic]
+            if is_new and topic in self._tracked_topics:
+                del self._tracked_topics[topic]
                 self._cluster.untrack([topic])
             raise
 
-    def _must_wait(self, size: int) -> bool:
-        return bool(self._wants_room) or not self._accumulator.has_room(size)
+    def _must_wait_for_memory(self, size: int) -> bool:
+        return bool(self._memory_waiters) or not self._accumulator.has_memory(size)
 
-    async def _wait_for_room(self, size: int) -> None:
-        is_behind_others = bool(self._wants_room)
-        while is_behind_others or not self._accumulator.has_room(size):
+    async def _wait_for_memory(self, size: int) -> None:
+        is_behind_others = bool(self._memory_waiters)
+        while is_behind_others or not self._accumulator.has_memory(size):
             is_behind_others = False
             # The sooner what is there leaves, the sooner there is room.
-            self._accumulator.seal()
-            self._sender.wake()
+            self._accumulator.close_batches()
+            self._sender.wakeup()
             turn = (size, asyncio.get_running_loop().create_future())
-            self._wants_room.append(turn)
+            self._memory_waiters.append(turn)
             try:
                 await turn[1]
             finally:
-                if turn in self._wants_room:
-                    self._wants_room.remove(turn)
+                if turn in self._memory_waiters:
+                    self._memory_waiters.remove(turn)
                 else:
                     # The turn is used, or lost by being cancelled: the next one may find room as well.
-                    asyncio.get_running_loop().call_soon(self._give_room)
+                    asyncio.get_running_loop().call_soon(self._wake_memory_waiter)
             self._check_open()
 
-    def _give_room(self) -> None:
-        if self._wants_room and (not self._is_open or self._accumulator.has_room(self._wants_room[0][0])):
-            _, turn = self._wants_room.popleft()
+    def _wake_memory_waiter(self) -> None:
+        if self._memory_waiters and (
+            not self._is_open or self._accumulator.has_memory(self._memory_waiters[0][0])
+        ):
+            _, turn = self._memory_waiters.popleft()
             if not turn.done():
                 turn.set_result(None)
 
-    def _partition(self, topic: str, key: bytes | None, partition: int | None, size: int) -> int:
+    def _choose_partition(self, topic: str, key: bytes | None, partition: int | None, size: int) -> int:
         info = self._cluster.topics.get(topic)
         if info is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"the topic {topic!r} is gone")
@@ -311,34 +317,34 @@ class Producer:
         if key is not None:
             return partition_of_key(key, len(known))
         available = [each.index for each in known if each.leader != NO_LEADER]
-        current = self._sticky.current(topic, len(known), available)
-        if self._accumulator.fits_open_batch(TopicPartition(topic, current), size):
-            return current
-        return self._sticky.move_on(topic, len(known), available)
+        current_partition = self._sticky.current_partition(topic, len(known), available)
+        if self._accumulator.fits_open_batch(TopicPartition(topic, current_partition), size):
+            return current_partition
+        return self._sticky.next_partition(topic, len(known), available)
 
     # Outcomes
 
-    def _conclude(self, outcomes: Iterable[Outcome]) -> None:
+    def _handle_results(self, outcomes: Iterable[ProduceResult]) -> None:
         """Tells those who wait for these batches, for memory and for flushes."""
         for outcome in outcomes:
-            _resolve(outcome)
-        if self._has_ended:
+            _resolve_futures(outcome)
+        if self._is_closed:
             closed = ConnectionLostError("the producer was ended before this was delivered")
-            for outcome in self._accumulator.abandon(closed):
-                _resolve(outcome)
-        self._give_room()
-        for flush in [each for each in self._flushes if self._accumulator.is_done(each[0])]:
-            self._flushes.remove(flush)
+            for outcome in self._accumulator.abort_undrained(closed):
+                _resolve_futures(outcome)
+        self._wake_memory_waiter()
+        for flush in [each for each in self._pending_flushes if self._accumulator.is_complete(each[0])]:
+            self._pending_flushes.remove(flush)
             if not flush[1].done():
                 flush[1].set_result(None)
 
 
-def _check_topic(name: str) -> None:
-    if not is_topic_name(name):
+def _validate_topic_name(name: str) -> None:
+    if not is_valid_topic_name(name):
         raise ValueError(f"{name!r} is not a topic's name")
 
 
-def _checked_section(section: Section) -> Section:
+def _validate_section(section: Section) -> Section:
     if section.count < 1:
         raise ValueError("a section has at least one record")
     if not 0 <= section.base_timestamp <= TIMESTAMP_MAX or not 0 <= section.max_timestamp <= TIMESTAMP_MAX:
@@ -346,12 +352,12 @@ def _checked_section(section: Section) -> Section:
             "the timestamps of a section are milliseconds since 1970, not"
             f" {section.base_timestamp} and {section.max_timestamp}"
         )
-    if section.compression not in NUMBERS.values():
+    if section.compression not in CODECS_BY_NAME.values():
         raise ValueError(f"{section.compression} is not the number of a codec")
     return section
 
 
-def _checked(record: Record) -> Record:
+def _validate_record(record: Record) -> Record:
     """Says at once what could not be encoded later, when nobody would know where it came from."""
     for name, part in (("key", record.key), ("value", record.value)):
         if part is not None and not isinstance(part, bytes):
@@ -371,10 +377,10 @@ def _checked(record: Record) -> Record:
     return record
 
 
-def _resolve(outcome: Outcome) -> None:
+def _resolve_futures(outcome: ProduceResult) -> None:
     topic, partition = outcome.batch.partition
-    for future, offset, timestamp in outcome.batch.contents.delivered(
-        outcome.base_offset, outcome.append_time_ms
+    for future, offset, timestamp in outcome.batch.payload.record_results(
+        outcome.base_offset, outcome.log_append_time_ms
     ):
         if future.done():
             continue

@@ -8,8 +8,8 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.connection import Connection
 from moldau.client.net.metadata import NO_LEADER
-from moldau.client.net.retries import Backoff
-from moldau.client.producer.accumulator import Accumulator, Outcome, ProducerBatch
+from moldau.client.net.retry import Backoff
+from moldau.client.producer.record_accumulator import ProducerBatch, ProduceResult, RecordAccumulator
 from moldau.client.record import TopicPartition
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -27,55 +27,59 @@ class Sender:
     def __init__(
         self,
         cluster: Cluster,
-        accumulator: Accumulator,
-        conclude: Callable[[list[Outcome]], None],
+        accumulator: RecordAccumulator,
+        on_results: Callable[[list[ProduceResult]], None],
         *,
         acks: int,
         max_request_size: int,
         max_in_flight: int,
     ) -> None:
-        """`conclude` is told of every batch that is done."""
+        """`on_results` is told of every batch that is done."""
         self._cluster = cluster
         self._accumulator = accumulator
-        self._conclude = conclude
+        self._handle_results = on_results
         self._acks = acks
         self._max_request_size = max_request_size
         self._max_in_flight = max_in_flight
         self._backoff = cluster.backoff()
-        self._wake = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
-        self._getting_identity: asyncio.Task[None] | None = None
-        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._wakeup = asyncio.Event()
+        self._run_task: asyncio.Task[None] | None = None
+        self._producer_id_task: asyncio.Task[None] | None = None
+        self._send_tasks: dict[int, asyncio.Task[None]] = {}
         self._in_flight: dict[int, list[asyncio.Future[Message]]] = {}
         """Requests without an answer, by node."""
-        self._away: dict[int, tuple[Backoff, int]] = {}
+        self._unreachable_nodes: dict[int, tuple[Backoff, int]] = {}
         """Nodes that could not be reached, and when to try again."""
         self.failure: KafkaError | None = None
         """Why nothing can be sent any more."""
 
     def start(self) -> None:
-        self._running = asyncio.get_running_loop().create_task(
+        self._run_task = asyncio.get_running_loop().create_task(
             self._run(), name=f"{self._cluster.client_id} produces"
         )
 
     async def stop(self) -> None:
         """Sends nothing more. Answers that are still under way are taken when they come."""
-        tasks = [task for task in (self._running, self._getting_identity) if task is not None]
-        tasks += self._sending.values()
-        self._running = None
+        tasks = [task for task in (self._run_task, self._producer_id_task) if task is not None]
+        tasks += self._send_tasks.values()
+        self._run_task = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def answers(self) -> None:
+    async def wait_for_responses(self) -> None:
         """Waits until no answer is outstanding."""
         # Shielded: whoever is tired of waiting must not take the answers from the batches.
-        waiting = [asyncio.shield(answer) for answers in self._in_flight.values() for answer in answers]
+        waiting = [
+            asyncio.shield(answer)
+            for wait_for_responses in self._in_flight.values()
+            for answer in wait_for_responses
+        ]
         await asyncio.gather(*waiting, return_exceptions=True)
 
-    def wake(self) -> None:
+    def wakeup(self) -> None:
         """There may be something to send."""
-        self._wake.set()
+        self._wakeup.set()
 
     def now_ms(self) -> int:
         # A timer for a whole millisecond may fire a hair before it: that must count as that millisecond.
@@ -83,91 +87,93 @@ class Sender:
 
     async def _run(self) -> None:
         while True:
-            self._wake.clear()
+            self._wakeup.clear()
             now_ms = self.now_ms()
-            self._conclude(self._accumulator.expire(now_ms))
+            self._handle_results(self._accumulator.expire_batches(now_ms))
             if self.failure is not None:
-                self._conclude(self._accumulator.abandon(self.failure))
-            elif self._accumulator.wants_identity and self._getting_identity is None:
-                self._getting_identity = asyncio.get_running_loop().create_task(
-                    self._get_identity(), name=f"{self._cluster.client_id} gets a producer id"
+                self._handle_results(self._accumulator.abort_undrained(self.failure))
+            elif self._accumulator.needs_producer_id and self._producer_id_task is None:
+                self._producer_id_task = asyncio.get_running_loop().create_task(
+                    self._init_producer_id(), name=f"{self._cluster.client_id} gets a producer id"
                 )
             wake_at_ms = self._send_ready(now_ms)
             try:
                 async with asyncio.timeout_at(None if wake_at_ms is None else wake_at_ms / 1000):
-                    await self._wake.wait()
+                    await self._wakeup.wait()
             except TimeoutError:
                 pass
 
     def _send_ready(self, now_ms: int) -> int | None:
         """Has what is ready sent to nodes that have room for more; says when to look again though nothing happens."""
-        leaders = dict.fromkeys(map(self._cluster.known_leader_of, self._accumulator.ready(now_ms)))
-        times = [self._accumulator.wake_at(now_ms)]
+        leaders = dict.fromkeys(
+            map(self._cluster.known_leader_of, self._accumulator.ready_partitions(now_ms))
+        )
+        times = [self._accumulator.next_wakeup_ms(now_ms)]
         for node in leaders:
-            _, not_before_ms = self._away.get(node, (None, 0))
+            _, backoff_until_ms = self._unreachable_nodes.get(node, (None, 0))
             if node == NO_LEADER:
                 self._cluster.refresh_soon()
                 times.append(now_ms + self._cluster.retry_backoff_ms)
-            elif not_before_ms > now_ms:
-                times.append(not_before_ms)
-            elif node not in self._sending and self._has_room(node):
-                self._sending[node] = asyncio.get_running_loop().create_task(
+            elif backoff_until_ms > now_ms:
+                times.append(backoff_until_ms)
+            elif node not in self._send_tasks and self._can_send_more(node):
+                self._send_tasks[node] = asyncio.get_running_loop().create_task(
                     self._send_to(node), name=f"{self._cluster.client_id} sends to node {node}"
                 )
         return min((at for at in times if at is not None), default=None)
 
-    def _has_room(self, node: int) -> bool:
+    def _can_send_more(self, node: int) -> bool:
         return len(self._in_flight.get(node, ())) < self._max_in_flight
 
     async def _send_to(self, node: int) -> None:
         try:
             connection = await self._cluster.connection(node, LANE)
-            self._away.pop(node, None)
+            self._unreachable_nodes.pop(node, None)
             # Between taking batches and sending them nothing is awaited: they leave in the order of their sequences.
-            while self._has_room(node) and (batches := self._take(node)):
-                self._send(node, connection, batches)
+            while self._can_send_more(node) and (batches := self._drain_batches(node)):
+                self._send_produce_request(node, connection, batches)
                 # With acks=0 there are no answers that would hold the producer back.
-                await connection.drained()
+                await connection.drain()
         except KafkaError as error:
-            self._cannot_reach(node, error)
+            self._handle_unreachable(node, error)
         finally:
-            del self._sending[node]
-            self._wake.set()
+            del self._send_tasks[node]
+            self._wakeup.set()
 
-    def _cannot_reach(self, node: int, error: KafkaError) -> None:
+    def _handle_unreachable(self, node: int, error: KafkaError) -> None:
         _log.debug("a leader cannot be reached", node=node, error=error)
         now_ms = self.now_ms()
-        backoff, _ = self._away.get(node, (self._cluster.backoff(), 0))
-        self._away[node] = (backoff, now_ms + backoff.next_ms())
+        backoff, _ = self._unreachable_nodes.get(node, (self._cluster.backoff(), 0))
+        self._unreachable_nodes[node] = (backoff, now_ms + backoff.next_delay_ms())
         if error.is_retriable:
-            for partition in self._ready_for(node):
-                self._accumulator.note(partition, error)
+            for partition in self._ready_partitions(node):
+                self._accumulator.record_error(partition, error)
             return
         # To wait for the delivery timeout would only hide what is wrong.
-        while partitions := self._ready_for(node):
+        while partitions := self._ready_partitions(node):
             for partition in partitions:
-                self._conclude(self._accumulator.drop(partition, error))
+                self._handle_results(self._accumulator.fail_next(partition, error))
 
-    def _ready_for(self, node: int) -> list[TopicPartition]:
-        ready = self._accumulator.ready(self.now_ms())
-        return [each for each in ready if self._cluster.known_leader_of(each) == node]
+    def _ready_partitions(self, node: int) -> list[TopicPartition]:
+        ready_partitions = self._accumulator.ready_partitions(self.now_ms())
+        return [each for each in ready_partitions if self._cluster.known_leader_of(each) == node]
 
-    def _take(self, node: int) -> list[ProducerBatch]:
+    def _drain_batches(self, node: int) -> list[ProducerBatch]:
         """The batches of one request: one of each partition that is ready, as many as may go together."""
         batches: list[ProducerBatch] = []
         size = 0
-        for partition in self._ready_for(node):
-            size += self._accumulator.next_size(partition)
+        for partition in self._ready_partitions(node):
+            size += self._accumulator.next_batch_bytes(partition)
             if batches and size > self._max_request_size:
                 break
             try:
-                batches.append(self._accumulator.take(partition))
+                batches.append(self._accumulator.drain_next(partition))
             except Exception as error:
                 _log.exception("a batch cannot be built", partition=str(partition))
-                self._conclude(self._accumulator.drop(partition, _unsendable(error)))
+                self._handle_results(self._accumulator.fail_next(partition, _encoding_error(error)))
         return batches
 
-    def _send(self, node: int, connection: Connection, batches: list[ProducerBatch]) -> None:
+    def _send_produce_request(self, node: int, connection: Connection, batches: list[ProducerBatch]) -> None:
         topics: dict[str, list[dict[str, Any]]] = {}
         for batch in batches:
             each = {"index": batch.partition.partition, "records": batch.data}
@@ -182,29 +188,29 @@ class Sender:
         timeout_ms = self._cluster.request_timeout_ms + self._cluster.retry_backoff_max_ms
         try:
             if self._acks == 0:
-                connection.send_unanswered(ApiKey.PRODUCE, tree)
+                connection.send_without_response(ApiKey.PRODUCE, tree)
                 for batch in batches:
-                    self._conclude(self._accumulator.acknowledge(batch, -1))
+                    self._handle_results(self._accumulator.complete_batch(batch, -1))
                 return
             answer = connection.send(ApiKey.PRODUCE, tree, timeout_ms=timeout_ms)
         except KafkaError as error:
-            self._did_not_leave(batches, error)
+            self._handle_unsent(batches, error)
             raise
         except Exception as error:
-            unsendable = _unsendable(error)
-            self._did_not_leave(batches, unsendable)
+            unsendable = _encoding_error(error)
+            self._handle_unsent(batches, unsendable)
             raise unsendable from error
         self._in_flight.setdefault(node, []).append(answer)
-        answer.add_done_callback(lambda future: self._answered(node, connection, batches, future))
+        answer.add_done_callback(lambda future: self._handle_response(node, connection, batches, future))
 
-    def _did_not_leave(self, batches: list[ProducerBatch], error: KafkaError) -> None:
+    def _handle_unsent(self, batches: list[ProducerBatch], error: KafkaError) -> None:
         for batch in batches:
             if error.is_retriable:
-                self._accumulator.put_back(batch, error)
+                self._accumulator.reenqueue(batch, error)
             else:
-                self._fail(batch, error)
+                self._fail_batch(batch, error)
 
-    def _answered(
+    def _handle_response(
         self,
         node: int,
         connection: Connection,
@@ -217,7 +223,7 @@ class Sender:
             assert isinstance(failure, KafkaError), failure
             self._cluster.note_failure(connection)
             for batch in batches:
-                self._fail(batch, failure)
+                self._fail_batch(batch, failure)
         else:
             told = {
                 TopicPartition(topic.name, each.index): each
@@ -225,30 +231,32 @@ class Sender:
                 for each in topic.partition_responses
             }
             for batch in batches:
-                self._read_answer(batch, told.get(batch.partition))
-        self._wake.set()
+                self._complete_batch(batch, told.get(batch.partition))
+        self._wakeup.set()
 
-    def _read_answer(self, batch: ProducerBatch, told: Message | None) -> None:
+    def _complete_batch(self, batch: ProducerBatch, told: Message | None) -> None:
         if told is None:
             missing = f"an answer without {batch.partition}"
-            self._fail(batch, KafkaError(ErrorCode.network_exception, missing))
+            self._fail_batch(batch, KafkaError(ErrorCode.network_exception, missing))
         elif told.error_code == ErrorCode.none:
-            self._conclude(self._accumulator.acknowledge(batch, told.base_offset, told.log_append_time))
+            self._handle_results(
+                self._accumulator.complete_batch(batch, told.base_offset, told.log_append_time)
+            )
         else:
             leader = told.get("current_leader")
             if leader is not None and leader.leader_id >= 0:
                 self._cluster.learn_leader(batch.partition, leader.leader_id, leader.leader_epoch)
-            self._fail(batch, KafkaError(told.error_code, _message(told) or str(batch.partition)))
+            self._fail_batch(batch, KafkaError(told.error_code, _error_message(told) or str(batch.partition)))
 
-    def _fail(self, batch: ProducerBatch, error: KafkaError) -> None:
+    def _fail_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         _log.debug("a batch failed", partition=batch.partition, attempt=batch.attempts, error=error)
         if error.is_retriable:
             self._cluster.refresh_soon()
         now_ms = self.now_ms()
-        retry_at_ms = now_ms + self._backoff.after_ms(batch.attempts)
-        self._conclude(self._accumulator.fail(batch, error, now_ms, retry_at_ms))
+        retry_at_ms = now_ms + self._backoff.delay_ms(batch.attempts)
+        self._handle_results(self._accumulator.fail_batch(batch, error, now_ms, retry_at_ms))
 
-    async def _get_identity(self) -> None:
+    async def _init_producer_id(self) -> None:
         backoff = self._cluster.backoff()
         tree = {"transactional_id": None, "transaction_timeout": _TRANSACTION_TIMEOUT_MS}
         node_id = None
@@ -257,26 +265,26 @@ class Sender:
                 answer = await self._cluster.call(node_id, ApiKey.INIT_PRODUCER_ID, tree)
                 if answer.error_code != ErrorCode.none:
                     raise KafkaError(answer.error_code, "no producer id was given")
-                self._accumulator.identify(answer.producer_id, answer.producer_epoch)
+                self._accumulator.set_producer_id(answer.producer_id, answer.producer_epoch)
                 break
             except KafkaError as error:
                 if not error.is_retriable:
                     self.failure = error
                     break
                 _log.debug("no producer id yet", error=error)
-                await asyncio.sleep(backoff.next_ms() / 1000)
+                await asyncio.sleep(backoff.next_delay_ms() / 1000)
                 # One that is cut off from its controller has none to give, however often it is asked.
                 brokers = sorted(self._cluster.brokers)
                 node_id = self._cluster.random.choice(brokers) if brokers else None
-        self._getting_identity = None
-        self._wake.set()
+        self._producer_id_task = None
+        self._wakeup.set()
 
 
-def _unsendable(error: Exception) -> KafkaError:
+def _encoding_error(error: Exception) -> KafkaError:
     return KafkaError(ErrorCode.invalid_record, f"it cannot be sent: {error!r}")
 
 
-def _message(told: Message) -> str:
+def _error_message(told: Message) -> str:
     """What a broker says of a refused batch, and of the records at fault if it names them."""
     texts = [told.get("error_message") or ""]
     texts += [

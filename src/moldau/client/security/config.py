@@ -1,6 +1,7 @@
 """How a client reaches a cluster that does not trust everybody: what there is to say of TLS and SASL, as values.
 
-`security_of` reads them from the properties that Kafka's own clients take; `tls.py` and `sasl.py` act on them. Nothing
+`parse_security` reads them from the properties that Kafka's own clients take; `tls.py` and `sasl.py` act on
+them. Nothing
 secret is shown by `repr`, and no error carries any.
 """
 
@@ -8,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moldau.client.security.jaas import login_of
+from moldau.client.security.jaas import parse_jaas_config
 from moldau.observe.logging import get_logger
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 
 PLAIN = "PLAIN"
 SCRAM_SHA_256, SCRAM_SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
@@ -95,7 +96,7 @@ _SASL_PROPERTIES = ("sasl.mechanism", "sasl.mechanisms", "sasl.jaas.config", "sa
 PROPERTIES = ("security.protocol", *_SASL_PROPERTIES, *_TLS_PROPERTIES)
 """All that means something here: first the names of Kafka's Java clients, then librdkafka's."""
 
-_UNUSED = (
+_IGNORED = (
     "ssl.protocol",
     "ssl.provider",
     "ssl.cipher.suites",
@@ -107,11 +108,11 @@ _UNUSED = (
     "ssl.providers",
     "enable.sasl.oauthbearer.unsecure.jwt",
 )
-_UNUSED_PREFIXES = ("sasl.kerberos.", "sasl.login.", "sasl.oauthbearer.")
+_IGNORED_PREFIXES = ("sasl.kerberos.", "sasl.login.", "sasl.oauthbearer.")
 """What tunes other clients, or is for mechanisms other than those here. It is left aside: properties that were written
 for such a client are to be read as they are."""
 
-_REFUSED = {
+_REJECTED = {
     "security.providers": "Java classes would decide who is trusted, and there is no Java here",
     "ssl.engine.factory.class": "a Java class would decide who is trusted, and there is no Java here",
     "ssl.engine.location": "keys come from files or PEM texts only",
@@ -122,7 +123,7 @@ _REFUSED = {
 """To leave these aside would change who is trusted."""
 _TRUST_ALGORITHMS = ("PKIX", "SUNX509", "X509", "X.509")
 
-_AS_THEY_ARE = (
+_UNSTRIPPED_PROPERTIES = (
     "sasl.username",
     "sasl.password",
     "ssl.truststore.password",
@@ -131,16 +132,17 @@ _AS_THEY_ARE = (
 )
 """Here spaces count."""
 _TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
-_OLD_VERSIONS = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
+_OBSOLETE_TLS_VERSIONS = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _STORE_TYPES = ("JKS", "PKCS12", "PEM")
 
 
-def security_of(properties: Mapping[str, str]) -> Security:
+def parse_security(properties: Mapping[str, str]) -> Security:
     """What these properties say, by the names of Kafka's Java clients or librdkafka's; raises ValueError."""
     given = {
-        name: value if name in _AS_THEY_ARE else value.strip()
+        name: value if name in _UNSTRIPPED_PROPERTIES else value.strip()
         for name, value in properties.items()
-        if _is_used(name, value) and (value.strip() or name == "ssl.endpoint.identification.algorithm")
+        if _is_supported_property(name, value)
+        and (value.strip() or name == "ssl.endpoint.identification.algorithm")
     }
     protocol = given.get("security.protocol", "").upper()
     if not protocol:
@@ -160,12 +162,12 @@ def security_of(properties: Mapping[str, str]) -> Security:
             f"security.protocol is one of {', '.join(PROTOCOLS)}, not {given['security.protocol']!r}"
         )
     return Security(
-        tls=_tls_of(given) if protocol.endswith("SSL") else None,
-        sasl=_sasl_of(given) if protocol.startswith("SASL") else None,
+        tls=_parse_tls(given) if protocol.endswith("SSL") else None,
+        sasl=_parse_sasl(given) if protocol.startswith("SASL") else None,
     )
 
 
-def _is_used(name: str, value: str) -> bool:
+def _is_supported_property(name: str, value: str) -> bool:
     """Raises ValueError for what is not known, and for what cannot be left aside."""
     if name in PROPERTIES:
         return True
@@ -173,15 +175,15 @@ def _is_used(name: str, value: str) -> bool:
         if value.strip() and value.strip().upper() not in _TRUST_ALGORITHMS:
             raise ValueError(f"{name} is PKIX here, and no other: leave it out")
         return False
-    if name in _REFUSED:
-        raise ValueError(f"{name} cannot be set: {_REFUSED[name]}")
-    if name in _UNUSED or name.startswith(_UNUSED_PREFIXES):
+    if name in _REJECTED:
+        raise ValueError(f"{name} cannot be set: {_REJECTED[name]}")
+    if name in _IGNORED or name.startswith(_IGNORED_PREFIXES):
         return False
-    hint = nearest(name.lower(), (*PROPERTIES, *_UNUSED)) or f"; what is known: {', '.join(PROPERTIES)}"
+    hint = did_you_mean(name.lower(), (*PROPERTIES, *_IGNORED)) or f"; what is known: {', '.join(PROPERTIES)}"
     raise ValueError(f"{name} is not known{hint}")
 
 
-def _sasl_of(given: Mapping[str, str]) -> Sasl:
+def _parse_sasl(given: Mapping[str, str]) -> Sasl:
     mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms", "")
     if not mechanism:
         raise ValueError(f"SASL needs sasl.mechanism: one of {', '.join(MECHANISMS)}")
@@ -189,7 +191,7 @@ def _sasl_of(given: Mapping[str, str]) -> Sasl:
     username, password = given.get("sasl.username", ""), given.get("sasl.password", "")
     if "sasl.jaas.config" in given and mechanism in MECHANISMS:
         module = "PlainLoginModule" if mechanism == PLAIN else "ScramLoginModule"
-        login = login_of(given["sasl.jaas.config"])
+        login = parse_jaas_config(given["sasl.jaas.config"])
         if not login.module.endswith(module):
             raise ValueError(
                 f"sasl.mechanism {mechanism} goes with the {module}, not {login.module}, in sasl.jaas.config"
@@ -203,7 +205,7 @@ def _sasl_of(given: Mapping[str, str]) -> Sasl:
     return Sasl(mechanism, username, password)
 
 
-def _tls_of(given: Mapping[str, str]) -> Tls:
+def _parse_tls(given: Mapping[str, str]) -> Tls:
     for name in ("ssl.truststore.type", "ssl.keystore.type"):
         if name in given and given[name].upper() not in _STORE_TYPES:
             raise ValueError(f"{name} is one of {', '.join(_STORE_TYPES)}, not {given[name]!r}")
@@ -239,15 +241,15 @@ def _tls_of(given: Mapping[str, str]) -> Tls:
         **fields,
         checks_host_name=algorithm == "https" and verification == "true",
         checks_certificate=verification == "true",
-        versions=_versions_of(given.get("ssl.enabled.protocols", "")),
+        versions=_parse_tls_versions(given.get("ssl.enabled.protocols", "")),
     )
 
 
-def _versions_of(text: str) -> tuple[str, ...]:
+def _parse_tls_versions(text: str) -> tuple[str, ...]:
     """Those of the versions named that are spoken; the old ones beside them are for brokers of others."""
     named = [version.strip() for version in text.split(",") if version.strip()]
     versions = tuple(version for version in named if version in _TLS_VERSIONS)
-    wrong = [version for version in named if version not in (*_TLS_VERSIONS, *_OLD_VERSIONS)]
+    wrong = [version for version in named if version not in (*_TLS_VERSIONS, *_OBSOLETE_TLS_VERSIONS)]
     if wrong or (named and not versions):
         raise ValueError(
             f"ssl.enabled.protocols has {(wrong or named)[0]!r}: {' and '.join(_TLS_VERSIONS)} are spoken"

@@ -14,17 +14,17 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
-_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+_ESCAPE_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 
 
-class Login(NamedTuple):
+class LoginModule(NamedTuple):
     module: str
     options: Mapping[str, str]
 
 
-def login_of(text: str) -> Login:
+def parse_jaas_config(text: str) -> LoginModule:
     """The one login module in the text of `sasl.jaas.config`; raises ValueError."""
-    tokens = _tokens(text)
+    tokens = _tokenize(text)
     if len(tokens) < 3 or tokens[1].lower() not in _FLAGS:
         raise ValueError('sasl.jaas.config is `some.LoginModule required username="..." password="...";`')
     if tokens.count(";") != 1 or tokens[-1] != ";":
@@ -35,16 +35,17 @@ def login_of(text: str) -> Login:
     names, values = options[0::3], options[2::3]
     if "=" in names or "=" in values:
         raise ValueError("an option in sasl.jaas.config lacks its name or its value")
-    return Login(
-        tokens[0], {name: value.removeprefix(_QUOTED) for name, value in zip(names, values, strict=True)}
+    return LoginModule(
+        tokens[0],
+        {name: value.removeprefix(_QUOTED_PREFIX) for name, value in zip(names, values, strict=True)},
     )
 
 
-_QUOTED = "\0"
+_QUOTED_PREFIX = "\0"
 """Before what was in quotes, so that it is not taken for a sign."""
 
 
-def _tokens(text: str) -> list[str]:
+def _tokenize(text: str) -> list[str]:
     tokens: list[str] = []
     position = 0
     while position < len(text):
@@ -54,7 +55,7 @@ def _tokens(text: str) -> list[str]:
         position = found.end()
         quoted = found["double"] if found["double"] is not None else found["single"]
         if quoted is not None:
-            tokens.append(_QUOTED + _ESCAPE.sub(_unescape, quoted))
+            tokens.append(_QUOTED_PREFIX + _ESCAPE.sub(_unescape, quoted))
         elif found["sign"] or found["word"]:
             tokens.append(found["sign"] or found["word"])
     return tokens
@@ -64,4 +65,4 @@ def _unescape(found: re.Match[str]) -> str:
     escaped = found[1]
     if escaped[0] in "01234567":
         return chr(int(escaped, 8))
-    return _CONTROLS.get(escaped, escaped)
+    return _ESCAPE_CHARACTERS.get(escaped, escaped)

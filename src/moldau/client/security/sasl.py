@@ -18,33 +18,33 @@ ITERATIONS_MAX = 1_000_000
 """More would stop this client for a second."""
 NONCE_BYTES = 24
 
-Conversation = Generator[bytes, bytes, None]
+SaslExchange = Generator[bytes, bytes, None]
 
 
-def conversation(sasl: Sasl, nonce: bytes) -> Conversation:
+def start_exchange(sasl: Sasl, nonce: bytes) -> SaslExchange:
     """`nonce` is NONCE_BYTES that nobody can foresee. Raises AuthenticationError if the broker cannot be trusted."""
     if sasl.mechanism == PLAIN:
-        return _plain(sasl)
-    return _scram(sasl, b64encode(nonce).decode())
+        return _plain_exchange(sasl)
+    return _scram_exchange(sasl, b64encode(nonce).decode())
 
 
-def _plain(sasl: Sasl) -> Conversation:
+def _plain_exchange(sasl: Sasl) -> SaslExchange:
     yield f"\0{sasl.username}\0{sasl.password}".encode()
 
 
-def _scram(sasl: Sasl, nonce: str) -> Conversation:
+def _scram_exchange(sasl: Sasl, nonce: str) -> SaslExchange:
     digest = "sha256" if sasl.mechanism == SCRAM_SHA_256 else "sha512"
     name = sasl.username.replace("=", "=3D").replace(",", "=2C")
     client_first = f"n={name},r={nonce}"
     server_first = (yield b"n,," + client_first.encode()).decode(errors="replace")
-    told = _attributes(server_first, "r", "s", "i")
+    told = _parse_attributes(server_first, "r", "s", "i")
     if not told["r"].startswith(nonce) or len(told["r"]) == len(nonce):
         raise AuthenticationError("the broker's nonce does not go on from ours")
     if not told["i"].isdecimal() or not ITERATIONS_MIN <= int(told["i"]) <= ITERATIONS_MAX:
         raise AuthenticationError(
             f"the broker asks for {told['i'][:20]} iterations; {ITERATIONS_MIN} to {ITERATIONS_MAX} are accepted"
         )
-    salted = hashlib.pbkdf2_hmac(digest, sasl.password.encode(), _decoded(told["s"]), int(told["i"]))
+    salted = hashlib.pbkdf2_hmac(digest, sasl.password.encode(), _decode_base64(told["s"]), int(told["i"]))
     client_key = hmac.digest(salted, b"Client Key", digest)
     stored_key = hashlib.new(digest, client_key).digest()
     # biws is the base64 of "n,,": no channel is bound.
@@ -54,12 +54,12 @@ def _scram(sasl: Sasl, nonce: str) -> Conversation:
     proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
     answer = yield f"{client_final},p={b64encode(proof).decode()}".encode()
     expected = hmac.digest(hmac.digest(salted, b"Server Key", digest), signed, digest)
-    told = _attributes(answer.decode(errors="replace"), "v")
-    if not hmac.compare_digest(_decoded(told["v"]), expected):
+    told = _parse_attributes(answer.decode(errors="replace"), "v")
+    if not hmac.compare_digest(_decode_base64(told["v"]), expected):
         raise AuthenticationError("the broker does not know the password: it is not who it should be")
 
 
-def _attributes(text: str, *wanted: str) -> dict[str, str]:
+def _parse_attributes(text: str, *wanted: str) -> dict[str, str]:
     found = {each[:1]: each[2:] for each in text.split(",") if each[1:2] == "="}
     if "e" in found:
         raise AuthenticationError(f"the broker says {found['e']!r}")
@@ -70,7 +70,7 @@ def _attributes(text: str, *wanted: str) -> dict[str, str]:
     return found
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError:

@@ -4,7 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError
-from moldau.logs.files.segment import read_file
+from moldau.logs.files.segment import read_small_file
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
@@ -31,7 +31,7 @@ class OffsetCheckpoint:
     def load(self) -> None:
         """Reads the file. A damaged one counts as empty: recovery then reads more, and a start that was moved up is
         found again only as far as segments were deleted."""
-        data = read_file(self._disk, self._path)
+        data = read_small_file(self._disk, self._path)
         if data is None:
             return
         try:
@@ -83,7 +83,7 @@ class Checkpoints(NamedTuple):
     cleaned_offsets: OffsetCheckpoint
     high_watermarks: OffsetCheckpoint
 
-    async def lower(self, name: LogName, end: int) -> None:
+    async def truncate(self, name: LogName, end: int) -> None:
         """For a log that ends at `end` from now on: what is known of later offsets is not true of the records that come
         there."""
         for checkpoint in self:

@@ -31,11 +31,11 @@ class OffsetIndex:
         self.offsets.append(offset)
         self.positions.append(position)
 
-    def entry_for(self, offset: int) -> int:
+    def lookup(self, offset: int) -> int:
         """The number of the last entry whose batch does not end after `offset`; -1 for none."""
         return bisect_right(self.offsets, offset) - 1
 
-    def boundary_before(self, position: int) -> int:
+    def batch_start_before(self, position: int) -> int:
         """The last known start of a batch at or before `position`."""
         following = bisect_right(self.positions, position)
         return self.positions[following - 1] if following else 0
@@ -84,13 +84,13 @@ class TimeIndex:
     def __len__(self) -> int:
         return len(self.timestamps)
 
-    def append_newer(self, timestamp: int, offset: int) -> None:
+    def maybe_append(self, timestamp: int, offset: int) -> None:
         """Adds an entry, unless it says nothing new."""
         if timestamp > (self.timestamps[-1] if self.timestamps else -1):
             self.timestamps.append(timestamp)
             self.offsets.append(offset)
 
-    def offset_before(self, timestamp: int) -> int:
+    def lookup(self, timestamp: int) -> int:
         """An offset up to which every record is older than `timestamp`; 0 where nothing is known."""
         following = bisect_left(self.timestamps, timestamp)
         return self.offsets[following - 1] if following else 0

@@ -96,7 +96,7 @@ def scan_batches(file: File, position: int, end: int) -> Iterator[tuple[int, Bat
                     break
                 block = memoryview(file.read(position, size))
             batch = Batch(block[start : start + size])
-            if not batch.checksum_is_right():
+            if not batch.has_valid_checksum():
                 raise CorruptRecordError(f"the checksum of the batch at position {position} is wrong")
             yield position, batch
             start += size

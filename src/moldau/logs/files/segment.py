@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from moldau.errors import CorruptRecordError
+from moldau.logs.files.file_names import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_file_name
 from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
-from moldau.logs.files.names import INDEX, LOG, TIME_INDEX, offset_name
 from moldau.logs.files.scan import BatchHeader, scan_headers
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk, File
@@ -22,7 +22,7 @@ _RECENT_MAX = 4096
 log = get_logger(__name__)
 
 
-def read_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
+def read_small_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
     """A small file's whole content, or its first `bytes_max`; None where there is none."""
     if not disk.exists(path):
         return None
@@ -33,26 +33,26 @@ def read_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | No
         file.close()
 
 
-class Segment:
+class LogSegment:
     __slots__ = (
         "_bytes_since_index",
         "_directory",
         "_disk",
-        "_index",
+        "_has_timestamps",
+        "_offset_index",
         "_recent_offsets",
         "_recent_positions",
-        "_times",
-        "_times_are_known",
+        "_time_index",
         "base_offset",
         "file",
         "first_timestamp",
+        "has_unwritten_indexes",
         "index_interval_bytes",
-        "indexes_are_new",
         "max_timestamp",
         "max_timestamp_offset",
         "next_offset",
+        "producer_snapshot",
         "size",
-        "snapshot",
     )
 
     def __init__(
@@ -62,7 +62,7 @@ class Segment:
         base_offset: int,
         index_interval_bytes: int,
         *,
-        file_suffix: str = LOG,
+        file_suffix: str = LOG_SUFFIX,
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -70,13 +70,13 @@ class Segment:
         self.index_interval_bytes = index_interval_bytes
         self.file: File = disk.open(self.path(file_suffix))
         self.size = self.file.size
-        self.indexes_are_new = False
+        self.has_unwritten_indexes = False
         """Made from the segment and not in their files yet."""
-        self.snapshot: bytes | None = None
+        self.producer_snapshot: bytes | None = None
         """The producers' state at the segment's end, from its closing until it is in its file."""
-        self._forget()
+        self._reset_state()
 
-    def _forget(self) -> None:
+    def _reset_state(self) -> None:
         self.next_offset = self.base_offset
         """One past the last offset in it."""
         self.first_timestamp = NO_TIMESTAMP
@@ -84,15 +84,15 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = self.base_offset
         """The last offset of the first batch that has max_timestamp."""
-        self._times_are_known = False
+        self._has_timestamps = False
         self._bytes_since_index = 0
-        self._index: OffsetIndex | None = None
-        self._times: TimeIndex | None = None
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
         self._recent_offsets = array("q")
         self._recent_positions = array("q")
 
     def path(self, suffix: str) -> str:
-        return f"{self._directory}/{offset_name(self.base_offset, suffix)}"
+        return f"{self._directory}/{segment_file_name(self.base_offset, suffix)}"
 
     # Growing
 
@@ -100,25 +100,25 @@ class Segment:
         """Begins empty, whatever was in the file."""
         if self.size:
             self.file.truncate(0)
-        self.clear_knowledge()
+        self.start_empty()
 
-    def clear_knowledge(self) -> None:
+    def start_empty(self) -> None:
         """Begins empty; what is in the file is yet to be noted."""
         self.size = 0
-        self._begin()
+        self._start_empty()
 
-    def _begin(self) -> None:
-        self._forget()
-        self._times_are_known = True
-        self._index, self._times = OffsetIndex(), TimeIndex()
+    def _start_empty(self) -> None:
+        self._reset_state()
+        self._has_timestamps = True
+        self._offset_index, self._time_index = OffsetIndex(), TimeIndex()
 
-    def note(self, batch: Batch | BatchHeader, position: int) -> None:
+    def register_batch(self, batch: Batch | BatchHeader, position: int) -> None:
         """Takes account of a batch that is in the file at `position`, behind all others."""
         last_offset = batch.base_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
         if not 0 <= last_offset - self.base_offset <= OFFSET_RANGE:
             # Offsets are not covered by a batch's checksum.
-            raise CorruptRecordError(f"a batch with offset {last_offset} is in {self.path(LOG)}")
+            raise CorruptRecordError(f"a batch with offset {last_offset} is in {self.path(LOG_SUFFIX)}")
         if position == 0:
             self.first_timestamp = timestamp
         if timestamp > self.max_timestamp:
@@ -126,8 +126,8 @@ class Segment:
             self.max_timestamp_offset = last_offset
         size = batch.size
         if self._bytes_since_index > self.index_interval_bytes:
-            self.index.append(last_offset - self.base_offset, position)
-            self.times.append_newer(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+            self.offset_index.append(last_offset - self.base_offset, position)
+            self.time_index.maybe_append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
             self._bytes_since_index = 0
         self._bytes_since_index += size
         self.size = position + size
@@ -140,120 +140,120 @@ class Segment:
 
     def seal(self) -> None:
         """No more batches come. The last time entry then tells the segment's largest timestamp."""
-        self.times.append_newer(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+        self.time_index.maybe_append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
         self._recent_offsets, self._recent_positions = array("q"), array("q")
 
-    def cut(self, position: int) -> None:
+    def truncate_to_position(self, position: int) -> None:
         """Drops the batches from `position` on; the segment may grow again."""
-        index, times = self.index, self.times
+        offset_index, time_index = self.offset_index, self.time_index
         dropped = next(scan_headers(self.file, position, self.size), None)
         self.file.truncate(position)
         self.size = position
-        index.truncate(position)
+        offset_index.truncate(position)
         if dropped is not None:
-            times.truncate(dropped.base_offset - self.base_offset)
-        self._learn(index, times)
+            time_index.truncate(dropped.base_offset - self.base_offset)
+        self._load_from_indexes(offset_index, time_index)
 
     # The indexes
 
     @property
-    def index(self) -> OffsetIndex:
-        index = self._index
-        if index is None:
+    def offset_index(self) -> OffsetIndex:
+        offset_index = self._offset_index
+        if offset_index is None:
             try:
-                data = read_file(self._disk, self.path(INDEX))
+                data = read_small_file(self._disk, self.path(OFFSET_INDEX_SUFFIX))
                 if data is None:
                     raise CorruptRecordError("the offset index is missing")
-                index = self._index = OffsetIndex.from_bytes(data, self.size)
+                offset_index = self._offset_index = OffsetIndex.from_bytes(data, self.size)
             except CorruptRecordError as error:
-                index, _ = self.make_indexes(str(error))
-        return index
+                offset_index, _ = self.rebuild_indexes(str(error))
+        return offset_index
 
     @property
-    def times(self) -> TimeIndex:
-        times = self._times
-        if times is None:
+    def time_index(self) -> TimeIndex:
+        time_index = self._time_index
+        if time_index is None:
             try:
-                data = read_file(self._disk, self.path(TIME_INDEX))
+                data = read_small_file(self._disk, self.path(TIME_INDEX_SUFFIX))
                 if data is None:
                     raise CorruptRecordError("the time index is missing")
-                times = self._times = TimeIndex.from_bytes(data)
+                time_index = self._time_index = TimeIndex.from_bytes(data)
             except CorruptRecordError as error:
-                _, times = self.make_indexes(str(error))
-        return times
+                _, time_index = self.rebuild_indexes(str(error))
+        return time_index
 
-    def make_indexes(self, why: str) -> tuple[OffsetIndex, TimeIndex]:
+    def rebuild_indexes(self, why: str) -> tuple[OffsetIndex, TimeIndex]:
         """Reads the headers of the whole segment and learns everything from them."""
         if self.size:
-            log.info("index is made anew", segment=self.path(LOG), why=why)
+            log.info("index is made anew", segment=self.path(LOG_SUFFIX), why=why)
         next_offset = self.next_offset
-        self._begin()
+        self._start_empty()
         for header in scan_headers(self.file, 0, self.size):
-            self.note(header, header.position)
+            self.register_batch(header, header.position)
         self.seal()
         self.next_offset = max(next_offset, self.next_offset)
-        self.indexes_are_new = True
-        assert self._index is not None
-        assert self._times is not None
-        return self._index, self._times
+        self.has_unwritten_indexes = True
+        assert self._offset_index is not None
+        assert self._time_index is not None
+        return self._offset_index, self._time_index
 
-    def learn(self) -> None:
+    def load_state(self) -> None:
         """Finds the segment's end and times from its index files and the few batches they do not cover."""
         try:
-            if self.index:
-                self._check_entry(self.index, len(self.index) - 1)
-            if self.times:
-                self._check_newest(self.times)
-            self._learn(self.index, self.times)
+            if self.offset_index:
+                self._check_offset_entry(self.offset_index, len(self.offset_index) - 1)
+            if self.time_index:
+                self._check_last_time_entry(self.time_index)
+            self._load_from_indexes(self.offset_index, self.time_index)
         except CorruptRecordError as error:
-            self.make_indexes(str(error))
+            self.rebuild_indexes(str(error))
 
-    def _learn(self, index: OffsetIndex, times: TimeIndex) -> None:
-        self._begin()
-        self._index, self._times = index, times
+    def _load_from_indexes(self, offset_index: OffsetIndex, time_index: TimeIndex) -> None:
+        self._start_empty()
+        self._offset_index, self._time_index = offset_index, time_index
         if not self.size:
             return
-        if times:
-            self.max_timestamp = times.timestamps[-1]
-            self.max_timestamp_offset = self.base_offset + times.offsets[-1]
+        if time_index:
+            self.max_timestamp = time_index.timestamps[-1]
+            self.max_timestamp_offset = self.base_offset + time_index.offsets[-1]
         first_timestamp = next(scan_headers(self.file, 0, self.size)).max_timestamp
-        covered = index.positions[-1] if index else 0
+        covered = offset_index.positions[-1] if offset_index else 0
         for header in scan_headers(self.file, covered, self.size):
-            if index and header.position == covered:
+            if offset_index and header.position == covered:
                 # It has its entry already.
                 self._bytes_since_index = 0
-            self.note(header, header.position)
+            self.register_batch(header, header.position)
         self.first_timestamp = first_timestamp
 
-    def learn_times(self) -> None:
+    def load_timestamps(self) -> None:
         """Makes the timestamps of a closed segment known, which opening a log leaves unread."""
-        if not self._times_are_known:
+        if not self._has_timestamps:
             next_offset = self.next_offset
-            self.learn()
+            self.load_state()
             self.seal()
             self.next_offset = max(next_offset, self.next_offset)
             self.drop_indexes()
 
     def drop_indexes(self) -> None:
         """Frees the memory of indexes that are in their files."""
-        if not self.indexes_are_new:
-            self._index = self._times = None
+        if not self.has_unwritten_indexes:
+            self._offset_index = self._time_index = None
 
     @property
-    def indexes_are_loaded(self) -> bool:
-        return self._index is not None or self._times is not None
+    def has_loaded_indexes(self) -> bool:
+        return self._offset_index is not None or self._time_index is not None
 
     async def write_indexes(self) -> None:
-        index, times = self.index.to_bytes(), self.times.to_bytes()
-        await self._disk.replace(self.path(INDEX), index)
-        await self._disk.replace(self.path(TIME_INDEX), times)
-        self.indexes_are_new = False
+        offset_index, time_index = self.offset_index.to_bytes(), self.time_index.to_bytes()
+        await self._disk.replace(self.path(OFFSET_INDEX_SUFFIX), offset_index)
+        await self._disk.replace(self.path(TIME_INDEX_SUFFIX), time_index)
+        self.has_unwritten_indexes = False
 
     # Finding
 
     def headers(self, offset: int) -> Iterator[BatchHeader]:
         """The headers of all batches that end at or after `offset`."""
-        for header in scan_headers(self.file, self._position_before(offset), self.size):
+        for header in scan_headers(self.file, self._scan_start(offset), self.size):
             if header.last_offset >= offset:
                 yield header
 
@@ -267,43 +267,48 @@ class Segment:
             return header.position
         return self.size
 
-    def end_before(self, position: int) -> int:
+    def next_offset_before(self, position: int) -> int:
         """One past the last offset before `position`, where a batch begins or the segment ends."""
         end = self.base_offset
-        for header in scan_headers(self.file, self.index.boundary_before(max(0, position - 1)), position):
+        for header in scan_headers(
+            self.file, self.offset_index.batch_start_before(max(0, position - 1)), position
+        ):
             end = header.last_offset + 1
         return end
 
-    def boundary_before(self, position: int) -> int:
+    def batch_start_before(self, position: int) -> int:
         """The last start of a batch at or before `position` that is known without looking into the file."""
         recent = self._recent_positions
         if recent and recent[0] <= position:
             return recent[bisect_left(recent, position + 1) - 1]
-        return self.index.boundary_before(position)
+        return self.offset_index.batch_start_before(position)
 
-    def _position_before(self, offset: int) -> int:
+    def _scan_start(self, offset: int) -> int:
         """A place from which a walk over the headers meets the batch with `offset`."""
-        index = self.index
-        entry = index.entry_for(offset - self.base_offset)
+        offset_index = self.offset_index
+        entry = offset_index.lookup(offset - self.base_offset)
         if entry < 0:
             return 0
         try:
-            self._check_entry(index, entry)
+            self._check_offset_entry(offset_index, entry)
         except CorruptRecordError as error:
-            index, _ = self.make_indexes(str(error))
-            entry = index.entry_for(offset - self.base_offset)
-        return index.positions[entry] if entry >= 0 else 0
+            offset_index, _ = self.rebuild_indexes(str(error))
+            entry = offset_index.lookup(offset - self.base_offset)
+        return offset_index.positions[entry] if entry >= 0 else 0
 
-    def _check_entry(self, index: OffsetIndex, entry: int) -> None:
+    def _check_offset_entry(self, offset_index: OffsetIndex, entry: int) -> None:
         """An entry that does not lead to its batch gives the whole index away as damaged."""
-        position = index.positions[entry]
+        position = offset_index.positions[entry]
         header = BatchHeader(self.file.read(position, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"), 0, position)
-        if header.last_offset != self.base_offset + index.offsets[entry]:
+        if header.last_offset != self.base_offset + offset_index.offsets[entry]:
             raise CorruptRecordError(f"the offset index leads to another batch at position {position}")
 
-    def _check_newest(self, times: TimeIndex) -> None:
+    def _check_last_time_entry(self, time_index: TimeIndex) -> None:
         """Retention goes by the last time entry, so a damaged one must not be believed."""
-        offset = self.base_offset + times.offsets[-1]
+        offset = self.base_offset + time_index.offsets[-1]
         header = next(self.headers(offset), None)
-        if header is None or (header.last_offset, header.max_timestamp) != (offset, times.timestamps[-1]):
+        if header is None or (header.last_offset, header.max_timestamp) != (
+            offset,
+            time_index.timestamps[-1],
+        ):
             raise CorruptRecordError("the time index leads to another batch")

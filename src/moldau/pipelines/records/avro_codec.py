@@ -57,7 +57,7 @@ def encode_arrow(rows: pa.Array, schema: str, prefix: bytes) -> pa.Array:
     )
 
 
-def written(row: Any, schema: str) -> bytes:
+def encode_record(row: Any, schema: str) -> bytes:
     """One record."""
     return _writer(schema)(row)
 

@@ -51,17 +51,20 @@ def parsed_schema(schema: str, what: str) -> Any:
     return plain
 
 
-def readable(schema: Any) -> Any:
+def without_unsupported_logical_types(schema: Any) -> Any:
     """The schema without those logical types that have no type in Spark: their plain values are read."""
     if isinstance(schema, list):
-        return [readable(each) for each in schema]
+        return [without_unsupported_logical_types(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     changed = {
-        key: readable(value) if key in ("type", "items", "values") else value for key, value in schema.items()
+        key: without_unsupported_logical_types(value) if key in ("type", "items", "values") else value
+        for key, value in schema.items()
     }
     if "fields" in changed:
-        changed["fields"] = [{**field, "type": readable(field["type"])} for field in changed["fields"]]
+        changed["fields"] = [
+            {**field, "type": without_unsupported_logical_types(field["type"])} for field in changed["fields"]
+        ]
     if changed.get("logicalType") not in (*_LOGICAL, "decimal"):
         changed.pop("logicalType", None)
     return changed
@@ -89,11 +92,11 @@ def _type_of(schema: Any, named: dict[str, Any], what: str) -> T.DataType:
         fields = [
             T.StructField(each["name"], _type_of(each["type"], named, what)) for each in schema["fields"]
         ]
-        return _noted(schema, T.StructType(fields), named)
+        return _register_named(schema, T.StructType(fields), named)
     if kind == "enum":
-        return _noted(schema, T.StringType(), named)
+        return _register_named(schema, T.StringType(), named)
     if kind == "fixed":
-        return _noted(schema, T.BinaryType(), named)
+        return _register_named(schema, T.BinaryType(), named)
     if kind == "array":
         return T.ArrayType(_type_of(schema["items"], named, what))
     if kind == "map":
@@ -101,7 +104,7 @@ def _type_of(schema: Any, named: dict[str, Any], what: str) -> T.DataType:
     return _type_of(kind, named, what)
 
 
-def _noted(schema: Mapping[str, Any], found: T.DataType, named: dict[str, Any]) -> T.DataType:
+def _register_named(schema: Mapping[str, Any], found: T.DataType, named: dict[str, Any]) -> T.DataType:
     named[schema["name"].rpartition(".")[2]] = found
     return found
 

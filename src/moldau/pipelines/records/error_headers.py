@@ -8,7 +8,7 @@ REDRIVEN = "moldau.redriven"
 """How often a record was sent back to its topic."""
 
 
-class Error(StrEnum):
+class ErrorHeader(StrEnum):
     REASON = PREFIX + "reason"
     """`malformed`, `schema_mismatch` or `expectation`."""
     DETAIL = PREFIX + "detail"

@@ -6,11 +6,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from moldau.pipelines.records.columns import BAD, EXPECTATION, IS_BAD
-from moldau.pipelines.records.decoding import failure
+from moldau.pipelines.records.decoder import failure_struct
 from moldau.pipelines.records.sql_text import cases, literal, quoted
 
 
-def expected(frame: DataFrame, expectations: Mapping[str, str]) -> DataFrame:
+def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> DataFrame:
     """The frame whose records are bad, too, where one of these is false or null. Tombstones are not asked."""
     if not expectations:
         return frame
@@ -21,7 +21,7 @@ def expected(frame: DataFrame, expectations: Mapping[str, str]) -> DataFrame:
         cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items()
     )
     # What could not be decoded is not asked: its nulls tell nothing more.
-    bad = cases((IS_BAD, BAD), otherwise=failure(EXPECTATION, f"concat_ws('; ', {violations})"))
+    bad = cases((IS_BAD, BAD), otherwise=failure_struct(EXPECTATION, f"concat_ws('; ', {violations})"))
     kept = [quoted(name) for name in frame.columns if name not in (IS_BAD, BAD)]
     return frame.select("*", *asked).selectExpr(
         *kept,

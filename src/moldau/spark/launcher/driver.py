@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from moldau.spark.launcher import gateway
-from moldau.spark.launcher.class_cache import ClassCache, cache_directory, wanted
-from moldau.spark.launcher.command import gateway_command, needed_at_start, properties_text
+from moldau.spark.launcher.class_cache import ClassCache, cache_directory, is_enabled
 from moldau.spark.launcher.java import Java, find_java
-from moldau.spark.launcher.spark_home import Spark
+from moldau.spark.launcher.java_command import gateway_command, properties_text, submit_settings
+from moldau.spark.launcher.spark_home import SparkHome
 
-TRAINED_WITHIN_S = 300.0
+TRAINING_TIMEOUT_S = 300.0
 
 
 def start_driver(
-    spark: Spark,
+    spark: SparkHome,
     settings: Mapping[str, str],
     *,
     quiet: bool = False,
@@ -34,15 +34,13 @@ def start_driver(
     Python. Class options are those of the class cache, unless given."""
     java = java or find_java()
     if class_options is None:
-        class_options = class_cache_options(
-            java, spark, say=say or (_say_nothing if quiet else say_on_stderr)
-        )
+        class_options = class_cache_options(java, spark, say=say or (_ignore if quiet else write_stderr))
     options = [*class_options, *log_options(spark, "error" if quiet else "warn")]
-    properties = settings if for_all_sessions else needed_at_start(settings)
+    properties = settings if for_all_sessions else submit_settings(settings)
     environ = {**os.environ, "JAVA_HOME": str(java.home)}
     if code is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
-    return gateway.start(
+    return gateway.start_gateway(
         lambda file: gateway_command(java, spark, settings, file, options=options),
         properties_text(properties),
         environ,
@@ -51,7 +49,7 @@ def start_driver(
     )
 
 
-def log_options(spark: Spark, level: str, *, deploy: str = "warn") -> list[str]:
+def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[str]:
     """Ours, unless the user's own settings of Spark say how to log. `deploy` is what masters and workers do."""
     if (spark.settings / "log4j2.properties").is_file():
         return []
@@ -63,24 +61,24 @@ def log_options(spark: Spark, level: str, *, deploy: str = "warn") -> list[str]:
     ]
 
 
-def class_cache_options(java: Java, spark: Spark, *, say: Callable[[str], None]) -> list[str]:
+def class_cache_options(java: Java, spark: SparkHome, *, say: Callable[[str], None]) -> list[str]:
     """Makes the class cache first where there is none yet. Whatever goes wrong with it is no reason not to start."""
-    if not wanted(os.environ):
+    if not is_enabled(os.environ):
         return []
     cache = ClassCache(cache_directory(os.environ), java, spark)
-    if not cache.is_ready() and cache.why_not(time.time()) is None:
-        _make(cache, say)
-    return cache.use_options() if cache.is_ready() else []
+    if not cache.is_ready() and cache.unavailable_reason(time.time()) is None:
+        _build_class_cache(cache, say)
+    return cache.jvm_options() if cache.is_ready() else []
 
 
-def _make(cache: ClassCache, say: Callable[[str], None]) -> None:
+def _build_class_cache(cache: ClassCache, say: Callable[[str], None]) -> None:
     try:
-        with cache.making() as output:
+        with cache.locked_output() as output:
             if output is None:
                 return
             say("Preparing Spark to start quickly: once, half a minute or more (Ctrl-C skips it) ... ")
             began = time.monotonic()
-            kept = _train(cache, output) and cache.keep(output)
+            kept = _train_class_cache(cache, output) and cache.install(output)
             took = f"{time.monotonic() - began:.0f} s"
             say(f"done in {took}.\n" if kept else f"not possible, as {cache.log} tells; going on without.\n")
     except KeyboardInterrupt:
@@ -89,11 +87,11 @@ def _make(cache: ClassCache, say: Callable[[str], None]) -> None:
         say(f"not possible ({error.strerror}); going on without.\n")
 
 
-def _train(cache: ClassCache, output: Path) -> bool:
+def _train_class_cache(cache: ClassCache, output: Path) -> bool:
     """In a Python of its own: PySpark talks to one Java process only."""
     with cache.log.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "moldau.spark.launcher.training", str(output)],
+            [sys.executable, "-m", "moldau.spark.launcher.class_cache_training", str(output)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -102,11 +100,11 @@ def _train(cache: ClassCache, output: Path) -> bool:
             env=_training_environment(cache),
         )
         try:
-            return process.wait(TRAINED_WITHIN_S) == 0
+            return process.wait(TRAINING_TIMEOUT_S) == 0
         except subprocess.TimeoutExpired:
             return False
         finally:
-            gateway.stop(process)
+            gateway.terminate_process(process)
 
 
 def _training_environment(cache: ClassCache) -> dict[str, str]:
@@ -125,10 +123,10 @@ def _training_environment(cache: ClassCache) -> dict[str, str]:
     }
 
 
-def say_on_stderr(text: str) -> None:
+def write_stderr(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-def _say_nothing(text: str) -> None:
+def _ignore(text: str) -> None:
     pass

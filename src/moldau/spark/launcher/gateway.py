@@ -16,10 +16,10 @@ from typing import IO, Any
 
 from moldau.spark.launcher.errors import LaunchError
 
-STARTED_WITHIN_S = 120.0
+START_TIMEOUT_S = 120.0
 """Packages may have to be fetched (`spark.jars.packages`)."""
-LOOKED_EVERY_S = 0.02
-STOPPED_WITHIN_S = 5.0
+POLL_INTERVAL_S = 0.02
+STOP_TIMEOUT_S = 5.0
 
 
 @dataclass
@@ -32,23 +32,25 @@ class Gateway:
         """PySpark's own gateway object for this process."""
         from pyspark.java_gateway import launch_gateway
 
-        with _in_environment({"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}):
+        with _environment_variables(
+            {"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}
+        ):
             gateway = launch_gateway()  # type: ignore[no-untyped-call]
         gateway.proc = self.process
         return gateway
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Lets it end by itself, and waits until it has."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
     def kill(self) -> None:
-        end(self.process)
+        kill_process(self.process)
 
 
-def start(
-    command_with: Callable[[Path], Sequence[str]],
+def start_gateway(
+    build_command: Callable[[Path], Sequence[str]],
     properties: str,
     environ: Mapping[str, str],
     log: Path | None = None,
@@ -57,11 +59,11 @@ def start(
     """Runs the command, which is given a file of these properties; what it prints goes to the log, or to where this
     process prints. The descriptors stay open in it. Raises LaunchError where the process ends, or says nothing for too
     long, before it can be talked to."""
-    with _own_directory() as directory, _opened(log) as output:
+    with _private_directory() as directory, _open_log(log) as output:
         told, settings = directory / "connection", directory / "settings"
         settings.write_text(properties)
         process = subprocess.Popen(
-            command_with(settings),
+            build_command(settings),
             # It reads this pipe and ends when the other end is closed: that happens however the driver dies.
             stdin=subprocess.PIPE,
             stdout=output,
@@ -76,15 +78,15 @@ def start(
             },
         )
         try:
-            port, secret = _connection(process, told, log)
+            port, secret = _wait_for_connection(process, told, log)
         except BaseException:
-            end(process)
+            kill_process(process)
             raise
     return Gateway(process, port, secret)
 
 
-def _connection(process: "subprocess.Popen[bytes]", told: Path, log: Path | None) -> tuple[int, str]:
-    deadline = time.monotonic() + STARTED_WITHIN_S
+def _wait_for_connection(process: "subprocess.Popen[bytes]", told: Path, log: Path | None) -> tuple[int, str]:
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not told.is_file():
         if process.poll() is not None:
             raise LaunchError(
@@ -93,10 +95,10 @@ def _connection(process: "subprocess.Popen[bytes]", told: Path, log: Path | None
             )
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"Spark's Java process did not answer within {STARTED_WITHIN_S:.0f} s. If it fetches packages "
+                f"Spark's Java process did not answer within {START_TIMEOUT_S:.0f} s. If it fetches packages "
                 "(spark.jars.packages), check the network; otherwise try once more on a quieter machine."
             )
-        time.sleep(LOOKED_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
     return parse_connection(told.read_bytes())
 
 
@@ -106,16 +108,16 @@ def parse_connection(data: bytes) -> tuple[int, str]:
     return port, data[8 : 8 + length].decode()
 
 
-def stop(process: "subprocess.Popen[bytes]") -> None:
+def terminate_process(process: "subprocess.Popen[bytes]") -> None:
     """Asks a process to end, and does not ask for long."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(STOPPED_WITHIN_S)
-    end(process)
+            process.wait(STOP_TIMEOUT_S)
+    kill_process(process)
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def kill_process(process: "subprocess.Popen[bytes]") -> None:
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
@@ -125,7 +127,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def _opened(log: Path | None) -> Iterator[IO[bytes] | None]:
+def _open_log(log: Path | None) -> Iterator[IO[bytes] | None]:
     if log is None:
         yield None
         return
@@ -134,7 +136,7 @@ def _opened(log: Path | None) -> Iterator[IO[bytes] | None]:
 
 
 @contextmanager
-def _own_directory() -> Iterator[Path]:
+def _private_directory() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="moldau-spark-"))
     try:
         yield directory
@@ -142,12 +144,12 @@ def _own_directory() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-_changing = threading.Lock()
+_environment_lock = threading.Lock()
 
 
 @contextmanager
-def _in_environment(values: Mapping[str, str]) -> Iterator[None]:
-    with _changing:
+def _environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    with _environment_lock:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
         try:

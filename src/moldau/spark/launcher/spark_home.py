@@ -10,7 +10,7 @@ from moldau.spark.launcher.errors import NO_PYSPARK, LaunchError
 
 
 @dataclass(frozen=True)
-class Spark:
+class SparkHome:
     home: Path
     settings: Path
     """The directory of `spark-defaults.conf` and the like, which need not exist."""
@@ -26,7 +26,7 @@ class Spark:
         return ":".join([*map(str, first), f"{self.jars}/*"])
 
 
-def find_spark(environ: Mapping[str, str] | None = None) -> Spark:
+def find_spark(environ: Mapping[str, str] | None = None) -> SparkHome:
     """Found without importing PySpark: that can be done while Java starts."""
     environ = os.environ if environ is None else environ
     spec = importlib.util.find_spec("pyspark")
@@ -40,4 +40,4 @@ def find_spark(environ: Mapping[str, str] | None = None) -> Spark:
             if environ.get("SPARK_HOME")
             else f"PySpark in {home} comes without Spark itself (pyspark-client?): pip install 'moldau[spark]'"
         )
-    return Spark(home, Path(environ.get("SPARK_CONF_DIR") or home / "conf"))
+    return SparkHome(home, Path(environ.get("SPARK_CONF_DIR") or home / "conf"))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from moldau.spark.launcher.class_cache import cache_directory
-from moldau.spark.launcher.command import MASTER, WORKER, java_command
-from moldau.spark.launcher.driver import class_cache_options, log_options, say_on_stderr
+from moldau.spark.launcher.driver import class_cache_options, log_options, write_stderr
 from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.java import find_java
-from moldau.spark.launcher.java_home import java_home
-from moldau.spark.launcher.spark_home import Spark, find_spark
+from moldau.spark.launcher.java_command import MASTER_CLASS, WORKER_CLASS, java_command
+from moldau.spark.launcher.java_wrapper import make_java_home
+from moldau.spark.launcher.spark_home import SparkHome, find_spark
 
 MEMORY = "1g"
 """Of the process itself; executors have their own."""
@@ -25,25 +25,25 @@ MEMORY = "1g"
 class MasterOptions:
     host: str
     port: int
-    page_port: int
+    web_ui_port: int
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
     master: str
     host: str
-    page_port: int
+    web_ui_port: int
     cores: int | None
     memory: str | None
     directory: Path
 
 
 def master_arguments(options: MasterOptions) -> list[str]:
-    return ["--host", options.host, "--port", str(options.port), "--webui-port", str(options.page_port)]
+    return ["--host", options.host, "--port", str(options.port), "--webui-port", str(options.web_ui_port)]
 
 
 def worker_arguments(options: WorkerOptions) -> list[str]:
-    arguments = ["--host", options.host, "--webui-port", str(options.page_port)]
+    arguments = ["--host", options.host, "--webui-port", str(options.web_ui_port)]
     arguments += ["--work-dir", str(options.directory)]
     if options.cores is not None:
         arguments += ["--cores", str(options.cores)]
@@ -52,17 +52,17 @@ def worker_arguments(options: WorkerOptions) -> list[str]:
     return [*arguments, options.master]
 
 
-def become_master(options: MasterOptions) -> NoReturn:
-    _check_free(options.host, options.port)
-    _become(MASTER, master_arguments(options), options.host)
+def exec_master(options: MasterOptions) -> NoReturn:
+    _check_port_free(options.host, options.port)
+    _exec_spark(MASTER_CLASS, master_arguments(options), options.host)
 
 
-def become_worker(options: WorkerOptions) -> NoReturn:
+def exec_worker(options: WorkerOptions) -> NoReturn:
     options.directory.mkdir(parents=True, exist_ok=True)
-    _become(WORKER, worker_arguments(options), options.host)
+    _exec_spark(WORKER_CLASS, worker_arguments(options), options.host)
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_port_free(host: str, port: int) -> None:
     """Spark would take the next port without a word, and workers would look for it in vain."""
     try:
         with socket.create_server((host, port)):
@@ -73,20 +73,20 @@ def _check_free(host: str, port: int) -> None:
         ) from None
 
 
-def _become(name: str, arguments: list[str], host: str) -> NoReturn:
+def _exec_spark(name: str, arguments: list[str], host: str) -> NoReturn:
     spark, java = find_spark(), find_java()
-    class_options = class_cache_options(java, spark, say=say_on_stderr)
+    class_options = class_cache_options(java, spark, say=write_stderr)
     options = [*class_options, *log_options(spark, "warn", deploy="info"), "-Dspark.port.maxRetries=0"]
     command = java_command(java, spark, name, arguments, options=options, memory=MEMORY)
     # Executors bind to the address that their worker is known by, and to no other.
-    environ = {"SPARK_LOCAL_IP": host, **os.environ, **environment(spark)}
-    environ["JAVA_HOME"] = str(java_home(cache_directory(os.environ), java, class_options))
+    environ = {"SPARK_LOCAL_IP": host, **os.environ, **worker_environment(spark)}
+    environ["JAVA_HOME"] = str(make_java_home(cache_directory(os.environ), java, class_options))
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, environ)
 
 
-def environment(spark: Spark) -> Mapping[str, str]:
+def worker_environment(spark: SparkHome) -> Mapping[str, str]:
     """What a worker needs to put together the command line of executors."""
     core = next(iter(sorted(spark.jars.glob("spark-core_*.jar"))), None)
     scala = re.match(r"spark-core_([\d.]+)-", core.name) if core else None

@@ -20,8 +20,8 @@ from pyspark.sql.types import (
 from moldau.spark.errors import SparkSourceError
 
 NAMES = ("key", "value", "headers", "topic", "partition", "timestamp")
-_ONLY_READ = ("offset", "timestampType")
-_TEXTS = {
+_READ_ONLY_COLUMNS = ("offset", "timestampType")
+_TYPE_NAMES = {
     "key": "STRING or BINARY",
     "value": "STRING or BINARY",
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
@@ -32,7 +32,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class SinkColumns:
     """At which places of a row these are; None: they are not there, or of no interest."""
 
     value: int
@@ -45,22 +45,22 @@ class Columns:
     """Those that no record has."""
 
 
-def columns_of(schema: StructType, *, has_topic: bool, includes_headers: bool) -> Columns:
+def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool) -> SinkColumns:
     """Raises SparkSourceError that names the column at fault. `has_topic`: an option says where all rows go."""
     places: dict[str, int] = {}
     ignored: list[str] = []
     for place, field in enumerate(schema.fields):
-        if field.name in _ONLY_READ:
+        if field.name in _READ_ONLY_COLUMNS:
             continue
         if field.name not in NAMES:
             ignored.append(field.name)
             continue
         if field.name in places:
             raise SparkSourceError(f"the column {field.name!r} is there twice: drop one")
-        if not _fits(field.name, field.dataType):
+        if not _has_type(field.name, field.dataType):
             raise SparkSourceError(
                 f"the column {field.name!r} is {field.dataType.simpleString().upper()} and has to be "
-                f"{_TEXTS[field.name]}: {_fix(field.name, field.dataType)}"
+                f"{_TYPE_NAMES[field.name]}: {_type_hint(field.name, field.dataType)}"
             )
         places[field.name] = place
     if "value" not in places:
@@ -76,10 +76,10 @@ def columns_of(schema: StructType, *, has_topic: bool, includes_headers: bool) -
         places.pop("topic", None)
     if not includes_headers:
         places.pop("headers", None)
-    return Columns(**places, ignored=tuple(ignored))
+    return SinkColumns(**places, ignored=tuple(ignored))
 
 
-def _fits(name: str, kind: DataType) -> bool:
+def _has_type(name: str, kind: DataType) -> bool:
     match name:
         case "key" | "value":
             return isinstance(kind, (StringType, BinaryType))
@@ -101,9 +101,9 @@ def _is_header(kind: DataType) -> bool:
     )
 
 
-def _fix(name: str, kind: DataType) -> str:
+def _type_hint(name: str, kind: DataType) -> str:
     if name == "headers":
         return "build it as array(struct('name' AS key, CAST(… AS BINARY) AS value))"
     if name in ("key", "value") and isinstance(kind, (StructType, ArrayType, MapType)):
         return f"encode it, as to_json({name}) AS {name}"
-    return f"CAST({name} AS {_TEXTS[name].partition(' ')[0]}) AS {name}"
+    return f"CAST({name} AS {_TYPE_NAMES[name].partition(' ')[0]}) AS {name}"

@@ -31,16 +31,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from moldau.spark.errors import OptionError, told_plainly
-from moldau.spark.sink.delta_commits import check_fits, commit_files, open_table, remove_uncommitted
+from moldau.spark.errors import OptionError, user_facing_errors
+from moldau.spark.sink.delta_commits import check_table_schema, commit_files, open_table, remove_uncommitted
 from moldau.spark.sink.delta_files import TableFiles, WrittenFile
-from moldau.spark.sink.delta_options import FORMAT, DeltaOptions, parse_delta
-from moldau.spark.sink.delta_schema import check_frame, nullable
-from moldau.spark.sink.task import of_this_task
+from moldau.spark.sink.delta_options import FORMAT, DeltaOptions, parse_delta_options
+from moldau.spark.sink.delta_schema import as_nullable, check_row_schema
+from moldau.spark.sink.spark_task import current_task
 
 
 @dataclass(frozen=True)
-class DeltaFiles(WriterCommitMessage):
+class DeltaCommitMessage(WriterCommitMessage):
     """What a task has written."""
 
     query_id: str | None
@@ -53,13 +53,13 @@ class DeltaSink(DataSource):
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        with told_plainly(FORMAT):
+        with user_facing_errors(FORMAT):
             if overwrite:
                 raise OptionError(f"{FORMAT} appends only: use .mode('append'), or delete the table first")
             return DeltaWriter(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "DeltaStreamWriter":
-        with told_plainly(FORMAT):
+        with user_facing_errors(FORMAT):
             if overwrite:
                 raise OptionError(
                     f"{FORMAT} appends only: use .outputMode('append'), or upsert the rows in foreachBatch"
@@ -67,22 +67,22 @@ class DeltaSink(DataSource):
             return DeltaStreamWriter(self.options, schema)
 
 
-class _Writing:
+class _DeltaTableWriter:
     """What batch and streaming writes share."""
 
     def __init__(self, options: DeltaOptions, schema: StructType) -> None:
         self.options = options
-        self.schema: dict[str, Any] = nullable(json.loads(schema.json()))
-        check_frame(self.schema, options.partition_by)
+        self.schema: dict[str, Any] = as_nullable(json.loads(schema.json()))
+        check_row_schema(self.schema, options.partition_by)
         self.arrow_schema = to_arrow_schema(StructType.fromJson(self.schema), timezone="UTC")
         self.partition_by = options.partition_by
         table = open_table(options.location)
         if table is not None:
-            check_fits(table, self.schema, options.partition_by, options.location)
+            check_table_schema(table, self.schema, options.partition_by, options.location)
             self.partition_by = tuple(table.metadata().partition_columns)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> DeltaFiles:
-        with told_plainly(FORMAT):
+    def write(self, batches: Iterator[pa.RecordBatch]) -> DeltaCommitMessage:
+        with user_facing_errors(FORMAT):
             files = TableFiles(
                 self.options.location,
                 self.arrow_schema,
@@ -96,14 +96,14 @@ class _Writing:
             except BaseException:
                 files.discard()
                 raise
-        return DeltaFiles(of_this_task(TaskContext.get()).query_id, tuple(written))
+        return DeltaCommitMessage(current_task(TaskContext.get()).query_id, tuple(written))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
-        written = _messages(messages)
+        written = _delta_messages(messages)
         query_id = next((each.query_id for each in written if each.query_id), None)
         app_id = self.options.app_id or query_id
         files = [file for each in written for file in each.files]
-        with told_plainly(FORMAT):
+        with user_facing_errors(FORMAT):
             commit_files(
                 self.options.location,
                 self.schema,
@@ -115,38 +115,38 @@ class _Writing:
             )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        files = [file for each in _messages(messages) for file in each.files]
+        files = [file for each in _delta_messages(messages) for file in each.files]
         remove_uncommitted(self.options.location, files)
 
 
 class DeltaWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._writing = _Writing(parse_delta(options, is_streaming=False), schema)
+        self._table_writer = _DeltaTableWriter(parse_delta_options(options, is_streaming=False), schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._writing.write(iterator)
+        return self._table_writer.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writing.commit(messages, self._writing.options.batch_id)
+        self._table_writer.commit(messages, self._table_writer.options.batch_id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writing.abort(messages)
+        self._table_writer.abort(messages)
 
 
 class DeltaStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._writing = _Writing(parse_delta(options, is_streaming=True), schema)
+        self._table_writer = _DeltaTableWriter(parse_delta_options(options, is_streaming=True), schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._writing.write(iterator)
+        return self._table_writer.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writing.commit(messages, batchId)
+        self._table_writer.commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writing.abort(messages)
+        self._table_writer.abort(messages)
 
 
-def _messages(messages: Sequence[WriterCommitMessage | None]) -> list[DeltaFiles]:
+def _delta_messages(messages: Sequence[WriterCommitMessage | None]) -> list[DeltaCommitMessage]:
     """None stands for a task that has failed."""
-    return [each for each in messages if isinstance(each, DeltaFiles)]
+    return [each for each in messages if isinstance(each, DeltaCommitMessage)]

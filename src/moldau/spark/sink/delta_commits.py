@@ -13,10 +13,10 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from moldau.observe.logging import get_logger
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink.delta_files import WrittenFile, files_of, first_line, remove
+from moldau.spark.sink.delta_files import WrittenFile, first_line, remove_files, table_file_system
 from moldau.spark.sink.delta_options import Location
-from moldau.spark.sink.delta_schema import check_table, must_have_values, nullable
-from moldau.spark.sink.delta_stats import as_json, without_bounds
+from moldau.spark.sink.delta_schema import as_nullable, check_rows_fit_table, non_null_columns
+from moldau.spark.sink.delta_stats import stats_json, without_bounds
 
 ATTEMPTS_MAX = 10
 """Each is lost only to another writer that got ahead."""
@@ -24,7 +24,7 @@ ATTEMPTS_MAX = 10
 _log = get_logger("spark.sink.delta")
 
 
-class Lost(Exception):
+class CommitConflictError(Exception):
     """Another writer was faster, and what was decided may not be right any more."""
 
 
@@ -41,22 +41,27 @@ def open_table(location: Location) -> DeltaTable | None:
         ) from error
 
 
-def schema_of(table: DeltaTable) -> dict[str, Any]:
+def table_schema_json(table: DeltaTable) -> dict[str, Any]:
     found = json.loads(table.schema().to_json())
     assert isinstance(found, dict)
     return found
 
 
-def check_fits(
+def check_table_schema(
     table: DeltaTable, schema: dict[str, Any], partition_by: Sequence[str], location: Location
 ) -> None:
     about = table.metadata()
-    check_table(
-        schema, partition_by, schema_of(table), about.partition_columns, about.configuration, location.path
+    check_rows_fit_table(
+        schema,
+        partition_by,
+        table_schema_json(table),
+        about.partition_columns,
+        about.configuration,
+        location.path,
     )
 
 
-def is_done(
+def is_batch_committed(
     table: DeltaTable | None, app_id: str | None, batch_id: int | None, query_id: str | None = None
 ) -> bool:
     """Whether the table has this batch of the application, which comes again then. Raises SparkSourceError where these
@@ -68,7 +73,7 @@ def is_done(
     if last is None or last < batch_id:
         return False
     if last > batch_id or (
-        query_id is not None and table.transaction_version(_of_query(app_id, query_id)) != batch_id
+        query_id is not None and table.transaction_version(_query_app_id(app_id, query_id)) != batch_id
     ):
         raise SparkSourceError(
             f"the Delta table {table.table_uri} has batch {last} of {app_id!r}, and this write is at {batch_id}: its "
@@ -81,29 +86,30 @@ def is_done(
     return True
 
 
-def properties(
-    app_id: str | None, batch_id: int | None, query_id: str | None = None, *, makes_table: bool = False
+def batch_commit_properties(
+    app_id: str | None, batch_id: int | None, query_id: str | None = None, *, creates_table: bool = False
 ) -> CommitProperties:
-    """What a commit says of the batch it is of, for `is_done`. One that `makes_table` is tried once: the library's
+    """What a commit says of the batch it is of, for `is_batch_committed`. One that `creates_table` is tried
+    once: the library's
     second try would go over the table that another writer has made meanwhile."""
     batches = []
     if app_id is not None and batch_id is not None:
         batches.append(Transaction(app_id, batch_id))
         if query_id is not None:
-            batches.append(Transaction(_of_query(app_id, query_id), batch_id))
-    return CommitProperties(app_transactions=batches, max_commit_retries=0 if makes_table else None)
+            batches.append(Transaction(_query_app_id(app_id, query_id), batch_id))
+    return CommitProperties(app_transactions=batches, max_commit_retries=0 if creates_table else None)
 
 
-def _of_query(app_id: str, query_id: str) -> str:
+def _query_app_id(app_id: str, query_id: str) -> str:
     return f"{app_id}/{query_id}"
 
 
-def attempted(location: Location, attempt: Callable[[DeltaTable | None], bool]) -> bool:
+def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool]) -> bool:
     """What an attempt on the table as it is says, the first that is not lost to another writer."""
     for _ in range(ATTEMPTS_MAX):
         try:
             return attempt(open_table(location))
-        except Lost as lost:
+        except CommitConflictError as lost:
             _log.info("another writer was faster: once more", table=location.path, error=lost)
     raise SparkSourceError(
         f"the Delta table {location.path} could not be committed to in {ATTEMPTS_MAX} attempts, each lost to another "
@@ -112,8 +118,8 @@ def attempted(location: Location, attempt: Callable[[DeltaTable | None], bool]) 
 
 
 @contextmanager
-def committing(
-    location: Location, has_landed: Callable[[DeltaTable], bool], *, makes_table: bool
+def detect_landed_commit(
+    location: Location, has_landed: Callable[[DeltaTable], bool], *, creates_table: bool
 ) -> Iterator[None]:
     """Around a commit. One that failed may have been carried out all the same, where the answer was lost or what comes
     after it failed (a checkpoint of the log): `has_landed` asks the table. Raises Lost where another try may help."""
@@ -126,9 +132,9 @@ def committing(
                 "the commit is done, and yet told as failed", table=location.path, error=first_line(error)
             )
             return
-        if isinstance(error, CommitFailedError) or (makes_table and table is not None):
-            raise Lost(first_line(error)) from error
-        what = "made" if makes_table else "written to"
+        if isinstance(error, CommitFailedError) or (creates_table and table is not None):
+            raise CommitConflictError(first_line(error)) from error
+        what = "made" if creates_table else "written to"
         raise SparkSourceError(
             f"the Delta table {location.path} cannot be {what}: {first_line(error)}"
         ) from error
@@ -147,20 +153,22 @@ def commit_files(
     and the files are gone. `query_id` is that of a streaming query with an application's id of its own."""
 
     def attempt(table: DeltaTable | None) -> bool:
-        if is_done(table, app_id, batch_id, query_id):
+        if is_batch_committed(table, app_id, batch_id, query_id):
             remove_uncommitted(location, files)
             return False
-        noted = properties(app_id, batch_id, query_id, makes_table=table is None)
-        with committing(location, lambda now: _has_any(now, files), makes_table=table is None):
+        noted = batch_commit_properties(app_id, batch_id, query_id, creates_table=table is None)
+        with detect_landed_commit(
+            location, lambda now: _contains_any(now, files), creates_table=table is None
+        ):
             if table is None:
                 _create(location, schema, partition_by, files, noted)
             elif files:
-                check_fits(table, schema, partition_by, location)
+                check_table_schema(table, schema, partition_by, location)
                 _check_nulls(table, files, location)
                 _append(table, schema, files, noted)
         return True
 
-    return attempted(location, attempt)
+    return retry_commit(location, attempt)
 
 
 def _create(
@@ -172,8 +180,8 @@ def _create(
 ) -> None:
     create_table_with_add_actions(
         location.path,
-        Schema.from_json(json.dumps(nullable(schema))),
-        [_action(each) for each in files],
+        Schema.from_json(json.dumps(as_nullable(schema))),
+        [_add_action(each) for each in files],
         mode="error",
         partition_by=list(partition_by),
         storage_options=location.options,
@@ -191,7 +199,7 @@ def _append(
         # Of the columns that the rows do not have nothing is noted.
         files = [replace(each, stats=without_bounds(each.stats)) for each in files]
     table.create_write_transaction(
-        [_action(each) for each in files],
+        [_add_action(each) for each in files],
         "append",
         table.schema(),
         table.metadata().partition_columns,
@@ -202,10 +210,10 @@ def _append(
 def _check_nulls(table: DeltaTable, files: Sequence[WrittenFile], location: Location) -> None:
     """A null would make a table unreadable whose columns may not have any."""
     partition_by = table.metadata().partition_columns
-    for name in must_have_values(schema_of(table)):
+    for name in non_null_columns(table_schema_json(table)):
         for file in files:
             has_null = (
-                file.partition_values[name] is None if name in partition_by else name in file.with_nulls
+                file.partition_values[name] is None if name in partition_by else name in file.null_columns
             )
             if has_null:
                 raise SparkSourceError(
@@ -220,20 +228,22 @@ def remove_uncommitted(location: Location, files: Sequence[WrittenFile]) -> None
     if not files or not location.is_directory:
         return
     table = open_table(location)
-    committed = set() if table is None else _names(table)
-    remove(files_of(location), [each.path for each in files if each.name not in committed])
+    committed = set() if table is None else _file_names(table)
+    remove_files(table_file_system(location), [each.path for each in files if each.name not in committed])
 
 
-def _has_any(table: DeltaTable, files: Sequence[WrittenFile]) -> bool:
+def _contains_any(table: DeltaTable, files: Sequence[WrittenFile]) -> bool:
     """Of files that come together or not at all."""
-    committed = _names(table)
+    committed = _file_names(table)
     return any(each.name in committed for each in files)
 
 
-def _names(table: DeltaTable) -> set[str]:
+def _file_names(table: DeltaTable) -> set[str]:
     """Of all files in the table, which stand there with their directories as a URL writes them."""
     return {each.rpartition("/")[2] for each in table.file_uris()}
 
 
-def _action(file: WrittenFile) -> AddAction:
-    return AddAction(file.path, file.size, file.partition_values, file.modified_ms, True, as_json(file.stats))
+def _add_action(file: WrittenFile) -> AddAction:
+    return AddAction(
+        file.path, file.size, file.partition_values, file.modified_ms, True, stats_json(file.stats)
+    )

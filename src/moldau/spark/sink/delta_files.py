@@ -24,10 +24,10 @@ from deltalake.fs import DeltaStorageHandler
 
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.sink.delta_options import Location
-from moldau.spark.sink.delta_stats import has_bounds, stats_of
+from moldau.spark.sink.delta_stats import file_stats, has_bounds
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
-WAITING_BYTES_MAX = 128 * 1024 * 1024
+BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 FILE_BYTES_MAX = 512 * 1024 * 1024
 FILES_OPEN_MAX = 64
 _NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
@@ -44,7 +44,7 @@ class WrittenFile:
     modified_ms: int
     partition_values: dict[str, str | None]
     stats: dict[str, Any]
-    with_nulls: frozenset[str] = frozenset()
+    null_columns: frozenset[str] = frozenset()
     """The columns in which a row has a null."""
 
     @property
@@ -54,17 +54,17 @@ class WrittenFile:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenFile:
     """A file that is being written, and rows for it that wait."""
 
     path: str
     values: tuple[str | None, ...]
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_bytes: int = 0
     stream: Any = None
     writer: pq.ParquetWriter | None = None
     has_bounds: bool = True
-    with_nulls: set[str] = field(default_factory=set)
+    null_columns: set[str] = field(default_factory=set)
 
 
 class TableFiles:
@@ -78,7 +78,7 @@ class TableFiles:
         *,
         compression: str = "snappy",
         row_group_bytes: int = ROW_GROUP_BYTES,
-        waiting_bytes_max: int = WAITING_BYTES_MAX,
+        buffered_bytes_max: int = BUFFERED_BYTES_MAX,
         file_bytes_max: int = FILE_BYTES_MAX,
         files_open_max: int = FILES_OPEN_MAX,
     ) -> None:
@@ -87,15 +87,15 @@ class TableFiles:
         self._partition_by = partition_by
         self._compression = compression
         self._row_group_bytes = row_group_bytes
-        self._waiting_bytes_max = waiting_bytes_max
+        self._buffered_bytes_max = buffered_bytes_max
         self._file_bytes_max = file_bytes_max
         self._files_open_max = files_open_max
-        self._store = files_of(location)
+        self._store = table_file_system(location)
         # By their partition values, the one that was written to last at the end.
-        self._open: OrderedDict[tuple[str | None, ...], _Open] = OrderedDict()
-        self._waiting_bytes = 0
-        self._begun: list[str] = []
-        self._done: list[WrittenFile] = []
+        self._open: OrderedDict[tuple[str | None, ...], _OpenFile] = OrderedDict()
+        self._buffered_bytes = 0
+        self._started_paths: list[str] = []
+        self._written_files: list[WrittenFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
@@ -105,15 +105,15 @@ class TableFiles:
             [column.cast(wanted.type) for column, wanted in zip(batch.columns, self._schema, strict=True)],
             schema=self._schema,
         )
-        for values, rows in by_partition(batch, self._partition_by):
-            self._append(values, rows)
-        while self._waiting_bytes > self._waiting_bytes_max:
-            self._write_group(max(self._open.values(), key=lambda each: each.waiting_bytes))
+        for values, rows in split_by_partition(batch, self._partition_by):
+            self._buffer_rows(values, rows)
+        while self._buffered_bytes > self._buffered_bytes_max:
+            self._write_group(max(self._open.values(), key=lambda each: each.buffered_bytes))
 
     def finish(self) -> list[WrittenFile]:
         while self._open:
             self._close(next(iter(self._open)))
-        return self._done
+        return self._written_files
 
     def discard(self) -> None:
         """Removes all files, the unfinished too."""
@@ -122,59 +122,59 @@ class TableFiles:
                 each.writer.close()
                 each.stream.close()
         self._open.clear()
-        remove(self._store, self._begun)
+        remove_files(self._store, self._started_paths)
 
-    def _append(self, values: tuple[str | None, ...], rows: pa.RecordBatch) -> None:
+    def _buffer_rows(self, values: tuple[str | None, ...], rows: pa.RecordBatch) -> None:
         file = self._open.get(values)
         if file is None:
             if len(self._open) >= self._files_open_max:
                 self._close(next(iter(self._open)))
-            file = self._open[values] = _Open(_path(self._partition_by, values), values)
+            file = self._open[values] = _OpenFile(_path(self._partition_by, values), values)
         self._open.move_to_end(values)
-        file.waiting.append(rows)
-        file.waiting_bytes += rows.nbytes
-        self._waiting_bytes += rows.nbytes
-        if file.waiting_bytes >= self._row_group_bytes:
+        file.buffered.append(rows)
+        file.buffered_bytes += rows.nbytes
+        self._buffered_bytes += rows.nbytes
+        if file.buffered_bytes >= self._row_group_bytes:
             self._write_group(file)
             if file.stream.tell() >= self._file_bytes_max:
                 self._close(values)
 
-    def _write_group(self, file: _Open) -> None:
+    def _write_group(self, file: _OpenFile) -> None:
         if file.writer is None:
-            self._begun.append(file.path)
+            self._started_paths.append(file.path)
             file.stream = self._store.open_output_stream(file.path)
             file.writer = pq.ParquetWriter(
                 file.stream, self._file_schema, compression=self._compression, store_schema=False
             )
-        rows = pa.Table.from_batches(file.waiting, self._file_schema)
+        rows = pa.Table.from_batches(file.buffered, self._file_schema)
         file.has_bounds = file.has_bounds and has_bounds(rows)
-        file.with_nulls.update(name for name in rows.column_names if rows[name].null_count)
+        file.null_columns.update(name for name in rows.column_names if rows[name].null_count)
         file.writer.write_table(rows, row_group_size=rows.num_rows)
-        self._waiting_bytes -= file.waiting_bytes
-        file.waiting, file.waiting_bytes = [], 0
+        self._buffered_bytes -= file.buffered_bytes
+        file.buffered, file.buffered_bytes = [], 0
 
     def _close(self, values: tuple[str | None, ...]) -> None:
         file = self._open[values]
-        if file.waiting:
+        if file.buffered:
             self._write_group(file)
         del self._open[values]
         assert file.writer is not None, "a file is there for rows"
         file.writer.close()
         size = file.stream.tell()
         file.stream.close()
-        self._done.append(
+        self._written_files.append(
             WrittenFile(
                 file.path,
                 size,
                 time.time_ns() // 1_000_000,
                 dict(zip(self._partition_by, values, strict=True)),
-                stats_of(file.writer.writer.metadata, self._file_schema, bounded=file.has_bounds),
-                frozenset(file.with_nulls),
+                file_stats(file.writer.writer.metadata, self._file_schema, bounded=file.has_bounds),
+                frozenset(file.null_columns),
             )
         )
 
 
-def files_of(location: Location) -> pafs.FileSystem:
+def table_file_system(location: Location) -> pafs.FileSystem:
     """The table's directory, which need not be there yet."""
     try:
         if location.is_directory:
@@ -192,7 +192,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def remove(store: pafs.FileSystem, paths: list[str]) -> None:
+def remove_files(store: pafs.FileSystem, paths: list[str]) -> None:
     """One that is gone already is well."""
     for path in paths:
         try:
@@ -201,7 +201,7 @@ def remove(store: pafs.FileSystem, paths: list[str]) -> None:
             continue
 
 
-def by_partition(
+def split_by_partition(
     batch: pa.RecordBatch, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
     """The rows of each partition in their order, without the columns that all of them share, whose values stand as
@@ -213,7 +213,7 @@ def by_partition(
     dictionaries: list[list[str | None]] = []
     for name in partition_by:
         encoded = batch.column(name).dictionary_encode(null_encoding="encode")
-        dictionaries.append(_texts(encoded.dictionary, name))
+        dictionaries.append(_partition_texts(encoded.dictionary, name))
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
     rest = batch.select([name for name in batch.schema.names if name not in partition_by])
     order = np.argsort(codes, kind="stable")
@@ -226,9 +226,9 @@ def by_partition(
         yield tuple(reversed(values)), rest if len(kinds) == 1 else rest.take(pa.array(rows))
 
 
-def _texts(values: pa.Array, name: str) -> list[str | None]:
+def _partition_texts(values: pa.Array, name: str) -> list[str | None]:
     try:
-        return [value_text(each) for each in values.to_pylist()]
+        return [partition_value_text(each) for each in values.to_pylist()]
     except OverflowError:
         raise SparkSourceError(
             f"the column {name!r}, by which the table is partitioned, has a date outside the years 1 to 9999: filter "
@@ -236,7 +236,7 @@ def _texts(values: pa.Array, name: str) -> list[str | None]:
         ) from None
 
 
-def value_text(value: Any) -> str | None:
+def partition_value_text(value: Any) -> str | None:
     """A partition's value as a Delta log has it. An empty text counts as null there."""
     if value is None or value == "":
         return None

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError
-from moldau.spark.sink.options import there_are
+from moldau.spark.sink.options import known_names_hint
 
 FORMAT = "moldau_delta"
 _STORAGE = "storage."
 _KNOWN = ("path", "partitionBy", "appId", "batchId", "compression")
-_OF_SPARK = ("checkpointlocation", "queryname")
+_SPARK_OPTIONS = ("checkpointlocation", "queryname")
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 
@@ -58,14 +58,16 @@ def locate(path: str, storage_options: Mapping[str, str] | None = None) -> Locat
     return Location(os.path.abspath(path), tuple(sorted((storage_options or {}).items())))
 
 
-def parse_delta(options: Mapping[str, str], *, is_streaming: bool) -> DeltaOptions:
+def parse_delta_options(options: Mapping[str, str], *, is_streaming: bool) -> DeltaOptions:
     """Names count in any case, as everywhere in Spark; those that begin with `storage.` go to the object store as they
     are, in small letters."""
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in _KNOWN}
     for name in given:
-        if name not in known and name not in _OF_SPARK and not name.startswith((_STORAGE, "__")):
-            raise OptionError(f"{FORMAT} has no option {name!r}{nearest(name, _KNOWN) or there_are(_KNOWN)}")
+        if name not in known and name not in _SPARK_OPTIONS and not name.startswith((_STORAGE, "__")):
+            raise OptionError(
+                f"{FORMAT} has no option {name!r}{did_you_mean(name, _KNOWN) or known_names_hint(_KNOWN)}"
+            )
     path = given.get("path", "").strip()
     if not path:
         raise OptionError(f"{FORMAT} needs the table's directory: .option('path', …) or .start(…)")

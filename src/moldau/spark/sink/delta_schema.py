@@ -8,20 +8,20 @@ writers make them.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError, SparkSourceError
-from moldau.spark.sink.options import there_are
+from moldau.spark.sink.options import known_names_hint
 
-_PLAIN = (
+_PRIMITIVE_TYPES = (
     *("string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date"),
     *("timestamp", "timestamp_ntz"),
 )
-_CAN_PARTITION = ("string", "long", "integer", "short", "byte", "boolean", "date")
-_CHECKED_BY_WRITERS = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
-_ILLEGAL_IN_NAMES = " ,;{}()\n\t="
+_PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "boolean", "date")
+_WRITER_CONSTRAINTS = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+_ILLEGAL_NAME_CHARACTERS = " ,;{}()\n\t="
 
 
-def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
+def as_nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The same columns, all of which may be null, without what Spark noted about them."""
     made = _nullable(schema)
     assert isinstance(made, dict)
@@ -65,7 +65,7 @@ def type_text(kind: Any) -> str:
     return str(kind["type"]).upper()
 
 
-def check_frame(schema: Mapping[str, Any], partition_by: Sequence[str]) -> None:
+def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> None:
     """Refuses what no Delta table can hold."""
     types = {each["name"]: each["type"] for each in schema["fields"]}
     if not types:
@@ -76,12 +76,12 @@ def check_frame(schema: Mapping[str, Any], partition_by: Sequence[str]) -> None:
             raise SparkSourceError(
                 f"the column {name!r} is there twice (Delta's names differ by more than their case): rename one"
             )
-        if any(each in name for each in _ILLEGAL_IN_NAMES):
+        if any(each in name for each in _ILLEGAL_NAME_CHARACTERS):
             raise SparkSourceError(
                 f"the column {name!r} has a name with a blank or one of ,;{{}}()= in it, which Delta "
                 "does not take: rename it with withColumnRenamed or AS"
             )
-        if (unknown := _not_of_delta(kind)) is not None:
+        if (unknown := _unsupported_type(kind)) is not None:
             raise SparkSourceError(
                 f"the column {name!r} is of type {type_text(unknown)}, which Delta does not have: cast it "
                 "to another type or leave it out"
@@ -89,7 +89,7 @@ def check_frame(schema: Mapping[str, Any], partition_by: Sequence[str]) -> None:
     for name in partition_by:
         if name not in types:
             raise OptionError(
-                f"partitionBy names {name!r}, which is no column{nearest(name, types) or there_are(types)}"
+                f"partitionBy names {name!r}, which is no column{did_you_mean(name, types) or known_names_hint(types)}"
             )
         if not _can_partition(types[name]):
             raise OptionError(
@@ -103,13 +103,13 @@ def check_frame(schema: Mapping[str, Any], partition_by: Sequence[str]) -> None:
 
 
 def _can_partition(kind: Any) -> bool:
-    return isinstance(kind, str) and kind in _CAN_PARTITION
+    return isinstance(kind, str) and kind in _PARTITION_TYPES
 
 
-def _not_of_delta(kind: Any) -> Any | None:
+def _unsupported_type(kind: Any) -> Any | None:
     """The part of a type that Delta does not know."""
     if isinstance(kind, str):
-        return None if kind in _PLAIN or kind.startswith("decimal(") else kind
+        return None if kind in _PRIMITIVE_TYPES or kind.startswith("decimal(") else kind
     match kind["type"]:
         case "struct":
             parts: Iterable[Any] = (each["type"] for each in kind["fields"])
@@ -119,10 +119,10 @@ def _not_of_delta(kind: Any) -> Any | None:
             parts = (kind["keyType"], kind["valueType"])
         case _:
             return kind
-    return next((found for found in map(_not_of_delta, parts) if found is not None), None)
+    return next((found for found in map(_unsupported_type, parts) if found is not None), None)
 
 
-def check_table(
+def check_rows_fit_table(
     schema: Mapping[str, Any],
     partition_by: Sequence[str],
     table_schema: Mapping[str, Any],
@@ -131,7 +131,7 @@ def check_table(
     path: str,
 ) -> None:
     """Refuses rows that an existing table cannot take, and tables that demand more of a writer than this one does."""
-    _check_demands(table_schema, configuration, path)
+    _check_writer_features(table_schema, configuration, path)
     rows = {each["name"]: each for each in schema["fields"]}
     table = {each["name"]: each for each in table_schema["fields"]}
     problems = []
@@ -170,7 +170,9 @@ def check_table(
             )
 
 
-def _check_demands(table_schema: Mapping[str, Any], configuration: Mapping[str, Any], path: str) -> None:
+def _check_writer_features(
+    table_schema: Mapping[str, Any], configuration: Mapping[str, Any], path: str
+) -> None:
     reasons = [
         f"the constraint {name.removeprefix('delta.constraints.')!r}"
         for name in configuration
@@ -181,7 +183,7 @@ def _check_demands(table_schema: Mapping[str, Any], configuration: Mapping[str, 
     for field in table_schema["fields"]:
         reasons += [
             f"{each} of the column {field['name']!r}"
-            for each in _CHECKED_BY_WRITERS
+            for each in _WRITER_CONSTRAINTS
             if each in field["metadata"]
         ]
     if reasons:
@@ -191,6 +193,6 @@ def _check_demands(table_schema: Mapping[str, Any], configuration: Mapping[str, 
         )
 
 
-def must_have_values(table_schema: Mapping[str, Any]) -> tuple[str, ...]:
+def non_null_columns(table_schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns that may not be null."""
     return tuple(each["name"] for each in table_schema["fields"] if not each["nullable"])

@@ -19,7 +19,7 @@ COLUMNS_MAX = 100
 """More of them would make the table's log long, which all readers read."""
 _TEXT_MAX = 64
 _LAST_CHARACTER = "\U0010ffff"
-_ORDERED = (
+_ORDERED_TYPES = (
     pa.types.is_integer,
     pa.types.is_floating,
     pa.types.is_boolean,
@@ -31,7 +31,7 @@ _ORDERED = (
 )
 
 
-class _Unbounded(Exception):
+class _UnboundedError(Exception):
     """There is no value that is surely not less, or not greater, than all others."""
 
 
@@ -44,7 +44,7 @@ def has_bounds(rows: pa.Table) -> bool:
     )
 
 
-def stats_of(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -> dict[str, Any]:
+def file_stats(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -> dict[str, Any]:
     """As Delta has it, ready for JSON. `bounded`: `has_bounds` is true of all rows."""
     places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
     parts = {
@@ -68,13 +68,13 @@ def stats_of(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -> 
     try:
         for field in schema:
             if (
-                any(is_kind(field.type) for is_kind in _ORDERED)
+                any(is_kind(field.type) for is_kind in _ORDERED_TYPES)
                 and nulls.get(field.name) != metadata.num_rows
             ):
                 lower, upper = _bounds(parts[field.name])
-                least[field.name] = _plain(lower, field.type, is_upper=False)
-                greatest[field.name] = _plain(upper, field.type, is_upper=True)
-    except _Unbounded:
+                least[field.name] = _stat_value(lower, field.type, is_upper=False)
+                greatest[field.name] = _stat_value(upper, field.type, is_upper=True)
+    except _UnboundedError:
         return stats
     return {**stats, "minValues": least, "maxValues": greatest}
 
@@ -83,32 +83,32 @@ def without_bounds(stats: dict[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in stats.items() if name in ("numRecords", "nullCount")}
 
 
-def as_json(stats: dict[str, Any]) -> str:
+def stats_json(stats: dict[str, Any]) -> str:
     return json.dumps(stats, ensure_ascii=False, separators=(",", ":"))
 
 
 def _bounds(parts: list[Any]) -> tuple[Any, Any]:
     filled = [each for each in parts if each is None or each.num_values]
     if not all(each is not None and each.has_min_max for each in filled):
-        raise _Unbounded
+        raise _UnboundedError
     try:
         return min(each.min for each in filled), max(each.max for each in filled)
     except OverflowError:
         # A time or a date outside the years 1 to 9999.
-        raise _Unbounded from None
+        raise _UnboundedError from None
 
 
-def _plain(value: Any, kind: pa.DataType, *, is_upper: bool) -> Any:
+def _stat_value(value: Any, kind: pa.DataType, *, is_upper: bool) -> Any:
     if isinstance(value, str):
         if len(value) <= _TEXT_MAX or not is_upper:
             return value[:_TEXT_MAX]
         if value[_TEXT_MAX] == _LAST_CHARACTER:
-            raise _Unbounded
+            raise _UnboundedError
         return value[:_TEXT_MAX] + _LAST_CHARACTER
     if isinstance(value, Decimal):
         number = float(value)
         if Decimal(repr(number)) != value:
-            raise _Unbounded
+            raise _UnboundedError
         return number
     if isinstance(value, datetime):
         if kind.tz is None:

@@ -22,21 +22,21 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError, SparkSourceError
 from moldau.spark.sink.delta_commits import (
-    attempted,
-    check_fits,
-    committing,
-    is_done,
-    properties,
+    batch_commit_properties,
+    check_table_schema,
+    detect_landed_commit,
+    is_batch_committed,
+    retry_commit,
 )
 from moldau.spark.sink.delta_options import Location, locate
-from moldau.spark.sink.delta_schema import check_frame, nullable
-from moldau.spark.sink.options import there_are
+from moldau.spark.sink.delta_schema import as_nullable, check_row_schema
+from moldau.spark.sink.options import known_names_hint
 
-_DELETES = "__moldau_deletes"
-_RANK = "__moldau_rank"
+_DELETES_COLUMN = "__moldau_deletes"
+_RANK_COLUMN = "__moldau_rank"
 
 
 def upsert(
@@ -60,20 +60,20 @@ def upsert(
     there for these two only: they are no part of the table. A query that begins anew, with another checkpoint, needs
     another `app_id`: its batches count from 0 again.
     """
-    schema = _checked(frame.schema, key, order_by, partition_by, leave_out)
+    schema = _check_columns(frame.schema, key, order_by, partition_by, leave_out)
     location = locate(path, storage_options)
     rows: pa.Table | None = None
 
     def attempt(table: DeltaTable | None) -> bool:
         nonlocal rows
-        if is_done(table, app_id, batch_id):
+        if is_batch_committed(table, app_id, batch_id):
             return False
         if table is not None:
-            check_fits(table, schema, partition_by, location)
+            check_table_schema(table, schema, partition_by, location)
         if rows is None:
             rows = _last_rows(frame, schema, key, order_by, delete_when, leave_out)
-        with committing(
-            location, lambda now: now.transaction_version(app_id) == batch_id, makes_table=table is None
+        with detect_landed_commit(
+            location, lambda now: now.transaction_version(app_id) == batch_id, creates_table=table is None
         ):
             if table is None:
                 _create(location, rows, partition_by, app_id, batch_id)
@@ -81,10 +81,10 @@ def upsert(
                 _merge(table, rows, key, app_id, batch_id)
         return True
 
-    return attempted(location, attempt)
+    return retry_commit(location, attempt)
 
 
-def _checked(
+def _check_columns(
     schema: StructType,
     key: Sequence[str],
     order_by: Sequence[str],
@@ -97,7 +97,8 @@ def _checked(
         for name in names:
             if name not in schema.names:
                 raise OptionError(
-                    f"{what} names {name!r}, which is no column{nearest(name, schema.names) or there_are(schema.names)}"
+                    f"{what} names {name!r}, which is no "
+                    f"column{did_you_mean(name, schema.names) or known_names_hint(schema.names)}"
                 )
     for name in key:
         if name in leave_out:
@@ -105,8 +106,8 @@ def _checked(
                 f"key names {name!r}, which is left out of the table: keep it, or name another key"
             )
     kept = StructType([field for field in schema.fields if field.name not in leave_out])
-    found = nullable(json.loads(kept.json()))
-    check_frame(found, partition_by)
+    found = as_nullable(json.loads(kept.json()))
+    check_row_schema(found, partition_by)
     return found
 
 
@@ -120,12 +121,12 @@ def _last_rows(
 ) -> pa.Table:
     """The rows that count, in the columns of the schema and one that says whether they delete."""
     deletes: Column = F.lit(False) if delete_when is None else F.coalesce(F.expr(delete_when), F.lit(False))
-    marked = frame.withColumn(_DELETES, deletes)
+    marked = frame.withColumn(_DELETES_COLUMN, deletes)
     # Ranked by their order, or, where there is none, so that a second row of a key shows.
-    order = [F.col(_quoted(name)).desc_nulls_last() for name in order_by] or [F.lit(0)]
-    window = Window.partitionBy(*[F.col(_quoted(name)) for name in key]).orderBy(*order)
-    ranked = marked.withColumn(_RANK, F.row_number().over(window))
-    ranked = ranked.where(F.col(_RANK) == 1 if order_by else F.col(_RANK) <= 2)
+    order = [F.col(_quote(name)).desc_nulls_last() for name in order_by] or [F.lit(0)]
+    window = Window.partitionBy(*[F.col(_quote(name)) for name in key]).orderBy(*order)
+    ranked = marked.withColumn(_RANK_COLUMN, F.row_number().over(window))
+    ranked = ranked.where(F.col(_RANK_COLUMN) == 1 if order_by else F.col(_RANK_COLUMN) <= 2)
     rows = ranked.drop(*leave_out).toArrow()
     for name in key:
         if rows[name].null_count:
@@ -133,50 +134,52 @@ def _last_rows(
                 f"{rows[name].null_count} rows have no {name!r}, which is part of the key: filter them out "
                 f"(WHERE {name} IS NOT NULL)"
             )
-    if not order_by and (pc.max(rows[_RANK]).as_py() or 1) > 1:
+    if not order_by and (pc.max(rows[_RANK_COLUMN]).as_py() or 1) > 1:
         raise SparkSourceError(
             f"a key ({', '.join(key)}) is there more than once in a batch: say with order_by which row is the last"
         )
     wanted = to_arrow_schema(StructType.fromJson(schema), timezone="UTC").append(
-        pa.field(_DELETES, pa.bool_())
+        pa.field(_DELETES_COLUMN, pa.bool_())
     )
-    return rows.drop_columns([_RANK]).cast(wanted)
+    return rows.drop_columns([_RANK_COLUMN]).cast(wanted)
 
 
 def _create(
     location: Location, rows: pa.Table, partition_by: Sequence[str], app_id: str, batch_id: int
 ) -> None:
-    kept = rows.filter(pc.invert(rows[_DELETES])).drop_columns([_DELETES])
+    kept = rows.filter(pc.invert(rows[_DELETES_COLUMN])).drop_columns([_DELETES_COLUMN])
     write_deltalake(
         location.path,
         kept,
         mode="error",
         partition_by=list(partition_by) or None,
         storage_options=location.options,
-        commit_properties=properties(app_id, batch_id, makes_table=True),
+        commit_properties=batch_commit_properties(app_id, batch_id, creates_table=True),
     )
 
 
 def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], app_id: str, batch_id: int) -> None:
-    columns = {_quoted(name): f"source.{_quoted(name)}" for name in rows.column_names if name != _DELETES}
+    columns = {
+        _quote(name): f"source.{_quote(name)}" for name in rows.column_names if name != _DELETES_COLUMN
+    }
     # A row replaces the whole of the other: of that nothing stays.
     missing = {
-        _quoted(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names
+        _quote(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names
     }
     (
         table.merge(
             rows,
-            predicate=" AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key),
+            predicate=" AND ".join(f"target.{_quote(name)} = source.{_quote(name)}" for name in key),
             source_alias="source",
             target_alias="target",
-            commit_properties=properties(app_id, batch_id),
+            commit_properties=batch_commit_properties(app_id, batch_id),
         )
-        .when_matched_delete(f"source.{_quoted(_DELETES)}")
+        .when_matched_delete(f"source.{_quote(_DELETES_COLUMN)}")
         .when_matched_update({**columns, **missing})
-        .when_not_matched_insert(columns, f"NOT source.{_quoted(_DELETES)}")
+        .when_not_matched_insert(columns, f"NOT source.{_quote(_DELETES_COLUMN)}")
         .execute()
     )
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from moldau.records.compression import NAMES as COMPRESSIONS
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError
 from moldau.spark.source.kafka_settings import PREFIX, kafka_settings
 from moldau.spark.source.options import parse_connection, parse_flag, parse_number
 
 NAMES = ("topic", "includeHeaders")
-OF_SPARK = ("checkpointlocation", "queryname", "path")
+SPARK_OPTIONS = ("checkpointlocation", "queryname", "path")
 """Spark puts these among the options by itself."""
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1}
-_NUMBERS = {
+_NUMBER_SETTINGS = {
     "batch.size": ("batch_size", 0),
     "buffer.memory": ("buffer_memory", 1),
     "delivery.timeout.ms": ("delivery_timeout_ms", 1),
@@ -38,7 +38,7 @@ _DEFAULTS = {
     "max_request_size": 1024 * 1024,
 }
 """Batches larger than a producer's usual ones: the rows of a task come all at once, and need not wait for others."""
-_REFUSED = {
+_REFUSED_SETTINGS = {
     "transactional.id": "transactions are not served yet; delivery is at least once, so leave it out",
     "key.serializer": "keys are bytes or strings; cast or encode the column `key` in the query",
     "value.serializer": "values are bytes or strings; cast or encode the column `value` in the query",
@@ -48,7 +48,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True)
-class TopicOptions:
+class TopicSinkOptions:
     connection: Mapping[str, Any]
     """The arguments of `Cluster`."""
     producer: Mapping[str, Any]
@@ -62,17 +62,17 @@ class TopicOptions:
         return str(self.connection["bootstrap"])
 
 
-def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
+def parse_topic_options(options: Mapping[str, str]) -> TopicSinkOptions:
     """Raises OptionError that names the option, and what to write instead."""
-    given = _known(options)
+    given = _known_options(options)
     kafka = kafka_settings(options)
-    for name, reason in _REFUSED.items():
+    for name, reason in _REFUSED_SETTINGS.items():
         if name in kafka:
             raise OptionError(f"{PREFIX}{name} cannot be set: {reason}")
     topic = given.get("topic")
-    if topic is not None and not is_legal_topic(topic):
-        raise OptionError(f"the option topic: {no_topic_name(topic)}")
-    return TopicOptions(
+    if topic is not None and not is_valid_topic_name(topic):
+        raise OptionError(f"the option topic: {invalid_topic_name_text(topic)}")
+    return TopicSinkOptions(
         connection=parse_connection(options),
         producer=_producer(kafka),
         topic=topic,
@@ -80,26 +80,26 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
     )
 
 
-def is_legal_topic(name: str) -> bool:
+def is_valid_topic_name(name: str) -> bool:
     """By the rule that all brokers keep."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
-def no_topic_name(name: str) -> str:
+def invalid_topic_name_text(name: str) -> str:
     return f"{name!r} is no topic's name, which is 1 to 249 letters, digits, dots, underscores and hyphens"
 
 
-def there_are(names: Iterable[str]) -> str:
+def known_names_hint(names: Iterable[str]) -> str:
     """Where no name is near: all of them."""
     return f"; there are {', '.join(names)}"
 
 
-def _known(options: Mapping[str, str]) -> dict[str, str]:
+def _known_options(options: Mapping[str, str]) -> dict[str, str]:
     by_lower = {name.lower(): name for name in NAMES}
     found = {}
     for name, value in options.items():
         lowered = name.lower()
-        if lowered.startswith((PREFIX, "__")) or lowered in OF_SPARK:
+        if lowered.startswith((PREFIX, "__")) or lowered in SPARK_OPTIONS:
             continue
         if lowered in ("subscribe", "subscribepattern", "assign"):
             raise OptionError(
@@ -108,7 +108,7 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
         if lowered not in by_lower:
             names = (*NAMES, "kafka.bootstrap.servers")
             raise OptionError(
-                f"there is no option {name!r} for writing{nearest(name, names) or there_are(names)}"
+                f"there is no option {name!r} for writing{did_you_mean(name, names) or known_names_hint(names)}"
             )
         found[by_lower[lowered]] = value
     return found
@@ -116,7 +116,7 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
 
 def _producer(kafka: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = dict(_DEFAULTS)
-    for name, (argument, low) in _NUMBERS.items():
+    for name, (argument, low) in _NUMBER_SETTINGS.items():
         if name in kafka:
             settings[argument] = parse_number(PREFIX + name, kafka[name], low)
     # Kafka's 0 stands for a batch of every record.

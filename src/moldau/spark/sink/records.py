@@ -10,20 +10,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from moldau.columnar.partitioning import key_partitions
+from moldau.columnar.partitioner import key_partitions
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink.columns import Columns
-from moldau.spark.sink.options import is_legal_topic, no_topic_name
+from moldau.spark.sink.columns import SinkColumns
+from moldau.spark.sink.options import invalid_topic_name_text, is_valid_topic_name
 
 RECORD_OVERHEAD = 21
 """Of a record's lengths, attributes and deltas: a little more than a large one has that is alone in its batch, where it
 is 19. Among many others it may be up to 36."""
 _HEADER_OVERHEAD = 10
-_NOBODY = -1
+_UNASSIGNED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RecordColumns:
     """Some rows for one topic."""
 
     key: Any
@@ -36,7 +36,7 @@ class Rows:
     """What each takes in a batch before compression, to a few bytes."""
 
 
-def gathered(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
+def merge_batches(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
     """Batches put together until they are worth encoding: few rows for each of many partitions make poor batches."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
@@ -51,7 +51,9 @@ def gathered(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.T
         yield pa.Table.from_batches(waiting)
 
 
-def by_topic(table: pa.Table, columns: Columns, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
+def split_by_topic(
+    table: pa.Table, columns: SinkColumns, topic: str | None
+) -> Iterator[tuple[str, pa.Table]]:
     """The rows of each topic, in their order."""
     if topic is not None:
         yield topic, table
@@ -66,12 +68,12 @@ def by_topic(table: pa.Table, columns: Columns, topic: str | None) -> Iterator[t
     indices = names.indices.to_numpy()
     topics = names.dictionary.to_pylist()
     for place, name in enumerate(topics):
-        if not is_legal_topic(name):
-            raise SparkSourceError(f"the column `topic`: {no_topic_name(name)}")
+        if not is_valid_topic_name(name):
+            raise SparkSourceError(f"the column `topic`: {invalid_topic_name_text(name)}")
         yield name, table if len(topics) == 1 else table.take(pa.array(np.flatnonzero(indices == place)))
 
 
-def rows_of(table: pa.Table, columns: Columns, now_ms: int) -> Rows:
+def record_columns(table: pa.Table, columns: SinkColumns, now_ms: int) -> RecordColumns:
     """The columns that make records; a row without a time gets the present one."""
     key, value, headers, partition, timestamp = (
         None if place is None else _column(table, place)
@@ -85,7 +87,7 @@ def rows_of(table: pa.Table, columns: Columns, now_ms: int) -> Rows:
     sizes = np.full(count, RECORD_OVERHEAD, np.int64) + _lengths(key, count) + _lengths(value, count)
     if headers is not None:
         sizes += _headers_lengths(headers)
-    return Rows(key, value, headers, partition, _timestamps(timestamp, count, now_ms), sizes)
+    return RecordColumns(key, value, headers, partition, _timestamps(timestamp, count, now_ms), sizes)
 
 
 def _column(table: pa.Table, place: int) -> pa.Array:
@@ -133,13 +135,13 @@ def _timestamps(column: Any, count: int, now_ms: int) -> npt.NDArray[np.int64]:
     return times
 
 
-def check_sizes(rows: Rows, topic: str, request_bytes_max: int) -> None:
+def check_sizes(rows: RecordColumns, topic: str, request_bytes_max: int) -> None:
     largest = int(rows.sizes.argmax())
     if rows.sizes[largest] > request_bytes_max:
         key = (
             ""
             if rows.key is None or not rows.key[largest].is_valid
-            else f" with the key {_shown(rows.key[largest])}"
+            else f" with the key {_key_text(rows.key[largest])}"
         )
         raise SparkSourceError(
             f"a row{key} makes a record of {rows.sizes[largest]} bytes for {topic!r}, and kafka.max.request.size is "
@@ -147,29 +149,29 @@ def check_sizes(rows: Rows, topic: str, request_bytes_max: int) -> None:
         )
 
 
-def _shown(key: pa.Scalar) -> str:
+def _key_text(key: pa.Scalar) -> str:
     content = key.as_py()
     text = repr(content if isinstance(content, str) else bytes(content).decode("utf-8", "backslashreplace"))
     return text if len(text) <= 60 else text[:57] + "…'"
 
 
-class Placing:
+class RowPartitioner:
     """Which partition rows go to: as the column says, or by the key; rows with neither go together, so that they fill
     batches, and to another partition for each batch."""
 
     def __init__(self, turn: int) -> None:
-        self._turn = turn
+        self._next_partition = turn
 
     def partitions(
-        self, rows: Rows, topic: str, count: int, available: Sequence[int], batch_bytes: int
+        self, rows: RecordColumns, topic: str, count: int, available: Sequence[int], batch_bytes: int
     ) -> npt.NDArray[np.int32]:
         """`available` are the partitions, of `count`, that have a leader."""
         if rows.key is None:
-            placed = np.full(len(rows.sizes), _NOBODY, np.int32)
+            placed = np.full(len(rows.sizes), _UNASSIGNED, np.int32)
         else:
-            placed = key_partitions(rows.key, count, _NOBODY)
+            placed = key_partitions(rows.key, count, _UNASSIGNED)
         if rows.partition is not None:
-            asked = rows.partition.fill_null(_NOBODY).to_numpy(zero_copy_only=False)
+            asked = rows.partition.fill_null(_UNASSIGNED).to_numpy(zero_copy_only=False)
             is_asked = rows.partition.is_valid().to_numpy(zero_copy_only=False)
             wrong = is_asked & ((asked < 0) | (asked >= count))
             if wrong.any():
@@ -178,11 +180,11 @@ class Placing:
                     f"{count - 1}: correct it, make it null where the key is to decide, or add partitions to the topic"
                 )
             placed = np.where(is_asked, asked, placed).astype(np.int32)
-        free = placed == _NOBODY
+        free = placed == _UNASSIGNED
         if free.any():
             sizes = rows.sizes[free]
             turns = (np.cumsum(sizes) - sizes) // batch_bytes
             choices = np.array(available or range(count), np.int32)
-            placed[free] = choices[(self._turn + turns) % len(choices)]
-            self._turn += int(turns[-1]) + 1
+            placed[free] = choices[(self._next_partition + turns) % len(choices)]
+            self._next_partition += int(turns[-1]) + 1
         return placed

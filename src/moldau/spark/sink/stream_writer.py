@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from moldau.spark.errors import OptionError
-from moldau.spark.sink.writer import TopicRows
+from moldau.spark.sink.batch_writer import TopicRowWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +26,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             raise OptionError(
                 "records are appended to a topic and never overwritten: use .outputMode('append') or 'update'"
             )
-        self._rows = TopicRows(options, schema)
+        self._rows = TopicRowWriter(options, schema)
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
         return self._rows.write(iterator)

@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 from moldau.spark.errors import SparkSourceError
 
 HEADERS = "headers"
@@ -30,13 +30,13 @@ TYPES: dict[str, DataType] = {
     "timestampType": IntegerType(),
     HEADERS: ArrayType(_HEADER),
 }
-_AS_TEXT = ("key", "value")
+_TEXT_COLUMNS = ("key", "value")
 """These may be asked for as STRING: then their bytes must be UTF-8."""
-_MAY_BE_NULL = ("key", "value", "timestamp", HEADERS)
+_NULLABLE_COLUMNS = ("key", "value", "timestamp", HEADERS)
 """A time that Spark cannot hold is null."""
 
 
-class Column(NamedTuple):
+class SourceColumn(NamedTuple):
     name: str
     is_text: bool
     """It is decoded from UTF-8 on the way."""
@@ -47,32 +47,32 @@ def schema(*, include_headers: bool) -> StructType:
     return StructType([StructField(name, TYPES[name]) for name in names])
 
 
-def columns_of(wanted: StructType) -> Sequence[Column]:
+def requested_columns(wanted: StructType) -> Sequence[SourceColumn]:
     """The columns that a schema asks for: any of ours in any order. Raises SparkSourceError that names the expected
     type."""
     columns = []
     for field in wanted.fields:
         expected = TYPES.get(field.name)
         if expected is None:
-            hint = nearest(field.name, TYPES) or f"; a read has the columns {', '.join(TYPES)}"
+            hint = did_you_mean(field.name, TYPES) or f"; a read has the columns {', '.join(TYPES)}"
             raise SparkSourceError(f"the schema asks for a column {field.name!r}{hint}")
-        is_text = field.name in _AS_TEXT and isinstance(field.dataType, StringType)
-        if not is_text and not _is_same(field.dataType, expected):
-            choices = _sql(expected) + (" or STRING" if field.name in _AS_TEXT else "")
+        is_text = field.name in _TEXT_COLUMNS and isinstance(field.dataType, StringType)
+        if not is_text and not _is_same_type(field.dataType, expected):
+            choices = _type_sql(expected) + (" or STRING" if field.name in _TEXT_COLUMNS else "")
             raise SparkSourceError(
-                f"the schema asks for the column {field.name} as {_sql(field.dataType)}, and it is {choices}"
+                f"the schema asks for the column {field.name} as {_type_sql(field.dataType)}, and it is {choices}"
             )
-        if not field.nullable and field.name in _MAY_BE_NULL:
+        if not field.nullable and field.name in _NULLABLE_COLUMNS:
             raise SparkSourceError(
                 f"the schema asks for {field.name} NOT NULL, and records without it are allowed"
             )
-        columns.append(Column(field.name, is_text))
+        columns.append(SourceColumn(field.name, is_text))
     return columns
 
 
-def _is_same(one: DataType, other: DataType) -> bool:
+def _is_same_type(one: DataType, other: DataType) -> bool:
     return one.simpleString() == other.simpleString()
 
 
-def _sql(type_: DataType) -> str:
+def _type_sql(type_: DataType) -> str:
     return type_.simpleString().upper()

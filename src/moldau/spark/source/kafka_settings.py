@@ -7,7 +7,7 @@ all the same.
 from collections.abc import Mapping
 
 from moldau.client.security.config import PROPERTIES
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError
 
 PREFIX = "kafka."
@@ -52,4 +52,4 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _nearest(name: str) -> str:
-    return nearest(PREFIX + name, sorted(PREFIX + each for each in (*NAMES, *PROPERTIES)))
+    return did_you_mean(PREFIX + name, sorted(PREFIX + each for each in (*NAMES, *PROPERTIES)))

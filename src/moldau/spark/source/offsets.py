@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 
-GROUP, IDS = "@group", "@ids"
+GROUP_KEY, TOPIC_IDS_KEY = "@group", "@ids"
 """What is kept beside the offsets of a stream. No topic can be called so."""
 
 Offsets = dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
+class EarliestOrLatest:
     """At the first or at the end of every partition."""
 
     offset: int
@@ -24,109 +24,113 @@ class Everywhere:
 
 
 @dataclass(frozen=True, slots=True)
-class AtOffsets:
+class SpecificOffsets:
     offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
-class AtTime:
+class GlobalTimestamp:
     """The first record that is not older, in every partition."""
 
     time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class AtTimes:
+class SpecificTimestamps:
     times_ms: Mapping[TopicPartition, int]
 
 
-Place = Everywhere | AtOffsets | AtTime | AtTimes
+OffsetRangeLimit = EarliestOrLatest | SpecificOffsets | GlobalTimestamp | SpecificTimestamps
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     """How far a stream has come, as its checkpoint keeps it: the connector's offsets, and two things beside them."""
 
     offsets: Offsets
-    ids: Mapping[str, str] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
     """Of the topics, where brokers tell them: by these one that was deleted and made anew is known."""
     group: str | None = None
     """The consumer group that was made up for the query."""
 
     def to_json(self) -> dict[str, Any]:
         """The same position is the same text whatever order things came in: Spark compares texts."""
-        shaped: dict[str, Any] = {} if self.group is None else {GROUP: self.group}
-        if self.ids:
-            shaped[IDS] = dict(sorted(self.ids.items()))
+        document: dict[str, Any] = {} if self.group is None else {GROUP_KEY: self.group}
+        if self.topic_ids:
+            document[TOPIC_IDS_KEY] = dict(sorted(self.topic_ids.items()))
         for partition, offset in sorted(self.offsets.items()):
-            shaped.setdefault(partition.topic, {})[str(partition.partition)] = offset
-        return shaped
+            document.setdefault(partition.topic, {})[str(partition.partition)] = offset
+        return document
 
     @staticmethod
-    def of_json(shaped: Mapping[str, Any]) -> "Position":
+    def from_json(document: Mapping[str, Any]) -> "StreamPosition":
         offsets = {
             TopicPartition(topic, int(index)): int(offset)
-            for topic, partitions in shaped.items()
-            if topic not in (GROUP, IDS)
+            for topic, partitions in document.items()
+            if topic not in (GROUP_KEY, TOPIC_IDS_KEY)
             for index, offset in partitions.items()
         }
-        return Position(offsets, shaped.get(IDS, {}), shaped.get(GROUP))
+        return StreamPosition(offsets, document.get(TOPIC_IDS_KEY, {}), document.get(GROUP_KEY))
 
-    def without_renewed(self, later: "Position") -> Offsets:
+    def without_recreated(self, later: "StreamPosition") -> Offsets:
         """The offsets that still mean something there: those of topics that are the same."""
-        renewed = self.renewed(later)
+        recreated_topics = self.recreated_topics(later)
         return {
-            partition: offset for partition, offset in self.offsets.items() if partition.topic not in renewed
+            partition: offset
+            for partition, offset in self.offsets.items()
+            if partition.topic not in recreated_topics
         }
 
-    def renewed(self, later: "Position") -> list[str]:
-        return [topic for topic, id_ in self.ids.items() if later.ids.get(topic, id_) != id_]
+    def recreated_topics(self, later: "StreamPosition") -> list[str]:
+        return [topic for topic, id_ in self.topic_ids.items() if later.topic_ids.get(topic, id_) != id_]
 
-    def is_same(self, topic: str, later: "Position") -> bool:
+    def is_same_topic(self, topic: str, later: "StreamPosition") -> bool:
         """Whether it is known to be the very topic that it was."""
-        return topic in self.ids and self.ids[topic] == later.ids.get(topic)
+        return topic in self.topic_ids and self.topic_ids[topic] == later.topic_ids.get(topic)
 
-    def carried_to(self, later: "Position") -> Offsets:
+    def resume_offsets(self, later: "StreamPosition") -> Offsets:
         """Where reading goes on in the partitions that are there, later, and were read before; any others are read from
         their beginning. A log that ends before the offset has lost its last records if it is the same one, and goes on
         at its end; if nobody can say, it is taken for another one."""
         return {
             partition: min(offset, later.offsets[partition])
-            for partition, offset in self.without_renewed(later).items()
+            for partition, offset in self.without_recreated(later).items()
             if partition in later.offsets
-            and (offset <= later.offsets[partition] or self.is_same(partition.topic, later))
+            and (offset <= later.offsets[partition] or self.is_same_topic(partition.topic, later))
         }
 
 
-def parse_place(option: str, text: str, *, illegal: int | None = None) -> Everywhere | AtOffsets:
+def parse_offset_limit(
+    option: str, text: str, *, illegal: int | None = None
+) -> EarliestOrLatest | SpecificOffsets:
     """`earliest`, `latest` or JSON of offsets; `illegal` is the one of the two that makes no sense for this option."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     word = text.strip().lower()
     if word in words:
-        _refuse_illegal(option, words[word], illegal)
-        return Everywhere(words[word])
+        _reject_illegal_offset(option, words[word], illegal)
+        return EarliestOrLatest(words[word])
     offsets = parse_by_partition(option, text, "an offset, -2 for the earliest or -1 for the latest")
     for partition, offset in offsets.items():
         if offset < EARLIEST:
             raise OptionError(
                 f"{option}: {offset} is no offset of {partition}; use -2 for the earliest and -1 for the latest"
             )
-        _refuse_illegal(f"{option} of {partition}", offset, illegal)
-    return AtOffsets(offsets)
+        _reject_illegal_offset(f"{option} of {partition}", offset, illegal)
+    return SpecificOffsets(offsets)
 
 
-def _refuse_illegal(option: str, offset: int, illegal: int | None) -> None:
+def _reject_illegal_offset(option: str, offset: int, illegal: int | None) -> None:
     if offset == illegal == LATEST:
         raise OptionError(f"{option} cannot be latest (-1) in a batch query: there would be nothing to read")
     if offset == illegal == EARLIEST:
         raise OptionError(f"{option} cannot be earliest (-2): there would be nothing to read")
 
 
-def parse_times(option: str, text: str) -> AtTimes:
+def parse_times(option: str, text: str) -> SpecificTimestamps:
     times_ms = parse_by_partition(option, text, "a time in milliseconds since 1970")
     for partition, time_ms in times_ms.items():
         check_time(f"{option} of {partition}", time_ms)
-    return AtTimes(times_ms)
+    return SpecificTimestamps(times_ms)
 
 
 def check_time(option: str, time_ms: int) -> int:
@@ -183,12 +187,12 @@ def _parse_object(text: str, example: str) -> dict[str, Any]:
     return found
 
 
-def check_order(start: Place, end: Place) -> None:
+def check_order(start: OffsetRangeLimit, end: OffsetRangeLimit) -> None:
     """What is said of both ends of a batch must be of the same partitions, and in order."""
     match start, end:
-        case AtOffsets(starts), AtOffsets(ends):
+        case SpecificOffsets(starts), SpecificOffsets(ends):
             _check_order(starts, ends)
-        case AtTimes(starts), AtTimes(ends):
+        case SpecificTimestamps(starts), SpecificTimestamps(ends):
             _check_order(starts, ends)
 
 
@@ -196,7 +200,7 @@ def _check_order(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartit
     if starts.keys() != ends.keys():
         only = sorted(starts.keys() ^ ends.keys())
         raise OptionError(
-            f"starting and ending offsets must name the same partitions; only one of them has {listed(only)}"
+            f"starting and ending offsets must name the same partitions; only one of them has {format_partitions(only)}"
         )
     for partition, start in starts.items():
         if 0 <= ends[partition] < start:
@@ -210,14 +214,16 @@ def check_complete(option: str, named: Mapping[TopicPartition, int], actual: lis
     missing = [each for each in actual if each not in named]
     if missing:
         raise OptionError(
-            f"{option} must name every partition that is read, and {listed(missing)} is missing"
+            f"{option} must name every partition that is read, and {format_partitions(missing)} is missing"
             f"{' (-2 is the earliest, -1 the latest)' if option.endswith('Offsets') else ''}"
         )
     wrong = sorted(named.keys() - set(actual))
     if wrong:
-        raise OptionError(f"{option} names {listed(wrong)}, which is not among the partitions that are read")
+        raise OptionError(
+            f"{option} names {format_partitions(wrong)}, which is not among the partitions that are read"
+        )
 
 
-def listed(partitions: list[TopicPartition]) -> str:
+def format_partitions(partitions: list[TopicPartition]) -> str:
     shown = ", ".join(map(str, partitions[:5]))
     return shown if len(partitions) <= 5 else f"{shown} and {len(partitions) - 5} more"

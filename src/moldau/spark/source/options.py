@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
-from moldau.settings.values import nearest
+from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError
 from moldau.spark.source.kafka_settings import PREFIX, SECURITY, kafka_settings
-from moldau.spark.source.limits import Limits
 from moldau.spark.source.offsets import (
-    AtTime,
-    Everywhere,
-    Place,
+    EarliestOrLatest,
+    GlobalTimestamp,
+    OffsetRangeLimit,
     check_order,
     check_time,
     parse_assignment,
-    parse_place,
+    parse_offset_limit,
     parse_times,
 )
+from moldau.spark.source.trigger_limits import TriggerLimits
 
 T = TypeVar("T")
 
@@ -49,14 +49,14 @@ NAMES = (
     "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
 )
-_BY_LOWER = {name.lower(): name for name in NAMES}
+_NAMES_BY_LOWER_CASE = {name.lower(): name for name in NAMES}
 
 GROUP_ID_PREFIX = "spark-moldau-source"
 
 READ_TIMEOUT_MS = 60_000
 """So long a task goes on trying when a partition brings nothing."""
 
-_REFUSED = {
+_REFUSED_SETTINGS = {
     "auto.offset.reset": "startingOffsets says where a query begins, and a restarted one goes on where it stopped",
     "key.deserializer": "keys come as bytes; cast or decode the column `key` in the query",
     "value.deserializer": "values come as bytes; cast or decode the column `value` in the query",
@@ -64,7 +64,7 @@ _REFUSED = {
     "interceptor.classes": "there is no Java consumer that could be intercepted",
 }
 
-_CONNECTION: Mapping[str, tuple[str, str | None]] = {
+_CONNECTION_SETTINGS: Mapping[str, tuple[str, str | None]] = {
     "client.id": ("client_id", None),
     "request.timeout.ms": ("request_timeout_ms", "1"),
     "retry.backoff.ms": ("retry_backoff_ms", "0"),
@@ -105,7 +105,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetching:
+class FetchOptions:
     """How tasks fetch."""
 
     isolation_level: int = 0
@@ -119,33 +119,33 @@ class SourceOptions:
     connection: Mapping[str, Any]
     """The arguments of `Cluster`."""
     subscription: Subscription
-    starting: Place
-    ending: Place
+    starting: OffsetRangeLimit
+    ending: OffsetRangeLimit
     """Of batches; a stream has no end."""
-    is_latest_without_match: bool = False
+    starts_at_latest_without_match: bool = False
     """Where a partition has no record at or after a starting time: begin at its end, or fail."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     partitions_min: int | None = None
     records_per_partition_max: int | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: TriggerLimits = field(default_factory=TriggerLimits)
     group_id: str | None = None
     group_id_prefix: str = GROUP_ID_PREFIX
     publishes_offsets: bool = True
     offset_attempts: int = 3
     offset_retry_ms: int = 1_000
-    fetching: Fetching = field(default_factory=Fetching)
+    fetch_options: FetchOptions = field(default_factory=FetchOptions)
 
     @property
     def bootstrap(self) -> str:
         return str(self.connection["bootstrap"])
 
 
-def parse_source(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
+def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
     """Raises OptionError that names the option, and what to write instead."""
-    given = _known(options)
+    given = _known_options(options)
     kafka = kafka_settings(options)
-    for name, reason in _REFUSED.items():
+    for name, reason in _REFUSED_SETTINGS.items():
         if name in kafka:
             raise OptionError(f"{PREFIX}{name} cannot be set: {reason}")
     if is_stream:
@@ -155,17 +155,19 @@ def parse_source(options: Mapping[str, str], *, is_stream: bool) -> SourceOption
                     f"{name} makes no sense in a stream, which has no end; use it with spark.read"
                 )
     limits = _limits(given)
-    starting = _place(
-        given, "starting", Everywhere(LATEST if is_stream else EARLIEST), None if is_stream else LATEST
+    starting = _parse_limit(
+        given, "starting", EarliestOrLatest(LATEST if is_stream else EARLIEST), None if is_stream else LATEST
     )
-    ending = _place(given, "ending", Everywhere(LATEST), EARLIEST)
+    ending = _parse_limit(given, "ending", EarliestOrLatest(LATEST), EARLIEST)
     check_order(starting, ending)
     return SourceOptions(
         connection=parse_connection(options),
         subscription=_subscription(given),
         starting=starting,
         ending=ending,
-        is_latest_without_match=_choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest"))
+        starts_at_latest_without_match=_choice(
+            given, "startingOffsetsByTimestampStrategy", ("error", "latest")
+        )
         == "latest",
         fail_on_data_loss=parse_flag(given, "failOnDataLoss", True),
         include_headers=parse_flag(given, "includeHeaders", False),
@@ -175,9 +177,9 @@ def parse_source(options: Mapping[str, str], *, is_stream: bool) -> SourceOption
         group_id=_group_id(kafka),
         group_id_prefix=given.get("groupIdPrefix", GROUP_ID_PREFIX),
         publishes_offsets=parse_flag(given, "publishOffsets", True),
-        offset_attempts=_or(_number(given, "fetchOffset.numRetries", 1), 3),
-        offset_retry_ms=_or(_number(given, "fetchOffset.retryIntervalMs", 0), 1_000),
-        fetching=_fetching(given, kafka),
+        offset_attempts=_default(_number(given, "fetchOffset.numRetries", 1), 3),
+        offset_retry_ms=_default(_number(given, "fetchOffset.retryIntervalMs", 0), 1_000),
+        fetch_options=_fetch_options(given, kafka),
     )
 
 
@@ -191,31 +193,31 @@ def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
             '.option("kafka.bootstrap.servers", "127.0.0.1:9092")'
         )
     settings: dict[str, Any] = {"bootstrap": bootstrap, "client_id": "moldau-spark"}
-    for name, (argument, low) in _CONNECTION.items():
+    for name, (argument, low) in _CONNECTION_SETTINGS.items():
         if name in kafka:
             text = kafka[name]
             settings[argument] = text if low is None else parse_number(PREFIX + name, text, int(low))
     secured = {name: value for name, value in kafka.items() if name.startswith(SECURITY)}
     if secured:
-        from moldau.client.security.config import security_of
+        from moldau.client.security.config import parse_security
 
         try:
-            settings["security"] = security_of(secured)
+            settings["security"] = parse_security(secured)
         except ValueError as error:
             raise OptionError(f"the security options kafka.*: {error}") from None
     return settings
 
 
-def check_read(options: Mapping[str, str]) -> None:
+def check_read_options(options: Mapping[str, str]) -> None:
     """What can be said before it is known whether this is a batch or a stream: so load() fails, and not the query."""
-    given = _lowered(options)
+    given = _lower_names(options)
     is_batch = any(name.lower() in given for name in ENDINGS)
-    parse_source(options, is_stream=not is_batch)
+    parse_source_options(options, is_stream=not is_batch)
 
 
-def is_read(options: Mapping[str, str]) -> bool:
+def is_read_query(options: Mapping[str, str]) -> bool:
     """Whether these options are of a read: writes do not say which partitions they mean."""
-    return any(name.lower() in _lowered(options) for name in STRATEGIES)
+    return any(name.lower() in _lower_names(options) for name in STRATEGIES)
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
@@ -246,11 +248,11 @@ def parse_duration_ms(name: str, text: str) -> int:
     return int(int(found.group(1)) * _UNITS_MS[found.group(2) or "ms"])
 
 
-def _lowered(options: Mapping[str, str]) -> set[str]:
+def _lower_names(options: Mapping[str, str]) -> set[str]:
     return {name.lower() for name in options}
 
 
-def _known(options: Mapping[str, str]) -> dict[str, str]:
+def _known_options(options: Mapping[str, str]) -> dict[str, str]:
     """The options but kafka.*, by their names as they are documented."""
     found = {}
     for name, value in options.items():
@@ -265,13 +267,13 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
             raise OptionError(
                 'topic is where a query writes to; name what to read by .option("subscribe", "orders")'
             )
-        if lowered not in _BY_LOWER:
-            names = {**_BY_LOWER, "kafka.bootstrap.servers": "kafka.bootstrap.servers"}
-            hint = nearest(lowered, names)
+        if lowered not in _NAMES_BY_LOWER_CASE:
+            names = {**_NAMES_BY_LOWER_CASE, "kafka.bootstrap.servers": "kafka.bootstrap.servers"}
+            hint = did_you_mean(lowered, names)
             for near, documented in names.items():
                 hint = hint.replace(f" {near}?", f" {documented}?")
             raise OptionError(f"there is no option {name!r}{hint}")
-        found[_BY_LOWER[lowered]] = value
+        found[_NAMES_BY_LOWER_CASE[lowered]] = value
     return found
 
 
@@ -304,34 +306,36 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
     return Subscription(pattern=text)
 
 
-def _place(given: Mapping[str, str], side: str, default: Place, illegal: int | None) -> Place:
+def _parse_limit(
+    given: Mapping[str, str], side: str, default: OffsetRangeLimit, illegal: int | None
+) -> OffsetRangeLimit:
     """What is most general goes first: one time for all, then times, then offsets."""
-    places: list[tuple[str, Callable[[str, str], Place]]] = [
+    places: list[tuple[str, Callable[[str, str], OffsetRangeLimit]]] = [
         (f"{side}Timestamp", _parse_time),
         (f"{side}OffsetsByTimestamp", parse_times),
-        (f"{side}Offsets", lambda option, text: parse_place(option, text, illegal=illegal)),
+        (f"{side}Offsets", lambda option, text: parse_offset_limit(option, text, illegal=illegal)),
     ]
     found = [parse(option, given[option]) for option, parse in places if option in given]
     return found[0] if found else default
 
 
-def _parse_time(option: str, text: str) -> AtTime:
+def _parse_time(option: str, text: str) -> GlobalTimestamp:
     if not re.fullmatch(r"-?\d{1,19}", text.strip()):
         raise OptionError(f"{option} is a time in milliseconds since 1970, not {text!r}")
-    return AtTime(check_time(option, int(text)))
+    return GlobalTimestamp(check_time(option, int(text)))
 
 
-def _limits(given: Mapping[str, str]) -> Limits:
+def _limits(given: Mapping[str, str]) -> TriggerLimits:
     most = _number(given, "maxOffsetsPerTrigger", 1)
     least = _number(given, "minOffsetsPerTrigger", 1)
     if most is not None and least is not None and least > most:
         raise OptionError(f"minOffsetsPerTrigger ({least}) is higher than maxOffsetsPerTrigger ({most})")
     delay_ms = parse_duration_ms("maxTriggerDelay", given.get("maxTriggerDelay", "15m"))
-    return Limits(most, least, delay_ms)
+    return TriggerLimits(most, least, delay_ms)
 
 
-def _fetching(given: Mapping[str, str], kafka: Mapping[str, str]) -> Fetching:
-    defaults = Fetching()
+def _fetch_options(given: Mapping[str, str], kafka: Mapping[str, str]) -> FetchOptions:
+    defaults = FetchOptions()
     level = kafka.get("isolation.level", "read_uncommitted").strip().lower()
     if level not in ("read_uncommitted", "read_committed"):
         raise OptionError(f"kafka.isolation.level is read_uncommitted or read_committed, not {level!r}")
@@ -339,11 +343,11 @@ def _fetching(given: Mapping[str, str], kafka: Mapping[str, str]) -> Fetching:
     def size(name: str, default: int) -> int:
         return parse_number(PREFIX + name, kafka[name], 1) if name in kafka else default
 
-    return Fetching(
+    return FetchOptions(
         isolation_level=int(level == "read_committed"),
         partition_max_bytes=size("max.partition.fetch.bytes", defaults.partition_max_bytes),
         max_bytes=size("fetch.max.bytes", defaults.max_bytes),
-        timeout_ms=_or(_number(given, "kafkaConsumer.pollTimeoutMs", 1), defaults.timeout_ms),
+        timeout_ms=_default(_number(given, "kafkaConsumer.pollTimeoutMs", 1), defaults.timeout_ms),
     )
 
 
@@ -366,5 +370,5 @@ def _number(given: Mapping[str, str], name: str, low: int) -> int | None:
     return None if text is None else parse_number(name, text, low)
 
 
-def _or(value: T | None, default: T) -> T:
+def _default(value: T | None, default: T) -> T:
     return default if value is None else value

@@ -6,16 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from moldau.testing.simulation.scenarios.cluster import Cluster
-from moldau.testing.simulation.scenarios.groups import Groups
-from moldau.testing.simulation.scenarios.one_node import OneNode
-from moldau.testing.simulation.scenarios.outcome import Outcome
-from moldau.testing.simulation.scenarios.runner import played
+from moldau.testing.simulation.scenarios.cluster import ClusterScenario
+from moldau.testing.simulation.scenarios.groups import GroupsScenario
+from moldau.testing.simulation.scenarios.one_node import OneNodeScenario
+from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
+from moldau.testing.simulation.scenarios.runner import run_seeds
 from moldau.testing.simulation.scenarios.scenario import Scenario
 
-SCENARIOS: Mapping[str, type[Scenario]] = {each.NAME: each for each in (OneNode, Groups, Cluster)}
+SCENARIOS: Mapping[str, type[Scenario]] = {
+    each.NAME: each for each in (OneNodeScenario, GroupsScenario, ClusterScenario)
+}
 ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]
-ALWAYS_COUNTED = {"operations", "faults"}
+MINIMUM_COUNTS = {"operations", "faults"}
 """A seed with too few of these proves too little."""
 LOG_LINES_SHOWN = 30
 EVENTS_SHOWN = 40
@@ -54,11 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.replay is not None:
         return max([_replay(each, options.replay, options.ablation, options.times) for each in scenarios])
     seeds = range(options.start, options.start + options.seeds)
-    with played(scenarios, seeds, options.ablation, options.jobs) as outcomes:
-        return _watch(outcomes, seeds, options.ablation, options.keep_going)
+    with run_seeds(scenarios, seeds, options.ablation, options.jobs) as outcomes:
+        return _report_seeds(outcomes, seeds, options.ablation, options.keep_going)
 
 
-def _watch(each_seed: Iterator[list[Outcome]], seeds: range, ablation: str | None, keep_going: bool) -> int:
+def _report_seeds(
+    each_seed: Iterator[list[SimulationOutcome]], seeds: range, ablation: str | None, keep_going: bool
+) -> int:
     began = time.monotonic()
     counts: Counter[str] = Counter()
     least: dict[str, int] = {}
@@ -68,66 +72,66 @@ def _watch(each_seed: Iterator[list[Outcome]], seeds: range, ablation: str | Non
         seen += 1
         for outcome in outcomes:
             counts += outcome.counts
-            for what in ALWAYS_COUNTED & outcome.counts.keys():
+            for what in MINIMUM_COUNTS & outcome.counts.keys():
                 least[what] = min(outcome.counts[what], least.get(what, outcome.counts[what]))
             if outcome.violations:
                 _show_failure(outcome, ablation)
-        _progress(f"{seen}/{len(seeds)} seeds, {_told(counts)}", seen == len(seeds))
+        _show_progress(f"{seen}/{len(seeds)} seeds, {_format_counts(counts)}", seen == len(seeds))
         if any(outcome.violations for outcome in outcomes):
             failed.append(seed)
             if not keep_going:
                 break
     took = time.monotonic() - began
-    _say(f"{seen} seeds in {took:.0f} s, {_told(counts)}; {len(failed)} seeds failed")
+    _print(f"{seen} seeds in {took:.0f} s, {_format_counts(counts)}; {len(failed)} seeds failed")
     if least and not failed:
-        _say("at least " + ", ".join(f"{least[what]} {what}" for what in sorted(least)) + " in each")
+        _print("at least " + ", ".join(f"{least[what]} {what}" for what in sorted(least)) + " in each")
     return 1 if failed else 0
 
 
 def _replay(scenario: type[Scenario], seed: int, ablation: str | None, times: int) -> int:
     outcome = scenario(seed, ablation).run()
-    for line in (*outcome.story, *outcome.log):
-        _say(line)
-    _say(
+    for line in (*outcome.notable_events, *outcome.log):
+        _print(line)
+    _print(
         f"{scenario.NAME}, seed {seed}, {outcome.profile}: trace {outcome.trace_hash}, {outcome.virtual_ms} virtual ms"
     )
-    _say(_told(outcome.counts))
+    _print(_format_counts(outcome.counts))
     for violation in outcome.violations:
-        _say(f"violation: {violation}")
+        _print(f"violation: {violation}")
     others = sum(scenario(seed, ablation).run().trace_hash != outcome.trace_hash for _ in range(times - 1))
     if times > 1:
-        _say(f"{times} runs, {others} of them unlike the first")
+        _print(f"{times} runs, {others} of them unlike the first")
     return 1 if outcome.violations or others else 0
 
 
-def _show_failure(outcome: Outcome, ablation: str | None) -> None:
+def _show_failure(outcome: SimulationOutcome, ablation: str | None) -> None:
     switch = f" --ablation {ablation}" if ablation else ""
-    _say(f"\n{outcome.scenario}, seed {outcome.seed} ({outcome.profile}) failed:")
+    _print(f"\n{outcome.scenario}, seed {outcome.seed} ({outcome.profile}) failed:")
     for violation in outcome.violations[:VIOLATIONS_SHOWN]:
-        _say(f"  {violation}")
+        _print(f"  {violation}")
     if len(outcome.violations) > VIOLATIONS_SHOWN:
-        _say(f"  and {len(outcome.violations) - VIOLATIONS_SHOWN} more")
-    _say("what happened last:")
-    for line in outcome.story[-EVENTS_SHOWN:]:
-        _say(f"  {line}")
-    _say("the last log lines:")
+        _print(f"  and {len(outcome.violations) - VIOLATIONS_SHOWN} more")
+    _print("what happened last:")
+    for line in outcome.notable_events[-EVENTS_SHOWN:]:
+        _print(f"  {line}")
+    _print("the last log lines:")
     for line in outcome.log[-LOG_LINES_SHOWN:]:
-        _say(f"  {line}")
+        _print(f"  {line}")
     replay = f"--scenario {outcome.scenario}{switch} --replay {outcome.seed}"
-    _say(f"replay it with: python -m moldau.testing.simulation {replay}")
+    _print(f"replay it with: python -m moldau.testing.simulation {replay}")
 
 
-def _told(counts: Counter[str]) -> str:
+def _format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
-def _progress(text: str, is_last: bool) -> None:
+def _show_progress(text: str, is_last: bool) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{text}" + ("\n" if is_last else ""))
         sys.stderr.flush()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from moldau.cli.cluster.drain import LOOKS_IN_VAIN, move_all
+from moldau.cli.cluster.drain import STALLED_POLLS_MAX, move_all
 from moldau.cli.cluster_access import CommandError
 from moldau.client.admin.admin import Admin, ClusterDescription, OngoingReassignment
 from moldau.client.errors import ErrorCode, KafkaError
@@ -46,7 +46,7 @@ class ScriptedAdmin(Admin):
 
     async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
         self.looks += 1
-        assert self.looks <= 2 * LOOKS_IN_VAIN, "it does not end"
+        assert self.looks <= 2 * STALLED_POLLS_MAX, "it does not end"
         down = self._down if self.looks > 1 else ()
         brokers = tuple(BrokerInfo(each, "nowhere", 1, None) for each in (1, 2, 3, 4, 5) if each not in down)
         return ClusterDescription("scripted", 1, brokers)
@@ -74,10 +74,10 @@ class ScriptedAdmin(Admin):
         results = {each: self._refuse(each.partition, self.looks) for each in wanted}
         for each, target in wanted.items():
             if results[each] is None and target is not None:
-                self._move(each, tuple(target))
+                self._ongoing_target(each, tuple(target))
         return results
 
-    def _move(self, partition: TopicPartition, target: Replicas) -> None:
+    def _ongoing_target(self, partition: TopicPartition, target: Replicas) -> None:
         before = self.partitions[partition.partition]
         adding = tuple(each for each in target if each not in before)
         if partition.partition in self._stuck or not set(adding).isdisjoint(self._down):
@@ -149,6 +149,6 @@ def test_a_follower_that_is_down_holds_up_no_move() -> None:
 
 
 def test_what_was_refused_for_a_while_moves_when_it_can(capsys: pytest.CaptureFixture[str]) -> None:
-    admin = drained([(1, 2), (1, 3)], lambda index, look: REFUSED if look < LOOKS_IN_VAIN else None)
+    admin = drained([(1, 2), (1, 3)], lambda index, look: REFUSED if look < STALLED_POLLS_MAX else None)
     assert not any(LEAVING in replicas for replicas in admin.partitions)
     assert capsys.readouterr().err.count("stays for now") == 2

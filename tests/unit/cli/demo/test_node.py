@@ -7,14 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from moldau.pipelines.running.state_directory import StateDirectory
+from moldau.pipelines.runtime.state_directory import StateDirectory
 
 DEMO = """
 import sys, time
 from pathlib import Path
-from moldau.cli.demo.node import node
+from moldau.cli.demo.node import run_node
 place = Path(sys.argv[1])
-with node(0, place, place if sys.argv[2] == "cleared" else None) as bootstrap:
+with run_node(0, place, place if sys.argv[2] == "cleared" else None) as bootstrap:
     print(bootstrap, flush=True)
     time.sleep(60)
 """

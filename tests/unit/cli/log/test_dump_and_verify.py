@@ -12,16 +12,21 @@ from typer.testing import CliRunner, Result
 
 from moldau.cli.log.dump import log_dump
 from moldau.cli.log.verify import log_verify
-from moldau.logs.epochs import EpochHistory
-from moldau.logs.producers import ProducerStates
+from moldau.logs.leader_epochs import LeaderEpochCache
+from moldau.logs.producer_state import ProducerStateManager
 from moldau.metadata import records as metadata_records
 from moldau.raft import snapshot_format
-from moldau.raft.messages import SnapshotId, VoterEndpoint
-from moldau.raft.messages import Voter as QuorumVoter
+from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch, changed
-from moldau.records.control import LeaderChange, SnapshotFooter, SnapshotHeader, Voter, control_batch
+from moldau.records.batch_builder import build_batch, replace_records
+from moldau.records.control_records import (
+    LeaderChange,
+    LeaderChangeVoter,
+    SnapshotFooter,
+    SnapshotHeader,
+    control_batch,
+)
 from moldau.records.record import Record
 
 FIRST, SECOND = f"{0:020d}", f"{6:020d}"
@@ -64,11 +69,11 @@ def partition(tmp_path: Path) -> Path:
     (directory / f"{SECOND}.log").write_bytes(b"".join(later))
     (directory / f"{SECOND}.index").write_bytes(struct.pack(">ii", 3, len(later[0])))
     (directory / f"{SECOND}.timeindex").write_bytes(struct.pack(">qi", START_MS + 9, 3))
-    producers = ProducerStates()
+    producers = ProducerStateManager()
     for data in batches:
         producers.update(Batch(data))
     (directory / f"{SECOND}.snapshot").write_bytes(producers.snapshot())
-    epochs = EpochHistory()
+    epochs = LeaderEpochCache()
     epochs.assign(0, 0)
     epochs.assign(2, 6)
     (directory / "leader-epoch-checkpoint").write_text(epochs.to_text())
@@ -219,7 +224,7 @@ def test_records_behind_a_right_checksum_are_looked_at_when_asked(partition: Pat
     data[61] = 0x7E
     whole = bytes(data)
     path = partition / f"{FIRST}.log"
-    path.write_bytes(bytes(changed(Batch(whole), whole[61:]).data))
+    path.write_bytes(bytes(replace_records(Batch(whole), whole[61:]).data))
     for name in (f"{FIRST}.index", f"{FIRST}.timeindex"):
         (partition / name).unlink()
     assert run("verify", path).exit_code == 0
@@ -314,7 +319,9 @@ def test_dump_shows_what_stands_before_a_torn_tail(partition: Path) -> None:
 def metadata_log(tmp_path: Path) -> Path:
     directory = tmp_path / "__cluster_metadata-0"
     directory.mkdir()
-    leader = control_batch(LeaderChange(1, (Voter(1),), (Voter(1),)), timestamp=START_MS, leader_epoch=1)
+    leader = control_batch(
+        LeaderChange(1, (LeaderChangeVoter(1),), (LeaderChangeVoter(1),)), timestamp=START_MS, leader_epoch=1
+    )
     topic = metadata_records.encode(metadata_records.TopicRecord(name="orders", topic_id=UUID(int=7)))
     batch = build_batch([Record(timestamp=START_MS, value=topic)], base_offset=1, leader_epoch=1)
     (directory / f"{FIRST}.log").write_bytes(leader + batch)
@@ -344,7 +351,7 @@ def test_the_metadata_log_and_its_snapshots_are_all_right(metadata_log: Path) ->
 
 
 def test_dump_names_the_voters_in_a_snapshot(metadata_log: Path) -> None:
-    voters = (QuorumVoter(1, UUID(int=11), (VoterEndpoint("NODES", "host-1", 9092),)),)
+    voters = (VoterNode(1, UUID(int=11), (VoterEndpoint("NODES", "host-1", 9092),)),)
     made = SnapshotContents(SnapshotId(9, 3), voters, (), START_MS, leader_id=1)
     path = metadata_log / f"{9:020d}-{3:010d}.checkpoint"
     path.write_bytes(b"".join(snapshot_format.encode(made)))

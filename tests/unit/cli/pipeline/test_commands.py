@@ -15,22 +15,22 @@ import typer
 from typer.testing import CliRunner
 
 from moldau.cli.commands import app
-from moldau.cli.pipeline.arguments import loaded, state_directory
-from moldau.cli.spark.arguments import told_plainly
-from moldau.pipelines.form.loading import load
-from moldau.pipelines.planning.findings import Finding
-from moldau.pipelines.running.process_identity import process_start
-from moldau.pipelines.running.progress import Progress, to_json
-from moldau.pipelines.running.run import file_hash
-from moldau.pipelines.running.state_directory import RunRecord, StateDirectory
-from moldau.pipelines.shipped import TEMPLATES
+from moldau.cli.pipeline.parameters import load_pipeline, state_directory
+from moldau.cli.spark.parameters import exit_on_error
+from moldau.pipelines.planner.findings import Finding
+from moldau.pipelines.runtime.process_identity import process_start
+from moldau.pipelines.runtime.progress import Progress, to_json
+from moldau.pipelines.runtime.run import file_hash
+from moldau.pipelines.runtime.state_directory import RunRecord, StateDirectory
+from moldau.pipelines.spec.loader import load
+from moldau.pipelines.templates import TEMPLATES
 from moldau.spark.errors import SparkSourceError
-from support.new_process import as_if_new
+from support.spark_state import clear_spark_state
 
 HELD = """
 import signal, sys, time
 from pathlib import Path
-from moldau.pipelines.running.state_directory import StateDirectory
+from moldau.pipelines.runtime.state_directory import StateDirectory
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with StateDirectory(Path(sys.argv[1])).locked():
@@ -218,7 +218,7 @@ def test_the_state_is_beside_the_file_wherever_a_command_is_run_from(
         monkeypatch.chdir(in_directory / place)
         assert "killed" in succeeds("pipeline", "status", file)
         assert "is not running" in succeeds("pipeline", "stop", file)
-        pipeline = loaded(Path(file), None)
+        pipeline = load_pipeline(Path(file), None)
         assert state_directory(pipeline, None).path == in_directory / "pipelines/moldau-pipelines/revenue"
         assert pipeline.sinks[0].target == str(in_directory / "pipelines" / "out")
         assert state_directory(pipeline, Path("given")).path.parent == in_directory / place / "given"
@@ -261,7 +261,7 @@ def test_findings_are_shown_as_they_are_and_the_log_of_a_check_does_not_stay(
 
     monkeypatch.setattr("moldau.spark.session", lambda *_, **__: Session())
     found = [Finding("error", "sources.orders", "no topic fits zz-[abc]x", "[/b]")]
-    monkeypatch.setattr("moldau.pipelines.planning.checking.check", lambda *_: found)
+    monkeypatch.setattr("moldau.pipelines.planner.checks.check", lambda *_: found)
     said = fails("pipeline", "check", "revenue.yaml")
     assert "no topic fits zz-[abc]x" in said
     assert "[/b]" in said
@@ -292,12 +292,12 @@ def test_a_check_without_spark_says_why_in_a_sentence(
     write(in_directory / "revenue.yaml")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    as_if_new(monkeypatch)
+    clear_spark_state(monkeypatch)
     assert told in fails("pipeline", "check", "revenue.yaml", *given)
 
 
 def test_what_the_data_source_says_ends_a_command_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit), told_plainly():
+    with pytest.raises(typer.Exit), exit_on_error():
         raise SparkSourceError("there is no topic 'orders'")
     assert "there is no topic 'orders'" in capsys.readouterr().err
 

@@ -13,16 +13,16 @@ from rich.text import Text
 
 from moldau.cli.demo.command import tips
 from moldau.cli.demo.screen import revenue_line, revenue_table
-from moldau.cli.demo.traffic import Results, Sum, with_records
-from moldau.cli.live_display import Drawing
-from moldau.cli.pipeline.display import JsonLines, Lines, line_of, states_table
+from moldau.cli.demo.traffic import Results, Sum, merge_records
+from moldau.cli.live_region import LiveRegion
+from moldau.cli.pipeline.display import JsonDisplay, LineDisplay, format_state, states_table
 from moldau.client.record import ConsumerRecord
-from moldau.pipelines.definition import Pipeline, Sink, SinkKind
-from moldau.pipelines.planning.console import table_of
-from moldau.pipelines.planning.replaying import consequences, replayed
-from moldau.pipelines.planning.writing import ShownBatch
-from moldau.pipelines.running.progress import Progress, QueryState, State, from_json
-from moldau.pipelines.running.state_directory import Generation, Generations
+from moldau.pipelines.definition import PipelineDefinition, Sink, SinkKind
+from moldau.pipelines.planner.console import render_table
+from moldau.pipelines.planner.replay import describe_replay, sink_for_generation
+from moldau.pipelines.planner.sink_writers import ConsoleBatch
+from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, from_json
+from moldau.pipelines.runtime.state_directory import Generation, Generations
 
 PROGRESS = Progress("table", "2026-01-31T12:00:00.000Z", 4, 1500, 750.0, 3.25, 420, 12)
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -36,7 +36,7 @@ def shown(what: RenderableType) -> list[str]:
 
 
 def test_a_row_per_query() -> None:
-    states = [QueryState("table", State.RUNNING).after(PROGRESS), QueryState("dead")]
+    states = [QueryState("table", QueryStatus.RUNNING).after(PROGRESS), QueryState("dead")]
     header, table, dead = shown(states_table(states))
     assert header.split() == ["query", "state", "in/s", "able/s", "batch", "rows", "lag"]
     assert table.split() == ["table", "running", "750", "3.2", "420", "ms", "1,500", "12"]
@@ -44,16 +44,16 @@ def test_a_row_per_query() -> None:
 
 
 def test_the_lag_is_that_of_now_not_that_of_the_batch() -> None:
-    state = replace(QueryState("table", State.RUNNING).after(PROGRESS), lag=1234)
+    state = replace(QueryState("table", QueryStatus.RUNNING).after(PROGRESS), lag=1234)
     assert shown(states_table([state]))[1].endswith("1,234")
-    assert line_of(state).endswith("lag 1,234")
-    assert line_of(replace(state, lag=None)).endswith("lag unknown")
+    assert format_state(state).endswith("lag 1,234")
+    assert format_state(replace(state, lag=None)).endswith("lag unknown")
 
 
 def test_names_and_records_are_text_whatever_they_look_like() -> None:
     assert shown(states_table([QueryState("[/b]")]))[1].startswith("[/b] ")
-    batch = ShownBatch(Sink("[out]", SinkKind.CONSOLE), 3, ["[x]"], [Row(**{"[x]": "[/b] hello"})], False)
-    said = shown(table_of(batch))
+    batch = ConsoleBatch(Sink("[out]", SinkKind.CONSOLE), 3, ["[x]"], [Row(**{"[x]": "[/b] hello"})], False)
+    said = shown(render_table(batch))
     assert any("[/b] hello" in line for line in said)
     assert any("[x]" in line for line in said)
     assert "[out], batch 3" in said[0]
@@ -66,21 +66,21 @@ def test_a_terminal_that_is_gone_does_not_end_what_is_drawn() -> None:
 
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80)
-    with Drawing(console, lambda: Text("changing")) as drawing:
+    with LiveRegion(console, lambda: Text("changing")) as drawing:
         console.file = Gone()
-        drawing.stay(Text("first"))
+        drawing.print_above(Text("first"))
 
 
 def test_lines_tell_of_steps_of_the_first_batch_and_of_the_end() -> None:
     stream = io.StringIO()
-    lines = Lines(stream)
+    lines = LineDisplay(stream)
     lines.step("starting Spark")
     state = QueryState("table")
     lines.states([state])
     state = state.after(PROGRESS)
     for _ in range(3):
         lines.states([state])
-    lines.states([QueryState("table", State.DONE, state.rows, 0, PROGRESS)])
+    lines.states([QueryState("table", QueryStatus.DONE, state.rows, 0, PROGRESS)])
     assert [line.split(",")[0] for line in stream.getvalue().splitlines()] == [
         "starting Spark ...",
         "table: starting",
@@ -90,7 +90,7 @@ def test_lines_tell_of_steps_of_the_first_batch_and_of_the_end() -> None:
 
 def test_a_batch_is_a_line_of_json() -> None:
     stream = io.StringIO()
-    JsonLines(stream).batch(PROGRESS)
+    JsonDisplay(stream).batch(PROGRESS)
     assert from_json(stream.getvalue()) == PROGRESS
     assert json.loads(stream.getvalue())["event"] == "batch"
 
@@ -102,7 +102,7 @@ def record(value: dict[str, object]) -> ConsumerRecord:
 def test_the_last_record_of_a_minute_and_product_counts() -> None:
     first: Results = {}
     row = {"minute": "2026-01-31T12:00:00.000Z", "product": "tea", "orders": 1, "revenue": 2.9}
-    second = with_records(first, [record(row), record({**row, "orders": 2, "revenue": 5.8})])
+    second = merge_records(first, [record(row), record({**row, "orders": 2, "revenue": 5.8})])
     assert second == {NOON: {"tea": Sum(2, 5.8)}}
     assert first == {}
     header, tea, total = shown(revenue_table(second))
@@ -120,9 +120,9 @@ def test_tips_name_the_port_only_where_it_is_not_the_usual_one() -> None:
 def test_lines_that_stay_are_above_what_changes() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80)
-    with Drawing(console, lambda: Text("changing")) as drawing:
-        drawing.stay(Text("first"))
-        drawing.stay(Text("second"))
+    with LiveRegion(console, lambda: Text("changing")) as drawing:
+        drawing.print_above(Text("first"))
+        drawing.print_above(Text("second"))
     written = stream.getvalue()
     assert written.index("first") < written.index("second") < written.rindex("changing")
     assert (written.count("first"), written.count("second")) == (1, 1)
@@ -130,12 +130,12 @@ def test_lines_that_stay_are_above_what_changes() -> None:
 
 def test_parquet_of_a_replay_goes_beside_the_first() -> None:
     files = Sink("files", SinkKind.PARQUET, "/archive/orders")
-    assert replayed(files, 1) == files
-    assert replayed(files, 3).target == "/archive/orders.3"
+    assert sink_for_generation(files, 1) == files
+    assert sink_for_generation(files, 3).target == "/archive/orders.3"
     table = Sink("table", SinkKind.DELTA, "/table")
-    assert replayed(table, 3) == table
-    pipeline = Pipeline("p", (), (), (files, table))
-    told = list(consequences(pipeline, "earliest", Generations(1, (Generation(1, ""),))))
+    assert sink_for_generation(table, 3) == table
+    pipeline = PipelineDefinition("p", (), (), (files, table))
+    told = list(describe_replay(pipeline, "earliest", Generations(1, (Generation(1, ""),))))
     assert told[0] == "p reads from the first record there is again, as generation 2:"
-    assert "everything since then goes to /archive/orders.2; what is there stays as it is." in told[1]
+    assert "everything since then goes to /archive/orders.2; existing files stay unchanged." in told[1]
     assert "everything since then is written a second time." in told[2]

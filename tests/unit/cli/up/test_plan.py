@@ -11,9 +11,9 @@ import pytest
 
 from moldau.cli.cluster_access import CommandError
 from moldau.cli.data_lock import data_lock
-from moldau.cli.up.plan import ClusterPlan, as_toml, check_machine, make_plan, voters_of, write_plan
-from moldau.settings.broker import value_of
-from moldau.settings.sources import build
+from moldau.cli.up.plan import ClusterPlan, as_toml, check_host, make_plan, voter_count, write_plan
+from moldau.settings.broker import get_value
+from moldau.settings.sources import build_settings
 
 
 def plan(
@@ -67,7 +67,7 @@ def test_nodes_have_ports_and_directories_one_after_the_other(directory: Path) -
 def test_settings_are_those_of_a_cluster_of_its_size(
     directory: Path, nodes: int, voters: int, replicas: int, in_sync: int
 ) -> None:
-    assert voters_of(nodes) == voters
+    assert voter_count(nodes) == voters
     for node in plan(directory, nodes).nodes:
         settings = node.settings
         assert [voter.node_id for voter in settings.voters] == list(range(1, voters + 1))
@@ -151,7 +151,7 @@ def test_a_port_in_use_is_found_before_anything_is_started(directory: Path, port
         taken.bind(("127.0.0.1", port + 1))
         taken.listen()
         with pytest.raises(CommandError, match=rf"Port {port + 1}, for node 2, is in use"):
-            check_machine(made)
+            check_host(made)
     assert not directory.exists()
 
 
@@ -162,16 +162,16 @@ def test_a_node_that_runs_already_is_found_by_its_lock(directory: Path, port: in
         data_lock(str(directory / "node-3")),
         pytest.raises(CommandError, match=rf"Node 3 runs already: .*process {os.getpid()}"),
     ):
-        check_machine(made)
+        check_host(made)
 
 
 def test_a_stale_pid_file_is_told_and_no_hindrance(directory: Path, port: int) -> None:
     made = plan(directory, port=port)
     write_plan(directory, made)
-    assert check_machine(made) == []
+    assert check_host(made) == []
     # A process that is there, but is no node.
     made.nodes[1].pid_file.write_text(f"{os.getpid()}\n")
-    (note,) = check_machine(made)
+    (note,) = check_host(made)
     assert "node 2 was not stopped the last time" in note
 
 
@@ -182,8 +182,8 @@ def test_a_nodes_settings_file_says_what_the_node_was_started_with(directory: Pa
     file = tmp_path / "node.toml"
     for node in made.nodes:
         file.write_text(as_toml(node.settings))
-        read = build(file=str(file))
+        read = build_settings(file=str(file))
         assert read == node.settings
-        assert {name: value_of(read, name) for name in read.given} == {
-            name: value_of(node.settings, name) for name in node.settings.given
+        assert {name: get_value(read, name) for name in read.explicitly_set} == {
+            name: get_value(node.settings, name) for name in node.settings.explicitly_set
         }

@@ -8,20 +8,20 @@ import pytest
 
 from moldau.cli.up.plan import NodePlan
 from moldau.cli.up.processes import NodeProcess
-from moldau.settings.sources import build
+from moldau.settings.sources import build_settings
 
 SAID_BEFORE = "moldau: the port is in use\n"
 
 
-def ended(directory: Path, program: Path) -> NodeProcess:
-    node = NodePlan(1, 9092, directory, build())
+def wait(directory: Path, program: Path) -> NodeProcess:
+    node = NodePlan(1, 9092, directory, build_settings())
     node.log_file.write_text(SAID_BEFORE)
 
     async def run() -> NodeProcess:
         process = NodeProcess(node)
         await process.start()
-        assert not await process.ready()
-        await process.ended()
+        assert not await process.wait_ready()
+        await process.wait()
         return process
 
     with pytest.MonkeyPatch.context() as patched:
@@ -37,11 +37,11 @@ def program(directory: Path, line: str) -> Path:
 
 
 def test_its_last_words_are_those_of_this_run(tmp_path: Path) -> None:
-    process = ended(tmp_path, program(tmp_path, "echo first >&2; echo 'moldau: the disk is full' >&2"))
-    assert process.last_words() == "the disk is full"
+    process = wait(tmp_path, program(tmp_path, "echo first >&2; echo 'moldau: the disk is full' >&2"))
+    assert process.last_log_line() == "the disk is full"
     assert process.plan.log_file.read_text().startswith(SAID_BEFORE), "what earlier runs said is kept"
 
 
 def test_one_that_ended_without_a_word_is_not_given_those_of_an_earlier_run(tmp_path: Path) -> None:
-    process = ended(tmp_path, program(tmp_path, "exit 1"))
-    assert process.last_words() == "it did not say why"
+    process = wait(tmp_path, program(tmp_path, "exit 1"))
+    assert process.last_log_line() == "it did not say why"

@@ -97,7 +97,7 @@ def test_nothing_is_left_running_behind_a_consumer() -> None:
         await asyncio.sleep(100)
         assert cluster.sent == sent
         assert sent[-1] == ApiKey.LEAVE_GROUP
-        assert cluster._callbacks == []
+        assert cluster._update_listeners == []
         assert cluster._tracked == {}
 
     run(scenario)
@@ -177,7 +177,7 @@ def test_closing_that_is_cancelled_ends_at_once_and_leaves_nothing(hangs: ApiKey
         assert now() - began == pytest.approx(0, abs=0.1)
         assert len(asyncio.all_tasks()) == 1
         await consumer.close()
-        assert cluster._callbacks == []
+        assert cluster._update_listeners == []
 
     run(scenario)
 

@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
-from moldau.client.consumer.commits import Commits
+from moldau.client.consumer.commit_manager import CommitManager
 from moldau.client.consumer.errors import CommitFailedError
-from moldau.client.consumer.positions import OffsetAndMetadata, Positions, Reset
+from moldau.client.consumer.subscription_state import (
+    OffsetAndMetadata,
+    OffsetResetStrategy,
+    SubscriptionState,
+)
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.group.assignors import assignor_named
-from moldau.client.group.driver import GroupMember
+from moldau.client.group.assignors import get_assignor
+from moldau.client.group.driver import ConsumerCoordinator
+from moldau.client.group.member_state import NO_GENERATION, Generation, GroupRebalanceConfig
 from moldau.client.group.offsets import GroupOffsets
-from moldau.client.group.terms import NO_GENERATION, Generation, MemberSettings
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 from support.scripted_cluster import HERE, ScriptedCluster, in_group, run
@@ -121,19 +125,21 @@ def test_offsets_of_one_generation_are_not_committed_in_the_name_of_the_next() -
     cluster.answers[ApiKey.OFFSET_COMMIT] = slowly
 
     async def scenario() -> None:
-        member = GroupMember(cluster, MemberSettings("g", (assignor_named("range"),)), lambda: None)
-        positions = Positions(Reset.LATEST)
+        member = ConsumerCoordinator(
+            cluster, GroupRebalanceConfig("g", (get_assignor("range"),)), lambda: None
+        )
+        positions = SubscriptionState(OffsetResetStrategy.LATEST)
         positions.subscribe(["t"])
-        positions.set_assigned([HERE])
-        commits = Commits(GroupOffsets(cluster, "g"), member, positions, interval_ms=0)
+        positions.set_assignment([HERE])
+        commits = CommitManager(GroupOffsets(cluster, "g"), member, positions, interval_ms=0)
         member.membership.generation = Generation(1, "m1", "range")
         under_way = asyncio.create_task(commits.commit({HERE: OffsetAndMetadata(50)}))
         await asyncio.sleep(1)
         positions.seek(HERE, 100)
-        behind_it = asyncio.create_task(commits.commit(positions.consumed()))
-        commits.commit_when_due()
+        behind_it = asyncio.create_task(commits.commit(positions.all_consumed()))
+        commits.maybe_auto_commit()
         await asyncio.sleep(0.1)
-        commits.commit_when_due()
+        commits.maybe_auto_commit()
         await asyncio.sleep(0.1)
         # Thrown out and back again: others have had the partition meanwhile.
         member.membership.generation = Generation(2, "m1", "range")

@@ -1,5 +1,5 @@
 """The consumer against brokers whose every answer the test writes, in virtual time. What it does with real ones is in
-`tests/support/consuming.py`."""
+`tests/support/consumer_behaviours.py`."""
 
 import asyncio
 from collections.abc import Mapping

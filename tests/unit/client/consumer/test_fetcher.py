@@ -7,22 +7,22 @@ from uuid import UUID
 
 import pytest
 
-from moldau.client.consumer.consumer import partition_reading
-from moldau.client.consumer.fetched import (
+from moldau.client.consumer import fetch_position as partition_reading
+from moldau.client.consumer.completed_fetch import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    Fetched,
-    LogCutError,
-    read_contents,
+    CompletedFetch,
+    LogTruncationError,
+    parse_batches,
 )
+from moldau.client.consumer.fetch_position import EMPTY_DURATION_MIN_S, EMPTY_RESPONSES_MIN, FetchPosition
 from moldau.client.consumer.fetcher import Fetcher
-from moldau.client.consumer.partition_reading import EMPTY_ANSWERS, EMPTY_S, Reading
 from moldau.client.errors import ErrorCode
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import PartitionInfo, TopicInfo
-from moldau.client.record import TopicPartition, records_of
-from moldau.records.build import build_batch
-from moldau.records.control import EndTransaction, control_batch
+from moldau.client.record import TopicPartition, decode_records
+from moldau.records.batch_builder import build_batch
+from moldau.records.control_records import EndTransaction, control_batch
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -94,17 +94,17 @@ def with_fetcher(
     asyncio.run(main())
 
 
-async def take(fetcher: Fetcher) -> Fetched:
+async def take(fetcher: Fetcher) -> CompletedFetch:
     while True:
         for fetched in await fetcher.next(1_000):
             return fetched
 
 
-def values(fetched: Fetched) -> list[str]:
+def values(fetched: CompletedFetch) -> list[str]:
     return [
         record.value.decode()
         for each in fetched.batches
-        for record in records_of(fetched.partition, each, fetched.position)
+        for record in decode_records(fetched.partition, each, fetched.position)
         if record.value is not None
     ]
 
@@ -241,7 +241,7 @@ def test_a_log_that_was_cut_below_the_position_is_told() -> None:
         fetcher.assign({ORDERS: 0})
         assert values(await take(fetcher)) == ["a", "b"]
         fetched = await take(fetcher)
-        assert isinstance(fetched.error, LogCutError)
+        assert isinstance(fetched.error, LogTruncationError)
         assert fetched.error.code is ErrorCode.offset_out_of_range
         assert "was cut at 1" in str(fetched.error)
         assert (fetched.error.offset, fetched.error.leader_epoch) == (1, 3)
@@ -348,7 +348,7 @@ def test_a_broker_that_tells_no_epochs_is_asked_at_once() -> None:
 
 
 def test_epochs_of_a_topic_are_not_compared_with_those_of_its_successor() -> None:
-    reading = Reading(7, leader_epoch=5)
+    reading = FetchPosition(7, leader_epoch=5)
     old, new = (
         TopicInfo("t", UUID(int=number), (PartitionInfo(0, 1, epoch, (1,), (1,)),))
         for number, epoch in ((1, 5), (2, 0))
@@ -438,8 +438,8 @@ def fetches(broker: ScriptedBroker) -> list[dict[int, int]]:
     ]
 
 
-async def read_all(fetcher: Fetcher) -> list[Fetched]:
-    taken: list[Fetched] = []
+async def read_all(fetcher: Fetcher) -> list[CompletedFetch]:
+    taken: list[CompletedFetch] = []
     while not fetcher.is_finished:
         taken += await fetcher.next(1_000)
     return taken
@@ -501,7 +501,7 @@ def test_a_read_that_ends_where_it_begins_asks_for_nothing() -> None:
 def test_a_gap_before_the_end_is_passed_over_when_the_leader_has_nothing_however_often_it_is_asked(
     isolation_level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_reading, "EMPTY_S", 0)
+    monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0}, until={ORDERS: 10})
@@ -511,13 +511,15 @@ def test_a_gap_before_the_end_is_passed_over_when_the_leader_has_nothing_however
             ([], 1, 10, True),
         ]
         await a_while()
-        assert fetches(broker) == [{0: 0}, *[{0: 1}] * EMPTY_ANSWERS]
+        assert fetches(broker) == [{0: 0}, *[{0: 1}] * EMPTY_RESPONSES_MIN]
         # What is to be read is there: nobody needs to wait for it before it turns out to be missing.
         waits_ms = [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH]
-        assert waits_ms == [0, 0, *[500] * (EMPTY_ANSWERS - 1)]
+        assert waits_ms == [0, 0, *[500] * (EMPTY_RESPONSES_MIN - 1)]
 
     with_fetcher(
-        test, in_turn([gives(batch(0, "a")), *[gives()] * EMPTY_ANSWERS]), isolation_level=isolation_level
+        test,
+        in_turn([gives(batch(0, "a")), *[gives()] * EMPTY_RESPONSES_MIN]),
+        isolation_level=isolation_level,
     )
 
 
@@ -553,12 +555,12 @@ def test_a_leader_that_answers_empty_for_a_while_loses_no_records(slow_s: float,
 
 def test_empty_answers_count_only_in_a_row() -> None:
     """Of a log that loses records and gets them again nothing is known yet."""
-    reading = Reading(0, until=5)
-    assert not any(reading.note_empty(at / 10) for at in range(EMPTY_ANSWERS + 5))
-    assert reading.note_empty(EMPTY_S)
-    reading.empty_answers = 0
-    assert not reading.note_empty(100.0)
-    assert not reading.is_there
+    reading = FetchPosition(0, until=5)
+    assert not any(reading.record_empty_response(at / 10) for at in range(EMPTY_RESPONSES_MIN + 5))
+    assert reading.record_empty_response(EMPTY_DURATION_MIN_S)
+    reading.empty_responses = 0
+    assert not reading.record_empty_response(100.0)
+    assert not reading.is_end_available
 
 
 @pytest.mark.parametrize(
@@ -587,8 +589,8 @@ def test_an_answer_that_others_have_filled_says_nothing_of_those_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A byte limit leaves the last partitions of an answer empty, whatever their logs hold."""
-    monkeypatch.setattr(partition_reading, "EMPTY_S", 0)
-    monkeypatch.setattr(partition_reading, "EMPTY_ANSWERS", 1)
+    monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
+    monkeypatch.setattr(partition_reading, "EMPTY_RESPONSES_MIN", 1)
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0, OTHER: 0}, until={ORDERS: 5, OTHER: 5})
@@ -767,7 +769,7 @@ def test_a_fetch_that_is_taken_back_before_it_began_leaves_room_for_the_next() -
 def contents(
     data: bytes, position: int = 0, isolation: int = READ_UNCOMMITTED, aborted: Sequence[Message] = ()
 ) -> tuple[list[int], int, ErrorCode | None]:
-    found = read_contents(
+    found = parse_batches(
         ORDERS, Message(records=memoryview(data), aborted_transactions=aborted), position, isolation
     )
     code = None if found.error is None else found.error.code

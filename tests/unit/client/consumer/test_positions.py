@@ -4,87 +4,94 @@ import re
 
 import pytest
 
+from moldau.client.consumer.completed_fetch import CompletedFetch
 from moldau.client.consumer.errors import NoOffsetForPartitionError
-from moldau.client.consumer.fetch_buffer import PartitionError, Undelivered
-from moldau.client.consumer.fetched import Fetched
-from moldau.client.consumer.positions import Mode, OffsetAndMetadata, Positions, Reset
+from moldau.client.consumer.fetch_buffer import FetchBuffer, PartitionFetchError
+from moldau.client.consumer.subscription_state import (
+    OffsetAndMetadata,
+    OffsetResetStrategy,
+    SubscriptionState,
+    SubscriptionType,
+)
 from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.records.batch import Batch
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 
 A, B, C = (TopicPartition("t", index) for index in range(3))
 
 
-def assigned(*partitions: TopicPartition, reset: Reset = Reset.EARLIEST) -> Positions:
-    positions = Positions(reset)
-    positions.assign_manually()
-    positions.set_assigned(partitions)
+def assigned(
+    *partitions: TopicPartition, reset: OffsetResetStrategy = OffsetResetStrategy.EARLIEST
+) -> SubscriptionState:
+    positions = SubscriptionState(reset)
+    positions.set_user_assigned()
+    positions.set_assignment(partitions)
     return positions
 
 
 def test_a_consumer_reads_one_kind_of_thing_at_a_time() -> None:
-    positions = Positions(Reset.LATEST)
+    positions = SubscriptionState(OffsetResetStrategy.LATEST)
     positions.subscribe(["b", "a", "b"])
     assert positions.topics == ("a", "b")
     with pytest.raises(IllegalStateError, match="reads topics: unsubscribe"):
-        positions.assign_manually()
+        positions.set_user_assigned()
     with pytest.raises(IllegalStateError, match="given a pattern"):
         positions.subscribe_pattern(re.compile("x"))
     positions.unsubscribe()
-    positions.assign_manually()
-    assert positions.mode is Mode.MANUAL
+    positions.set_user_assigned()
+    assert positions.subscription_type is SubscriptionType.USER_ASSIGNED
 
 
 def test_what_stays_assigned_keeps_its_position_and_its_pause() -> None:
     positions = assigned(A, B)
     positions.seek(A, 5)
     positions.pause([A])
-    positions.set_assigned([C, A])
+    positions.set_assignment([C, A])
     assert positions.assigned == [A, C]
     assert positions.position(A) == 5
     assert positions.paused == [A]
-    positions.set_assigned([C])
-    positions.set_assigned([A])
+    positions.set_assignment([C])
+    positions.set_assignment([A])
     assert positions.position(A) is None
     assert positions.paused == []
 
 
 def test_a_position_comes_from_what_was_committed_or_else_from_the_reset_policy() -> None:
     positions = assigned(A, B)
-    asked = positions.to_look_up()
+    asked = positions.initializing_partitions()
     assert list(asked) == [A, B]
     positions.committed(asked, {A: OffsetAndMetadata(7, "", 3)})
     assert positions.position(A) == 7
-    resets = positions.to_reset()
-    assert {each: place.reset for each, place in resets.items()} == {B: Reset.EARLIEST}
-    positions.reset_to(resets, {B: OffsetAndMetadata(2, "", 1)})
-    assert positions.consumed() == {A: OffsetAndMetadata(7, "", 3), B: OffsetAndMetadata(2, "", 1)}
-    assert positions.to_look_up() == positions.to_reset() == {}
+    resets = positions.partitions_needing_reset()
+    assert {each: place.reset for each, place in resets.items()} == {B: OffsetResetStrategy.EARLIEST}
+    positions.apply_reset_offsets(resets, {B: OffsetAndMetadata(2, "", 1)})
+    assert positions.all_consumed() == {A: OffsetAndMetadata(7, "", 3), B: OffsetAndMetadata(2, "", 1)}
+    assert positions.initializing_partitions() == positions.partitions_needing_reset() == {}
 
 
 def test_without_a_policy_nothing_is_guessed() -> None:
-    positions = assigned(A, B, C, reset=Reset.NONE)
+    positions = assigned(A, B, C, reset=OffsetResetStrategy.NONE)
     with pytest.raises(NoOffsetForPartitionError, match="t-1, t-2") as told:
-        positions.committed(positions.to_look_up(), {A: OffsetAndMetadata(1)})
+        positions.committed(positions.initializing_partitions(), {A: OffsetAndMetadata(1)})
     assert told.value.partitions == [B, C]
     with pytest.raises(NoOffsetForPartitionError, match="has no offset 1"):
-        positions.out_of_range(A)
+        positions.reset_out_of_range(A)
 
 
 def test_what_was_looked_up_for_a_position_of_before_is_dropped() -> None:
     positions = assigned(A, B)
-    asked = positions.to_look_up()
+    asked = positions.initializing_partitions()
     positions.seek(A, 9)
-    positions.seek_by(B, Reset.LATEST)
+    positions.request_offset_reset(B, OffsetResetStrategy.LATEST)
     positions.committed(asked, {A: OffsetAndMetadata(1), B: OffsetAndMetadata(1)})
     assert positions.position(A) == 9
     assert positions.position(B) is None
-    asked = positions.to_reset()
-    positions.take_away([B])
-    positions.reset_to(asked, {B: OffsetAndMetadata(4)})
-    assert not positions.has(B)
+    asked = positions.partitions_needing_reset()
+    positions.revoke([B])
+    positions.apply_reset_offsets(asked, {B: OffsetAndMetadata(4)})
+    assert not positions.is_assigned(B)
 
 
 def test_seeking_keeps_a_pause_and_checks_its_place() -> None:
@@ -111,28 +118,28 @@ def fetched(
     next_offset: int | None = None,
     error: KafkaError | None = None,
     leader_epoch: int = -1,
-) -> Fetched:
+) -> CompletedFetch:
     start = batches[0].base_offset if position is None else position
     end = batches[-1].next_offset if next_offset is None else next_offset
-    return Fetched(partition, start, end, batches, 100, 100, 0, error, leader_epoch=leader_epoch)
+    return CompletedFetch(partition, start, end, batches, 100, 100, 0, error, leader_epoch=leader_epoch)
 
 
 class Reader:
-    def __init__(self, *news: Fetched) -> None:
-        self.undelivered = Undelivered()
+    def __init__(self, *news: CompletedFetch) -> None:
+        self.undelivered = FetchBuffer()
         self.undelivered.add(news)
         self.at: dict[TopicPartition, int] = {}
         self.paused: list[TopicPartition] = []
 
-    def advance(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
+    def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
         self.at[partition] = offset
 
     def take(self, records_max: int) -> list[tuple[int, int]]:
-        taken = self.undelivered.take(records_max, self.paused.__contains__, self.advance)
+        taken = self.undelivered.take(records_max, self.paused.__contains__, self.update_position)
         return [(each.partition, each.offset) for each in taken]
 
-    def take_raw(self) -> list[Fetched]:
-        return self.undelivered.take_raw(self.paused.__contains__, self.advance)
+    def take_raw(self) -> list[CompletedFetch]:
+        return self.undelivered.take_raw(self.paused.__contains__, self.update_position)
 
 
 def test_records_are_handed_out_so_many_at_a_time() -> None:
@@ -170,7 +177,7 @@ def test_an_error_comes_after_what_was_read_before_it_and_again_until_it_is_drop
     reader = Reader(fetched(A, batch(0, 2), error=error), fetched(B, batch(0, 1)))
     assert reader.take(10) == [(0, 0), (0, 1), (1, 0)]
     for _ in range(2):
-        with pytest.raises(PartitionError, match="t-0") as told:
+        with pytest.raises(PartitionFetchError, match="t-0") as told:
             reader.take(10)
         assert told.value.error is error
     reader.undelivered.add([fetched(B, batch(1, 1))])
@@ -184,12 +191,12 @@ def test_an_error_comes_after_what_was_read_before_it_and_again_until_it_is_drop
 
 def test_a_broken_batch_ends_its_partition_where_it_is() -> None:
     """What was fetched behind it must not be handed out as if nothing were missing."""
-    broken = bytearray(batch(2, 2).data)
-    broken[61] = 0xFF
-    reader = Reader(fetched(A, batch(0, 2), Batch(broken)), fetched(A, batch(4, 2)))
+    failed_partitions = bytearray(batch(2, 2).data)
+    failed_partitions[61] = 0xFF
+    reader = Reader(fetched(A, batch(0, 2), Batch(failed_partitions)), fetched(A, batch(4, 2)))
     assert reader.take(10) == [(0, 0), (0, 1)]
     assert reader.at == {A: 2}
-    with pytest.raises(PartitionError) as told:
+    with pytest.raises(PartitionFetchError) as told:
         reader.take(10)
     assert told.value.error.code == ErrorCode.corrupt_message
     assert reader.at == {A: 2}
@@ -206,7 +213,7 @@ def test_raw_batches_come_whole_and_from_the_position_on() -> None:
 
 
 def test_records_know_where_they_come_from() -> None:
-    undelivered = Undelivered()
+    undelivered = FetchBuffer()
     undelivered.add([fetched(A, batch(5, 1, leader_epoch=3))])
     epochs: list[int] = []
     [record] = undelivered.take(1, lambda _: False, lambda _, __, epoch: epochs.append(epoch))
@@ -216,7 +223,7 @@ def test_records_know_where_they_come_from() -> None:
 
 @pytest.mark.parametrize("is_raw", [False, True])
 def test_a_position_knows_the_epoch_of_what_it_passed_though_that_was_not_handed_out(is_raw: bool) -> None:
-    undelivered = Undelivered()
+    undelivered = FetchBuffer()
     undelivered.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
     heard: list[tuple[int, ...]] = []
     undelivered.take(1, lambda _: False, lambda _, *at: heard.append(at))

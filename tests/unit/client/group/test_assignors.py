@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moldau.client.group.assignors import NOTHING, Assignments, Member, Remembered, assignor_named
+from moldau.client.group.assignors import (
+    NO_ASSIGNMENT,
+    Assignments,
+    PreviousAssignment,
+    SubscribedMember,
+    get_assignor,
+)
 from moldau.wire.consumer_protocol import Partition, Subscription
 
 NAMES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
@@ -26,25 +32,27 @@ same_wants = st.tuples(
 Wants = dict[str, list[str]]
 
 
-def members(name: str, wanted: Wants, had: dict[str, Remembered] | None = None) -> list[Member]:
+def members(
+    name: str, wanted: Wants, had: dict[str, PreviousAssignment] | None = None
+) -> list[SubscribedMember]:
     """Members as they would come to the leader: eager ones own nothing any more, and say what they had."""
-    assignor = assignor_named(name)
+    assignor = get_assignor(name)
     found = []
     for who, topics in wanted.items():
-        before = (had or {}).get(who, NOTHING)
+        before = (had or {}).get(who, NO_ASSIGNMENT)
         owned = (
             tuple(each for each in before.partitions if each[0] in topics) if assignor.is_cooperative else ()
         )
         data = assignor.user_data(before)
-        found.append(Member(who, Subscription(tuple(topics), data, owned, before.generation_id)))
+        found.append(SubscribedMember(who, Subscription(tuple(topics), data, owned, before.generation_id)))
     return found
 
 
 def settled(
-    name: str, partition_counts: dict[str, int], wanted: Wants, had: dict[str, Remembered]
+    name: str, partition_counts: dict[str, int], wanted: Wants, had: dict[str, PreviousAssignment]
 ) -> Assignments:
     """The assignment after as many rounds as it takes: a cooperative one gives up first and hands over then."""
-    assignor = assignor_named(name)
+    assignor = get_assignor(name)
     generation = max((each.generation_id for each in had.values()), default=0)
     while True:
         assigned = assignor.assign(partition_counts, members(name, wanted, had))
@@ -52,13 +60,13 @@ def settled(
         gave_up = assignor.is_cooperative and any(
             set(had[who].partitions) - set(some) for who, some in assigned.items() if who in had
         )
-        had = {who: Remembered(tuple(some), generation) for who, some in assigned.items()}
+        had = {who: PreviousAssignment(tuple(some), generation) for who, some in assigned.items()}
         if not gave_up:
             return assigned
 
 
-def remembered(assigned: Assignments, generation: int = 1) -> dict[str, Remembered]:
-    return {who: Remembered(tuple(some), generation) for who, some in assigned.items()}
+def previous_assignment(assigned: Assignments, generation: int = 1) -> dict[str, PreviousAssignment]:
+    return {who: PreviousAssignment(tuple(some), generation) for who, some in assigned.items()}
 
 
 def everything(partition_counts: dict[str, int], wanted: Wants) -> list[Partition]:
@@ -76,7 +84,7 @@ def everything(partition_counts: dict[str, int], wanted: Wants) -> list[Partitio
 def test_every_partition_goes_to_one_member_that_wants_it(
     name: str, partition_counts: dict[str, int], before: Wants, wanted: Wants
 ) -> None:
-    had = remembered(settled(name, partition_counts, before, {}))
+    had = previous_assignment(settled(name, partition_counts, before, {}))
     assigned = settled(name, partition_counts, wanted, had)
     assert sorted(assigned) == sorted(wanted)
     assert sorted(each for some in assigned.values() for each in some) == everything(partition_counts, wanted)
@@ -89,12 +97,12 @@ def test_every_partition_goes_to_one_member_that_wants_it(
 def test_the_order_of_the_members_does_not_matter(
     name: str, partition_counts: dict[str, int], before: Wants, wanted: Wants, chance: random.Random
 ) -> None:
-    had = remembered(settled(name, partition_counts, before, {}))
+    had = previous_assignment(settled(name, partition_counts, before, {}))
     some = members(name, wanted, had)
     shuffled = list(some)
     chance.shuffle(shuffled)
     shuffled_counts = dict(chance.sample(sorted(partition_counts.items()), len(partition_counts)))
-    assign = assignor_named(name).assign
+    assign = get_assignor(name).assign
     assert assign(partition_counts, some) == assign(shuffled_counts, shuffled)
 
 
@@ -104,7 +112,7 @@ def test_the_order_of_the_members_does_not_matter(
 def test_equal_subscriptions_share_evenly(
     name: str, partition_counts: dict[str, int], before: Wants, wanted: Wants
 ) -> None:
-    had = remembered(settled(name, partition_counts, before, {}))
+    had = previous_assignment(settled(name, partition_counts, before, {}))
     sizes = [len(some) for some in settled(name, partition_counts, wanted, had).values()]
     assert max(sizes) - min(sizes) <= 1
 
@@ -119,7 +127,7 @@ def test_who_leaves_moves_nothing_but_what_it_had(
     gone = data.draw(st.sampled_from(sorted(wanted)))
     left = {who: topics for who, topics in wanted.items() if who != gone}
     if left:
-        after = settled(name, partition_counts, left, remembered(before))
+        after = settled(name, partition_counts, left, previous_assignment(before))
         assert all(set(before[who]) <= set(after[who]) for who in left)
 
 
@@ -129,7 +137,7 @@ def test_who_leaves_moves_nothing_but_what_it_had(
 def test_who_joins_takes_only_its_share(name: str, partition_counts: dict[str, int], wanted: Wants) -> None:
     before = settled(name, partition_counts, wanted, {})
     more = {**wanted, "new": next(iter(wanted.values()))}
-    after = settled(name, partition_counts, more, remembered(before))
+    after = settled(name, partition_counts, more, previous_assignment(before))
     moved = [each for who in wanted for each in before[who] if each not in after[who]]
     assert sorted(moved) == sorted(after["new"])
 
@@ -141,7 +149,7 @@ def test_nothing_moves_where_nothing_changes(
     name: str, partition_counts: dict[str, int], wanted: Wants
 ) -> None:
     before = settled(name, partition_counts, wanted, {})
-    assert settled(name, partition_counts, wanted, remembered(before)) == before
+    assert settled(name, partition_counts, wanted, previous_assignment(before)) == before
 
 
 @given(partition_counts=counts, before=wants, wanted=wants)
@@ -150,10 +158,10 @@ def test_no_partition_changes_hands_before_it_was_given_up(
     partition_counts: dict[str, int], before: Wants, wanted: Wants
 ) -> None:
     name = "cooperative-sticky"
-    had = remembered(settled(name, partition_counts, before, {}))
+    had = previous_assignment(settled(name, partition_counts, before, {}))
     some = members(name, wanted, had)
     owner = {each: who.member_id for who in some for each in who.subscription.owned_partitions}
-    for who, assigned in assignor_named(name).assign(partition_counts, some).items():
+    for who, assigned in get_assignor(name).assign(partition_counts, some).items():
         assert all(owner.get(each, who) == who for each in assigned)
 
 
@@ -163,7 +171,7 @@ def test_no_chain_of_moves_would_be_more_even(
     partition_counts: dict[str, int], before: Wants, wanted: Wants
 ) -> None:
     """Whom a member's partitions could reach, directly or through others, has at most one fewer than it."""
-    had = remembered(settled("sticky", partition_counts, before, {}))
+    had = previous_assignment(settled("sticky", partition_counts, before, {}))
     assigned = settled("sticky", partition_counts, wanted, had)
     for giver in assigned:
         reached, waiting = {giver}, [giver]
@@ -177,7 +185,7 @@ def test_no_chain_of_moves_would_be_more_even(
 
 def test_range_gives_ranges_and_the_first_members_one_more() -> None:
     wanted = {"m1": ["a", "b"], "m2": ["a", "b"], "m3": ["a"]}
-    assert assignor_named("range").assign({"a": 7, "b": 3}, members("range", wanted)) == {
+    assert get_assignor("range").assign({"a": 7, "b": 3}, members("range", wanted)) == {
         "m1": [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)],
         "m2": [("a", 3), ("a", 4), ("b", 2)],
         "m3": [("a", 5), ("a", 6)],
@@ -186,7 +194,7 @@ def test_range_gives_ranges_and_the_first_members_one_more() -> None:
 
 def test_roundrobin_deals_over_topics() -> None:
     wanted = {"m1": ["a", "b"], "m2": ["a", "b"]}
-    assert assignor_named("roundrobin").assign({"a": 3, "b": 3}, members("roundrobin", wanted)) == {
+    assert get_assignor("roundrobin").assign({"a": 3, "b": 3}, members("roundrobin", wanted)) == {
         "m1": [("a", 0), ("a", 2), ("b", 1)],
         "m2": [("a", 1), ("b", 0), ("b", 2)],
     }
@@ -194,48 +202,55 @@ def test_roundrobin_deals_over_topics() -> None:
 
 @pytest.mark.parametrize("name", ["range", "roundrobin"])
 def test_static_members_keep_their_place_when_their_ids_change(name: str) -> None:
-    def group(first: str, second: str) -> list[Member]:
+    def group(first: str, second: str) -> list[SubscribedMember]:
         wanted = Subscription(("a",))
-        return [Member(first, wanted, "x"), Member(second, wanted, "y"), Member("m", wanted)]
+        return [
+            SubscribedMember(first, wanted, "x"),
+            SubscribedMember(second, wanted, "y"),
+            SubscribedMember("m", wanted),
+        ]
 
-    assign = assignor_named(name).assign
+    assign = get_assignor(name).assign
     before, after = assign({"a": 6}, group("1", "2")), assign({"a": 6}, group("9", "3"))
     assert (before["1"], before["2"], before["m"]) == (after["9"], after["3"], after["m"])
 
 
 def test_the_newest_generation_is_believed() -> None:
-    had = {"m1": Remembered((("a", 0), ("a", 1)), 5), "m2": Remembered((("a", 0), ("a", 1)), 4)}
+    had = {
+        "m1": PreviousAssignment((("a", 0), ("a", 1)), 5),
+        "m2": PreviousAssignment((("a", 0), ("a", 1)), 4),
+    }
     wanted = {"m1": ["a"], "m2": ["a"]}
-    assigned = assignor_named("sticky").assign({"a": 2}, members("sticky", wanted, had))
+    assigned = get_assignor("sticky").assign({"a": 2}, members("sticky", wanted, had))
     assert assigned["m1"] == [("a", 0)]
-    kept = assignor_named("cooperative-sticky").assign({"a": 2}, members("cooperative-sticky", wanted, had))
+    kept = get_assignor("cooperative-sticky").assign({"a": 2}, members("cooperative-sticky", wanted, had))
     assert kept == {"m1": [("a", 0)], "m2": []}
 
 
 def test_what_two_claim_in_one_generation_is_first_given_up_by_both() -> None:
-    had = {"m1": Remembered((("a", 0), ("a", 1)), 5), "m2": Remembered((("a", 1),), 5)}
+    had = {"m1": PreviousAssignment((("a", 0), ("a", 1)), 5), "m2": PreviousAssignment((("a", 1),), 5)}
     wanted = {"m1": ["a"], "m2": ["a"]}
     some = members("cooperative-sticky", wanted, had)
-    assert assignor_named("cooperative-sticky").assign({"a": 2}, some) == {"m1": [("a", 0)], "m2": []}
+    assert get_assignor("cooperative-sticky").assign({"a": 2}, some) == {"m1": [("a", 0)], "m2": []}
 
 
 def test_sticky_members_of_before_generations_are_believed_too() -> None:
     remembered_by_old = bytes.fromhex("00000001 0001 61 00000001 00000001")
     some = [
-        Member("m1", Subscription(("a",))),
-        Member("m2", Subscription(("a",), remembered_by_old)),
-        Member("m3", Subscription(("a",), b"\x00\x00")),
+        SubscribedMember("m1", Subscription(("a",))),
+        SubscribedMember("m2", Subscription(("a",), remembered_by_old)),
+        SubscribedMember("m3", Subscription(("a",), b"\x00\x00")),
     ]
-    assert assignor_named("sticky").assign({"a": 3}, some)["m2"] == [("a", 1)]
+    assert get_assignor("sticky").assign({"a": 3}, some)["m2"] == [("a", 1)]
 
 
 def test_cooperative_members_of_before_version_2_tell_their_generation_beside() -> None:
     old = Subscription(("a",), (4).to_bytes(4, "big"), (("a", 0),))
     new = Subscription(("a",), None, (("a", 0),), 3)
-    some = [Member("m1", new), Member("m2", old)]
-    assert assignor_named("cooperative-sticky").assign({"a": 1}, some) == {"m1": [], "m2": [("a", 0)]}
+    some = [SubscribedMember("m1", new), SubscribedMember("m2", old)]
+    assert get_assignor("cooperative-sticky").assign({"a": 1}, some) == {"m1": [], "m2": [("a", 0)]}
 
 
 def test_an_unknown_assignor_is_refused() -> None:
     with pytest.raises(ValueError, match="no assignor 'best'"):
-        assignor_named("best")
+        get_assignor("best")

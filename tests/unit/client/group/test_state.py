@@ -6,40 +6,45 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moldau.client.errors import ErrorCode
-from moldau.client.group.assignors import Member, assignor_named
+from moldau.client.group.assignment_user_data import (
+    NO_USER_DATA,
+    AssignmentUserData,
+    decode_user_data,
+    encode_user_data,
+)
+from moldau.client.group.assignors import SubscribedMember, get_assignor
 from moldau.client.group.events import (
-    Assign,
+    AssignPartitions,
     Closed,
-    CommitNow,
-    CommitRefused,
+    CommitFailed,
+    CommitOffsets,
     CoordinatorFound,
     CoordinatorNotFound,
     Effect,
     Event,
-    Fail,
     FetchMetadata,
     FindCoordinator,
-    HandBack,
-    HeartbeatAnswered,
-    JoinAnswered,
-    Lose,
+    HeartbeatResponse,
+    HeartbeatTick,
+    JoinResponse,
+    LosePartitions,
     MetadataChanged,
-    MetadataFetched,
-    Poll,
-    Revoke,
+    MetadataFetchCompleted,
+    RaiseError,
+    RevokeAll,
+    RevokePartitions,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
-    Subscribed,
-    SyncAnswered,
-    Tick,
+    SubscriptionChanged,
+    SyncResponse,
     Unsubscribed,
+    UserPoll,
 )
-from moldau.client.group.leader import share_out
-from moldau.client.group.notes import NO_NOTE, Note, decode_note, encode_note
-from moldau.client.group.state import JOIN_LAPSE_MS, Membership
-from moldau.client.group.terms import JoinedMember, MemberSettings, MemberState
+from moldau.client.group.leader_assignment import perform_assignment
+from moldau.client.group.member_state import GroupRebalanceConfig, JoinGroupMember, MemberState
+from moldau.client.group.state import JOIN_GROUP_TIMEOUT_LAPSE_MS, MembershipManager
 from moldau.wire.consumer_protocol import (
     Assignment,
     Partition,
@@ -53,68 +58,76 @@ from moldau.wire.consumer_protocol import (
 ORDERS = (("orders", 0), ("orders", 1))
 
 
-def member(*assignors: str, instance_id: str | None = None, auto_commit: bool = True) -> Membership:
-    chosen = tuple(assignor_named(name) for name in assignors or ("range",))
-    return Membership(MemberSettings("g", chosen, instance_id, auto_commit=auto_commit))
+def member(*assignors: str, instance_id: str | None = None, auto_commit: bool = True) -> MembershipManager:
+    chosen = tuple(get_assignor(name) for name in assignors or ("range",))
+    return MembershipManager(GroupRebalanceConfig("g", chosen, instance_id, auto_commit=auto_commit))
 
 
 def assignment(*partitions: Partition) -> bytes:
     return encode_assignment(Assignment(partitions))
 
 
-def joined(who: Membership, attempt: int, generation_id: int = 1, protocol: str = "range") -> list[Effect]:
-    return who.step(0, JoinAnswered(attempt, ErrorCode.none, generation_id, "m1", "other", protocol))
+def joined(
+    who: MembershipManager, attempt: int, generation_id: int = 1, protocol: str = "range"
+) -> list[Effect]:
+    return who.step(0, JoinResponse(attempt, ErrorCode.none, generation_id, "m1", "other", protocol))
 
 
-def stable(*assignors: str, partitions: tuple[Partition, ...] = ORDERS, **options: str | None) -> Membership:
+def stable(
+    *assignors: str, partitions: tuple[Partition, ...] = ORDERS, **options: str | None
+) -> MembershipManager:
     who = member(*assignors, **options)  # type: ignore[arg-type]
-    who.step(0, Subscribed(("orders",)))
-    who.step(0, Poll())
+    who.step(0, SubscriptionChanged(("orders",)))
+    who.step(0, UserPoll())
     who.step(0, CoordinatorFound(1))
-    [join] = who.step(0, Poll())
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
     joined(who, join.attempt)
-    who.step(0, SyncAnswered(join.attempt, assignment=assignment(*partitions)))
-    who.step(0, Poll())
+    who.step(0, SyncResponse(join.attempt, assignment=assignment(*partitions)))
+    who.step(0, UserPoll())
     assert who.state is MemberState.STABLE
     return who
 
 
-def rejoining(who: Membership) -> SendJoin:
+def rejoining(who: MembershipManager) -> SendJoin:
     """Heard of a rebalance, and polled until the join is out."""
-    who.step(0, CommitRefused(who.generation, ErrorCode.rebalance_in_progress))
+    who.step(0, CommitFailed(who.generation, ErrorCode.rebalance_in_progress))
     while True:
-        for effect in who.step(0, Poll()):
+        for effect in who.step(0, UserPoll()):
             if isinstance(effect, SendJoin):
                 return effect
 
 
 def test_a_join_says_what_is_wanted_once_for_each_assignor() -> None:
     who = member("range", "cooperative-sticky")
-    who.step(0, Subscribed(("b", "a")))
-    assert who.step(0, Poll()) == [FindCoordinator()]
+    who.step(0, SubscriptionChanged(("b", "a")))
+    assert who.step(0, UserPoll()) == [FindCoordinator()]
     who.step(0, CoordinatorFound(7))
-    [join] = who.step(0, Poll())
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
-    assert (join.coordinator, join.member_id, join.timeout_ms) == (7, "", 300_000 + JOIN_LAPSE_MS)
+    assert (join.coordinator, join.member_id, join.timeout_ms) == (
+        7,
+        "",
+        300_000 + JOIN_GROUP_TIMEOUT_LAPSE_MS,
+    )
     assert [name for name, _ in join.protocols] == ["range", "cooperative-sticky"]
     assert {decode_subscription(data) for _, data in join.protocols} == {Subscription(("a", "b"))}
 
 
 def test_one_eager_assignor_makes_the_member_eager() -> None:
-    assert stable("range", "cooperative-sticky").step(0, HandBack(commit=True)) == [
-        CommitNow(),
-        Revoke(ORDERS),
+    assert stable("range", "cooperative-sticky").step(0, RevokeAll(commit=True)) == [
+        CommitOffsets(),
+        RevokePartitions(ORDERS),
     ]
     who = stable("range", "cooperative-sticky")
-    who.step(0, CommitRefused(who.generation, ErrorCode.rebalance_in_progress))
-    assert who.step(0, Poll()) == [CommitNow(), Revoke(ORDERS)]
+    who.step(0, CommitFailed(who.generation, ErrorCode.rebalance_in_progress))
+    assert who.step(0, UserPoll()) == [CommitOffsets(), RevokePartitions(ORDERS)]
 
 
 def test_without_auto_commit_nothing_is_committed_for_the_user() -> None:
     who = stable("range", auto_commit=False)  # type: ignore[arg-type]
-    who.step(0, CommitRefused(who.generation, ErrorCode.rebalance_in_progress))
-    assert who.step(0, Poll()) == [Revoke(ORDERS)]
+    who.step(0, CommitFailed(who.generation, ErrorCode.rebalance_in_progress))
+    assert who.step(0, UserPoll()) == [RevokePartitions(ORDERS)]
 
 
 def test_a_cooperative_join_names_what_is_owned_and_since_when() -> None:
@@ -132,17 +145,17 @@ def test_a_sticky_join_remembers_what_was_given_up() -> None:
 
 def test_the_leader_shares_out_what_the_metadata_shows() -> None:
     who = member()
-    who.step(0, Subscribed(("orders",)))
+    who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
-    [join] = who.step(0, Poll())
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
     members = tuple(
-        JoinedMember(each, None, encode_subscription(Subscription(topics)))
+        JoinGroupMember(each, None, encode_subscription(Subscription(topics)))
         for each, topics in (("m1", ("orders",)), ("m2", ("orders", "payments", "missing")))
     )
-    answer = JoinAnswered(join.attempt, ErrorCode.none, 1, "m1", "m1", "range", members)
+    answer = JoinResponse(join.attempt, ErrorCode.none, 1, "m1", "m1", "range", members)
     assert who.step(0, answer) == [FetchMetadata(join.attempt, ("missing", "orders", "payments"))]
-    [sync] = who.step(0, MetadataFetched(join.attempt, {"orders": 2, "payments": 1, "other": 9}))
+    [sync] = who.step(0, MetadataFetchCompleted(join.attempt, {"orders": 2, "payments": 1, "other": 9}))
     assert isinstance(sync, SendSync)
     assert {each: decode_assignment(data).partitions for each, data in sync.assignments} == {
         "m1": (("orders", 0),),
@@ -150,36 +163,36 @@ def test_the_leader_shares_out_what_the_metadata_shows() -> None:
     }
 
 
-def came_back(share: bytes, *, leads: bool = False) -> Membership:
+def came_back(share: bytes, *, leads: bool = False) -> MembershipManager:
     """A static member after a restart, with the assignment that it finds."""
     who = member("cooperative-sticky", instance_id="static")
-    who.step(0, Subscribed(("orders",)))
-    who.step(0, Poll())
+    who.step(0, SubscriptionChanged(("orders",)))
+    who.step(0, UserPoll())
     who.step(0, CoordinatorFound(1))
-    [join] = who.step(0, Poll())
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
     subscription = encode_subscription(Subscription(("orders",)))
-    others = (JoinedMember("m1", "static", subscription),) if leads else ()
+    others = (JoinGroupMember("m1", "static", subscription),) if leads else ()
     leader = "m1" if leads else "other"
-    answer = JoinAnswered(
+    answer = JoinResponse(
         join.attempt, ErrorCode.none, 2, "m1", leader, "cooperative-sticky", others, skip_assignment=leads
     )
     who.step(0, answer)
-    who.step(0, MetadataFetched(join.attempt, {"orders": 2}))
-    who.step(0, SyncAnswered(join.attempt, assignment=share))
-    assert who.step(0, Poll()) == [Assign(ORDERS[:1], ORDERS[:1])]
+    who.step(0, MetadataFetchCompleted(join.attempt, {"orders": 2}))
+    who.step(0, SyncResponse(join.attempt, assignment=share))
+    assert who.step(0, UserPoll()) == [AssignPartitions(ORDERS[:1], ORDERS[:1])]
     return who
 
 
-def joins_again(who: Membership) -> bool:
-    return any(isinstance(effect, SendJoin) for _ in range(3) for effect in who.step(0, Poll()))
+def joins_again(who: MembershipManager) -> bool:
+    return any(isinstance(effect, SendJoin) for _ in range(3) for effect in who.step(0, UserPoll()))
 
 
 def test_who_takes_a_static_member_s_place_hands_over_what_that_one_had_to() -> None:
     """Otherwise what it was to give up would belong to nobody for as long as the group is at rest."""
     owner = Subscription(("orders",), None, ORDERS, 1)
-    members = [Member("m1", owner, "static"), Member("m2", Subscription(("orders",)))]
-    shares = dict(share_out(assignor_named("cooperative-sticky"), {"orders": 2}, members, "m2"))
+    members = [SubscribedMember("m1", owner, "static"), SubscribedMember("m2", Subscription(("orders",)))]
+    shares = dict(perform_assignment(get_assignor("cooperative-sticky"), {"orders": 2}, members, "m2"))
     assert decode_assignment(shares["m1"]).partitions == ORDERS[:1]
     assert decode_assignment(shares["m2"]) == Assignment(())
     assert joins_again(came_back(shares["m1"]))
@@ -187,19 +200,21 @@ def test_who_takes_a_static_member_s_place_hands_over_what_that_one_had_to() -> 
 
 
 def test_a_leader_that_comes_back_sees_what_has_grown_meanwhile() -> None:
-    members = [Member("m1", Subscription(("orders",), None, ORDERS[:1], 1), "static")]
-    shares = dict(share_out(assignor_named("cooperative-sticky"), {"orders": 1}, members, "m1"))
+    members = [SubscribedMember("m1", Subscription(("orders",), None, ORDERS[:1], 1), "static")]
+    shares = dict(perform_assignment(get_assignor("cooperative-sticky"), {"orders": 1}, members, "m1"))
     assert joins_again(came_back(shares["m1"], leads=True))
-    same = encode_assignment(Assignment(ORDERS[:1], encode_note(Note(False, {"orders": 2}))))
+    same = encode_assignment(
+        Assignment(ORDERS[:1], encode_user_data(AssignmentUserData(False, {"orders": 2})))
+    )
     assert not joins_again(came_back(same, leads=True))
 
 
 def test_members_that_are_not_static_leave_no_note() -> None:
     members = [
-        Member("m1", Subscription(("orders",), None, ORDERS, 1)),
-        Member("m2", Subscription(("orders",)), "static"),
+        SubscribedMember("m1", Subscription(("orders",), None, ORDERS, 1)),
+        SubscribedMember("m2", Subscription(("orders",)), "static"),
     ]
-    for _, data in share_out(assignor_named("cooperative-sticky"), {"orders": 2}, members, "m1"):
+    for _, data in perform_assignment(get_assignor("cooperative-sticky"), {"orders": 2}, members, "m1"):
         assert decode_assignment(data).user_data is None
 
 
@@ -207,19 +222,19 @@ def test_members_that_are_not_static_leave_no_note() -> None:
     "data", [None, b"", b"\x00\x01", b"[]", b"3", b'{"partition_counts":[1]}', b'{"a":1}']
 )
 def test_what_others_put_beside_an_assignment_is_no_note(data: bytes | None) -> None:
-    assert decode_note(data) == NO_NOTE
+    assert decode_user_data(data) == NO_USER_DATA
 
 
 def test_a_leader_without_metadata_joins_again() -> None:
     who = member()
-    who.step(0, Subscribed(("orders",)))
+    who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
-    [join] = who.step(0, Poll())
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
-    mine = JoinedMember("m1", None, encode_subscription(Subscription(("orders",))))
-    who.step(0, JoinAnswered(join.attempt, ErrorCode.none, 1, "m1", "m1", "range", (mine,)))
-    assert who.step(0, MetadataFetched(join.attempt, None)) == []
-    [again] = who.step(0, Poll())
+    mine = JoinGroupMember("m1", None, encode_subscription(Subscription(("orders",))))
+    who.step(0, JoinResponse(join.attempt, ErrorCode.none, 1, "m1", "m1", "range", (mine,)))
+    assert who.step(0, MetadataFetchCompleted(join.attempt, None)) == []
+    [again] = who.step(0, UserPoll())
     assert isinstance(again, SendJoin)
     assert again.member_id == "m1"
 
@@ -227,28 +242,28 @@ def test_a_leader_without_metadata_joins_again() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        JoinAnswered(1, ErrorCode.none, 1, "m1", "m1", "range", (JoinedMember("m2", None, b"\x00"),)),
-        JoinAnswered(
+        JoinResponse(1, ErrorCode.none, 1, "m1", "m1", "range", (JoinGroupMember("m2", None, b"\x00"),)),
+        JoinResponse(
             1,
             ErrorCode.none,
             1,
             "m1",
             "m1",
             "unheard-of",
-            (JoinedMember("m1", None, encode_subscription(Subscription(("orders",)))),),
+            (JoinGroupMember("m1", None, encode_subscription(Subscription(("orders",)))),),
         ),
     ],
     ids=["a subscription that is none", "an assignor that is not ours"],
 )
-def test_what_cannot_be_assigned_is_told(answer: JoinAnswered) -> None:
+def test_what_cannot_be_assigned_is_told(answer: JoinResponse) -> None:
     who = member()
-    who.step(0, Subscribed(("orders",)))
+    who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
-    who.step(0, Poll())
+    who.step(0, UserPoll())
     who.step(0, answer)
-    who.step(0, MetadataFetched(1, {"orders": 1}))
-    [fail] = who.step(0, Poll())
-    assert isinstance(fail, Fail)
+    who.step(0, MetadataFetchCompleted(1, {"orders": 1}))
+    [fail] = who.step(0, UserPoll())
+    assert isinstance(fail, RaiseError)
     assert fail.error.code == ErrorCode.inconsistent_group_protocol
 
 
@@ -257,13 +272,13 @@ def test_what_cannot_be_assigned_is_told(answer: JoinAnswered) -> None:
 )
 def test_an_assignment_that_cannot_be_is_not_taken(data: bytes) -> None:
     who = member()
-    who.step(0, Subscribed(("orders",)))
+    who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
-    who.step(0, Poll())
+    who.step(0, UserPoll())
     joined(who, 1)
-    who.step(0, SyncAnswered(1, assignment=data))
+    who.step(0, SyncResponse(1, assignment=data))
     assert who.state is MemberState.UNJOINED
-    assert not any(isinstance(effect, Assign) for effect in who.step(0, Poll()))
+    assert not any(isinstance(effect, AssignPartitions) for effect in who.step(0, UserPoll()))
 
 
 @pytest.mark.parametrize(
@@ -279,14 +294,14 @@ def test_an_assignment_that_cannot_be_is_not_taken(data: bytes) -> None:
 )
 def test_a_join_that_can_never_succeed_is_raised_once_each_time(code: ErrorCode) -> None:
     who = member()
-    who.step(0, Subscribed(("orders",)))
+    who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
     for attempt in (1, 2):
-        [join] = who.step(10_000 * attempt, Poll())
+        [join] = who.step(10_000 * attempt, UserPoll())
         assert isinstance(join, SendJoin)
-        who.step(10_000 * attempt, JoinAnswered(join.attempt, code))
-        [fail] = who.step(10_000 * attempt, Poll())
-        assert isinstance(fail, Fail)
+        who.step(10_000 * attempt, JoinResponse(join.attempt, code))
+        [fail] = who.step(10_000 * attempt, UserPoll())
+        assert isinstance(fail, RaiseError)
         assert fail.error.code == code
 
 
@@ -295,42 +310,42 @@ def test_answers_of_an_earlier_attempt_change_nothing() -> None:
     join = rejoining(who)
     late = join.attempt - 1
     assert joined(who, late, generation_id=9) == []
-    assert who.step(0, SyncAnswered(late, assignment=assignment(("orders", 5)))) == []
-    assert who.step(0, MetadataFetched(late, {"orders": 9})) == []
+    assert who.step(0, SyncResponse(late, assignment=assignment(("orders", 5)))) == []
+    assert who.step(0, MetadataFetchCompleted(late, {"orders": 9})) == []
     assert (who.state, who.generation.generation_id) == (MemberState.JOINING, 1)
     joined(who, join.attempt, 2)
-    who.step(0, SyncAnswered(late, assignment=assignment(("orders", 0))))
-    who.step(0, SyncAnswered(late, ErrorCode.unknown_member_id))
+    who.step(0, SyncResponse(late, assignment=assignment(("orders", 0))))
+    who.step(0, SyncResponse(late, ErrorCode.unknown_member_id))
     assert (who.state, who.generation.generation_id) == (MemberState.SYNCING, 2)
 
 
 def test_an_answer_to_the_heartbeat_of_a_lost_coordinator_changes_nothing() -> None:
     who = stable()
-    [first] = who.step(3_000, Tick())
+    [first] = who.step(3_000, HeartbeatTick())
     assert isinstance(first, SendHeartbeat)
-    who.step(45_000, Tick())
+    who.step(45_000, HeartbeatTick())
     who.step(45_000, CoordinatorFound(2))
-    assert who.step(45_000, HeartbeatAnswered(first.beat, ErrorCode.request_timed_out)) == []
+    assert who.step(45_000, HeartbeatResponse(first.heartbeat_id, ErrorCode.request_timed_out)) == []
     assert who.coordinator == 2
-    [second] = who.step(45_000, Tick())
+    [second] = who.step(45_000, HeartbeatTick())
     assert isinstance(second, SendHeartbeat)
     assert (second.coordinator, second.generation) == (2, who.generation)
 
 
 def test_one_heartbeat_is_under_way_at_a_time() -> None:
     who = stable()
-    assert len(who.step(3_000, Tick())) == 1
-    assert who.step(6_000, Tick()) == []
-    assert who.step(9_000, Tick()) == []
+    assert len(who.step(3_000, HeartbeatTick())) == 1
+    assert who.step(6_000, HeartbeatTick()) == []
+    assert who.step(9_000, HeartbeatTick()) == []
 
 
 def test_a_heartbeat_that_failed_is_sent_again_soon() -> None:
     who = stable()
-    [beat] = who.step(3_000, Tick())
-    assert isinstance(beat, SendHeartbeat)
-    who.step(3_010, HeartbeatAnswered(beat.beat, ErrorCode.coordinator_load_in_progress))
-    assert who.heartbeat_at_ms() == 3_110
-    assert [type(each) for each in who.step(3_110, Tick())] == [SendHeartbeat]
+    [heartbeat_id] = who.step(3_000, HeartbeatTick())
+    assert isinstance(heartbeat_id, SendHeartbeat)
+    who.step(3_010, HeartbeatResponse(heartbeat_id.heartbeat_id, ErrorCode.coordinator_load_in_progress))
+    assert who.next_heartbeat_at_ms() == 3_110
+    assert [type(each) for each in who.step(3_110, HeartbeatTick())] == [SendHeartbeat]
 
 
 def test_a_coordinator_that_refuses_and_is_found_again_is_asked_less_and_less_often() -> None:
@@ -338,15 +353,15 @@ def test_a_coordinator_that_refuses_and_is_found_again_is_asked_less_and_less_of
     beats = []
     now_ms = 3_000
     while now_ms < 10_000:
-        effects = who.step(now_ms, Tick())
+        effects = who.step(now_ms, HeartbeatTick())
         for effect in effects:
             if isinstance(effect, SendHeartbeat):
                 beats.append(now_ms)
-                effects += who.step(now_ms, HeartbeatAnswered(effect.beat, ErrorCode.not_coordinator))
+                effects += who.step(now_ms, HeartbeatResponse(effect.heartbeat_id, ErrorCode.not_coordinator))
             elif isinstance(effect, FindCoordinator):
                 who.step(now_ms, CoordinatorFound(1))
         assert len(beats) < 15
-        at_ms = who.heartbeat_at_ms()
+        at_ms = who.next_heartbeat_at_ms()
         assert at_ms is not None
         now_ms = max(now_ms, at_ms)
     assert beats[:2] == [3_000, 3_000]
@@ -355,8 +370,8 @@ def test_a_coordinator_that_refuses_and_is_found_again_is_asked_less_and_less_of
 def test_no_heartbeats_go_out_while_a_join_waits() -> None:
     who = stable()
     rejoining(who)
-    assert who.heartbeat_at_ms() is None
-    assert who.step(200_000, Tick()) == []
+    assert who.next_heartbeat_at_ms() is None
+    assert who.step(200_000, HeartbeatTick()) == []
 
 
 def test_heartbeats_start_with_the_join_s_answer() -> None:
@@ -365,10 +380,12 @@ def test_heartbeats_start_with_the_join_s_answer() -> None:
     join = rejoining(who)
     joined(who, join.attempt, 2)
     assert who.state is MemberState.SYNCING
-    [beat] = who.step(3_000, Tick())
-    assert isinstance(beat, SendHeartbeat)
-    assert beat.generation.generation_id == 2
-    assert who.step(3_000, HeartbeatAnswered(beat.beat, ErrorCode.rebalance_in_progress)) == []
+    [heartbeat_id] = who.step(3_000, HeartbeatTick())
+    assert isinstance(heartbeat_id, SendHeartbeat)
+    assert heartbeat_id.generation.generation_id == 2
+    assert (
+        who.step(3_000, HeartbeatResponse(heartbeat_id.heartbeat_id, ErrorCode.rebalance_in_progress)) == []
+    )
     assert who.state is MemberState.SYNCING
 
 
@@ -376,10 +393,10 @@ def test_a_member_that_is_lost_before_it_took_its_assignment_takes_it_never() ->
     who = stable("cooperative-sticky")
     join = rejoining(who)
     joined(who, join.attempt, 2)
-    who.step(0, SyncAnswered(join.attempt, assignment=assignment(("orders", 0))))
-    who.step(0, CommitRefused(who.generation, ErrorCode.unknown_member_id))
-    assert who.step(0, Poll()) == [Lose(ORDERS)]
-    [again] = who.step(0, Poll())
+    who.step(0, SyncResponse(join.attempt, assignment=assignment(("orders", 0))))
+    who.step(0, CommitFailed(who.generation, ErrorCode.unknown_member_id))
+    assert who.step(0, UserPoll()) == [LosePartitions(ORDERS)]
+    [again] = who.step(0, UserPoll())
     assert isinstance(again, SendJoin)
     assert again.member_id == ""
 
@@ -389,82 +406,90 @@ def test_a_commit_refused_for_an_older_generation_changes_nothing() -> None:
     old = who.generation
     join = rejoining(who)
     joined(who, join.attempt, 2)
-    assert who.step(0, CommitRefused(old, ErrorCode.illegal_generation)) == []
+    assert who.step(0, CommitFailed(old, ErrorCode.illegal_generation)) == []
     assert who.generation.generation_id == 2
 
 
 def test_metadata_that_changes_between_assigning_and_polling_is_not_missed() -> None:
     who = member()
-    who.step(0, Subscribed(("orders",)))
+    who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
-    [join] = who.step(0, Poll())
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
-    mine = JoinedMember("m1", None, encode_subscription(Subscription(("orders",))))
-    who.step(0, JoinAnswered(join.attempt, ErrorCode.none, 1, "m1", "m1", "range", (mine,)))
-    who.step(0, MetadataFetched(join.attempt, {"orders": 1}))
+    mine = JoinGroupMember("m1", None, encode_subscription(Subscription(("orders",))))
+    who.step(0, JoinResponse(join.attempt, ErrorCode.none, 1, "m1", "m1", "range", (mine,)))
+    who.step(0, MetadataFetchCompleted(join.attempt, {"orders": 1}))
     who.step(0, MetadataChanged({"orders": 2}))
-    who.step(0, SyncAnswered(join.attempt, assignment=assignment(("orders", 0))))
-    assert [type(each) for each in who.step(0, Poll())] == [Assign]
-    assert [type(each) for each in who.step(0, Poll())] == [CommitNow, Revoke]
-    assert [type(each) for each in who.step(0, Poll())] == [SendJoin]
+    who.step(0, SyncResponse(join.attempt, assignment=assignment(("orders", 0))))
+    assert [type(each) for each in who.step(0, UserPoll())] == [AssignPartitions]
+    assert [type(each) for each in who.step(0, UserPoll())] == [CommitOffsets, RevokePartitions]
+    assert [type(each) for each in who.step(0, UserPoll())] == [SendJoin]
 
 
 def test_a_follower_does_not_mind_metadata() -> None:
     who = stable()
     who.step(0, MetadataChanged({"orders": 9}))
-    assert who.step(0, Poll()) == []
+    assert who.step(0, UserPoll()) == []
 
 
 def test_topics_that_do_not_exist_are_joined_for_all_the_same() -> None:
     who = member()
-    who.step(0, Subscribed(()))
+    who.step(0, SubscriptionChanged(()))
     who.step(0, CoordinatorFound(1))
-    [join] = who.step(0, Poll())
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
     joined(who, join.attempt)
-    who.step(0, SyncAnswered(join.attempt, assignment=b""))
-    assert who.step(0, Poll()) == [Assign((), ())]
+    who.step(0, SyncResponse(join.attempt, assignment=b""))
+    assert who.step(0, UserPoll()) == [AssignPartitions((), ())]
 
 
 def test_a_coordinator_that_may_not_be_asked_for_is_told() -> None:
     who = member()
-    who.step(0, Subscribed(("orders",)))
-    who.step(0, Poll())
+    who.step(0, SubscriptionChanged(("orders",)))
+    who.step(0, UserPoll())
     who.step(0, CoordinatorNotFound(ErrorCode.group_authorization_failed, "no"))
-    [fail] = who.step(0, Poll())
-    assert isinstance(fail, Fail)
+    [fail] = who.step(0, UserPoll())
+    assert isinstance(fail, RaiseError)
     assert fail.error.code == ErrorCode.group_authorization_failed
 
 
 def test_a_poll_knows_when_to_come_again() -> None:
     who = stable()
-    assert who.retry_at_ms() is None
+    assert who.next_poll_at_ms() is None
     join = rejoining(who)
-    assert who.retry_at_ms() is None
-    for attempt, wait_ms in ((0, 0), (1, 100), (2, 200), (3, 400), (4, 800), (5, 1_000), (6, 1_000)):
-        who.step(0, JoinAnswered(join.attempt, ErrorCode.coordinator_load_in_progress))
-        assert who.retry_at_ms() == wait_ms, attempt
-        [again] = who.step(wait_ms, Poll())
+    assert who.next_poll_at_ms() is None
+    for attempt, exponential_backoff_ms in (
+        (0, 0),
+        (1, 100),
+        (2, 200),
+        (3, 400),
+        (4, 800),
+        (5, 1_000),
+        (6, 1_000),
+    ):
+        who.step(0, JoinResponse(join.attempt, ErrorCode.coordinator_load_in_progress))
+        assert who.next_poll_at_ms() == exponential_backoff_ms, attempt
+        [again] = who.step(exponential_backoff_ms, UserPoll())
         assert isinstance(again, SendJoin)
         join = again
 
 
 def test_unsubscribing_leaves_and_subscribing_again_joins_anew() -> None:
     who = stable()
-    assert who.step(0, HandBack(commit=False)) == [Revoke(ORDERS)]
+    assert who.step(0, RevokeAll(commit=False)) == [RevokePartitions(ORDERS)]
     assert [type(each) for each in who.step(0, Unsubscribed())] == [SendLeave]
-    assert who.step(0, Poll()) == []
-    who.step(0, Subscribed(("payments",)))
-    [join] = who.step(0, Poll())
+    assert who.step(0, UserPoll()) == []
+    who.step(0, SubscriptionChanged(("payments",)))
+    [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
     assert (join.member_id, join.reason) == ("", "")
 
 
 def test_a_static_member_that_closes_does_not_leave() -> None:
     who = stable(instance_id="a")
-    assert who.step(0, HandBack(commit=True)) == [CommitNow(), Revoke(ORDERS)]
+    assert who.step(0, RevokeAll(commit=True)) == [CommitOffsets(), RevokePartitions(ORDERS)]
     assert who.step(0, Closed()) == []
-    assert who.step(0, Poll()) == []
+    assert who.step(0, UserPoll()) == []
 
 
 CODES = st.sampled_from(
@@ -484,7 +509,7 @@ CODES = st.sampled_from(
         ErrorCode.unknown_server_error,
     ]
 )
-USER_EFFECTS = (CommitNow, Revoke, Lose, Assign, Fail)
+USER_EFFECTS = (CommitOffsets, RevokePartitions, LosePartitions, AssignPartitions, RaiseError)
 
 
 class AnyLife(RuleBasedStateMachine):
@@ -508,17 +533,17 @@ class AnyLife(RuleBasedStateMachine):
     def step(self, event: Event) -> None:
         was_member = self.who.generation.is_member
         for effect in self.who.step(self.now_ms, event):
-            assert not isinstance(effect, USER_EFFECTS) or isinstance(event, Poll | HandBack)
+            assert not isinstance(effect, USER_EFFECTS) or isinstance(event, UserPoll | RevokeAll)
             match effect:
-                case Revoke(partitions):
+                case RevokePartitions(partitions):
                     assert was_member
                     assert set(partitions) <= self.has
                     self.has -= set(partitions)
-                case Lose(partitions):
+                case LosePartitions(partitions):
                     assert not was_member
                     assert set(partitions) == self.has
                     self.has = set()
-                case Assign(partitions, added):
+                case AssignPartitions(partitions, added):
                     assert not set(added) & self.has
                     self.has |= set(added)
                     assert set(partitions) == self.has
@@ -538,25 +563,25 @@ class AnyLife(RuleBasedStateMachine):
                     assert self.finds == 0
                     self.finds = 1
                 case SendLeave():
-                    assert self.who.settings.instance_id is None
+                    assert self.who.config.instance_id is None
 
     @rule()
     def poll(self) -> None:
-        self.step(Poll())
+        self.step(UserPoll())
 
-    @rule(wait_ms=st.sampled_from([0, 100, 3_000, 45_000, 300_000]))
-    def wait(self, wait_ms: int) -> None:
-        self.now_ms += wait_ms
-        self.step(Tick())
+    @rule(exponential_backoff_ms=st.sampled_from([0, 100, 3_000, 45_000, 300_000]))
+    def wait(self, exponential_backoff_ms: int) -> None:
+        self.now_ms += exponential_backoff_ms
+        self.step(HeartbeatTick())
 
     @rule(topics=st.sampled_from([("orders",), ("payments",), ("orders", "payments"), ()]))
     def subscribe(self, topics: tuple[str, ...]) -> None:
         self.is_subscribed = True
-        self.step(Subscribed(topics))
+        self.step(SubscriptionChanged(topics))
 
     @rule()
     def unsubscribe(self) -> None:
-        self.step(HandBack(commit=True))
+        self.step(RevokeAll(commit=True))
         assert not self.has
         self.step(Unsubscribed())
         self.is_subscribed = False
@@ -577,15 +602,15 @@ class AnyLife(RuleBasedStateMachine):
     ) -> None:
         join = data.draw(st.sampled_from(self.joins[-2:]))
         protocol, metadata = join.protocols[0]
-        members = (JoinedMember("m1", None, metadata),)
+        members = (JoinGroupMember("m1", None, metadata),)
         leader_id = "m1" if leads else "m2"
-        self.step(JoinAnswered(join.attempt, code, generation_id, "m1", leader_id, protocol, members, skip))
+        self.step(JoinResponse(join.attempt, code, generation_id, "m1", leader_id, protocol, members, skip))
 
     @precondition(lambda self: self.fetches)
     @rule(count=st.integers(0, 3), fails=st.booleans())
     def answer_fetch(self, count: int, fails: bool) -> None:
         counts = None if fails else {"orders": count, "payments": 1}
-        self.step(MetadataFetched(self.fetches[-1].attempt, counts))
+        self.step(MetadataFetchCompleted(self.fetches[-1].attempt, counts))
 
     @rule(count=st.integers(0, 3))
     def change_metadata(self, count: int) -> None:
@@ -601,24 +626,24 @@ class AnyLife(RuleBasedStateMachine):
     )
     def answer_sync(self, code: ErrorCode, partitions: list[Partition], data: st.DataObject) -> None:
         sync = data.draw(st.sampled_from(self.syncs[-2:]))
-        self.step(SyncAnswered(sync.attempt, code, assignment(*partitions)))
+        self.step(SyncResponse(sync.attempt, code, assignment(*partitions)))
 
     @precondition(lambda self: self.beats)
     @rule(code=CODES, data=st.data())
     def answer_beat(self, code: ErrorCode, data: st.DataObject) -> None:
-        self.step(HeartbeatAnswered(data.draw(st.sampled_from(self.beats[-2:])).beat, code))
+        self.step(HeartbeatResponse(data.draw(st.sampled_from(self.beats[-2:])).heartbeat_id, code))
 
     @rule(code=CODES)
     def commit(self, code: ErrorCode) -> None:
         if code != ErrorCode.none:
-            self.step(CommitRefused(self.who.generation, code))
+            self.step(CommitFailed(self.who.generation, code))
 
     @invariant()
     def time_never_stands_still(self) -> None:
         """What is said to be due can be done: no loop spins on a time that has passed."""
-        if (due_ms := self.who.heartbeat_at_ms()) is not None and due_ms <= self.now_ms:
-            self.step(Tick())
-            again_ms = self.who.heartbeat_at_ms()
+        if (due_ms := self.who.next_heartbeat_at_ms()) is not None and due_ms <= self.now_ms:
+            self.step(HeartbeatTick())
+            again_ms = self.who.next_heartbeat_at_ms()
             assert again_ms is None or again_ms > self.now_ms
 
     @rule(
@@ -626,24 +651,24 @@ class AnyLife(RuleBasedStateMachine):
     )
     def settle(self, partitions: tuple[Partition, ...]) -> None:
         """From wherever it is, a member whose requests are answered gets into the group."""
-        self.step(Subscribed(("orders",)))
+        self.step(SubscriptionChanged(("orders",)))
         if self.who.state is MemberState.FENCED:
             return
         for _ in range(12):
             self.now_ms += 2_000
-            self.step(Poll())
-            if self.who.state is MemberState.STABLE and self.who.retry_at_ms() is None:
+            self.step(UserPoll())
+            if self.who.state is MemberState.STABLE and self.who.next_poll_at_ms() is None:
                 return
             if self.finds:
                 self.finds = 0
                 self.step(CoordinatorFound(1))
             if self.joins:
                 protocol = self.joins[-1].protocols[0][0]
-                self.step(JoinAnswered(self.joins[-1].attempt, ErrorCode.none, 9, "m1", "m2", protocol))
+                self.step(JoinResponse(self.joins[-1].attempt, ErrorCode.none, 9, "m1", "m2", protocol))
             if self.fetches:
-                self.step(MetadataFetched(self.fetches[-1].attempt, {"orders": 2}))
+                self.step(MetadataFetchCompleted(self.fetches[-1].attempt, {"orders": 2}))
             if self.syncs:
-                self.step(SyncAnswered(self.syncs[-1].attempt, assignment=assignment(*partitions)))
+                self.step(SyncResponse(self.syncs[-1].attempt, assignment=assignment(*partitions)))
         raise AssertionError(f"still {self.who.state} with {self.has}")
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from moldau.client.admin.admin import Admin
-from moldau.client.consumer.log_offsets import EARLIEST, list_offsets
+from moldau.client.consumer.offset_lookup import EARLIEST, list_offsets
 from moldau.client.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -19,9 +19,9 @@ from moldau.client.errors import (
 )
 from moldau.client.net.cluster import Cluster, parse_bootstrap
 from moldau.client.net.connection import Connection
+from moldau.client.net.connection_pool import ConnectionPool
 from moldau.client.net.metadata import BrokerInfo, Metadata
-from moldau.client.net.nodes import Nodes
-from moldau.client.net.retries import Backoff
+from moldau.client.net.retry import Backoff
 from moldau.client.record import TopicPartition
 from moldau.testing import Broker
 from moldau.testing.simulation.platform.loop import SimulatedLoop
@@ -117,7 +117,7 @@ class Silence:
 
     is_open = True
     in_flight = 0
-    renew_at = None
+    reauthenticate_at = None
 
     def __init__(self, host: str, port: int) -> None:
         self.address = (host, port)
@@ -191,8 +191,8 @@ def test_a_node_that_has_just_failed_is_asked_last_though_it_is_still_connected(
 
     async def scenario() -> None:
         settings: Any = {"client_id": "c", "random": random.Random(0), "timeout_ms": 30_000}
-        nodes = Nodes([("a", 1), ("b", 1), ("c", 1)], **settings)
-        nodes.use({number: BrokerInfo(number, host, 1) for number, host in enumerate("abc")})
+        nodes = ConnectionPool([("a", 1), ("b", 1), ("c", 1)], **settings)
+        nodes.set_brokers({number: BrokerInfo(number, host, 1) for number, host in enumerate("abc")})
         await asyncio.sleep(1)
         connected = [await nodes.connection(number, "", 1_000) for number in (0, 1)]
         fetching = await nodes.connection(0, "fetch", 1_000)
@@ -220,7 +220,9 @@ def start_in_virtual_time(monkeypatch: pytest.MonkeyPatch, servers: str) -> tupl
     """How many seconds a cluster with a timeout of 30 takes to start, and whether it does. Servers called `deaf` take
     no connection, those called `silent` take one and say nothing."""
 
-    async def connect(host: str, port: int, *, client_id: str, timeout_ms: int, securing: None) -> Silence:
+    async def connect(
+        host: str, port: int, *, client_id: str, timeout_ms: int, channel_security: None
+    ) -> Silence:
         if host.startswith("deaf"):
             await asyncio.sleep(timeout_ms / 1000)
             raise RequestTimedOutError(host)
@@ -310,14 +312,14 @@ def test_an_error_that_this_client_does_not_know_is_one_of_the_topic() -> None:
 
 def test_whatever_goes_wrong_metadata_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
-        apply, failures = Metadata.apply, [ZeroDivisionError(), ZeroDivisionError()]
+        update, failures = Metadata.update, [ZeroDivisionError(), ZeroDivisionError()]
 
         def sometimes(metadata: Metadata, answer: Message, *, all_topics: bool) -> bool:
             if failures:
                 raise failures.pop()
-            return apply(metadata, answer, all_topics=all_topics)
+            return update(metadata, answer, all_topics=all_topics)
 
-        monkeypatch.setattr(Metadata, "apply", sometimes)
+        monkeypatch.setattr(Metadata, "update", sometimes)
         changed = asyncio.Event()
         cluster.on_update(changed.set)
         cluster.track(["orders"])
@@ -418,14 +420,14 @@ def test_a_topic_that_is_gone_for_good_leaves_nothing_behind(all_topics: bool) -
         name="orders", error_code=0, topic_id=UUID(int=1), partitions=[partition], is_internal=False
     )
     metadata = Metadata()
-    metadata.apply(told(orders), all_topics=False)
-    metadata.apply(told(Message(name="orders", error_code=3)), all_topics=False)
+    metadata.update(told(orders), all_topics=False)
+    metadata.update(told(Message(name="orders", error_code=3)), all_topics=False)
     if all_topics:
-        metadata.apply(told(), all_topics=True)
+        metadata.update(told(), all_topics=True)
     else:
-        metadata.forget_topics_but([])
+        metadata.retain_topics([])
     partition.leader_epoch = 2
-    metadata.apply(told(orders), all_topics=False)
+    metadata.update(told(orders), all_topics=False)
     assert metadata.topics["orders"].partitions[0].leader_epoch == 2
 
 
@@ -697,9 +699,9 @@ def test_a_partition_that_no_answer_mentions_is_an_error_in_the_end() -> None:
 
 def test_waits_grow_to_a_limit_and_vary() -> None:
     backoff = Backoff(random.Random(3), 100, 1_000)
-    waits = [backoff.next_ms() for _ in range(40)]
+    waits = [backoff.next_delay_ms() for _ in range(40)]
     for wait, middle in zip(waits, [100, 200, 400, 800] + [1_000] * 36, strict=True):
         assert 0.8 * middle <= wait <= 1.2 * middle
     assert len(dict.fromkeys(waits)) > 20
     backoff.reset()
-    assert backoff.next_ms() <= 120
+    assert backoff.next_delay_ms() <= 120

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from moldau.client.errors import ConnectionLostError, RequestTimedOutError, UnsupportedVersionError
+from moldau.client.net.api_versions import (
+    SUPPORTED_VERSIONS,
+    VersionRange,
+    check_version_usable,
+    latest_usable_version,
+)
 from moldau.client.net.connection import Connection
-from moldau.client.net.versions import VERSIONS, Versions, check_offered, choose
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.schema import message_type
@@ -46,25 +51,30 @@ def with_broker(
 
 
 def test_every_version_the_client_speaks_has_a_schema() -> None:
-    for api, versions in VERSIONS.items():
-        for version in range(versions.low, versions.high + 1):
+    for api, versions in SUPPORTED_VERSIONS.items():
+        for version in range(versions.minimum, versions.maximum + 1):
             assert message_type(api, version, "request")
             assert message_type(api, version, "response")
 
 
 def test_the_highest_version_of_both_is_chosen() -> None:
-    ours = VERSIONS[ApiKey.METADATA]
-    assert choose(ApiKey.METADATA, {ApiKey.METADATA: Versions(0, 99)}) == ours.high
-    assert choose(ApiKey.METADATA, {ApiKey.METADATA: Versions(0, ours.low)}) == ours.low
-    assert choose(ApiKey.METADATA, {ApiKey.METADATA: Versions(0, 99)}, version_max=11) == 11
+    ours = SUPPORTED_VERSIONS[ApiKey.METADATA]
+    assert latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}) == ours.maximum
+    assert (
+        latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, ours.minimum)})
+        == ours.minimum
+    )
+    assert (
+        latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}, version_max=11) == 11
+    )
 
 
-@pytest.mark.parametrize("theirs", [Versions(0, 2), Versions(90, 99)])
-def test_ranges_that_do_not_meet_are_a_clear_error(theirs: Versions) -> None:
+@pytest.mark.parametrize("theirs", [VersionRange(0, 2), VersionRange(90, 99)])
+def test_ranges_that_do_not_meet_are_a_clear_error(theirs: VersionRange) -> None:
     with pytest.raises(UnsupportedVersionError, match=f"METADATA.*10-13.*{theirs}"):
-        choose(ApiKey.METADATA, {ApiKey.METADATA: theirs})
+        latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: theirs})
     with pytest.raises(UnsupportedVersionError, match="does not have METADATA"):
-        choose(ApiKey.METADATA, {})
+        latest_usable_version(ApiKey.METADATA, {})
 
 
 def test_a_connection_speaks_with_a_real_broker() -> None:
@@ -74,7 +84,7 @@ def test_a_connection_speaks_with_a_real_broker() -> None:
             connection = await Connection.open(host, int(port))
             answer = await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
             assert [topic.name for topic in answer.topics] == ["orders"]
-            assert answer.api_version == VERSIONS[ApiKey.METADATA].high
+            assert answer.api_version == SUPPORTED_VERSIONS[ApiKey.METADATA].maximum
             older = await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version_max=10)
             assert older.api_version == 10
             connection.close()
@@ -93,26 +103,26 @@ def test_exactly_the_version_that_is_asked_for_is_used_or_none() -> None:
 
     with_broker(test)
     with pytest.raises(UnsupportedVersionError, match="does not have METADATA"):
-        check_offered(ApiKey.METADATA, {}, 11)
+        check_version_usable(ApiKey.METADATA, {}, 11)
 
 
 def test_nodes_may_use_versions_that_the_client_does_not() -> None:
-    assert VERSIONS[ApiKey.FETCH].high < 17
-    check_offered(ApiKey.FETCH, {ApiKey.FETCH: Versions(4, 17)}, 17)
+    assert SUPPORTED_VERSIONS[ApiKey.FETCH].maximum < 17
+    check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 17)
     with pytest.raises(UnsupportedVersionError, match="FETCH: version 18 is needed, and the broker has 4-17"):
-        check_offered(ApiKey.FETCH, {ApiKey.FETCH: Versions(4, 17)}, 18)
+        check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 18)
 
 
-@pytest.mark.parametrize("theirs", [Versions(0, 0), Versions(0, 2), Versions(0, 3)])
-def test_a_broker_with_older_api_versions_is_asked_again_in_its_own(theirs: Versions) -> None:
+@pytest.mark.parametrize("theirs", [VersionRange(0, 0), VersionRange(0, 2), VersionRange(0, 3)])
+def test_a_broker_with_older_api_versions_is_asked_again_in_its_own(theirs: VersionRange) -> None:
     def api_versions(asked: Asked) -> Answer:
-        if asked.version > theirs.high:
-            refusal = api_keys({ApiKey.API_VERSIONS: theirs}) if theirs.high else []
+        if asked.version > theirs.maximum:
+            refusal = api_keys({ApiKey.API_VERSIONS: theirs}) if theirs.maximum else []
             return {"version": 0, "error_code": 35, "api_keys": refusal}
-        return {"error_code": 0, "throttle_time": 0, "api_keys": api_keys(VERSIONS)}
+        return {"error_code": 0, "throttle_time": 0, "api_keys": api_keys(SUPPORTED_VERSIONS)}
 
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
-        assert [each.version for each in broker.asked] == [4, theirs.high]
+        assert [each.version for each in broker.asked] == [4, theirs.maximum]
         assert (
             await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
         ).cluster_id == "scripted"
@@ -126,7 +136,9 @@ def test_an_api_the_broker_lacks_is_refused_here_and_the_connection_goes_on() ->
             await connection.call(ApiKey.DELETE_GROUPS, {"groups_names": []}, timeout_ms=TIMEOUT_MS)
         await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
 
-    with_broker(test, versions={ApiKey.METADATA: Versions(0, 12), ApiKey.API_VERSIONS: Versions(0, 4)})
+    with_broker(
+        test, versions={ApiKey.METADATA: VersionRange(0, 12), ApiKey.API_VERSIONS: VersionRange(0, 4)}
+    )
 
 
 # Order

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
-from moldau.client.producer.accumulator import EPOCH_MAX, Accumulator, Outcome, ProducerBatch, record_size
+from moldau.client.producer.record_accumulator import (
+    EPOCH_MAX,
+    ProducerBatch,
+    ProduceResult,
+    RecordAccumulator,
+    estimate_record_size,
+)
 from moldau.client.record import TopicPartition
 from moldau.records.batch import SEQUENCE_LIMIT, Batch
-from moldau.records.build import Section, build_batch
-from moldau.records.record import Record, iterate
+from moldau.records.batch_builder import Section, build_batch
+from moldau.records.record import Record, iterate_records
 
 ORDERS = TopicPartition("orders", 0)
 PAYMENTS = TopicPartition("payments", 0)
@@ -21,8 +27,8 @@ TOO_LARGE = KafkaError(ErrorCode.message_too_large)
 DELIVERY_MS = 1_000
 
 
-def accumulator(**settings: Any) -> Accumulator:
-    made = Accumulator(
+def accumulator(**settings: Any) -> RecordAccumulator:
+    made = RecordAccumulator(
         **{
             "linger_ms": 0,
             "batch_size": 200,
@@ -33,46 +39,48 @@ def accumulator(**settings: Any) -> Accumulator:
             **settings,
         }
     )
-    made.identify(1, 0)
+    made.set_producer_id(1, 0)
     return made
 
 
-def put(to: Accumulator, *values: str, partition: TopicPartition = ORDERS, now_ms: int = 0) -> None:
+def put(to: RecordAccumulator, *values: str, partition: TopicPartition = ORDERS, now_ms: int = 0) -> None:
     for value in values:
         record = Record(timestamp=now_ms, value=value.encode())
-        to.append(partition, record, record_size(record), value, now_ms)
+        to.append(partition, record, estimate_record_size(record), value, now_ms)
 
 
-def put_section(to: Accumulator, *values: str, now_ms: int = 0) -> None:
+def put_section(to: RecordAccumulator, *values: str, now_ms: int = 0) -> None:
     """The values joined are the section's one ticket."""
     records = [Record(timestamp=now_ms, value=value.encode()) for value in values]
     section = Section(Batch(build_batch(records)).section, len(values), now_ms, now_ms)
     to.append_section(ORDERS, section, " ".join(values), now_ms)
 
 
-def batches(to: Accumulator, *values: str, partition: TopicPartition = ORDERS) -> None:
+def batches(to: RecordAccumulator, *values: str, partition: TopicPartition = ORDERS) -> None:
     """Each value in a batch of its own."""
     for value in values:
         put(to, value, partition=partition)
-        to.seal()
+        to.close_batches()
 
 
 def values(batch: ProducerBatch) -> list[str]:
-    return [record.value.decode() for record in iterate(Batch(batch.data)) if record.value is not None]
+    return [
+        record.value.decode() for record in iterate_records(Batch(batch.data)) if record.value is not None
+    ]
 
 
-def known(to: Accumulator, partition: TopicPartition = ORDERS) -> None:
+def known(to: RecordAccumulator, partition: TopicPartition = ORDERS) -> None:
     """Has a first batch acknowledged, so that several may be under way."""
     batches(to, "first", partition=partition)
-    to.acknowledge(to.take(partition), 0)
+    to.complete_batch(to.drain_next(partition), 0)
 
 
 def take_all(
-    to: Accumulator, partition: TopicPartition = ORDERS, now_ms: int = 10_000
+    to: RecordAccumulator, partition: TopicPartition = ORDERS, now_ms: int = 10_000
 ) -> list[ProducerBatch]:
     taken = []
-    while partition in to.ready(now_ms):
-        taken.append(to.take(partition))
+    while partition in to.ready_partitions(now_ms):
+        taken.append(to.drain_next(partition))
     return taken
 
 
@@ -84,22 +92,22 @@ def test_a_batch_that_cannot_be_built_stays_until_it_is_dropped_and_leaves_no_ga
     to = accumulator()
     known(to)
     broken = Record(value=b"x", headers=(("\ud800", b""),))
-    to.append(ORDERS, broken, record_size(broken), "broken", 0)
-    to.seal()
+    to.append(ORDERS, broken, estimate_record_size(broken), "broken", 0)
+    to.close_batches()
     batches(to, "next")
     for _ in range(2):
         with pytest.raises(UnicodeEncodeError):
-            to.take(ORDERS)
-    assert not to.is_done(to.seal())
+            to.drain_next(ORDERS)
+    assert not to.is_complete(to.close_batches())
     error = KafkaError(ErrorCode.invalid_record)
-    assert [(each.batch.contents.tickets, each.error) for each in to.drop(ORDERS, error)] == [
+    assert [(each.batch.payload.handles, each.error) for each in to.fail_next(ORDERS, error)] == [
         (["broken"], error)
     ]
     (following,) = take_all(to)
     assert sequences(following) == [(0, 1)]
-    to.acknowledge(following, 1)
+    to.complete_batch(following, 1)
     assert to.is_empty
-    assert to.has_room(10_000)
+    assert to.has_memory(10_000)
 
 
 # Batching
@@ -108,51 +116,51 @@ def test_a_batch_that_cannot_be_built_stays_until_it_is_dropped_and_leaves_no_ga
 def test_records_share_a_batch_until_it_is_full() -> None:
     mine = accumulator(batch_size=61 + 3 * (12 + 10))
     put(mine, *(f"{number:010d}" for number in range(7)))
-    first = mine.take(ORDERS)
-    assert first.contents.count == 3
-    mine.acknowledge(first, 0)
-    assert [each.contents.count for each in take_all(mine)] == [3, 1]
+    first = mine.drain_next(ORDERS)
+    assert first.payload.count == 3
+    mine.complete_batch(first, 0)
+    assert [each.payload.count for each in take_all(mine)] == [3, 1]
 
 
 def test_a_batch_lingers_unless_it_is_full_or_others_wait_behind_it() -> None:
     mine = accumulator(linger_ms=5)
     put(mine, "a", now_ms=100)
-    assert mine.ready(104) == []
-    assert mine.wake_at(104) == 105
-    assert mine.ready(105) == [ORDERS]
+    assert mine.ready_partitions(104) == []
+    assert mine.next_wakeup_ms(104) == 105
+    assert mine.ready_partitions(105) == [ORDERS]
     put(mine, "b" * 200, now_ms=101)
-    assert mine.ready(101) == [ORDERS]
+    assert mine.ready_partitions(101) == [ORDERS]
 
 
 def test_a_sealed_batch_does_not_linger_and_takes_no_more() -> None:
     mine = accumulator(linger_ms=1_000_000)
     put(mine, "a")
-    number = mine.seal()
+    number = mine.close_batches()
     put(mine, "b")
-    first = mine.take(ORDERS)
+    first = mine.drain_next(ORDERS)
     assert values(first) == ["a"]
-    assert not mine.is_done(number)
-    mine.acknowledge(first, 0)
-    assert mine.is_done(number)
+    assert not mine.is_complete(number)
+    mine.complete_batch(first, 0)
+    assert mine.is_complete(number)
     assert not mine.is_empty
-    assert mine.ready(0) == []
+    assert mine.ready_partitions(0) == []
 
 
 def test_the_partition_that_waits_longest_comes_first() -> None:
     mine = accumulator()
     batches(mine, "a", partition=PAYMENTS)
     batches(mine, "b")
-    assert mine.ready(0) == [PAYMENTS, ORDERS]
+    assert mine.ready_partitions(0) == [PAYMENTS, ORDERS]
 
 
 def test_memory_is_taken_and_given_back() -> None:
     mine = accumulator(buffer_memory=100)
-    assert mine.has_room(1_000)
+    assert mine.has_memory(1_000)
     batches(mine, "x" * 50)
-    assert mine.has_room(38)
-    assert not mine.has_room(39)
-    mine.acknowledge(mine.take(ORDERS), 0)
-    assert mine.has_room(100)
+    assert mine.has_memory(38)
+    assert not mine.has_memory(39)
+    mine.complete_batch(mine.drain_next(ORDERS), 0)
+    assert mine.has_memory(100)
 
 
 def test_fits_open_batch_says_whether_a_record_begins_one() -> None:
@@ -161,7 +169,7 @@ def test_fits_open_batch_says_whether_a_record_begins_one() -> None:
     put(mine, "a")
     assert mine.fits_open_batch(ORDERS, 20)
     assert not mine.fits_open_batch(ORDERS, 50)
-    mine.seal()
+    mine.close_batches()
     assert not mine.fits_open_batch(ORDERS, 1)
 
 
@@ -169,7 +177,7 @@ def test_fits_open_batch_says_whether_a_record_begins_one() -> None:
 
 
 def test_nothing_leaves_without_a_producer_id() -> None:
-    mine = Accumulator(
+    mine = RecordAccumulator(
         linger_ms=0,
         batch_size=100,
         buffer_memory=100,
@@ -178,18 +186,18 @@ def test_nothing_leaves_without_a_producer_id() -> None:
         idempotent=True,
     )
     put(mine, "a")
-    assert mine.wants_identity
-    assert mine.ready(0) == []
-    mine.identify(77, 3)
-    assert not mine.wants_identity
-    batch = Batch(mine.take(ORDERS).data)
+    assert mine.needs_producer_id
+    assert mine.ready_partitions(0) == []
+    mine.set_producer_id(77, 3)
+    assert not mine.needs_producer_id
+    batch = Batch(mine.drain_next(ORDERS).data)
     assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (77, 3, 0)
 
 
 def test_a_producer_that_is_not_idempotent_has_no_sequences() -> None:
     mine = accumulator(idempotent=False)
     batches(mine, "a", "b")
-    assert not mine.wants_identity
+    assert not mine.needs_producer_id
     for taken in take_all(mine):
         batch = Batch(taken.data)
         assert (batch.producer_id, batch.base_sequence) == (-1, -1)
@@ -199,11 +207,11 @@ def test_sequences_count_records_per_partition() -> None:
     mine = accumulator()
     put(mine, "a", "b", "c")
     put(mine, "x", partition=PAYMENTS)
-    first = mine.take(ORDERS)
-    assert sequences(first, mine.take(PAYMENTS)) == [(0, 0), (0, 0)]
-    mine.acknowledge(first, 0)
+    first = mine.drain_next(ORDERS)
+    assert sequences(first, mine.drain_next(PAYMENTS)) == [(0, 0), (0, 0)]
+    mine.complete_batch(first, 0)
     put(mine, "d")
-    assert sequences(mine.take(ORDERS)) == [(0, 3)]
+    assert sequences(mine.drain_next(ORDERS)) == [(0, 3)]
 
 
 def test_sequences_wrap() -> None:
@@ -218,7 +226,7 @@ def test_only_one_batch_is_under_way_until_the_broker_knows_the_producer() -> No
     mine = accumulator()
     batches(mine, *"abcdefgh")
     (first,) = take_all(mine)
-    mine.acknowledge(first, 0)
+    mine.complete_batch(first, 0)
     assert len(take_all(mine)) == 5
 
 
@@ -231,12 +239,12 @@ def test_what_was_under_way_is_sent_again_in_order_with_its_sequences_when_all_a
     batches(mine, "a", "b", "c")
     one, two, three = take_all(mine)
     sent = sequences(one, two, three)
-    mine.fail(one, LOST, 0, 50)
-    assert mine.ready(60) == []
-    mine.fail(three, LOST, 0, 50)
-    mine.fail(two, LOST, 0, 50)
-    assert mine.ready(49) == []
-    assert mine.wake_at(10) == 50
+    mine.fail_batch(one, LOST, 0, 50)
+    assert mine.ready_partitions(60) == []
+    mine.fail_batch(three, LOST, 0, 50)
+    mine.fail_batch(two, LOST, 0, 50)
+    assert mine.ready_partitions(49) == []
+    assert mine.next_wakeup_ms(10) == 50
     again = take_all(mine, now_ms=50)
     assert again == [one, two, three]
     assert sequences(*again) == sent
@@ -248,7 +256,7 @@ def test_new_records_do_not_overtake_those_that_are_sent_again() -> None:
     batches(mine, "a")
     (one,) = take_all(mine)
     batches(mine, "b")
-    mine.fail(one, LOST, 0, 0)
+    mine.fail_batch(one, LOST, 0, 0)
     assert [values(each) for each in take_all(mine)] == [["a"], ["b"]]
 
 
@@ -257,8 +265,8 @@ def test_a_gap_behind_a_failed_batch_is_only_a_reason_to_send_again() -> None:
     known(mine)
     batches(mine, "a", "b")
     one, two = take_all(mine)
-    assert mine.fail(one, KafkaError(ErrorCode.not_enough_replicas), 0, 0) == []
-    assert mine.fail(two, OUT_OF_ORDER, 0, 0) == []
+    assert mine.fail_batch(one, KafkaError(ErrorCode.not_enough_replicas), 0, 0) == []
+    assert mine.fail_batch(two, OUT_OF_ORDER, 0, 0) == []
     assert sequences(*take_all(mine)) == [(0, 1), (0, 2)]
 
 
@@ -267,12 +275,12 @@ def test_a_lost_sequence_begins_anew_with_the_next_epoch() -> None:
     known(mine)
     batches(mine, "a", "b")
     one, two = take_all(mine)
-    assert mine.fail(one, OUT_OF_ORDER, 0, 0) == []
-    assert mine.fail(two, OUT_OF_ORDER, 0, 0) == []
+    assert mine.fail_batch(one, OUT_OF_ORDER, 0, 0) == []
+    assert mine.fail_batch(two, OUT_OF_ORDER, 0, 0) == []
     (again,) = take_all(mine)
     assert values(again) == ["a"]
     assert sequences(again) == [(1, 0)]
-    mine.acknowledge(again, 7)
+    mine.complete_batch(again, 7)
     assert sequences(*take_all(mine)) == [(1, 1)]
 
 
@@ -281,9 +289,9 @@ def test_other_partitions_keep_their_sequences() -> None:
     known(mine)
     known(mine, PAYMENTS)
     batches(mine, "a")
-    mine.fail(mine.take(ORDERS), OUT_OF_ORDER, 0, 0)
+    mine.fail_batch(mine.drain_next(ORDERS), OUT_OF_ORDER, 0, 0)
     batches(mine, "x", partition=PAYMENTS)
-    assert sequences(mine.take(PAYMENTS), mine.take(ORDERS)) == [(0, 1), (1, 0)]
+    assert sequences(mine.drain_next(PAYMENTS), mine.drain_next(ORDERS)) == [(0, 1), (1, 0)]
 
 
 def test_what_may_be_written_is_not_sent_under_a_new_epoch() -> None:
@@ -291,10 +299,10 @@ def test_what_may_be_written_is_not_sent_under_a_new_epoch() -> None:
     known(mine)
     batches(mine, "a", "b")
     one, two = take_all(mine)
-    mine.fail(one, LOST, 0, 0)
-    mine.fail(two, LOST, 0, 0)
-    again = mine.take(ORDERS)
-    outcomes = mine.fail(again, OUT_OF_ORDER, 0, 0)
+    mine.fail_batch(one, LOST, 0, 0)
+    mine.fail_batch(two, LOST, 0, 0)
+    again = mine.drain_next(ORDERS)
+    outcomes = mine.fail_batch(again, OUT_OF_ORDER, 0, 0)
     assert [(values(each.batch), each.error is not None) for each in outcomes] == [
         (["a"], True),
         (["b"], True),
@@ -308,56 +316,58 @@ def test_a_batch_given_up_leaves_no_gap_for_those_behind_it() -> None:
     known(mine)
     batches(mine, "bad", "good")
     bad, good = take_all(mine)
-    (outcome,) = mine.fail(bad, KafkaError(ErrorCode.invalid_record, "no"), 0, 0)
+    (outcome,) = mine.fail_batch(bad, KafkaError(ErrorCode.invalid_record, "no"), 0, 0)
     assert outcome.error is not None
     assert outcome.error.code is ErrorCode.invalid_record
-    assert mine.fail(good, OUT_OF_ORDER, 0, 0) == []
+    assert mine.fail_batch(good, OUT_OF_ORDER, 0, 0) == []
     assert sequences(*take_all(mine)) == [(1, 0)]
 
 
 def test_a_duplicate_was_written() -> None:
     mine = accumulator()
     batches(mine, "a")
-    (outcome,) = mine.fail(mine.take(ORDERS), KafkaError(ErrorCode.duplicate_sequence_number), 0, 0)
+    (outcome,) = mine.fail_batch(
+        mine.drain_next(ORDERS), KafkaError(ErrorCode.duplicate_sequence_number), 0, 0
+    )
     assert outcome.error is None
     assert outcome.base_offset == -1
 
 
 def test_when_epochs_are_used_up_a_new_producer_id_is_wanted() -> None:
     mine = accumulator()
-    mine.identify(1, EPOCH_MAX)
+    mine.set_producer_id(1, EPOCH_MAX)
     known(mine)
     batches(mine, "a")
-    mine.fail(mine.take(ORDERS), OUT_OF_ORDER, 0, 0)
-    assert mine.wants_identity
-    assert mine.ready(0) == []
-    mine.identify(2, 0)
-    assert Batch(mine.take(ORDERS).data).producer_id == 2
+    mine.fail_batch(mine.drain_next(ORDERS), OUT_OF_ORDER, 0, 0)
+    assert mine.needs_producer_id
+    assert mine.ready_partitions(0) == []
+    mine.set_producer_id(2, 0)
+    assert Batch(mine.drain_next(ORDERS).data).producer_id == 2
 
 
 def test_too_large_a_batch_is_split_and_fills_the_same_sequences() -> None:
     mine = accumulator()
     known(mine)
     put(mine, "a", "b", "c")
-    mine.seal()
+    mine.close_batches()
     batches(mine, "d")
     large, behind = take_all(mine)
-    assert mine.fail(large, TOO_LARGE, 0, 0) == []
-    mine.fail(behind, OUT_OF_ORDER, 0, 0)
+    assert mine.fail_batch(large, TOO_LARGE, 0, 0) == []
+    mine.fail_batch(behind, OUT_OF_ORDER, 0, 0)
     again = take_all(mine)
     assert [values(each) for each in again] == [["a"], ["b", "c"], ["d"]]
-    assert [each.contents.tickets for each in again] == [["a"], ["b", "c"], ["d"]]
+    assert [each.payload.handles for each in again] == [["a"], ["b", "c"], ["d"]]
     assert sequences(*again) == [(0, 1), (0, 2), (0, 4)]
-    mine.acknowledge(again[0], 10)
-    assert mine.fail(again[1], TOO_LARGE, 0, 0) == []
-    mine.fail(again[2], OUT_OF_ORDER, 0, 0)
+    mine.complete_batch(again[0], 10)
+    assert mine.fail_batch(again[1], TOO_LARGE, 0, 0) == []
+    mine.fail_batch(again[2], OUT_OF_ORDER, 0, 0)
     assert [values(each) for each in take_all(mine)] == [["b"], ["c"], ["d"]]
 
 
 def test_too_large_a_record_fails() -> None:
     mine = accumulator()
     batches(mine, "a")
-    (outcome,) = mine.fail(mine.take(ORDERS), TOO_LARGE, 0, 0)
+    (outcome,) = mine.fail_batch(mine.drain_next(ORDERS), TOO_LARGE, 0, 0)
     assert outcome.error is TOO_LARGE
 
 
@@ -367,7 +377,7 @@ def test_a_section_takes_its_place_among_records_and_as_many_sequences_as_it_has
     put(mine, "a")
     put_section(mine, "b", "c", "d")
     put(mine, "e")
-    mine.seal()
+    mine.close_batches()
     taken = take_all(mine)
     assert [values(each) for each in taken] == [["a"], ["b", "c", "d"], ["e"]]
     assert sequences(*taken) == [(0, 1), (0, 2), (0, 5)]
@@ -379,11 +389,11 @@ def test_a_section_that_is_too_large_is_not_split_and_the_sequence_goes_on_witho
     put_section(mine, "a", "b")
     put_section(mine, "c")
     large, behind = take_all(mine)
-    (outcome,) = mine.fail(large, KafkaError(ErrorCode.message_too_large, "says the broker"), 0, 0)
+    (outcome,) = mine.fail_batch(large, KafkaError(ErrorCode.message_too_large, "says the broker"), 0, 0)
     assert outcome.error is not None
     size = len(large.data)
     assert re.search(rf"{size} bytes.*2 records.*batch\.size.*says the broker", str(outcome.error))
-    mine.fail(behind, OUT_OF_ORDER, 0, 0)
+    mine.fail_batch(behind, OUT_OF_ORDER, 0, 0)
     (again,) = take_all(mine)
     assert (values(again), sequences(again)) == (["c"], [(1, 0)])
 
@@ -394,21 +404,21 @@ def test_a_section_that_may_be_written_is_not_written_again_under_another_epoch(
     batches(mine, "a")
     put_section(mine, "b", "c")
     refused, lost = take_all(mine)
-    mine.fail(refused, KafkaError(ErrorCode.invalid_record, "no"), 0, 0)
-    (given_up,) = mine.fail(lost, LOST, 0, 0)
+    mine.fail_batch(refused, KafkaError(ErrorCode.invalid_record, "no"), 0, 0)
+    (given_up,) = mine.fail_batch(lost, LOST, 0, 0)
     assert given_up.batch is lost
     assert given_up.error is LOST
-    assert mine.has_room(10_000)
+    assert mine.has_memory(10_000)
 
 
 def test_what_waits_too_long_is_given_up() -> None:
     mine = accumulator()
     batches(mine, "a")
-    batch = mine.take(ORDERS)
-    assert mine.expire(DELIVERY_MS) == []
-    mine.fail(batch, LOST, DELIVERY_MS - 1, 0)
-    assert mine.wake_at(DELIVERY_MS - 1) == DELIVERY_MS
-    (outcome,) = mine.expire(DELIVERY_MS)
+    batch = mine.drain_next(ORDERS)
+    assert mine.expire_batches(DELIVERY_MS) == []
+    mine.fail_batch(batch, LOST, DELIVERY_MS - 1, 0)
+    assert mine.next_wakeup_ms(DELIVERY_MS - 1) == DELIVERY_MS
+    (outcome,) = mine.expire_batches(DELIVERY_MS)
     assert outcome.error is not None
     assert outcome.error.code is ErrorCode.request_timed_out
     assert "gone" in str(outcome.error)
@@ -418,7 +428,7 @@ def test_what_waits_too_long_is_given_up() -> None:
 def test_a_failure_past_the_time_is_the_last() -> None:
     mine = accumulator()
     batches(mine, "a")
-    (outcome,) = mine.fail(mine.take(ORDERS), LOST, DELIVERY_MS, 0)
+    (outcome,) = mine.fail_batch(mine.drain_next(ORDERS), LOST, DELIVERY_MS, 0)
     assert outcome.error is LOST
 
 
@@ -427,21 +437,21 @@ def test_a_batch_that_did_not_leave_goes_back_to_its_place() -> None:
     known(mine)
     batches(mine, "a", "b")
     one, two = take_all(mine)
-    mine.put_back(two, LOST)
-    mine.put_back(one, LOST)
+    mine.reenqueue(two, LOST)
+    mine.reenqueue(one, LOST)
     assert take_all(mine) == [one, two]
-    assert not one.may_be_written
+    assert not one.is_possibly_written
 
 
 def test_everything_that_waits_can_be_abandoned() -> None:
     mine = accumulator()
     batches(mine, "a", "b")
-    mine.take(ORDERS)
-    assert [values_of(each) for each in mine.abandon(LOST)] == [["b"]]
+    mine.drain_next(ORDERS)
+    assert [values_of(each) for each in mine.abort_undrained(LOST)] == [["b"]]
 
 
-def values_of(outcome: Outcome) -> list[str]:
-    return [value for ticket in outcome.batch.contents.tickets for value in ticket.split()]
+def values_of(outcome: ProduceResult) -> list[str]:
+    return [value for handle in outcome.batch.payload.handles for value in handle.split()]
 
 
 # The whole, against a broker that keeps Kafka's rules
@@ -471,7 +481,7 @@ class Partition:
         self.epoch = batch.producer_epoch
         self.next_sequence = batch.base_sequence + batch.count
         self.recent[key] = len(self.log)
-        self.log += [record.value.decode() for record in iterate(batch) if record.value is not None]
+        self.log += [record.value.decode() for record in iterate_records(batch) if record.value is not None]
         return self.recent[key]
 
 
@@ -482,7 +492,7 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
     leader = Partition()
     under_way: list[tuple[ProducerBatch, int | KafkaError]] = []
     """Batches with the answer that is on its way to the producer, in order."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ProduceResult] = []
     now_ms, sent = 0, 0
     faults = seed % 3 + 1
 
@@ -490,7 +500,7 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
         fate = chance.random() * (10 / faults)
         if fate < 0.4:
             return KafkaError(ErrorCode.not_enough_replicas)
-        if fate < 0.5 and batch.contents.count > 1:
+        if fate < 0.5 and batch.payload.count > 1:
             return TOO_LARGE
         if fate < 0.55:
             return KafkaError(ErrorCode.invalid_record)
@@ -508,26 +518,26 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
             add = put_section if chance.random() < 0.3 else put
             add(mine, *(f"{sent + number:05d}" for number in range(3)), now_ms=now_ms)
             sent += 3
-        outcomes += mine.expire(now_ms)
-        while mine.ready(now_ms) and chance.random() < 0.8:
-            batch = mine.take(ORDERS)
+        outcomes += mine.expire_batches(now_ms)
+        while mine.ready_partitions(now_ms) and chance.random() < 0.8:
+            batch = mine.drain_next(ORDERS)
             under_way.append((batch, deliver(batch)))
         while under_way and chance.random() < 0.6:
             batch, answer = under_way.pop(0)
             if isinstance(answer, int):
-                outcomes += mine.acknowledge(batch, answer)
+                outcomes += mine.complete_batch(batch, answer)
             else:
-                outcomes += mine.fail(batch, answer, now_ms, now_ms + 5)
+                outcomes += mine.fail_batch(batch, answer, now_ms, now_ms + 5)
 
-    tickets = [value for outcome in outcomes for value in values_of(outcome)]
-    assert sorted(tickets) == [f"{number:05d}" for number in range(sent)]
+    handles = [value for outcome in outcomes for value in values_of(outcome)]
+    assert sorted(handles) == [f"{number:05d}" for number in range(sent)]
     assert len(leader.log) == len(dict.fromkeys(leader.log)), "a record was written twice"
     assert leader.log == sorted(leader.log), "records changed their order"
     for outcome in outcomes:
         if outcome.error is None:
             start = outcome.base_offset
-            assert leader.log[start : start + outcome.batch.contents.count] == values_of(outcome)
-        elif not outcome.batch.may_be_written:
+            assert leader.log[start : start + outcome.batch.payload.count] == values_of(outcome)
+        elif not outcome.batch.is_possibly_written:
             assert not set(values_of(outcome)) & set(leader.log), "a record said to be refused was written"
-    assert mine.has_room(10_000), "memory was not given back"
+    assert mine.has_memory(10_000), "memory was not given back"
     assert len(leader.log) > sent // 4

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as murmur2_of_kafka_python
 
-from moldau.client.producer.partitioner import StickyPartitions, murmur2, partition_of_key
+from moldau.client.producer.partitioner import StickyPartitioner, murmur2, partition_of_key
 from moldau.testing import Broker
 
 
@@ -49,27 +49,27 @@ def test_librdkafka_and_this_client_agree_on_partitions() -> None:
 
 
 def test_keyless_records_stay_until_moved_on_and_then_go_elsewhere() -> None:
-    sticky = StickyPartitions(random.Random(1).randrange)
-    first = sticky.current("orders", 3, [0, 1, 2])
-    assert [sticky.current("orders", 3, [0, 1, 2]) for _ in range(5)] == [first] * 5
+    sticky = StickyPartitioner(random.Random(1).randrange)
+    first = sticky.current_partition("orders", 3, [0, 1, 2])
+    assert [sticky.current_partition("orders", 3, [0, 1, 2]) for _ in range(5)] == [first] * 5
     for _ in range(20):
-        before = sticky.current("orders", 3, [0, 1, 2])
-        after = sticky.move_on("orders", 3, [0, 1, 2])
+        before = sticky.current_partition("orders", 3, [0, 1, 2])
+        after = sticky.next_partition("orders", 3, [0, 1, 2])
         assert after != before
-        assert sticky.current("orders", 3, [0, 1, 2]) == after
+        assert sticky.current_partition("orders", 3, [0, 1, 2]) == after
 
 
 def test_keyless_records_avoid_partitions_without_a_leader() -> None:
-    sticky = StickyPartitions(random.Random(1).randrange)
-    assert {sticky.move_on("orders", 4, [1, 3]) for _ in range(10)} == {1, 3}
-    assert sticky.current("orders", 4, [2]) == 2
-    assert sticky.move_on("orders", 4, [2]) == 2
-    assert sticky.move_on("orders", 4, []) in range(4)
+    sticky = StickyPartitioner(random.Random(1).randrange)
+    assert {sticky.next_partition("orders", 4, [1, 3]) for _ in range(10)} == {1, 3}
+    assert sticky.current_partition("orders", 4, [2]) == 2
+    assert sticky.next_partition("orders", 4, [2]) == 2
+    assert sticky.next_partition("orders", 4, []) in range(4)
 
 
 def test_topics_move_on_by_themselves() -> None:
-    sticky = StickyPartitions(random.Random(1).randrange)
-    orders = sticky.current("orders", 8, range(8))
+    sticky = StickyPartitioner(random.Random(1).randrange)
+    orders = sticky.current_partition("orders", 8, range(8))
     for _ in range(5):
-        sticky.move_on("payments", 8, range(8))
-    assert sticky.current("orders", 8, range(8)) == orders
+        sticky.next_partition("payments", 8, range(8))
+    assert sticky.current_partition("orders", 8, range(8)) == orders

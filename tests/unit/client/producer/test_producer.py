@@ -10,7 +10,7 @@ from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer
 from moldau.records.batch import Batch
-from moldau.records.build import Section, build_batch
+from moldau.records.batch_builder import Section, build_batch
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
@@ -42,9 +42,9 @@ def answer(asked: Asked, code: int = 0, offset: int = 0) -> Tree:
     }
 
 
-def in_turn(answers: Iterable[Callable[[Asked], Answer]]) -> Callable[[Asked], Answer]:
+def in_turn(wait_for_responses: Iterable[Callable[[Asked], Answer]]) -> Callable[[Asked], Answer]:
     """One answer after the other; then success."""
-    left = iter(answers)
+    left = iter(wait_for_responses)
     return lambda asked: next(left, answer)(asked)
 
 
@@ -190,14 +190,14 @@ def test_without_a_producer_id_nothing_can_be_sent() -> None:
 def test_a_producer_id_is_asked_for_again_while_the_broker_is_not_ready() -> None:
     loading = {"throttle_time": 0, "error_code": 14, "producer_id": -1, "producer_epoch": -1}
     given = {"throttle_time": 0, "error_code": 0, "producer_id": 5, "producer_epoch": 2}
-    answers = iter([loading, loading, given])
+    wait_for_responses = iter([loading, loading, given])
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         await (await producer.send("orders", b"x"))
         (batch,) = batches(broker)
         assert (batch.producer_id, batch.producer_epoch) == (5, 2)
 
-    with_producer(test, {ApiKey.INIT_PRODUCER_ID: lambda _: next(answers), ApiKey.PRODUCE: answer})
+    with_producer(test, {ApiKey.INIT_PRODUCER_ID: lambda _: next(wait_for_responses), ApiKey.PRODUCE: answer})
 
 
 def test_whoever_waits_for_memory_too_long_is_told_and_the_next_gets_it() -> None:
@@ -285,7 +285,7 @@ def test_a_batch_that_cannot_be_built_fails_and_others_go_on(monkeypatch: pytest
             raise ZeroDivisionError
         return build_batch(records, **settings)
 
-    monkeypatch.setattr("moldau.client.producer.batch_contents.build_batch", build)
+    monkeypatch.setattr("moldau.client.producer.batch_payload.build_batch", build)
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         await (await producer.send("orders", b"good"))
@@ -365,7 +365,7 @@ def test_whoever_is_tired_of_waiting_for_answers_does_not_take_them_from_others(
         sent = await producer.send("orders", b"x")
         while not broker.count(ApiKey.PRODUCE):
             await asyncio.sleep(0)
-        waiting = asyncio.create_task(producer._sender.answers())
+        waiting = asyncio.create_task(producer._sender.wait_for_responses())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -465,7 +465,7 @@ def test_a_section_is_sent_again_under_its_sequence_when_the_connection_is_lost(
         await (await producer.send_section("orders", 0, section_of(b"c")))
         sent = batches(broker)
         assert [(each.base_sequence, each.count) for each in sent] == [(0, 2), (0, 2), (2, 1)]
-        assert all(each.checksum_is_right() for each in sent)
+        assert all(each.has_valid_checksum() for each in sent)
         assert bytes(sent[0].data) == bytes(sent[1].data)
 
     with_producer(test, {ApiKey.PRODUCE: in_turn([lambda _: HangUp])})

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from moldau.client.security.config import PROPERTIES, Sasl, Security, Tls, security_of
-from moldau.client.security.jaas import login_of
+from moldau.client.security.config import PROPERTIES, Sasl, Security, Tls, parse_security
+from moldau.client.security.jaas import parse_jaas_config
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -79,8 +79,8 @@ TLS = {"security.protocol": "SSL"}
 def test_the_properties_of_kafkas_clients_are_understood(
     properties: dict[str, str], security: Security
 ) -> None:
-    assert security_of(properties) == security
-    assert hash(security_of(properties)) == hash(security)
+    assert parse_security(properties) == security
+    assert hash(parse_security(properties)) == hash(security)
     assert pickle.loads(pickle.dumps(security)) == security
     assert security.protocol == properties.get("security.protocol", "PLAINTEXT").upper()
 
@@ -116,7 +116,7 @@ def test_the_properties_of_kafkas_clients_are_understood(
 )
 def test_what_cannot_be_is_refused_with_the_way_out(properties: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        security_of(properties)
+        parse_security(properties)
 
 
 @pytest.mark.parametrize(
@@ -144,17 +144,17 @@ def test_what_cannot_be_is_refused_with_the_way_out(properties: dict[str, str], 
 def test_what_java_clients_take_and_does_not_change_who_is_trusted_is_left_aside(
     unused: dict[str, str], security: Security
 ) -> None:
-    assert security_of(unused) == security
+    assert parse_security(unused) == security
 
 
 def test_properties_of_tls_without_tls_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    security_of({"ssl.truststore.password": "SECRET"})
+    parse_security({"ssl.truststore.password": "SECRET"})
     assert "ssl.truststore.password is not used: security.protocol is not set" in caplog.text
     assert "SECRET" not in caplog.text
 
 
 def test_nothing_secret_is_shown() -> None:
-    security = security_of(
+    security = parse_security(
         {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": "PLAIN",
@@ -180,10 +180,10 @@ SECRETS = [
 def test_no_error_shows_a_value_that_may_be_secret(name: str) -> None:
     for protocol in ("", "SSL", "SASL_SSL"):
         with suppress(ValueError):
-            security_of({**SASL, "sasl.username": "ada", "security.protocol": protocol, name: "SECRET"})
+            parse_security({**SASL, "sasl.username": "ada", "security.protocol": protocol, name: "SECRET"})
             continue
         with pytest.raises(ValueError, match=r"^(?!.*SECRET)"):
-            security_of({**SASL, "sasl.username": "ada", "security.protocol": protocol, name: "SECRET"})
+            parse_security({**SASL, "sasl.username": "ada", "security.protocol": protocol, name: "SECRET"})
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_no_error_shows_a_value_that_may_be_secret(name: str) -> None:
     ],
 )  # fmt: skip
 def test_jaas_is_read_as_java_reads_it(text: str, options: dict[str, str]) -> None:
-    assert login_of(text) == ("m.Login", options)
+    assert parse_jaas_config(text) == ("m.Login", options)
 
 
 @pytest.mark.parametrize(
@@ -218,5 +218,5 @@ def test_jaas_is_read_as_java_reads_it(text: str, options: dict[str, str]) -> No
 )
 def test_jaas_that_cannot_be_read_is_not_repeated_in_the_error(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as failure:
-        login_of(text)
+        parse_jaas_config(text)
     assert "SECRET" not in str(failure.value)

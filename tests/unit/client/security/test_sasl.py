@@ -8,7 +8,7 @@ import pytest
 
 from moldau.client.errors import AuthenticationError
 from moldau.client.security.config import Sasl
-from moldau.client.security.sasl import conversation
+from moldau.client.security.sasl import start_exchange
 
 NONCE = b64decode("rOprNGfwEbeRWgbNEkqO")
 """The RFC's client nonce happens to be base64."""
@@ -18,14 +18,14 @@ PENCIL = Sasl("SCRAM-SHA-256", "user", "pencil")
 
 
 def test_plain_says_it_all_at_once() -> None:
-    speaking = conversation(Sasl("PLAIN", "ada", "pässword"), NONCE)
+    speaking = start_exchange(Sasl("PLAIN", "ada", "pässword"), NONCE)
     assert next(speaking) == "\0ada\0pässword".encode()
     with pytest.raises(StopIteration):
         speaking.send(b"")
 
 
 def test_scram_speaks_as_the_rfc_has_it() -> None:
-    speaking = conversation(PENCIL, NONCE)
+    speaking = start_exchange(PENCIL, NONCE)
     assert next(speaking) == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
     assert speaking.send(SERVER_FIRST) == (
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
@@ -36,13 +36,13 @@ def test_scram_speaks_as_the_rfc_has_it() -> None:
 
 
 def test_signs_in_a_user_name_that_scram_uses_itself_are_written_otherwise() -> None:
-    speaking = conversation(Sasl("SCRAM-SHA-256", "a=b,c", "x"), NONCE)
+    speaking = start_exchange(Sasl("SCRAM-SHA-256", "a=b,c", "x"), NONCE)
     assert next(speaking) == b"n,,n=a=3Db=2Cc,r=rOprNGfwEbeRWgbNEkqO"
 
 
 def test_scram_with_512_proves_what_a_broker_checks() -> None:
     salt, iterations = b"0123456789", 8192
-    speaking = conversation(Sasl("SCRAM-SHA-512", "ada", "pw"), NONCE)
+    speaking = start_exchange(Sasl("SCRAM-SHA-512", "ada", "pw"), NONCE)
     bare = next(speaking).removeprefix(b"n,,").decode()
     first = f"r={b64encode(NONCE).decode()}more,s={b64encode(salt).decode()},i={iterations}"
     final = speaking.send(first.encode()).decode()
@@ -74,7 +74,7 @@ def test_scram_with_512_proves_what_a_broker_checks() -> None:
     ],
 )
 def test_a_first_answer_that_is_not_right_ends_it(answer: bytes, complaint: str) -> None:
-    speaking = conversation(PENCIL, NONCE)
+    speaking = start_exchange(PENCIL, NONCE)
     next(speaking)
     with pytest.raises(AuthenticationError, match=complaint) as failure:
         speaking.send(answer)
@@ -90,7 +90,7 @@ def test_a_first_answer_that_is_not_right_ends_it(answer: bytes, complaint: str)
     ],
 )
 def test_a_broker_that_does_not_know_the_password_is_found_out(answer: bytes, complaint: str) -> None:
-    speaking = conversation(PENCIL, NONCE)
+    speaking = start_exchange(PENCIL, NONCE)
     next(speaking)
     speaking.send(SERVER_FIRST)
     with pytest.raises(AuthenticationError, match=complaint):

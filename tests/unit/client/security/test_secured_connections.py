@@ -12,9 +12,9 @@ import pytest
 
 from moldau.client import AuthenticationError, Cluster, ConnectionLostError, KafkaError, Producer
 from moldau.client.errors import ErrorCode
-from moldau.client.net.versions import VERSIONS
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS
 from moldau.client.security.config import Sasl, Security, Tls
-from moldau.client.security.tls import tls_context
+from moldau.client.security.tls import create_tls_context
 from moldau.wire.api_keys import ApiKey
 from support.certificates import KEY_PASSWORD, Certificates, make_certificates
 from support.scripted_broker import Answer, Asked, HangUp, ScriptedBroker
@@ -100,8 +100,8 @@ def test_every_connection_says_who_it_is_before_anything_else(version: int) -> N
             assert asked[:3] == [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE]
 
     versions = {
-        **VERSIONS,
-        ApiKey.SASL_AUTHENTICATE: VERSIONS[ApiKey.SASL_AUTHENTICATE]._replace(high=version),
+        **SUPPORTED_VERSIONS,
+        ApiKey.SASL_AUTHENTICATE: SUPPORTED_VERSIONS[ApiKey.SASL_AUTHENTICATE]._replace(maximum=version),
     }
     run(test, plain_broker(versions=versions))
 
@@ -307,7 +307,7 @@ def test_a_key_beside_its_certificate_in_one_file_is_found(
 ) -> None:
     store = tmp_path / "keystore.pem"
     store.write_text(certificates.client_key.read_text() + certificates.client.read_text())
-    tls_context(Tls(certificate_location=str(store)))
+    create_tls_context(Tls(certificate_location=str(store)))
 
 
 def test_tls_to_a_port_without_it_and_the_other_way_round_are_told(certificates: Certificates) -> None:
@@ -346,14 +346,14 @@ def test_a_truststore_that_is_of_no_use_is_told_with_the_way_out(
 ) -> None:
     (tmp_path / "store").write_bytes(content)
     with pytest.raises(ValueError, match=complaint):
-        tls_context(Tls(ca_location=str(tmp_path / "store")))
+        create_tls_context(Tls(ca_location=str(tmp_path / "store")))
 
 
 def test_files_that_are_not_there_are_told_before_anything_is_tried(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the truststore .*nowhere cannot be read: No such file"):
         Cluster("127.0.0.1:1", security=Security(Tls(ca_location=str(tmp_path / "nowhere"))))
     with pytest.raises(ValueError, match=r"the keystore .*nowhere cannot be read: No such file"):
-        tls_context(Tls(certificate_location=str(tmp_path / "nowhere")))
+        create_tls_context(Tls(certificate_location=str(tmp_path / "nowhere")))
 
 
 def test_a_key_that_does_not_open_is_told_without_asking_at_the_terminal(certificates: Certificates) -> None:
@@ -364,9 +364,9 @@ def test_a_key_that_does_not_open_is_told_without_asking_at_the_terminal(certifi
             key_password=password,
         )
         with pytest.raises(ValueError, match=r"is ssl.key.password right\?\): (?!.*SECRET)"):
-            tls_context(tls)
+            create_tls_context(tls)
     with pytest.raises(ValueError, match="cannot be used together"):
-        tls_context(
+        create_tls_context(
             Tls(certificate_location=str(certificates.client), key_location=str(certificates.broker_key))
         )
 
@@ -376,7 +376,7 @@ def test_names_around_the_certificates_of_a_truststore_do_no_harm(
 ) -> None:
     store = tmp_path / "ca.pem"
     store.write_bytes("Alias: Älteste\n".encode("latin-1") + certificates.authority.read_bytes())
-    tls_context(Tls(ca_location=str(store)))
+    create_tls_context(Tls(ca_location=str(store)))
 
 
 def test_a_pkcs12_truststore_is_read_where_python_can(
@@ -389,8 +389,8 @@ def test_a_pkcs12_truststore_is_read_where_python_can(
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "cryptography", None)
         with pytest.raises(ValueError, match=r"PKCS12 store.*`cryptography`.*keytool -list -rfc"):
-            tls_context(tls)
+            create_tls_context(tls)
     pytest.importorskip("cryptography")
-    assert tls_context(tls).cert_store_stats()["x509"] == 1
+    assert create_tls_context(tls).cert_store_stats()["x509"] == 1
     with pytest.raises(ValueError, match=r"is ssl\.truststore\.password right"):
-        tls_context(Tls(ca_location=str(store), ca_password="SECRET"))
+        create_tls_context(Tls(ca_location=str(store), ca_password="SECRET"))

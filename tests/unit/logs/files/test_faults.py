@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 
 from moldau.errors import MoldauError, StorageError
-from moldau.logs.files.log import FilesLog
-from moldau.logs.files.store import FilesStore
+from moldau.logs.files.log import FileLog
+from moldau.logs.files.store import FileLogStore
 from moldau.platform.clock import SystemClock
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from moldau.testing.simulation.platform.volume import Volume
-from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, made_durable, records_of, values_of
+from support.logs import (
+    NAME,
+    OTHER_TOPIC_ID,
+    TOPIC_ID,
+    append,
+    batch_at,
+    flush_and_finalize,
+    records_of,
+    values_of,
+)
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
@@ -30,8 +39,8 @@ def make_disk(seed: int = 1) -> SimulatedDisk:
     return SimulatedDisk(random.Random(seed), settings=QUICK)
 
 
-async def open_log(disk: SimulatedDisk, settings: TopicSettings = SMALL) -> FilesLog:
-    store = FilesStore(disk, "data", SystemClock())
+async def open_log(disk: SimulatedDisk, settings: TopicSettings = SMALL) -> FileLog:
+    store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     return await store.open(NAME, TOPIC_ID, settings)
 
@@ -47,7 +56,7 @@ def test_a_full_disk_refuses_records_and_takes_them_again_when_there_is_room() -
                 await append(log, b"does not fit" * 10, b"neither")
             assert log.end_offset == 1
         await append(log, b"after")
-        await made_durable(log)
+        await flush_and_finalize(log)
         assert await values_of(log) == [b"before", b"after"]
         log = await open_log(disk.crash())
         assert await values_of(log) == [b"before", b"after"]
@@ -64,7 +73,7 @@ def test_a_segment_that_cannot_be_created_leaves_the_log_usable() -> None:
         with pytest.raises(StorageError):
             await append(log, BIG)
         await append(log, BIG)
-        await made_durable(log)
+        await flush_and_finalize(log)
         assert len(await values_of(log)) == 2
 
     run(body)
@@ -76,7 +85,7 @@ def test_a_failing_write_takes_the_log_offline(operation: str) -> None:
         disk = make_disk()
         log = await open_log(disk)
         await append(log, b"before")
-        await made_durable(log)
+        await flush_and_finalize(log)
         disk.inject("append", "*.log", error=errno.EIO if operation == "append" else errno.ENOSPC)
         if operation == "truncate":
             disk.inject("truncate", "*.log", error=errno.EIO)
@@ -85,7 +94,7 @@ def test_a_failing_write_takes_the_log_offline(operation: str) -> None:
         with pytest.raises(StorageError):
             await append(log, b"after")
         with pytest.raises(StorageError):
-            await log.make_durable()
+            await log.flush()
         assert log.end_offset == 1
         assert await values_of(await open_log(disk.kill())) == [b"before"]
 
@@ -98,15 +107,15 @@ def test_a_failed_sync_takes_the_log_offline_for_good(operation: str) -> None:
         disk = make_disk()
         log = await open_log(disk)
         await append(log, BIG)
-        await made_durable(log)
+        await flush_and_finalize(log)
         await append(log, BIG)
         disk.inject(operation, "*.log" if operation == "sync" else "*", error=errno.EIO)
-        waiting = [asyncio.ensure_future(log.make_durable()) for _ in range(3)]
+        waiting = [asyncio.ensure_future(log.flush()) for _ in range(3)]
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         assert any(isinstance(outcome, StorageError) for outcome in outcomes)
         assert log.durable_offset == 1
         with pytest.raises(StorageError):
-            await log.make_durable()
+            await log.flush()
         with pytest.raises(StorageError):
             await append(log, b"after")
 
@@ -116,7 +125,7 @@ def test_a_failed_sync_takes_the_log_offline_for_good(operation: str) -> None:
 def test_an_offline_log_keeps_the_shutdown_from_being_clean() -> None:
     async def body() -> None:
         disk = make_disk()
-        store = FilesStore(disk, "data", SystemClock())
+        store = FileLogStore(disk, "data", SystemClock())
         await store.start()
         failed = await store.open(NAME, TOPIC_ID, SMALL)
         fine = await store.open(NAME._replace(partition=1), TOPIC_ID, SMALL)
@@ -124,12 +133,12 @@ def test_an_offline_log_keeps_the_shutdown_from_being_clean() -> None:
         await append(fine, b"b")
         disk.inject("sync", "*orders-0/*.log")
         with pytest.raises(StorageError):
-            await failed.make_durable()
+            await failed.flush()
         await store.close()
         assert fine.durable_offset == 1
-        store = FilesStore(disk.kill(), "data", SystemClock())
+        store = FileLogStore(disk.kill(), "data", SystemClock())
         await store.start()
-        assert not store.was_closed_cleanly
+        assert not store.had_clean_shutdown
 
     run(body)
 
@@ -139,14 +148,14 @@ def test_a_topic_id_that_cannot_be_read_keeps_no_other_log_from_being_opened() -
         disk = make_disk()
         other = NAME._replace(partition=1)
         for name in (NAME, other):
-            store = FilesStore(disk, "data", SystemClock())
+            store = FileLogStore(disk, "data", SystemClock())
             await store.start()
             log = await store.open(name, TOPIC_ID, SMALL)
             await append(log, b"kept")
-            await made_durable(log)
+            await flush_and_finalize(log)
         disk = disk.kill()
         fault = disk.inject("read", f"*{NAME}/partition.metadata", error=errno.EIO, times=None)
-        store = FilesStore(disk, "data", SystemClock())
+        store = FileLogStore(disk, "data", SystemClock())
         await store.start()
         assert store.found() == [(other, TOPIC_ID)]
         assert await values_of(await store.open(other, TOPIC_ID, SMALL)) == [b"kept"]
@@ -165,11 +174,11 @@ def test_an_index_that_cannot_be_written_harms_nobody() -> None:
         fault = disk.inject("append", "*.index.tmp", error=errno.ENOSPC, times=None)
         for _ in range(4):
             await append(log, BIG)
-            await made_durable(log)
+            await flush_and_finalize(log)
         assert log.durable_offset == 4
         disk.faults.remove(fault)
         await append(log, BIG)
-        await made_durable(log)
+        await flush_and_finalize(log)
         names = [path for path, _ in disk.volume.files()]
         assert (
             sum(name.endswith(".index") for name in names) == sum(name.endswith(".log") for name in names) - 1
@@ -191,7 +200,7 @@ def test_retention_and_compaction_wait_while_the_disk_is_full() -> None:
         log = await open_log(disk, settings)
         for number in range(6):
             await append(log, BIG, keys=[b"k"], timestamp_ms=10_000 + number)
-        await made_durable(log)
+        await flush_and_finalize(log)
         fault = disk.inject("append", "*", error=errno.ENOSPC, times=None)
         assert not await log.compact(10_000, 6)
         await log.apply_retention(10_500, 6)
@@ -212,7 +221,7 @@ def test_segments_are_deleted_though_there_is_no_room_for_a_new_one(newest_ms: i
         log = await open_log(disk, TopicSettings(segment_bytes=1024, retention_ms=5_000, segment_ms=500))
         for timestamp_ms in (10_000, 11_000, newest_ms):
             await append(log, BIG, timestamp_ms=timestamp_ms)
-        await made_durable(log)
+        await flush_and_finalize(log)
         fault = disk.inject("open", "*.log", error=errno.ENOSPC, times=None)
         await log.apply_retention(20_000, 3)
         assert (log.failure, log.start_offset) == (None, 2)
@@ -230,9 +239,9 @@ def test_damage_that_a_read_meets_is_a_storage_error() -> None:
         log = await open_log(disk, TopicSettings(segment_bytes=1024, index_interval_bytes=10_000))
         for _ in range(20):
             await append(log, b"v" * 50)
-        await made_durable(log)
+        await flush_and_finalize(log)
         inode = log._segments[0].file._inode  # type: ignore[attr-defined]
-        inode.flip(16, 0xFF)
+        inode.flip_bits(16, 0xFF)
         with pytest.raises(StorageError, match="moldau log verify"):
             await log.read(1, 1000, 20)
 
@@ -246,19 +255,19 @@ def test_records_appended_while_a_sync_runs_are_not_called_durable() -> None:
         )
         log = await open_log(disk)
         await append(log, b"a")
-        first = asyncio.ensure_future(log.make_durable())
+        first = asyncio.ensure_future(log.flush())
         await asyncio.sleep(0)
         await append(log, BIG)
         await append(log, BIG)
         await first
         assert log.durable_offset == 1
-        second = asyncio.ensure_future(log.make_durable())
+        second = asyncio.ensure_future(log.flush())
         await asyncio.sleep(0)
         await log.truncate_to(2)
         await append(log, b"c")
         await second
         assert log.durable_offset == 2
-        await made_durable(log)
+        await flush_and_finalize(log)
         assert log.durable_offset == 3
 
     run(body)
@@ -269,7 +278,7 @@ def test_a_deleted_log_leaves_nothing_to_the_next_one_of_its_name() -> None:
         disk = SimulatedDisk(
             random.Random(1), settings=DiskSettings(sync_ms_min=1, sync_ms_max=2, slow_sync_chance=0)
         )
-        store = FilesStore(disk, "data", SystemClock())
+        store = FileLogStore(disk, "data", SystemClock())
         await store.start()
         old = await store.open(NAME, TOPIC_ID, SMALL)
         for number in range(6):
@@ -283,8 +292,8 @@ def test_a_deleted_log_leaves_nothing_to_the_next_one_of_its_name() -> None:
                 timestamp_ms=1,
             )
         work = [
-            asyncio.ensure_future(old.make_durable()),
-            asyncio.ensure_future(old.advance_start(3)),
+            asyncio.ensure_future(old.flush()),
+            asyncio.ensure_future(old.advance_start_offset(3)),
             asyncio.ensure_future(old.apply_retention(2, 6)),
         ]
         await asyncio.sleep(0.004)
@@ -293,7 +302,7 @@ def test_a_deleted_log_leaves_nothing_to_the_next_one_of_its_name() -> None:
         assert (new.start_offset, new.end_offset, new.epochs.latest, len(new.producers)) == (0, 0, -1, 0)
         names = {path.rpartition("/")[2] for path, _ in disk.volume.files() if "orders-0/" in path}
         assert names == {"00000000000000000000.log", "partition.metadata"}
-        store = FilesStore(disk.crash(), "data", SystemClock())
+        store = FileLogStore(disk.crash(), "data", SystemClock())
         await store.start()
         new = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
         assert (new.start_offset, new.end_offset, new.epochs.latest, len(new.producers)) == (0, 0, -1, 0)
@@ -309,12 +318,12 @@ class PowerCutDisk(SimulatedDisk):
 
     changes_left = 0
 
-    def note(self, kind: str, *fields: str | int | bytes) -> None:
-        super().note(kind, *fields)
+    def trace_event(self, kind: str, *fields: str | int | bytes) -> None:
+        super().trace_event(kind, *fields)
         if kind in ("append", "truncate", "rename", "remove", "sync", "sync_directory", "create", "mkdir"):
             self.changes_left -= 1
             if self.changes_left == 0:
-                self._dead = True
+                self._is_dead = True
 
 
 class Promises:
@@ -336,7 +345,7 @@ COMPACTED = TopicSettings(
 
 async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
     """Rolls, compacts, truncates, moves the start, closes, opens, removes and recreates a log."""
-    store = FilesStore(disk, "data", SystemClock())
+    store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     log = await store.open(NAME, TOPIC_ID, COMPACTED)
 
@@ -357,9 +366,9 @@ async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
             )
             await log.append([batch])
             if offset % 4 == 3:
-                await made_durable(log)
+                await flush_and_finalize(log)
                 promises.durable = log.durable_offset
-        await made_durable(log)
+        await flush_and_finalize(log)
         promises.durable = log.durable_offset
 
     await produce(22)
@@ -373,10 +382,10 @@ async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
     await produce(4)
     promises.may_be_gone |= set(range(9))
     promises.start = 0
-    await log.advance_start(9)
+    await log.advance_start_offset(9)
     promises.start = 9
     await store.close()
-    store = FilesStore(disk, "data", SystemClock())
+    store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     log = await store.open(NAME, TOPIC_ID, COMPACTED)
     await produce(9)
@@ -392,7 +401,7 @@ async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
 
 
 async def check_promises(disk: SimulatedDisk, promises: Promises) -> None:
-    store = FilesStore(disk, "data", SystemClock())
+    store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     found = dict(store.found())
     if promises.recreated:
@@ -435,12 +444,12 @@ async def check_promises(disk: SimulatedDisk, promises: Promises) -> None:
         assert repeated.base_offset == last
     # And life goes on.
     await append(log, b"next", keys=[b"next"])
-    await made_durable(log)
+    await flush_and_finalize(log)
     await log.compact(3_000_000, log.end_offset)
     await store.close()
-    store = FilesStore(disk, "data", SystemClock())
+    store = FileLogStore(disk, "data", SystemClock())
     await store.start()
-    assert store.was_closed_cleanly
+    assert store.had_clean_shutdown
     log = await store.open(NAME, topic_id, COMPACTED)
     assert (await values_of(log))[-1] == b"next"
 
@@ -470,7 +479,7 @@ def test_power_cuts_at_every_point_lose_nothing_that_was_promised(part: int) -> 
             except MoldauError:
                 pass
             disk.volume.crash(disk.random)
-            await check_promises(disk._successor(), promises)
+            await check_promises(disk._next_boot(), promises)
 
         try:
             asyncio.run(body())

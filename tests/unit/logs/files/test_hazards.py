@@ -10,9 +10,9 @@ import pytest
 
 from moldau.errors import CorruptRecordError, MoldauError, StorageError
 from moldau.logs.files.cleaner import Cleaner
-from moldau.logs.files.log import FilesLog
-from moldau.logs.files.segment import Segment
-from moldau.logs.files.store import FilesStore
+from moldau.logs.files.log import FileLog
+from moldau.logs.files.segment import LogSegment
+from moldau.logs.files.store import FileLogStore
 from moldau.platform.clock import SystemClock
 from moldau.records.batch import split
 from moldau.settings.topic import TopicSettings
@@ -24,7 +24,7 @@ from support.logs import (
     append,
     batch_at,
     batches_of,
-    made_durable,
+    flush_and_finalize,
     records_of,
     values_of,
 )
@@ -47,19 +47,19 @@ class DyingDisk(SimulatedDisk):
 
     left = 10**9
 
-    def note(self, kind: str, *facts: Any) -> None:
-        super().note(kind, *facts)
+    def trace_event(self, kind: str, *facts: Any) -> None:
+        super().trace_event(kind, *facts)
         if kind in ("append", "truncate", "rename", "remove", "sync", "sync_directory", "create", "mkdir"):
             self.left -= 1
             if self.left == 0:
-                self._dead = True
+                self._is_dead = True
 
     @property
     def is_dead(self) -> bool:
-        return self._dead
+        return self._is_dead
 
     def after(self, *, power_cut: bool) -> SimulatedDisk:
-        self._dead = False
+        self._is_dead = False
         return self.crash() if power_cut else self.kill()
 
 
@@ -67,8 +67,8 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(body())
 
 
-async def open_store(disk: SimulatedDisk, settings: TopicSettings = SMALL) -> tuple[FilesStore, FilesLog]:
-    store = FilesStore(disk, "data", SystemClock())
+async def open_store(disk: SimulatedDisk, settings: TopicSettings = SMALL) -> tuple[FileLogStore, FileLog]:
+    store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     return store, await store.open(NAME, TOPIC_ID, settings)
 
@@ -90,10 +90,10 @@ def test_a_crash_while_records_are_deleted_does_not_forget_their_producer(power_
             _, log = await open_store(disk, TopicSettings())
             for sequence in range(3):
                 await append(log, b"v", producer_id=7, producer_epoch=0, base_sequence=sequence)
-            await made_durable(log)
+            await flush_and_finalize(log)
             disk.left = cut
             try:
-                await log.advance_start(3)
+                await log.advance_start_offset(3)
             except MoldauError:
                 pass
             if not disk.is_dead:
@@ -116,13 +116,13 @@ def test_a_sync_beside_a_truncation_promises_nothing_it_has_not_synced() -> None
             _, log = await open_store(disk)
             for number in range(3):
                 await append(log, b"a%d" % number * 200)
-            syncing = asyncio.ensure_future(log.make_durable())
+            syncing = asyncio.ensure_future(log.flush())
             await asyncio.sleep(chance.random() * 0.01)
             await log.truncate_to(chance.choice([1, 2]))
             for number in range(3):
                 await append(log, b"b%d" % number * 200)
             await asyncio.gather(syncing, return_exceptions=True)
-            await made_durable(log)
+            await flush_and_finalize(log)
             expected = await values_of(log)
             _, log = await open_store(disk.crash())
             assert (await values_of(log))[: len(expected)] == expected, f"seed {seed}"
@@ -140,7 +140,7 @@ def test_a_sync_beside_a_new_beginning_promises_nothing_it_has_not_synced() -> N
             _, log = await open_store(disk)
             for number in range(3):
                 await append(log, b"a%d" % number * 200)
-            syncing = asyncio.ensure_future(log.make_durable())
+            syncing = asyncio.ensure_future(log.flush())
             await asyncio.sleep(chance.random() * 0.01)
             await log.truncate_fully_and_start_at(chance.choice([1, 9]))
             assert log.durable_offset == log.end_offset
@@ -148,7 +148,7 @@ def test_a_sync_beside_a_new_beginning_promises_nothing_it_has_not_synced() -> N
                 await append(log, b"b%d" % number * 200)
             await asyncio.gather(syncing, return_exceptions=True)
             assert log.durable_offset <= log.end_offset
-            await made_durable(log)
+            await flush_and_finalize(log)
             expected = await values_of(log)
             start = log.start_offset
             _, log = await open_store(disk.crash())
@@ -168,7 +168,7 @@ def test_a_truncation_whose_caller_is_cancelled_comes_to_its_end(fully: bool) ->
             _, log = await open_store(disk)
             for number in range(4):
                 await append(log, b"a%d" % number * 200, leader_epoch=number)
-            await made_durable(log)
+            await flush_and_finalize(log)
             work = log.truncate_fully_and_start_at(9) if fully else log.truncate_to(2)
             truncating = asyncio.ensure_future(work)
             for _ in range(2):
@@ -180,7 +180,7 @@ def test_a_truncation_whose_caller_is_cancelled_comes_to_its_end(fully: bool) ->
                 continue
             assert (log.start_offset, log.end_offset) == ((9, 9) if fully else (0, 2)), f"seed {seed}"
             await append(log, b"next", leader_epoch=7)
-            await made_durable(log)
+            await flush_and_finalize(log)
             expected, epochs = await values_of(log), list(log.epochs)
             assert epochs == ([(7, 9)] if fully else [(0, 0), (1, 1), (7, 2)])
             _, log = await open_store(disk.crash())
@@ -195,8 +195,8 @@ def test_a_log_is_deleted_on_a_full_disk_and_its_name_is_free() -> None:
         store, log = await open_store(disk)
         for _ in range(10):
             await append(log, b"v" * 900)
-        await made_durable(log)
-        await log.advance_start(7)
+        await flush_and_finalize(log)
+        await log.advance_start_offset(7)
         disk.inject("append", "*checkpoint*", error=errno.ENOSPC, times=3)
         await store.remove(NAME)
         for _ in range(2):
@@ -215,14 +215,14 @@ def test_a_log_made_anew_is_not_taken_for_the_one_that_was_deleted_on_a_full_dis
         store, log = await open_store(disk)
         for _ in range(10):
             await append(log, b"v" * 900)
-        await made_durable(log)
-        await log.advance_start(7)
+        await flush_and_finalize(log)
+        await log.advance_start_offset(7)
         disk.inject("append", "*checkpoint*", error=errno.ENOSPC)
-        await (store.set_aside(NAME) if aside else store.remove(NAME))
+        await (store.move_to_stray(NAME) if aside else store.remove(NAME))
         log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
         await append(log, b"first of its own")
-        await made_durable(log)
-        store = FilesStore(disk.kill(), "data", SystemClock())
+        await flush_and_finalize(log)
+        store = FileLogStore(disk.kill(), "data", SystemClock())
         await store.start()
         log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
         assert await values_of(log) == [b"first of its own"]
@@ -234,7 +234,7 @@ def test_a_new_log_writes_no_checkpoint_of_others() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         store, log = await open_store(disk)
-        log.saved_high_watermark = 3
+        log.checkpointed_high_watermark = 3
         disk.inject("append", "*checkpoint*", times=None)
         await store.open(NAME._replace(partition=1), TOPIC_ID, SMALL)
 
@@ -250,8 +250,8 @@ def test_a_high_watermark_is_not_that_of_records_written_where_a_crash_has_taken
         store, log = await open_store(disk, settings)
         first = await append(log, b"a")
         await append(log, b"b")
-        log.saved_high_watermark = 2
-        await store.save_high_watermarks()
+        log.checkpointed_high_watermark = 2
+        await store.checkpoint_high_watermarks()
 
         def lose_the_second(data: bytearray) -> None:
             del data[first.size :]
@@ -262,7 +262,7 @@ def test_a_high_watermark_is_not_that_of_records_written_where_a_crash_has_taken
         assert log.end_offset == 1
         await append(log, b"not committed")
         _, log = await open_store(disk.kill(), settings)
-        assert (log.saved_high_watermark, log.end_offset) == (1, 2)
+        assert (log.checkpointed_high_watermark, log.end_offset) == (1, 2)
 
     run(body)
 
@@ -278,10 +278,10 @@ def test_a_segment_that_a_truncation_opens_again_is_not_compacted_away(
         _, log = await open_store(disk, COMPACTED)
         for number in range(8):
             await append(log, b"%d" % number * 300, keys=[b"key %d" % (number % keys)])
-        await made_durable(log)
+        await flush_and_finalize(log)
         clean, cleaned = Cleaner.clean, 0
 
-        async def truncated(cleaner: Cleaner, segments: list[Segment]) -> Segment | None:
+        async def truncated(cleaner: Cleaner, segments: list[LogSegment]) -> LogSegment | None:
             nonlocal cleaned
             cleaned += 1
             if cleaned != group + 1:
@@ -296,7 +296,7 @@ def test_a_segment_that_a_truncation_opens_again_is_not_compacted_away(
         assert not await log.compact(2000, log.end_offset)
         assert log.end_offset == 5
         await append(log, b"new", keys=[b"another"])
-        await made_durable(log)
+        await flush_and_finalize(log)
         expected = await values_of(log)
         assert expected[-1] == b"new"
         assert log._checkpoints.cleaned_offsets.get(NAME) <= 5
@@ -320,7 +320,7 @@ def test_a_flipped_bit_in_an_offset_is_damage_and_not_a_bug(clean: bool) -> None
         store, log = await open_store(disk, TopicSettings(index_interval_bytes=100))
         for number in range(4):
             await append(log, b"v%d" % number * 60)
-        await made_durable(log)
+        await flush_and_finalize(log)
         if clean:
             await store.close()
         await rewrite(disk, SEGMENT, flip)
@@ -347,7 +347,7 @@ def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
         for number in range(12):
             key = b"unique" if number == 0 else b"k%d" % (number % 3)
             await append(log, b"v%d" % number * 100, keys=[key], timestamp_ms=1000 + number)
-        await made_durable(log)
+        await flush_and_finalize(log)
         rename = disk.rename
 
         def fails_after_the_first(old: str, new: str) -> None:
@@ -360,7 +360,7 @@ def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
         assert not await log.compact(2000, log.end_offset)
         assert log.failure is None
         await append(log, b"new" * 100, keys=[b"z"], timestamp_ms=900_000)
-        await made_durable(log)
+        await flush_and_finalize(log)
         await log.apply_retention(900_500, log.end_offset)
         expected = [record.offset for record in await records_of(log)]
         await store.close()
@@ -384,14 +384,14 @@ def test_a_power_cut_after_a_compaction_forgets_no_sequence(seed: int) -> None:
         for sequence in range(3):
             await write(sequence, 7)
         await write(0, 8)
-        await made_durable(log)
+        await flush_and_finalize(log)
         durable = log.end_offset
         # So many that none of the batches that are safe is remembered.
         await write(3, 7)
         for sequence in range(4, 8):
             await write(sequence, 7, 10)
-        await log.settle()
-        assert (log.durable_offset, log._bases[-1]) == (durable, durable)
+        await log.finalize_segments()
+        assert (log.durable_offset, log._base_offsets[-1]) == (durable, durable)
         assert await log.compact(10_000, log.end_offset)
         assert durable - 2 not in [batch.base_offset for batch in await batches_of(log)], (
             "its last one is gone"
@@ -410,8 +410,8 @@ def test_a_start_beyond_the_end_is_damage() -> None:
         store, log = await open_store(disk)
         for number in range(12):
             await append(log, b"v%d" % number * 150)
-        await made_durable(log)
-        await log.advance_start(1)
+        await flush_and_finalize(log)
+        await log.advance_start_offset(1)
         await store.close()
 
         def beyond(data: bytearray) -> None:
@@ -429,14 +429,14 @@ def test_a_lack_of_descriptors_at_a_roll_passes() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk)
         await append(log, b"x" * 900)
-        await made_durable(log)
+        await flush_and_finalize(log)
         disk.inject("sync_directory", "data/orders-0", error=errno.EMFILE)
         await append(log, b"x" * 900)
         with pytest.raises(StorageError):
-            await log.make_durable()
+            await log.flush()
         assert log.failure is None
         assert log.durable_offset == 1
-        await made_durable(log)
+        await flush_and_finalize(log)
         assert log.durable_offset == 2
 
     run(body)
@@ -452,7 +452,7 @@ def test_the_newest_record_is_found_where_compaction_has_emptied_the_newest_batc
         )
         for now_ms in (0, 10_000, 20_000):
             await append(log, b"x" * 900, keys=[b"c"], timestamp_ms=100)
-            await made_durable(log)
+            await flush_and_finalize(log)
             await log.compact(now_ms, log.end_offset)
         assert b"b" not in [record.key for record in await records_of(log)]
         newest = await log.max_timestamp(log.end_offset)
@@ -474,8 +474,8 @@ def test_a_crash_while_a_log_begins_anew_leaves_the_old_one_or_the_new_one(
             _, log = await open_store(disk)
             for number in range(5):
                 await append(log, b"%d" % number * 600, leader_epoch=number)
-            await made_durable(log)
-            await log.advance_start(2)
+            await flush_and_finalize(log)
+            await log.advance_start_offset(2)
             expected = await values_of(log)
             disk.left = cut
             try:
@@ -494,8 +494,8 @@ def test_a_crash_while_a_log_begins_anew_leaves_the_old_one_or_the_new_one(
                 assert list(log.epochs) == [(2, 2), (3, 3), (4, 4)]
                 outcomes.add("old")
             await append(log, b"next", leader_epoch=7)
-            await made_durable(log)
-            _, log = await open_store(disk._successor())
+            await flush_and_finalize(log)
+            _, log = await open_store(disk._next_boot())
             assert (await values_of(log))[-1] == b"next"
             if is_through:
                 assert outcomes == {"new", "old"}
@@ -514,7 +514,7 @@ def test_a_crash_while_the_batch_that_a_log_begins_in_is_cut_off_forgets_no_prod
             _, log = await open_store(disk)
             await append(log, b"a", base_sequence=0, **producer)
             await append(log, b"b", b"c", base_sequence=1, **producer)
-            await log.advance_start(2)
+            await log.advance_start_offset(2)
             disk.left = cut
             try:
                 await log.truncate_to(2)
@@ -566,7 +566,7 @@ def test_a_cut_that_is_made_at_the_second_attempt_is_not_taken_for_lost_records(
         _, log = await open_store(disk)
         for number in range(4):
             await append(log, b"%d" % number * 600)
-        await made_durable(log)
+        await flush_and_finalize(log)
         disk.inject("append", "*recovery-point*", error=errno.ENOSPC)
         with pytest.raises(StorageError):
             await log.truncate_to(1)
@@ -582,7 +582,7 @@ def test_a_note_to_begin_anew_that_cannot_be_read_is_damage() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk)
         await append(log, b"a")
-        await made_durable(log)
+        await flush_and_finalize(log)
         await disk.replace("data/orders-0/begin-anew", b'{"version": 0, "offset": -4}')
         with pytest.raises(StorageError, match="begin-anew"):
             await open_store(disk)

@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 
 from moldau.errors import StorageError
-from moldau.logs.files.log import FilesLog
-from moldau.logs.files.store import FilesStore
+from moldau.logs.files.log import FileLog
+from moldau.logs.files.store import FileLogStore
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.records.batch import HEADER_SIZE
 from moldau.settings.topic import TopicSettings
-from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, batches_of, made_durable, values_of
+from support.logs import (
+    NAME,
+    OTHER_TOPIC_ID,
+    TOPIC_ID,
+    append,
+    batch_at,
+    batches_of,
+    flush_and_finalize,
+    values_of,
+)
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 
@@ -28,10 +37,10 @@ class Data:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log_path = path / str(NAME)
-        self.store: FilesStore
+        self.store: FileLogStore
 
-    async def open(self, settings: TopicSettings = SMALL) -> FilesLog:
-        self.store = FilesStore(OsDisk(), str(self.path), SystemClock())
+    async def open(self, settings: TopicSettings = SMALL) -> FileLog:
+        self.store = FileLogStore(OsDisk(), str(self.path), SystemClock())
         await self.store.start()
         return await self.store.open(NAME, TOPIC_ID, settings)
 
@@ -53,7 +62,7 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(body())
 
 
-async def fill(log: FilesLog, count: int = 30) -> list[bytes]:
+async def fill(log: FileLog, count: int = 30) -> list[bytes]:
     """Several segments; batches of an idempotent producer, three to a leader epoch."""
     values = [b"%02d" % number * 50 for number in range(count)]
     for number, value in enumerate(values):
@@ -66,11 +75,11 @@ async def fill(log: FilesLog, count: int = 30) -> list[bytes]:
             producer_epoch=0,
             base_sequence=number,
         )
-    await made_durable(log)
+    await flush_and_finalize(log)
     return values
 
 
-def knows_last_five(log: FilesLog) -> bool:
+def knows_last_five(log: FileLog) -> bool:
     end = log.end_offset
     for number in range(end - 5, end):
         again = batch_at(0, [b""], producer_id=4, producer_epoch=0, base_sequence=number)
@@ -90,7 +99,7 @@ def test_a_clean_shutdown_leaves_kafkas_files(data: Data) -> None:
     async def body() -> None:
         log = await data.open()
         await fill(log)
-        await log.advance_start(3)
+        await log.advance_start_offset(3)
         await data.store.close()
 
     run(body)
@@ -144,14 +153,14 @@ def test_everything_is_there_after_a_clean_shutdown_and_no_batch_is_read_again(d
         # Damage that reading would find.
         flip(data.segment(0), 70)
         log = await data.open()
-        assert data.store.was_closed_cleanly
+        assert data.store.had_clean_shutdown
         assert data.store.found() == [(NAME, TOPIC_ID)]
         assert (log.start_offset, log.end_offset, log.durable_offset) == (0, 30, 30)
         assert list(log.epochs) == [(number, 3 * number) for number in range(10)]
         assert knows_last_five(log)
         assert (await values_of(log))[-1] == values[-1]
         await append(log, b"more")
-        await made_durable(log)
+        await flush_and_finalize(log)
         await data.store.close()
         assert (await (await data.open()).read(30, 1000, 31)).size
 
@@ -164,7 +173,7 @@ def test_a_second_clean_shutdown_without_changes_is_clean_too(data: Data) -> Non
         for _ in range(3):
             await data.store.close()
             log = await data.open()
-            assert data.store.was_closed_cleanly
+            assert data.store.had_clean_shutdown
             assert log.end_offset == 30
             assert knows_last_five(log)
 
@@ -184,7 +193,7 @@ def test_the_broker_epoch_of_a_clean_shutdown_is_told_once(data: Data) -> None:
         # A crash: nobody closed it.
         await data.open()
         assert data.store.previous_broker_epoch == -1
-        assert not data.store.was_closed_cleanly
+        assert not data.store.had_clean_shutdown
 
     run(body)
 
@@ -196,7 +205,7 @@ def test_a_marker_without_an_epoch_is_a_clean_shutdown_in_an_unknown_life(data: 
         await data.store.close(41)
         (data.path / ".kafka_cleanshutdown").write_text(content)
         await data.open()
-        assert data.store.was_closed_cleanly
+        assert data.store.had_clean_shutdown
         assert data.store.previous_broker_epoch == -1
 
     run(body)
@@ -207,11 +216,11 @@ def test_a_log_that_nobody_opened_after_a_crash_is_still_recovered_later(data: D
         await fill(await data.open())
         with data.segment(-1).open("ab") as file:
             file.write(b"torn")
-        store = FilesStore(OsDisk(), str(data.path), SystemClock())
+        store = FileLogStore(OsDisk(), str(data.path), SystemClock())
         await store.start()
         await store.close()
         log = await data.open()
-        assert not data.store.was_closed_cleanly
+        assert not data.store.had_clean_shutdown
         assert log.end_offset == 30
 
     run(body)
@@ -234,7 +243,7 @@ def test_a_torn_last_batch_is_cut_off_wherever_it_tore(data: Data, tmp_path: Pat
             if torn % 40 == 1:
                 assert await values_of(log) == values
                 await append(log, b"instead", leader_epoch=99)
-                await made_durable(log)
+                await flush_and_finalize(log)
                 assert await values_of(log) == [*values, b"instead"]
                 assert log.epochs.latest == 99
 
@@ -354,7 +363,7 @@ def test_closed_segments_below_the_recovery_point_are_not_read(data: Data) -> No
         await fill(await data.open())
         flip(data.segment(0), 70)
         log = await data.open()
-        assert not data.store.was_closed_cleanly
+        assert not data.store.had_clean_shutdown
         assert log.end_offset == 30
         assert knows_last_five(log)
         assert list(log.epochs) == [(number, 3 * number) for number in range(10)]
@@ -391,7 +400,7 @@ def test_files_beside_the_segments_can_be_damaged(data: Data, clean: bool, suffi
         assert await values_of(log) == values
         for number in range(30):
             assert (await batches_of(log, number))[0].base_offset == number
-            found = await log.offset_for_time(1_000 * number, 30)
+            found = await log.offset_for_timestamp(1_000 * number, 30)
             assert found is not None
             assert found.offset == number
         if suffix != ".snapshot" or not clean:
@@ -399,7 +408,7 @@ def test_files_beside_the_segments_can_be_damaged(data: Data, clean: bool, suffi
         await log.apply_retention(1_000, 30)
         assert log.start_offset == 0
         await append(log, b"more", leader_epoch=50)
-        await made_durable(log)
+        await flush_and_finalize(log)
         await data.store.close()
         assert await values_of(await data.open()) == [*values, b"more"]
 
@@ -501,7 +510,7 @@ def test_a_start_inside_a_segment_survives(data: Data) -> None:
     async def body() -> None:
         log = await data.open()
         values = await fill(log)
-        await log.advance_start(10)
+        await log.advance_start_offset(10)
         log = await data.open()
         assert log.start_offset == 10
         assert await values_of(log) == values[10:]
@@ -513,12 +522,12 @@ def test_a_name_used_again_begins_at_zero_whatever_the_checkpoints_said(data: Da
     async def body() -> None:
         log = await data.open()
         await fill(log)
-        await log.advance_start(10)
+        await log.advance_start_offset(10)
         log = await data.store.open(NAME, OTHER_TOPIC_ID, SMALL)
         assert (log.start_offset, log.end_offset) == (0, 0)
         await append(log, b"new")
-        await made_durable(log)
-        store = FilesStore(OsDisk(), str(data.path), SystemClock())
+        await flush_and_finalize(log)
+        store = FileLogStore(OsDisk(), str(data.path), SystemClock())
         await store.start()
         log = await store.open(NAME, OTHER_TOPIC_ID, SMALL)
         assert (log.start_offset, log.end_offset) == (0, 1)
@@ -555,7 +564,7 @@ def test_segments_roll_by_size_time_and_index(data: Data) -> None:
         far = batch_at(2**31 + 100, [b"far"])
         await log.append([far])
         await append(log, b"further")
-        await made_durable(log)
+        await flush_and_finalize(log)
         assert (await batches_of(log))[-2].to_bytes() == far.to_bytes()
         (data.path / "recovery-point-offset-checkpoint").unlink()
         log = await data.open()

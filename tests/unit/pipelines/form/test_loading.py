@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from moldau.pipelines.definition import Format, OnBad, PipelineError, SinkKind, Watermark
-from moldau.pipelines.form import loading
-from moldau.pipelines.form.loading import load
+from moldau.pipelines.definition import BadRecordPolicy, Format, PipelineError, SinkKind, Watermark
+from moldau.pipelines.spec import loader as loading
+from moldau.pipelines.spec.loader import load
 
 WHOLE = """
 name: revenue
@@ -71,7 +71,7 @@ def test_a_yaml_file_says_all_that_a_pipeline_is(tmp_path: Path) -> None:
         SinkKind.CONSOLE,
     ]
     assert [sink.view for sink in pipeline.sinks] == ["revenue", "revenue", "orders", "revenue"]
-    assert (pipeline.on_bad, pipeline.dead_letter_topic) == (OnBad.DEAD_LETTER, "orders.dead")
+    assert (pipeline.on_bad, pipeline.dead_letter_topic) == (BadRecordPolicy.DEAD_LETTER, "orders.dead")
     assert (pipeline.trigger, pipeline.rate_limit) == ("1 second", 100_000)
     assert pipeline.kafka == {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}
     assert pipeline.spark == {"spark.sql.shuffle.partitions": "2"}

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from moldau.pipelines.definition import PipelineError, SinkKind, Watermark
-from moldau.pipelines.form.loading import load
+from moldau.pipelines.spec.loader import load
 
 FILE = """
 from moldau.pipelines import Pipeline
@@ -63,8 +63,8 @@ def test_a_file_declares_what_it_reads_makes_and_writes(tmp_path: Path) -> None:
         ("orders",),
         Watermark("at", "1 minute"),
     )
-    assert orders.shaping is not None
-    assert (customers.topics, customers.shaping) == (("a", "b"), None)
+    assert orders.transform is not None
+    assert (customers.topics, customers.transform) == (("a", "b"), None)
     assert [view.name for view in pipeline.views] == ["joined", "counted", "_rows_of_out"]
     out, archive, screen = pipeline.sinks
     assert (out.view, out.key, out.mode) == ("_rows_of_out", ("product",), "update")

@@ -7,21 +7,28 @@ import pytest
 
 from moldau.client import Consumer, Producer, TopicPartition
 from moldau.client.record import ConsumerRecord
-from moldau.pipelines.definition import OnBad, Pipeline, PipelineError, Sink, SinkKind, Source
-from moldau.pipelines.records.dead_letters import Redriven, redrive
+from moldau.pipelines.definition import (
+    BadRecordPolicy,
+    PipelineDefinition,
+    PipelineError,
+    Sink,
+    SinkKind,
+    Source,
+)
+from moldau.pipelines.records.redrive import RedriveResult, redrive
 from moldau.testing import Broker
 
 DEAD = "orders.dead"
 
 
-def pipeline(broker: Broker) -> Pipeline:
-    return Pipeline(
+def pipeline(broker: Broker) -> PipelineDefinition:
+    return PipelineDefinition(
         "p",
         (Source("orders", ("orders",)),),
         (),
         (Sink("screen", SinkKind.CONSOLE, view="orders"),),
         bootstrap=broker.bootstrap,
-        on_bad=OnBad.DEAD_LETTER,
+        on_bad=BadRecordPolicy.DEAD_LETTER,
         dead_letter_topic=DEAD,
     )
 
@@ -46,9 +53,9 @@ async def bury(
 
 async def records(broker: Broker, topic: str, partitions: int) -> list[ConsumerRecord]:
     async with Consumer(broker.bootstrap, auto_offset_reset="earliest") as consumer:
-        places = [TopicPartition(topic, each) for each in range(partitions)]
-        consumer.assign(places)
-        ends = await consumer.end_offsets(places)
+        locations = [TopicPartition(topic, each) for each in range(partitions)]
+        consumer.assign(locations)
+        ends = await consumer.end_offsets(locations)
         found: list[ConsumerRecord] = []
         while len(found) < sum(ends.values()):
             found += await consumer.poll(1_000)
@@ -60,7 +67,7 @@ def test_dead_letters_are_where_they_were_with_key_value_time_and_headers() -> N
         async with Broker(topics={"orders": 3, DEAD: 2}) as broker:
             await bury(broker, 2)
             await bury(broker, 1, partition=1)
-            assert await redrive(pipeline(broker)) == Redriven(3, {"orders": 3})
+            assert await redrive(pipeline(broker)) == RedriveResult(3, {"orders": 3})
             back = await records(broker, "orders", 3)
             assert sorted(each.value or b"" for each in back) == [b"v0", b"v0", b"v1"]
             assert {(each.key, each.partition) for each in back} == {(b"k", 1)}
@@ -88,7 +95,7 @@ def test_a_dry_run_sends_and_remembers_nothing() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
             await bury(broker, 3)
-            expected = Redriven(3, {"orders": 3})
+            expected = RedriveResult(3, {"orders": 3})
             assert await redrive(pipeline(broker), dry_run=True) == expected
             assert await records(broker, "orders", 2) == []
             assert await redrive(pipeline(broker)) == expected
@@ -102,7 +109,7 @@ def test_records_that_are_no_dead_letters_are_passed_over_and_counted() -> None:
             async with Producer(broker.bootstrap) as producer:
                 await (await producer.send(DEAD, b"stray"))
             await bury(broker, 1)
-            assert await redrive(pipeline(broker)) == Redriven(1, {"orders": 1}, skipped=1)
+            assert await redrive(pipeline(broker)) == RedriveResult(1, {"orders": 1}, skipped=1)
 
     asyncio.run(run())
 
@@ -114,9 +121,9 @@ def test_pipelines_that_share_a_topic_send_back_their_own_dead_letters_only() ->
             await bury(broker, 1)
             await bury(broker, 1, pipeline="other")
             mine, other = pipeline(broker), replace(pipeline(broker), name="other")
-            assert await redrive(mine, limit=1) == Redriven(1, {"orders": 1}, others=2)
-            assert await redrive(mine) == Redriven(0, others=1)
-            assert await redrive(other) == Redriven(3, {"orders": 3}, others=1)
+            assert await redrive(mine, limit=1) == RedriveResult(1, {"orders": 1}, others=2)
+            assert await redrive(mine) == RedriveResult(0, others=1)
+            assert await redrive(other) == RedriveResult(3, {"orders": 3}, others=1)
 
     asyncio.run(run())
 
@@ -141,7 +148,7 @@ def test_a_missing_dead_letter_topic_is_named() -> None:
 
 
 def test_an_unreachable_cluster_is_named() -> None:
-    one = Pipeline(
+    one = PipelineDefinition(
         "p", (), (), (), bootstrap="127.0.0.1:1", kafka={"request.timeout.ms": "300"}, dead_letter_topic=DEAD
     )
     with pytest.raises(PipelineError, match=r"were not all sent back.*127\.0\.0\.1:1"):

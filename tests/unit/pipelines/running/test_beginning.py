@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from moldau.pipelines.definition import Pipeline, PipelineError
-from moldau.pipelines.running.progress import Progress
-from moldau.pipelines.running.run import Outcome, RunOptions, run
-from moldau.pipelines.running.state_directory import Generation, Generations, StateDirectory
-from moldau.pipelines.running.stopping import Wish
-from support.new_process import as_if_new
+from moldau.pipelines.definition import PipelineDefinition, PipelineError
+from moldau.pipelines.runtime.progress import Progress
+from moldau.pipelines.runtime.run import RunOptions, RunOutcome, run
+from moldau.pipelines.runtime.state_directory import Generation, Generations, StateDirectory
+from moldau.pipelines.runtime.stop_request import StopRequest
+from support.spark_state import clear_spark_state
 
 NOW = "2026-01-31T12:00:00.000Z"
 FIRST = Generations(1, (Generation(1, NOW),))
@@ -39,17 +39,17 @@ def state(tmp_path: Path) -> StateDirectory:
 SPARK: Any = SimpleNamespace(streams=Streams())
 
 
-def replayed(state: StateDirectory, spark: Any = SPARK) -> Outcome:
-    pipeline = Pipeline("revenue", (), (), ())
-    return run(pipeline, state, RunOptions(replay_from="earliest"), Wish(), Nobody(), spark=spark)
+def sink_for_generation(state: StateDirectory, spark: Any = SPARK) -> RunOutcome:
+    pipeline = PipelineDefinition("revenue", (), (), ())
+    return run(pipeline, state, RunOptions(replay_from="earliest"), StopRequest(), Nobody(), spark=spark)
 
 
 def test_a_replay_without_spark_is_no_generation(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    as_if_new(monkeypatch)
-    outcome = replayed(state, spark=None)
+    clear_spark_state(monkeypatch)
+    outcome = sink_for_generation(state, spark=None)
     assert outcome.error is not None
     assert "JAVA_HOME is /nowhere" in outcome.error
     assert state.generations("later") == FIRST
@@ -61,8 +61,8 @@ def test_a_replay_that_cannot_be_planned_is_not_the_one_in_use(
     def plan(*_: object, **__: object) -> list[object]:
         raise PipelineError("there is no column numbr")
 
-    monkeypatch.setattr("moldau.pipelines.planning.building.plan", plan)
-    outcome = replayed(state)
+    monkeypatch.setattr("moldau.pipelines.planner.query_planner.plan", plan)
+    outcome = sink_for_generation(state)
     assert (outcome.name, outcome.error) == ("failed", "there is no column numbr")
     kept = state.generations("later")
     assert (kept.current, [each.number for each in kept.all]) == (1, [1, 2]), "its number is not used again"
@@ -85,8 +85,8 @@ def test_a_replay_whose_queries_do_not_start_is_not_the_one_in_use(
         raise error
 
     planned = [SimpleNamespace(name="out", start=start)]
-    monkeypatch.setattr("moldau.pipelines.planning.building.plan", lambda *_, **__: planned)
-    assert replayed(state).error == told
+    monkeypatch.setattr("moldau.pipelines.planner.query_planner.plan", lambda *_, **__: planned)
+    assert sink_for_generation(state).error == told
     assert current == [2], "who is killed from now on has begun"
     kept = state.generations("later")
     assert (kept.current, [each.number for each in kept.all]) == (1, [1, 2]), "its number is not used again"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from moldau.client import Producer
-from moldau.pipelines.definition import Pipeline
-from moldau.pipelines.running import log_ends
-from moldau.pipelines.running.log_ends import Ends, LogEnds
-from moldau.pipelines.running.progress import Progress
+from moldau.pipelines.definition import PipelineDefinition
+from moldau.pipelines.runtime import end_offsets as log_ends
+from moldau.pipelines.runtime.end_offsets import EndOffsets, EndOffsetTracker
+from moldau.pipelines.runtime.progress import Progress
 from moldau.testing import Broker
 
 BATCH = Progress("out", "", 0, 1, 0.0, 0.0, 1, 0, read={"numbers": {"0": 0, "1": 0}})
@@ -27,34 +27,34 @@ def send(broker: Broker, count: int) -> None:
     asyncio.run(sending())
 
 
-def looked(ends: LogEnds, wanted: Ends) -> Ends | None:
+def looked(ends: EndOffsetTracker, wanted: EndOffsets) -> EndOffsets | None:
     deadline = time.monotonic() + WITHIN_S
-    while (known := ends.look([BATCH])) != wanted and time.monotonic() < deadline:
+    while (known := ends.poll([BATCH])) != wanted and time.monotonic() < deadline:
         time.sleep(0.02)
     return known
 
 
 def test_the_ends_are_those_of_now_and_not_known_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_ends, "EVERY_S", 0.05)
+    monkeypatch.setattr(log_ends, "FETCH_INTERVAL_S", 0.05)
     with Broker(topics={"numbers": 2}) as broker:
-        ends = LogEnds(Pipeline("p", (), (), (), bootstrap=broker.bootstrap))
-        assert ends.look([]) is None, "nothing is asked where nothing is read"
+        ends = EndOffsetTracker(PipelineDefinition("p", (), (), (), bootstrap=broker.bootstrap))
+        assert ends.poll([]) is None, "nothing is asked where nothing is read"
         for sent in (3, 5):
             send(broker, sent - (0 if sent == 3 else 3))
             wanted = {("numbers", "0"): 0, ("numbers", "1"): sent}
             assert looked(ends, wanted) == wanted
-            assert BATCH.behind(wanted) == sent
-    monkeypatch.setattr(log_ends, "OLD_S", 0.2)
-    monkeypatch.setattr(log_ends, "WITHIN_MS", 200)
+            assert BATCH.lag_to(wanted) == sent
+    monkeypatch.setattr(log_ends, "STALE_AFTER_S", 0.2)
+    monkeypatch.setattr(log_ends, "FETCH_TIMEOUT_MS", 200)
     assert looked(ends, {}) == {}
-    assert BATCH.behind({}) is None
+    assert BATCH.lag_to({}) is None
     ends.close()
 
 
 def test_who_reads_what_is_committed_is_told_of_no_more() -> None:
     def level(kafka: dict[str, str], **options: str) -> bool:
         source: Any = SimpleNamespace(options=options)
-        return log_ends._reads_committed(Pipeline("p", (source,), (), (), kafka=kafka))
+        return log_ends._reads_committed(PipelineDefinition("p", (source,), (), (), kafka=kafka))
 
     assert not level({})
     assert level({"isolation.level": "read_committed"})

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from moldau.pipelines.running.progress import (
+from moldau.pipelines.runtime.progress import (
     Progress,
     QueryState,
-    State,
+    QueryStatus,
     from_json,
     lag_of,
-    latest_of,
-    progress_of,
+    latest_progress,
+    parse_progress,
     to_json,
 )
-from moldau.pipelines.running.progress_file import ProgressFile, lines_of
+from moldau.pipelines.runtime.progress_file import ProgressFile, read_lines
 
 
 def source(end: object, latest: object, **others: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ TOLD = {
 
 
 def test_a_batch_is_told_in_a_few_numbers() -> None:
-    assert progress_of("table", TOLD) == Progress(
+    assert parse_progress("table", TOLD) == Progress(
         query="table",
         at="2026-01-31T12:00:00.000Z",
         batch=7,
@@ -70,7 +70,7 @@ def test_a_batch_without_rows_has_a_lag_and_no_rates() -> None:
             )
         ],
     }
-    made = progress_of("q", told)
+    made = parse_progress("q", told)
     assert (made.rows, made.input_rate, made.process_rate, made.batch_ms, made.lag) == (0, 0.0, 0.0, 12, 5)
 
 
@@ -94,45 +94,45 @@ def test_lag_is_what_is_in_the_topics_behind_what_was_read(
 
 
 def test_what_is_behind_now_is_counted_from_where_reading_has_come_to() -> None:
-    batch = progress_of("table", TOLD)
-    assert batch.behind({("orders", "0"): 110, ("orders", "1"): 25, ("others", "0"): 7}) == 105
-    assert batch.behind({("orders", "0"): 4, ("orders", "1"): 20}) == 0
-    assert batch.behind({("orders", "0"): 110}) is None
+    batch = parse_progress("table", TOLD)
+    assert batch.lag_to({("orders", "0"): 110, ("orders", "1"): 25, ("others", "0"): 7}) == 105
+    assert batch.lag_to({("orders", "0"): 4, ("orders", "1"): 20}) == 0
+    assert batch.lag_to({("orders", "0"): 110}) is None
     assert from_json(to_json(batch)) == batch
-    assert progress_of("q", {"sources": [source(None, None)]}).behind({}) is None
+    assert parse_progress("q", {"sources": [source(None, None)]}).lag_to({}) is None
     same = {"sources": [source({"t": {"0": 4}}, None), source({"t": {"0": 9}}, None)]}
-    assert progress_of("join", same).behind({("t", "0"): 9}) == 5
+    assert parse_progress("join", same).lag_to({("t", "0"): 9}) == 5
 
 
 def test_a_query_counts_the_rows_of_its_batches() -> None:
     state = QueryState("table")
-    assert state.state is State.STARTING
-    state = state.after(progress_of("table", TOLD)).after(progress_of("table", TOLD))
+    assert state.state is QueryStatus.STARTING
+    state = state.after(parse_progress("table", TOLD)).after(parse_progress("table", TOLD))
     assert (state.rows, state.late) == (60, 8)
 
 
 def test_progress_is_read_back_and_other_lines_are_left_out() -> None:
-    first, second = progress_of("a", TOLD), progress_of("b", {**TOLD, "batchId": 9})
+    first, second = parse_progress("a", TOLD), parse_progress("b", {**TOLD, "batchId": 9})
     lines = [
         json.dumps({"event": "started"}),
-        to_json(progress_of("a", {**TOLD, "batchId": 6})),
+        to_json(parse_progress("a", {**TOLD, "batchId": 6})),
         to_json(first),
         to_json(second),
         "[1, 2]",
         '{"event": "batch"}',
         to_json(second)[:20],
     ]
-    assert latest_of(lines) == {"a": first, "b": second}
+    assert latest_progress(lines) == {"a": first, "b": second}
     assert from_json(lines[0]) is None
 
 
 def test_batches_of_one_generation_can_be_told_from_those_of_others() -> None:
-    first, second = progress_of("a", TOLD), progress_of("a", {**TOLD, "batchId": 1})
+    first, second = parse_progress("a", TOLD), parse_progress("a", {**TOLD, "batchId": 1})
     begun = [json.dumps({"event": "started", "generation": number}) for number in (1, 2)]
     lines = [begun[0], to_json(first), begun[1], to_json(second)]
-    assert latest_of(lines, 1) == {"a": first}
-    assert latest_of(lines, 2) == {"a": second}
-    assert latest_of(lines[:3], 2) == {}
+    assert latest_progress(lines, 1) == {"a": first}
+    assert latest_progress(lines, 2) == {"a": second}
+    assert latest_progress(lines[:3], 2) == {}
 
 
 def test_a_full_file_begins_anew_and_the_one_before_is_kept(tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_a_full_file_begins_anew_and_the_one_before_is_kept(tmp_path: Path) -> N
         file.append("the last")
     assert all(each.stat().st_size <= 40 for each in path.parent.iterdir())
     assert sorted(each.name for each in path.parent.iterdir()) == ["progress.jsonl", "progress.jsonl.1"]
-    kept = [line.rstrip("\n") for line in lines_of(path)]
+    kept = [line.rstrip("\n") for line in read_lines(path)]
     assert kept[-2:] == ["line 0009", "the last"]
     assert kept == [*sorted(kept[:-1]), "the last"]
 
 
 def test_where_there_is_no_file_there_are_no_lines(tmp_path: Path) -> None:
-    assert list(lines_of(tmp_path / "progress.jsonl")) == []
+    assert list(read_lines(tmp_path / "progress.jsonl")) == []

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.running.process_identity import own_start, process_start
-from moldau.pipelines.running.state_directory import (
+from moldau.pipelines.runtime.process_identity import own_process_start, process_start
+from moldau.pipelines.runtime.state_directory import (
     Generation,
     Generations,
     RunRecord,
     StateDirectory,
-    root,
     state_directories,
+    state_root,
 )
 
 NOW = "2026-01-31T12:00:00.000Z"
@@ -59,7 +59,7 @@ def test_a_second_run_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from moldau.pipelines.running.state_directory import StateDirectory\n"
+        "from moldau.pipelines.runtime.state_directory import StateDirectory\n"
         "with StateDirectory(Path(sys.argv[1])).locked():\n"
         "    print('locked', flush=True)\n    time.sleep(60)\n"
     )
@@ -83,10 +83,10 @@ time.sleep(60)
 DRIVER = f"""
 import os, sys, time
 from pathlib import Path
-from moldau.pipelines.running.state_directory import StateDirectory
+from moldau.pipelines.runtime.state_directory import StateDirectory
 from moldau.spark.launcher import gateway
 with StateDirectory(Path(sys.argv[1])).locked() as locks:
-    java = gateway.start(lambda _: [sys.executable, "-c", {JAVA!r}], "", os.environ, descriptors=locks)
+    java = gateway.start_gateway(lambda _: [sys.executable, "-c", {JAVA!r}], "", os.environ, descriptors=locks)
     print(java.process.pid, flush=True)
     if sys.argv[2] == "killed":
         time.sleep(60)
@@ -107,7 +107,7 @@ def test_the_lock_stays_until_the_java_of_a_killed_run_is_gone(
         driver.wait()
     try:
         assert state.is_locked()
-        monkeypatch.setattr("moldau.pipelines.running.state_directory.LEFT_WITHIN_S", 0.2)
+        monkeypatch.setattr("moldau.pipelines.runtime.state_directory.ORPHAN_TIMEOUT_S", 0.2)
         with pytest.raises(PipelineError, match="is running already"), state.locked():
             pass
     finally:
@@ -191,37 +191,37 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_process_is_known_by_its_start_not_by_its_number_alone() -> None:
-    assert record(pid=os.getpid(), start=own_start()).is_this_process_alive()
-    assert not record(pid=os.getpid(), start="12").is_this_process_alive()
+    assert record(pid=os.getpid(), start=own_process_start()).is_process_alive()
+    assert not record(pid=os.getpid(), start="12").is_process_alive()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         start = process_start(process.pid)
         assert start is not None
-        assert record(pid=process.pid, start=start).is_this_process_alive()
+        assert record(pid=process.pid, start=start).is_process_alive()
         process.kill()
         process.wait()
-        assert not record(pid=process.pid, start=start).is_this_process_alive()
+        assert not record(pid=process.pid, start=start).is_process_alive()
 
 
 def test_a_replay_begins_a_generation_and_the_old_one_can_be_gone_back_to(tmp_path: Path) -> None:
     state = StateDirectory.of(tmp_path, "revenue")
     first = state.generations(NOW)
     assert first == Generations(1, (Generation(1, NOW),))
-    second = first.with_new("earliest", NOW)
+    second = first.with_next("earliest", NOW)
     assert second.get(second.current) == Generation(2, NOW, "earliest")
-    state.write_generations(second.going_back_to(1))
+    state.write_generations(second.with_current(1))
     kept = state.generations("later")
     assert kept == Generations(1, second.all)
-    assert kept.with_new("latest", NOW).current == 3, "a number is used once"
+    assert kept.with_next("latest", NOW).current == 3, "a number is used once"
     with pytest.raises(PipelineError, match="no generation 4 of checkpoints: there is 1, 2"):
-        kept.going_back_to(4)
+        kept.with_current(4)
 
 
 def test_the_state_is_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert root(environment={}) == tmp_path / "moldau-pipelines"
+    assert state_root(environment={}) == tmp_path / "moldau-pipelines"
     (tmp_path / "a").mkdir()
-    assert root(file=Path("a/../x.yaml"), environment={}) == tmp_path / "moldau-pipelines"
-    assert root(file=tmp_path / "a" / "x.yaml", environment={}) == tmp_path / "a" / "moldau-pipelines"
-    assert root(environment={"MOLDAU_PIPELINES": "/elsewhere"}) == Path("/elsewhere")
-    assert root(Path("given"), environment={"MOLDAU_PIPELINES": "/elsewhere"}) == tmp_path / "given"
+    assert state_root(file=Path("a/../x.yaml"), environment={}) == tmp_path / "moldau-pipelines"
+    assert state_root(file=tmp_path / "a" / "x.yaml", environment={}) == tmp_path / "a" / "moldau-pipelines"
+    assert state_root(environment={"MOLDAU_PIPELINES": "/elsewhere"}) == Path("/elsewhere")
+    assert state_root(Path("given"), environment={"MOLDAU_PIPELINES": "/elsewhere"}) == tmp_path / "given"
     assert state_directories(tmp_path / "nowhere") == []

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from moldau.pipelines.running.stopping import SIGNALS, Wish, listening
+from moldau.pipelines.runtime.stop_request import SIGNALS, StopRequest, stop_on_signals
 
 
 def signalled(number: int) -> None:
@@ -17,51 +17,51 @@ def signalled(number: int) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_a_wish_and_a_second_one_does_not_wait(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
-    with listening() as wish:
-        wish.be_patient()
-        assert not wish.wait(0)
+    with stop_on_signals() as stop_request:
+        stop_request.defer_signals()
+        assert not stop_request.wait(0)
         signalled(number)
-        assert wish.wait(5)
-        assert (wish.is_made, wish.number) == (True, number)
+        assert stop_request.wait(5)
+        assert (stop_request.is_requested, stop_request.signal_number) == (True, number)
         with pytest.raises(KeyboardInterrupt):
             signalled(signal.SIGINT)
-        assert wish.number == number
+        assert stop_request.signal_number == number
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
 def test_before_there_is_anything_to_finish_a_signal_ends_at_once() -> None:
-    with listening() as wish:
+    with stop_on_signals() as stop_request:
         with pytest.raises(KeyboardInterrupt):
             signalled(signal.SIGINT)
         with pytest.raises(SystemExit, match="143"):
             signalled(signal.SIGTERM)
         with pytest.raises(SystemExit, match="129"):
             signalled(signal.SIGHUP)
-        assert not wish.is_made, "whoever catches it may go on"
+        assert not stop_request.is_requested, "whoever catches it may go on"
 
 
 def test_a_run_that_shall_outlive_its_terminal_does() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with listening() as wish:
-            wish.be_patient()
+        with stop_on_signals() as stop_request:
+            stop_request.defer_signals()
             signalled(signal.SIGHUP)
-            assert not wish.wait(0)
+            assert not stop_request.wait(0)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_the_handler_that_spark_sets_for_ctrl_c_is_replaced() -> None:
-    with listening() as wish:
+    with stop_on_signals() as stop_request:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        wish.be_patient()
+        stop_request.defer_signals()
         signalled(signal.SIGINT)
-        assert wish.wait(5)
+        assert stop_request.wait(5)
 
 
 def test_a_wish_can_be_made_without_a_signal() -> None:
-    wish = Wish()
-    wish.make()
-    assert wish.wait(0)
-    assert wish.number is None
+    stop_request = StopRequest()
+    stop_request.request()
+    assert stop_request.wait(0)
+    assert stop_request.signal_number is None

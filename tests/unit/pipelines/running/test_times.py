@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.running.times import since, start_at
+from moldau.pipelines.runtime.times import elapsed_text, parse_start_time
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -26,7 +26,7 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
     ],
 )
 def test_a_time_is_understood(given: str, meant: str) -> None:
-    assert start_at(given, NOW) == meant
+    assert parse_start_time(given, NOW) == meant
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_time_is_understood(given: str, meant: str) -> None:
 )
 def test_what_is_no_time_says_why(given: str, why: str) -> None:
     with pytest.raises(PipelineError, match=why):
-        start_at(given, NOW)
+        parse_start_time(given, NOW)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_what_is_no_time_says_why(given: str, why: str) -> None:
     ],
 )
 def test_how_long_ago_is_told_shortly(time: str, told: str) -> None:
-    assert since(time, NOW) == told
+    assert elapsed_text(time, NOW) == told

@@ -7,10 +7,10 @@ from itertools import islice
 
 from moldau.client import Consumer, Producer
 from moldau.client.record import TopicPartition
-from moldau.pipelines.shipped.generating import (
+from moldau.pipelines.templates.generator import (
     JITTER_MS,
     LATE_MS,
-    Made,
+    GeneratedRecord,
     customers,
     orders,
     send,
@@ -67,7 +67,9 @@ def test_records_reach_the_topic_at_once_or_at_a_rate() -> None:
                     enough.set()
 
             sending = asyncio.create_task(
-                send_at_rate(producer, "orders", iter(lambda: Made(b"k", b"v"), None), 1000.0, sent)
+                send_at_rate(
+                    producer, "orders", iter(lambda: GeneratedRecord(b"k", b"v"), None), 1000.0, sent
+                )
             )
             await asyncio.wait_for(enough.wait(), 20)
             sending.cancel()

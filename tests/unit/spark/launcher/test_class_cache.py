@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from moldau.spark.launcher import driver
-from moldau.spark.launcher.class_cache import ClassCache, cache_directory, training_options, wanted
+from moldau.spark.launcher.class_cache import ClassCache, cache_directory, is_enabled, training_options
 from moldau.spark.launcher.java import Java
-from moldau.spark.launcher.spark_home import Spark
+from moldau.spark.launcher.spark_home import SparkHome
 
 Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
-def spark(tmp_path: Path) -> Spark:
+def spark(tmp_path: Path) -> SparkHome:
     jars = tmp_path / "spark" / "jars"
     jars.mkdir(parents=True)
     (jars / "spark-core_2.13-4.3.0.jar").write_text("classes")
     (jars / "slf4j-api-2.0.jar").write_text("classes")
-    return Spark(tmp_path / "spark", tmp_path / "spark" / "conf")
+    return SparkHome(tmp_path / "spark", tmp_path / "spark" / "conf")
 
 
 @pytest.fixture
@@ -39,30 +39,30 @@ def java(tmp_path: Path) -> Java:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, java: Java, spark: Spark) -> ClassCache:
+def cache(tmp_path: Path, java: Java, spark: SparkHome) -> ClassCache:
     made = ClassCache(tmp_path / "cache", java, spark)
     made.directory.mkdir()
     return made
 
 
 def make(cache: ClassCache, content: str = "good") -> bool:
-    with cache.making() as output:
+    with cache.locked_output() as output:
         assert output is not None
         output.write_text(content)
-        return cache.keep(output)
+        return cache.install(output)
 
 
 def test_it_is_ready_once_it_was_made(cache: ClassCache) -> None:
     assert not cache.is_ready()
     assert make(cache)
     assert cache.is_ready()
-    assert f"-XX:AOTCache={cache.path}" in cache.use_options()
+    assert f"-XX:AOTCache={cache.path}" in cache.jvm_options()
 
 
-def test_java_before_25_gets_an_archive_of_class_data(tmp_path: Path, java: Java, spark: Spark) -> None:
+def test_java_before_25_gets_an_archive_of_class_data(tmp_path: Path, java: Java, spark: SparkHome) -> None:
     older = Java(java.home, 21, "21", frozenset(), "JAVA_HOME")
     cache = ClassCache(tmp_path, older, spark)
-    assert f"-XX:SharedArchiveFile={cache.path}" in cache.use_options()
+    assert f"-XX:SharedArchiveFile={cache.path}" in cache.jvm_options()
     assert training_options(older, Path("/out")) == ["-XX:ArchiveClassesAtExit=/out"]
     assert training_options(java, Path("/out")) == ["-XX:AOTCacheOutput=/out"]
 
@@ -85,7 +85,7 @@ def test_one_that_java_cannot_use_is_not_kept(cache: ClassCache) -> None:
 
 
 def test_other_jars_or_another_java_need_another_one_and_the_old_one_goes(
-    cache: ClassCache, tmp_path: Path, java: Java, spark: Spark
+    cache: ClassCache, tmp_path: Path, java: Java, spark: SparkHome
 ) -> None:
     make(cache)
     old = cache.path
@@ -100,7 +100,7 @@ def test_other_jars_or_another_java_need_another_one_and_the_old_one_goes(
 
 
 def test_only_one_makes_it_at_a_time(cache: ClassCache) -> None:
-    with cache.making() as first, cache.making() as second:
+    with cache.locked_output() as first, cache.locked_output() as second:
         assert first is not None
         assert second is None
 
@@ -113,23 +113,23 @@ def test_what_a_killed_maker_left_is_removed(cache: ClassCache) -> None:
 
 
 def test_a_full_disk_is_a_reason_not_to_make_it(cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache.why_not(0) is None
+    assert cache.unavailable_reason(0) is None
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2**40, 2**40 - 2**20, 2**20))
-    assert "has only 1 MB free" in str(cache.why_not(0))
+    assert "has only 1 MB free" in str(cache.unavailable_reason(0))
 
 
 def test_a_directory_that_cannot_be_is_a_reason_not_to_make_it(
-    tmp_path: Path, java: Java, spark: Spark
+    tmp_path: Path, java: Java, spark: SparkHome
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot be used" in str(ClassCache(tmp_path / "file" / "cache", java, spark).why_not(0))
+    assert "cannot be used" in str(ClassCache(tmp_path / "file" / "cache", java, spark).unavailable_reason(0))
 
 
 def test_after_a_failure_it_is_not_tried_again_for_a_day(cache: ClassCache) -> None:
     cache.log.write_text("no")
     now = cache.log.stat().st_mtime
-    assert "failed before" in str(cache.why_not(now + 3600))
-    assert cache.why_not(now + 25 * 3600) is None
+    assert "failed before" in str(cache.unavailable_reason(now + 3600))
+    assert cache.unavailable_reason(now + 25 * 3600) is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_where_it_lies(environ: dict[str, str], directory: str) -> None:
     ],
 )
 def test_who_wants_one(environ: dict[str, str], is_wanted: bool) -> None:
-    assert wanted(environ) is is_wanted
+    assert is_enabled(environ) is is_wanted
 
 
 class Told:
@@ -180,10 +180,10 @@ def test_it_is_made_at_the_first_start_with_a_line_and_used_from_then_on(
         output.write_text("good")
         return True
 
-    monkeypatch.setattr(driver, "_train", train)
+    monkeypatch.setattr(driver, "_train_class_cache", train)
     told = Told()
     options = driver.class_cache_options(in_cache.java, in_cache.spark, say=told)
-    assert options == in_cache.use_options()
+    assert options == in_cache.jvm_options()
     assert told.text.startswith("Preparing Spark to start quickly: once")
     assert told.text.endswith("done in 0 s.\n")
 
@@ -197,7 +197,7 @@ def test_ctrl_c_skips_it(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) 
         output.write_text("good")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver, "_train", train)
+    monkeypatch.setattr(driver, "_train_class_cache", train)
     told = Told()
     assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
     assert told.text.endswith("skipped.\n")
@@ -207,7 +207,7 @@ def test_ctrl_c_skips_it(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) 
 def test_a_training_that_fails_is_told_and_no_reason_to_fail(
     in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_train", lambda cache, output: False)
+    monkeypatch.setattr(driver, "_train_class_cache", lambda cache, output: False)
     told = Told()
     assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
     assert "going on without" in told.text
@@ -219,7 +219,7 @@ def test_a_disk_that_fills_up_meanwhile_is_no_reason_to_fail(
     def train(cache: ClassCache, output: Path) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(driver, "_train", train)
+    monkeypatch.setattr(driver, "_train_class_cache", train)
     told = Told()
     assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
     assert "No space left on device" in told.text

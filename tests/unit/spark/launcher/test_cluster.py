@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from moldau.spark.launcher.cluster import explained, reach
+from moldau.spark.launcher.cluster_checks import executor_error_text, reach_master
+from moldau.spark.launcher.code_archive import build_code_archive, write_code_archive
 from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.gateway import parse_connection
-from moldau.spark.launcher.masters import parse_master
-from moldau.spark.launcher.shipping import pack, packed
-from moldau.spark.launcher.spark_home import Spark
+from moldau.spark.launcher.master_url import parse_master
+from moldau.spark.launcher.spark_home import SparkHome
 from moldau.spark.launcher.standalone import (
     MasterOptions,
     WorkerOptions,
-    environment,
     master_arguments,
     worker_arguments,
+    worker_environment,
 )
 
 
@@ -31,20 +31,20 @@ def closed_port() -> int:
 def test_a_master_that_listens_tells_by_which_address_we_reach_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert reach(parse_master(f"spark://127.0.0.1:{port}"), 5) == "127.0.0.1"
+        assert reach_master(parse_master(f"spark://127.0.0.1:{port}"), 5) == "127.0.0.1"
 
 
 def test_of_several_masters_one_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         url = f"spark://127.0.0.1:{closed_port()},127.0.0.1:{port}"
-        assert reach(parse_master(url), 5) == "127.0.0.1"
+        assert reach_master(parse_master(url), 5) == "127.0.0.1"
 
 
 def test_a_master_where_nobody_listens_is_named_with_what_to_check() -> None:
     url = f"spark://127.0.0.1:{closed_port()}"
     with pytest.raises(LaunchError) as raised:
-        reach(parse_master(url), 0.3)
+        reach_master(parse_master(url), 0.3)
     assert url in str(raised.value)
     assert "nobody listens there" in str(raised.value)
     assert "moldau spark master" in str(raised.value)
@@ -52,7 +52,7 @@ def test_a_master_where_nobody_listens_is_named_with_what_to_check() -> None:
 
 def test_a_master_whose_name_is_unknown_is_named() -> None:
     with pytest.raises(LaunchError, match=r"the name no-such-host\.invalid is not known"):
-        reach(parse_master("spark://no-such-host.invalid:7077"), 0.3)
+        reach_master(parse_master("spark://no-such-host.invalid:7077"), 0.3)
 
 
 def test_executors_with_another_python_are_told_apart() -> None:
@@ -60,7 +60,7 @@ def test_executors_with_another_python_are_told_apart() -> None:
         "Job aborted … PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 "
         "than that in driver: 3.11, PySpark cannot run with different minor versions."
     )
-    told = explained(failure, "python3")
+    told = executor_error_text(failure, "python3")
     assert "Executors run Python 3.12 and this driver 3.11" in told
     assert "PYSPARK_PYTHON" in told
 
@@ -69,17 +69,17 @@ def test_executors_without_that_python_are_told() -> None:
     failure = (
         'java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory'
     )
-    assert explained(failure, "/opt/py/bin/python").startswith(
+    assert executor_error_text(failure, "/opt/py/bin/python").startswith(
         "Executors have no program /opt/py/bin/python."
     )
 
 
 def test_any_other_failure_of_executors_is_told_by_its_cause() -> None:
     failure = "An error occurred\n\tat somewhere\nModuleNotFoundError: No module named 'x'\n\tat elsewhere"
-    assert explained(failure, "p").endswith(
+    assert executor_error_text(failure, "p").endswith(
         "cannot run Python tasks: ModuleNotFoundError: No module named 'x'"
     )
-    assert explained("nothing known", "p").endswith("nothing known")
+    assert executor_error_text("nothing known", "p").endswith("nothing known")
 
 
 def test_the_port_and_secret_of_the_gateway() -> None:
@@ -87,7 +87,7 @@ def test_the_port_and_secret_of_the_gateway() -> None:
 
 
 def test_the_code_is_imported_from_its_zip_and_nowhere_else() -> None:
-    path = packed()
+    path = build_code_archive()
     names = zipfile.ZipFile(path).namelist()
     assert "moldau/spark/launcher/log4j2.properties" in names
     assert "pyspark_moldau/__init__.py" in names
@@ -107,7 +107,7 @@ def test_packing_keeps_the_places_of_files(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("")
     (package / "inner" / "data.yaml").write_text("a: 1")
     (package / "inner" / "__pycache__" / "x.pyc").write_text("")
-    pack([package], tmp_path / "out.zip")
+    write_code_archive([package], tmp_path / "out.zip")
     assert sorted(zipfile.ZipFile(tmp_path / "out.zip").namelist()) == [
         "one/__init__.py",
         "one/inner/data.yaml",
@@ -134,5 +134,5 @@ def test_the_arguments_of_masters_and_workers(tmp_path: Path) -> None:
 def test_workers_know_the_scala_of_their_spark(tmp_path: Path) -> None:
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.13-4.3.0.jar").write_text("")
-    found = environment(Spark(tmp_path, tmp_path / "conf"))
+    found = worker_environment(SparkHome(tmp_path, tmp_path / "conf"))
     assert found == {"SPARK_HOME": str(tmp_path), "SPARK_SCALA_VERSION": "2.13"}

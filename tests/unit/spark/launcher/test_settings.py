@@ -4,19 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from moldau.spark.launcher.command import (
-    brought_by_sessions,
-    gateway_command,
-    module_options,
-    needed_at_start,
-    properties_text,
-    python_files,
-)
 from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.java import Java
-from moldau.spark.launcher.masters import Kind, parse_master
-from moldau.spark.launcher.settings import choose, parse_defaults, parse_seconds, settings_for
-from moldau.spark.launcher.spark_home import Spark, find_spark
+from moldau.spark.launcher.java_command import (
+    gateway_command,
+    module_options,
+    properties_text,
+    python_files,
+    session_settings,
+    submit_settings,
+)
+from moldau.spark.launcher.master_url import MasterKind, parse_master
+from moldau.spark.launcher.spark_home import SparkHome, find_spark
+from moldau.spark.launcher.spark_settings import (
+    default_settings,
+    parse_defaults,
+    parse_seconds,
+    resolve_settings,
+)
 
 JAVA = Java(Path("/java"), 25, "25", frozenset(), "JAVA_HOME")
 RAW = "spark.hadoop.fs.file.impl"
@@ -25,18 +30,18 @@ RAW = "spark.hadoop.fs.file.impl"
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
-        ("local", Kind.LOCAL),
-        ("local[4]", Kind.LOCAL),
-        ("local[*]", Kind.LOCAL),
-        ("local[2, 3]", Kind.LOCAL),
-        ("local-cluster[2,1,1024]", Kind.OTHER),
-        ("spark://host:7077", Kind.STANDALONE),
-        ("yarn", Kind.OTHER),
-        ("k8s://https://host:6443", Kind.OTHER),
-        ("sc://host:15002", Kind.CONNECT),
+        ("local", MasterKind.LOCAL),
+        ("local[4]", MasterKind.LOCAL),
+        ("local[*]", MasterKind.LOCAL),
+        ("local[2, 3]", MasterKind.LOCAL),
+        ("local-cluster[2,1,1024]", MasterKind.OTHER),
+        ("spark://host:7077", MasterKind.STANDALONE),
+        ("yarn", MasterKind.OTHER),
+        ("k8s://https://host:6443", MasterKind.OTHER),
+        ("sc://host:15002", MasterKind.CONNECT),
     ],
 )
-def test_kinds_of_masters(url: str, kind: Kind) -> None:
+def test_kinds_of_masters(url: str, kind: MasterKind) -> None:
     assert parse_master(url).kind is kind
 
 
@@ -68,7 +73,7 @@ def chosen(
     defaults: dict[str, str] | None = None,
     environ: dict[str, str] | None = None,
 ) -> dict[str, str]:
-    _, settings = choose(
+    _, settings = resolve_settings(
         app, master, given or {}, submitted=submitted or {}, defaults=defaults or {}, environ=environ or {}
     )
     return settings
@@ -100,7 +105,7 @@ def test_the_name_of_the_code_wins_and_there_is_always_one() -> None:
 
 
 def test_what_is_only_right_on_one_machine_stays_there() -> None:
-    local, cluster = settings_for(parse_master("local[2]")), settings_for(parse_master("spark://h:1"))
+    local, cluster = default_settings(parse_master("local[2]")), default_settings(parse_master("spark://h:1"))
     assert RAW in local
     assert local["spark.driver.host"] == "127.0.0.1"
     assert RAW not in cluster
@@ -110,13 +115,13 @@ def test_what_is_only_right_on_one_machine_stays_there() -> None:
 
 @pytest.mark.parametrize(("url", "partitions"), [("local", "2"), ("local[4]", "4"), ("local[64]", "8")])
 def test_shuffle_partitions_follow_the_threads_within_limits(url: str, partitions: str) -> None:
-    assert settings_for(parse_master(url))["spark.sql.shuffle.partitions"] == partitions
+    assert default_settings(parse_master(url))["spark.sql.shuffle.partitions"] == partitions
 
 
 def test_sockets_are_not_used_where_their_path_would_be_too_long() -> None:
     name, master = "spark.python.unix.domain.socket.enabled", parse_master("local")
-    assert settings_for(master, temporary="/tmp")[name] == "true"
-    assert name not in settings_for(master, temporary="/tmp/" + "x" * 60)
+    assert default_settings(master, temporary="/tmp")[name] == "true"
+    assert name not in default_settings(master, temporary="/tmp/" + "x" * 60)
 
 
 def test_the_file_of_defaults() -> None:
@@ -149,7 +154,7 @@ def test_the_command_line_has_what_must_be_known_when_java_starts() -> None:
         "spark.driver.extraClassPath": "/extra/*",
         "spark.sql.password": "secret",
     }
-    spark = Spark(Path("/spark"), Path("/settings"))
+    spark = SparkHome(Path("/spark"), Path("/settings"))
     command = gateway_command(JAVA, spark, settings, Path("/tmp/p"), options=["-XX:AOTCache=c"])
     before = command[: command.index("org.apache.spark.deploy.SparkSubmit")]
     assert command[0] == "/java/bin/java"
@@ -174,8 +179,8 @@ def test_settings_are_either_of_the_start_or_brought_by_sessions() -> None:
         "spark.sql.x": "1",
         "spark.submit.pyFiles": "a.zip, b.py",
     }
-    assert set(needed_at_start(settings)) == {"spark.master", "spark.jars.packages", "spark.driver.memory"}
-    assert set(brought_by_sessions(settings)) == {"spark.master", "spark.sql.x"}
+    assert set(submit_settings(settings)) == {"spark.master", "spark.jars.packages", "spark.driver.memory"}
+    assert set(session_settings(settings)) == {"spark.master", "spark.sql.x"}
     assert python_files(settings) == ["a.zip", "b.py"]
     assert python_files({}) == []
 
@@ -195,4 +200,4 @@ def test_a_spark_home_is_used_with_its_settings(tmp_path: Path) -> None:
     (tmp_path / "jars").mkdir()
     assert find_spark({"SPARK_HOME": str(tmp_path)}).settings == tmp_path / "conf"
     found = find_spark({"SPARK_HOME": str(tmp_path), "SPARK_CONF_DIR": "/etc/spark"})
-    assert found == Spark(tmp_path, Path("/etc/spark"))
+    assert found == SparkHome(tmp_path, Path("/etc/spark"))

@@ -20,10 +20,11 @@ from pyspark.sql.types import (
 )
 
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink import topic_rows, writer
-from moldau.spark.sink.columns import Columns, columns_of
-from moldau.spark.sink.task import Task
-from moldau.spark.sink.writer import TopicRows
+from moldau.spark.sink import batch_writer as writer
+from moldau.spark.sink import task_writer as topic_rows
+from moldau.spark.sink.batch_writer import TopicRowWriter
+from moldau.spark.sink.columns import SinkColumns, sink_columns
+from moldau.spark.sink.spark_task import SparkTask
 
 STRING, BINARY, INT, BIGINT, TIMESTAMP = (
     StringType(),
@@ -41,13 +42,13 @@ def struct(**fields: DataType) -> StructType:
 HEADERS = ArrayType(struct(key=STRING, value=BINARY))
 
 
-def columns(*, has_topic: bool = True, includes_headers: bool = True, **fields: Any) -> Columns:
-    return columns_of(struct(**fields), has_topic=has_topic, includes_headers=includes_headers)
+def columns(*, has_topic: bool = True, includes_headers: bool = True, **fields: Any) -> SinkColumns:
+    return sink_columns(struct(**fields), has_topic=has_topic, includes_headers=includes_headers)
 
 
 def test_a_value_is_enough_where_an_option_says_the_topic() -> None:
-    assert columns(value=STRING) == Columns(value=0)
-    assert columns(value=BINARY) == Columns(value=0)
+    assert columns(value=STRING) == SinkColumns(value=0)
+    assert columns(value=BINARY) == SinkColumns(value=0)
 
 
 def test_all_columns_are_found_at_their_places() -> None:
@@ -60,7 +61,7 @@ def test_all_columns_are_found_at_their_places() -> None:
         value=BINARY,
         has_topic=False,
     )
-    assert found == Columns(value=5, key=3, headers=2, topic=1, partition=4, timestamp=0)
+    assert found == SinkColumns(value=5, key=3, headers=2, topic=1, partition=4, timestamp=0)
 
 
 def test_the_topic_of_the_option_goes_before_the_column() -> None:
@@ -86,25 +87,25 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
         "timestamp": TIMESTAMP,
         "timestampType": INT,
     }
-    assert columns(has_topic=False, **read) == Columns(value=1, key=0, topic=2, partition=3, timestamp=5)
+    assert columns(has_topic=False, **read) == SinkColumns(value=1, key=0, topic=2, partition=3, timestamp=5)
 
 
 def test_columns_that_no_record_has_are_ignored_and_known() -> None:
     """As Spark's own connector ignores them."""
     found = columns(id=BIGINT, value=STRING, Key=INT)
-    assert found == Columns(value=1, ignored=("id", "Key"))
+    assert found == SinkColumns(value=1, ignored=("id", "Key"))
 
 
 def test_a_query_is_warned_once_of_columns_that_are_not_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = TopicRows(
+    rows = TopicRowWriter(
         {"kafka.bootstrap.servers": "localhost:1", "topic": "t"}, struct(id=BIGINT, value=STRING, price=INT)
     )
     monkeypatch.setattr(topic_rows, "write_rows", lambda *_: {})
     for batch_id, partition_id, attempt in itertools.product((0, 1), repeat=3):
-        task = Task("query", batch_id, partition_id, attempt)
-        monkeypatch.setattr(writer, "of_this_task", lambda _, task=task: task)
+        task = SparkTask("query", batch_id, partition_id, attempt)
+        monkeypatch.setattr(writer, "current_task", lambda _, task=task: task)
         assert rows.write(iter([])).task == task
     assert caplog.messages == ["a record has no columns id, price: they are not written"]
 
@@ -126,7 +127,7 @@ def test_a_query_is_warned_once_of_columns_that_are_not_written(
 )
 def test_what_cannot_become_a_record_is_named_with_the_way_out(name: str, kind: DataType, told: str) -> None:
     with pytest.raises(SparkSourceError, match=told):
-        columns_of(struct(**{"value": STRING, name: kind}), has_topic=True, includes_headers=True)
+        sink_columns(struct(**{"value": STRING, name: kind}), has_topic=True, includes_headers=True)
 
 
 def test_a_value_is_needed() -> None:
@@ -139,7 +140,7 @@ def test_a_value_is_needed() -> None:
 def test_a_column_that_is_there_twice_is_named() -> None:
     twice = StructType([StructField("value", STRING), StructField("value", STRING)])
     with pytest.raises(SparkSourceError, match="the column 'value' is there twice: drop one"):
-        columns_of(twice, has_topic=True, includes_headers=True)
+        sink_columns(twice, has_topic=True, includes_headers=True)
 
 
 def test_rows_must_say_where_they_go() -> None:

@@ -17,8 +17,13 @@ from deltalake.transaction import create_table_with_add_actions
 
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.sink import delta_commits
-from moldau.spark.sink.delta_commits import Lost, commit_files, properties, remove_uncommitted
-from moldau.spark.sink.delta_files import TableFiles, WrittenFile, by_partition
+from moldau.spark.sink.delta_commits import (
+    CommitConflictError,
+    batch_commit_properties,
+    commit_files,
+    remove_uncommitted,
+)
+from moldau.spark.sink.delta_files import TableFiles, WrittenFile, split_by_partition
 from moldau.spark.sink.delta_options import locate
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("place", pa.string())])
@@ -71,7 +76,7 @@ def test_nothing_written_is_no_file(tmp_path: Path) -> None:
 
 def test_rows_of_a_partition_keep_their_order_and_lose_its_columns() -> None:
     batch = pa.record_batch({"a": [1, 1, 2, 1], "b": ["x", "", "x", "x"], "v": [0, 1, 2, 3]})
-    split = {values: some.to_pydict() for values, some in by_partition(batch, ("a", "b"))}
+    split = {values: some.to_pydict() for values, some in split_by_partition(batch, ("a", "b"))}
     assert split == {("1", "x"): {"v": [0, 3]}, ("1", None): {"v": [1]}, ("2", "x"): {"v": [2]}}
 
 
@@ -109,15 +114,15 @@ def test_memory_is_bounded_whatever_the_partitions(tmp_path: Path) -> None:
         ("place",),
         files_open_max=3,
         row_group_bytes=2_000,
-        waiting_bytes_max=4_000,
+        buffered_bytes_max=4_000,
         file_bytes_max=5_000,
     )
     for batch in batches:
         files.write(batch)
         assert len(files._open) <= 3
-        assert files._waiting_bytes <= 4_000
+        assert files._buffered_bytes <= 4_000
     written = files.finish()
-    assert files._waiting_bytes == 0
+    assert files._buffered_bytes == 0
     assert len(written) > 10
     assert commit(tmp_path, written, by=("place",))
     assert [row["id"] for row in table_rows(tmp_path)] == list(range(4000))
@@ -373,7 +378,7 @@ def test_a_commit_that_lands_after_it_was_given_up_keeps_its_files(
 
     def late(*given: Any) -> None:
         really(*given)
-        raise Lost("no answer")
+        raise CommitConflictError("no answer")
 
     monkeypatch.setattr(delta_commits, step, late)
     files = write(tmp_path, rows([2]))
@@ -452,8 +457,8 @@ def test_nested_columns_may_be_such_that_have_no_nulls(tmp_path: Path) -> None:
 
 def test_a_commit_that_makes_the_table_is_not_tried_again_by_the_library() -> None:
     """Its second try goes over the table that another writer made meanwhile, with the batch that it has already."""
-    assert properties("app", 0, makes_table=True).max_commit_retries == 0
-    assert properties("app", 0).max_commit_retries is None
+    assert batch_commit_properties("app", 0, creates_table=True).max_commit_retries == 0
+    assert batch_commit_properties("app", 0).max_commit_retries is None
 
 
 def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:

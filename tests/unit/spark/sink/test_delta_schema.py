@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from moldau.spark.errors import OptionError, SparkSourceError
-from moldau.spark.sink.delta_options import Location, locate, parse_delta
-from moldau.spark.sink.delta_schema import check_frame, check_table, nullable, type_text
+from moldau.spark.sink.delta_options import Location, locate, parse_delta_options
+from moldau.spark.sink.delta_schema import as_nullable, check_row_schema, check_rows_fit_table, type_text
 
 
 def struct(**types: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def array(kind: Any, contains_null: bool = True) -> dict[str, Any]:
 
 
 def test_options_count_in_any_case() -> None:
-    found = parse_delta(
+    found = parse_delta_options(
         {
             "PATH": "/t",
             "partitionby": "a, b",
@@ -79,7 +79,7 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
 )
 def test_options_that_make_no_sense_are_named(given: dict[str, str], is_streaming: bool, told: str) -> None:
     with pytest.raises(OptionError, match=told):
-        parse_delta(given, is_streaming=is_streaming)
+        parse_delta_options(given, is_streaming=is_streaming)
 
 
 # Columns of rows
@@ -105,7 +105,7 @@ def test_rows_that_no_table_can_hold_are_refused(
     types: dict[str, Any], partition_by: tuple[str, ...], told: str
 ) -> None:
     with pytest.raises(SparkSourceError, match=told):
-        check_frame(struct(**types), partition_by)
+        check_row_schema(struct(**types), partition_by)
 
 
 def test_all_of_deltas_types_are_taken() -> None:
@@ -117,15 +117,15 @@ def test_all_of_deltas_types_are_taken() -> None:
         "valueType": array(struct(x="long")),
         "valueContainsNull": True,
     }
-    check_frame(struct(**types), ("c0",))
+    check_row_schema(struct(**types), ("c0",))
 
 
 def test_a_new_table_may_have_nulls_everywhere_and_forgets_what_spark_noted() -> None:
     inner = struct(x="long")
-    inner["fields"][0].update(nullable=False, metadata={"comment": "no"})
+    inner["fields"][0].update(as_nullable=False, metadata={"comment": "no"})
     schema = struct(a=array(inner, contains_null=False))
     schema["fields"][0]["nullable"] = False
-    assert nullable(schema) == struct(a=array(struct(x="long")))
+    assert as_nullable(schema) == struct(a=array(struct(x="long")))
 
 
 def test_types_are_shown_as_sql_writes_them() -> None:
@@ -143,7 +143,7 @@ def check(
     table_by: tuple[str, ...] = (),
     configuration: dict[str, str] | None = None,
 ) -> None:
-    check_table(rows, by, table, table_by, configuration or {}, "/t")
+    check_rows_fit_table(rows, by, table, table_by, configuration or {}, "/t")
 
 
 def test_rows_fit_that_have_the_same_columns_in_any_order_or_fewer() -> None:

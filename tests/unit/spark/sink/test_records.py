@@ -10,33 +10,43 @@ import pytest
 
 from moldau.client.producer.partitioner import partition_of_key
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink.columns import Columns
-from moldau.spark.sink.records import RECORD_OVERHEAD, Placing, Rows, by_topic, check_sizes, gathered, rows_of
+from moldau.spark.sink.columns import SinkColumns
+from moldau.spark.sink.records import (
+    RECORD_OVERHEAD,
+    RecordColumns,
+    RowPartitioner,
+    check_sizes,
+    merge_batches,
+    record_columns,
+    split_by_topic,
+)
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NOW_MS = 1_700_000_000_123
 
 
-def rows(columns: dict[str, Any]) -> Rows:
+def rows(columns: dict[str, Any]) -> RecordColumns:
     names = list(columns)
     table = pa.table(columns)
     places: dict[str, Any] = {name: names.index(name) for name in names}
-    return rows_of(table, Columns(**places), NOW_MS)
+    return record_columns(table, SinkColumns(**places), NOW_MS)
 
 
-def place(given: Rows, count: int = 4, batch_bytes: int = 1000, turn: int = 0) -> Any:
-    return Placing(turn).partitions(given, "t", count, range(count), batch_bytes).tolist()
+def place(given: RecordColumns, count: int = 4, batch_bytes: int = 1000, turn: int = 0) -> Any:
+    return RowPartitioner(turn).partitions(given, "t", count, range(count), batch_bytes).tolist()
 
 
 def test_rows_are_split_by_topic_and_keep_their_order() -> None:
     table = pa.table({"topic": ["a", "b", "a", "b"], "value": ["1", "2", "3", "4"]})
-    split = {name: some["value"].to_pylist() for name, some in by_topic(table, Columns(1, topic=0), None)}
+    split = {
+        name: some["value"].to_pylist() for name, some in split_by_topic(table, SinkColumns(1, topic=0), None)
+    }
     assert split == {"a": ["1", "3"], "b": ["2", "4"]}
 
 
 def test_the_option_takes_all_rows_as_they_are() -> None:
     table = pa.table({"value": ["1", "2"]})
-    assert list(by_topic(table, Columns(0), "t")) == [("t", table)]
+    assert list(split_by_topic(table, SinkColumns(0), "t")) == [("t", table)]
 
 
 def test_rows_without_a_topic_are_counted() -> None:
@@ -44,19 +54,19 @@ def test_rows_without_a_topic_are_counted() -> None:
     with pytest.raises(
         SparkSourceError, match=r"2 of 3 rows have no topic .* fill it, filter them out, or set"
     ):
-        list(by_topic(table, Columns(1, topic=0), None))
+        list(split_by_topic(table, SinkColumns(1, topic=0), None))
 
 
 def test_a_topic_that_is_no_name_is_shown() -> None:
     table = pa.table({"topic": ["a b"], "value": ["1"]})
     with pytest.raises(SparkSourceError, match=r"the column `topic`: 'a b' is no topic's name"):
-        list(by_topic(table, Columns(1, topic=0), None))
+        list(split_by_topic(table, SinkColumns(1, topic=0), None))
 
 
 def test_few_rows_wait_for_more_and_none_is_lost_or_out_of_order() -> None:
     batches = [pa.record_batch({"value": [f"{number}{each}" for each in range(3)]}) for number in range(7)]
     empty = batches[0].slice(0, 0)
-    tables = list(gathered([empty, *batches, empty], batches[0].nbytes * 3))
+    tables = list(merge_batches([empty, *batches, empty], batches[0].nbytes * 3))
     assert [table.num_rows for table in tables] == [9, 9, 3]
     values = [value for table in tables for value in table["value"].to_pylist()]
     assert values == [value for batch in batches for value in batch["value"].to_pylist()]
@@ -91,16 +101,16 @@ def test_rows_without_a_key_fill_a_batch_and_move_on_to_the_next_partition() -> 
 
 
 def test_the_next_rows_without_a_key_begin_with_another_partition() -> None:
-    placing, given = Placing(0), rows({"value": ["x"] * 3})
+    placing, given = RowPartitioner(0), rows({"value": ["x"] * 3})
     several = [placing.partitions(given, "t", 4, range(4), 1000).tolist() for _ in range(5)]
     assert several == [[each] * 3 for each in (0, 1, 2, 3, 0)]
 
 
 def test_rows_without_a_key_avoid_partitions_without_a_leader() -> None:
     given = rows({"value": ["x" * (100 - RECORD_OVERHEAD)] * 20})
-    placed = Placing(0).partitions(given, "t", 4, [1, 3], 100)
+    placed = RowPartitioner(0).partitions(given, "t", 4, [1, 3], 100)
     assert Counter(placed.tolist()) == {1: 10, 3: 10}
-    assert set(Placing(0).partitions(given, "t", 4, [], 100).tolist()) == {0, 1, 2, 3}
+    assert set(RowPartitioner(0).partitions(given, "t", 4, [], 100).tolist()) == {0, 1, 2, 3}
 
 
 def test_rows_with_and_without_a_key_go_their_ways() -> None:

@@ -14,12 +14,12 @@ from moldau.client.admin.cluster import ConfigResource
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.columnar.encode import to_sections
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.portal import Portal, portal
-from moldau.spark.sink import sending as sending_module
-from moldau.spark.sink.columns import Columns
-from moldau.spark.sink.options import TopicOptions, parse_topic_options
-from moldau.spark.sink.sending import Sending
-from moldau.spark.sink.topic_rows import write_rows
+from moldau.spark.loop_thread import EventLoopThread, event_loop_thread
+from moldau.spark.sink import section_sender as sending_module
+from moldau.spark.sink.columns import SinkColumns
+from moldau.spark.sink.options import TopicSinkOptions, parse_topic_options
+from moldau.spark.sink.section_sender import SectionSender
+from moldau.spark.sink.task_writer import write_rows
 from moldau.testing import Broker
 from support.log_reader import all_records
 from support.log_writer import LogWriter
@@ -35,10 +35,10 @@ def broker() -> Iterator[Broker]:
         for (opened, _), producer in list(sending_module._producers.items()):
             opened.run(producer.abort())
         sending_module._producers.clear()
-        portal().close()
+        event_loop_thread().close()
 
 
-def options(broker: Broker, **settings: str) -> TopicOptions:
+def options(broker: Broker, **settings: str) -> TopicSinkOptions:
     named = {f"kafka.{name.replace('_', '.')}": value for name, value in settings.items() if name != "topic"}
     topic = {"topic": settings["topic"]} if "topic" in settings else {}
     return parse_topic_options({"kafka.bootstrap.servers": broker.bootstrap, **named, **topic})
@@ -51,7 +51,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 def test_records_are_there_when_the_task_is_done(broker: Broker) -> None:
     headers = pa.array([[{"key": "h", "value": b"1"}], []], HEADERS)
     rows = batch(key=["k1", None], value=[b"v1", None], headers=headers, topic=["other", "other"])
-    columns = Columns(1, key=0, headers=2, topic=3)
+    columns = SinkColumns(1, key=0, headers=2, topic=3)
     counts = write_rows(iter([rows]), options(broker), columns)
     found = all_records(broker.bootstrap, "other")
     assert sorted((each.key or b"", each.value, tuple(each.headers)) for each in found) == [
@@ -69,38 +69,41 @@ def test_order_is_kept_within_a_partition_over_many_small_batches(broker: Broker
     write_rows(
         iter(rows),
         options(broker, topic="one", batch_size="300", buffer_memory="2000", compression_type=compression),
-        Columns(0),
+        SinkColumns(0),
     )
     values = [each.value for each in all_records(broker.bootstrap, "one")[before:]]
     assert values == [value for each in rows for value in each["value"].to_pylist()]
 
 
 def test_rows_are_written_without_rows_too(broker: Broker) -> None:
-    assert write_rows(iter([]), options(broker, topic="one"), Columns(0)) == {}
+    assert write_rows(iter([]), options(broker, topic="one"), SinkColumns(0)) == {}
 
 
 def test_a_producer_is_kept_for_the_next_task(broker: Broker) -> None:
     given = options(broker, topic="one")
     for _ in range(2):
-        write_rows(iter([batch(value=["x"])]), given, Columns(0))
-    first, second = Sending(portal(), given), Sending(portal(), given)
+        write_rows(iter([batch(value=["x"])]), given, SinkColumns(0))
+    first, second = SectionSender(event_loop_thread(), given), SectionSender(event_loop_thread(), given)
     assert first._producer is second._producer
-    assert Sending(portal(), options(broker, topic="one", acks="1"))._producer is not first._producer
+    assert (
+        SectionSender(event_loop_thread(), options(broker, topic="one", acks="1"))._producer
+        is not first._producer
+    )
 
 
 def test_what_is_under_way_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
-    send = Sending.send
+    send = SectionSender.send
 
-    def watched(self: Sending, topic: str, partition: int, section: Any) -> None:
+    def watched(self: SectionSender, topic: str, partition: int, section: Any) -> None:
         nonlocal most
         send(self, topic, partition, section)
-        most = max(most, self._under_way_bytes)
+        most = max(most, self._in_flight_bytes)
 
-    monkeypatch.setattr(Sending, "send", watched)
+    monkeypatch.setattr(SectionSender, "send", watched)
     rows = [batch(value=[b"x" * 1000] * 100) for _ in range(20)]
     write_rows(
-        iter(rows), options(broker, topic="four", batch_size="5000", buffer_memory="20000"), Columns(0)
+        iter(rows), options(broker, topic="four", batch_size="5000", buffer_memory="20000"), SinkColumns(0)
     )
     assert 5000 < most <= 20_000
 
@@ -109,19 +112,19 @@ def test_rows_are_encoded_while_others_are_sent(broker: Broker, monkeypatch: pyt
     """The rows that come last are asked for before the first are on their way."""
     asked = threading.Event()
     was_asked_first: list[bool] = []
-    deliver = Sending._deliver
+    deliver = SectionSender._deliver
 
     def rows() -> Iterator[pa.RecordBatch]:
         yield batch(value=[b"x" * 1000] * 6000)
         asked.set()
         yield batch(value=[b"last"])
 
-    async def late(self: Sending, topic: str, partition: int, section: Any) -> None:
+    async def late(self: SectionSender, topic: str, partition: int, section: Any) -> None:
         was_asked_first.append(await asyncio.to_thread(asked.wait, 10))
         await deliver(self, topic, partition, section)
 
-    monkeypatch.setattr(Sending, "_deliver", late)
-    write_rows(rows(), options(broker, topic="one"), Columns(0))
+    monkeypatch.setattr(SectionSender, "_deliver", late)
+    write_rows(rows(), options(broker, topic="one"), SinkColumns(0))
     assert len(was_asked_first) > 1
     assert all(was_asked_first)
 
@@ -131,25 +134,25 @@ def test_a_topic_that_is_not_there_is_named(broker: Broker, monkeypatch: pytest.
     with pytest.raises(
         SparkSourceError, match=r"the topic 'missing' is not there, and the broker at .*: create it"
     ):
-        write_rows(iter([batch(value=["x"])]), options(broker, topic="missing"), Columns(0))
+        write_rows(iter([batch(value=["x"])]), options(broker, topic="missing"), SinkColumns(0))
 
 
 def test_a_broker_that_creates_topics_may_do_so() -> None:
     with Broker(settings={"auto.create.topics.enable": "true", "num.partitions": "2"}) as broker:
-        write_rows(iter([batch(value=["x"])]), options(broker, topic="fresh"), Columns(0))
+        write_rows(iter([batch(value=["x"])]), options(broker, topic="fresh"), SinkColumns(0))
         assert [each.value for each in all_records(broker.bootstrap, "fresh")] == [b"x"]
 
 
 def test_batches_are_as_small_as_the_topic_wants_them(broker: Broker) -> None:
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
-    write_rows(iter([batch(value=[b"x" * 100] * 100)]), options(broker, topic=topic), Columns(0))
+    write_rows(iter([batch(value=[b"x" * 100] * 100)]), options(broker, topic=topic), SinkColumns(0))
     assert len(all_records(broker.bootstrap, topic)) == 100
 
 
 def test_a_record_that_the_topic_refuses_says_what_to_change(broker: Broker) -> None:
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
     with pytest.raises(SparkSourceError, match=r"raise the topic's max\.message\.bytes or make the values"):
-        write_rows(iter([batch(value=[b"x" * 1000])]), options(broker, topic=topic), Columns(0))
+        write_rows(iter([batch(value=[b"x" * 1000])]), options(broker, topic=topic), SinkColumns(0))
 
 
 def test_a_broker_that_tells_no_limit_is_written_to_all_the_same(
@@ -162,8 +165,8 @@ def test_a_broker_that_tells_no_limit_is_written_to_all_the_same(
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
     rows = [batch(value=[b"x" * 100] * 100)]
     with pytest.raises(SparkSourceError, match=r"set kafka\.batch\.size below max\.message\.bytes"):
-        write_rows(iter(rows), options(broker, topic=topic), Columns(0))
-    write_rows(iter(rows), options(broker, topic=topic, batch_size="900"), Columns(0))
+        write_rows(iter(rows), options(broker, topic=topic), SinkColumns(0))
+    write_rows(iter(rows), options(broker, topic=topic, batch_size="900"), SinkColumns(0))
     assert len(all_records(broker.bootstrap, topic)) == 100
 
 
@@ -172,10 +175,10 @@ def test_a_topic_made_anew_with_fewer_partitions_is_seen_by_the_next_task(broker
     topic = writer.create(partitions=4)
     given = options(broker, topic=topic, delivery_timeout_ms="3000", request_timeout_ms="3000")
     rows = batch(key=[str(number) for number in range(50)], value=["x"] * 50)
-    write_rows(iter([rows]), given, Columns(1, key=0))
+    write_rows(iter([rows]), given, SinkColumns(1, key=0))
     writer.delete(topic)
     writer.create_named(topic, partitions=2)
-    counts = write_rows(iter([rows]), given, Columns(1, key=0))
+    counts = write_rows(iter([rows]), given, SinkColumns(1, key=0))
     assert set(counts) == {(topic, 0), (topic, 1)}
     assert len(all_records(broker.bootstrap, topic)) == 50
 
@@ -184,8 +187,8 @@ def test_a_partition_that_is_gone_while_a_task_writes_is_named(broker: Broker) -
     writer = LogWriter(broker.bootstrap)
     topic = writer.create(partitions=3)
     given = options(broker, topic=topic, delivery_timeout_ms="500", request_timeout_ms="500")
-    sending = Sending(portal(), given)
-    assert sending.shape(topic).partition_count == 3
+    sending = SectionSender(event_loop_thread(), given)
+    assert sending.topic_target(topic).partition_count == 3
     writer.delete(topic)
     writer.create_named(topic, partitions=1)
     (encoded,) = to_sections(
@@ -199,8 +202,8 @@ def test_a_partition_that_is_gone_while_a_task_writes_is_named(broker: Broker) -
     )
     sending.send(topic, 2, encoded.section)
     with pytest.raises(SparkSourceError, match=rf"partition 2 of '{topic}' "):
-        sending.finish()
-    sending.abandon()
+        sending.flush()
+    sending.abort()
 
 
 def test_no_broker_is_said_in_one_sentence() -> None:
@@ -214,14 +217,14 @@ def test_no_broker_is_said_in_one_sentence() -> None:
     with pytest.raises(
         SparkSourceError, match=r"no broker answers at 127\.0\.0\.1:1 .*: check kafka\.bootstrap"
     ):
-        write_rows(iter([batch(value=["x"])]), given, Columns(0))
+        write_rows(iter([batch(value=["x"])]), given, SinkColumns(0))
 
 
 def test_a_broker_that_is_gone_after_it_was_reached_is_said_in_one_sentence() -> None:
     with Broker({"t": 1}) as broker:
         given = options(broker, topic="t", delivery_timeout_ms="500", request_timeout_ms="300")
-        sending = Sending(portal(), given)
-        assert sending.shape("t").partition_count == 1
+        sending = SectionSender(event_loop_thread(), given)
+        assert sending.topic_target("t").partition_count == 1
 
     def rows() -> Iterator[pa.RecordBatch]:
         yield batch(value=["never there"])
@@ -229,27 +232,30 @@ def test_a_broker_that_is_gone_after_it_was_reached_is_said_in_one_sentence() ->
     with pytest.raises(
         SparkSourceError, match=r"'t' at 127\.0\.0\.1:\d+ took no records in time .*: see whether its"
     ):
-        write_rows(rows(), given, Columns(0))
+        write_rows(rows(), given, SinkColumns(0))
 
 
 def test_after_a_failure_the_next_task_begins_afresh(broker: Broker) -> None:
     given = options(broker, topic="small")
-    before = Sending(portal(), given)._producer
+    before = SectionSender(event_loop_thread(), given)._producer
 
     def fails() -> Iterator[pa.RecordBatch]:
         yield batch(value=["before"])
         raise RuntimeError("the rows end here")
 
     with pytest.raises(RuntimeError, match="the rows end here"):
-        write_rows(fails(), given, Columns(0))
-    assert Sending(portal(), given)._producer is not before
-    write_rows(iter([batch(value=["after"])]), given, Columns(0))
+        write_rows(fails(), given, SinkColumns(0))
+    assert SectionSender(event_loop_thread(), given)._producer is not before
+    write_rows(iter([batch(value=["after"])]), given, SinkColumns(0))
     assert [each.value for each in all_records(broker.bootstrap, "small")][-1] == b"after"
 
 
 def test_the_loop_of_another_process_finds_no_producer_of_this_one(broker: Broker) -> None:
     given = options(broker, topic="one")
-    here, elsewhere = Sending(portal(), given), Sending(other := Portal(), given)
+    here, elsewhere = (
+        SectionSender(event_loop_thread(), given),
+        SectionSender(other := EventLoopThread(), given),
+    )
     assert elsewhere._producer is not here._producer
-    elsewhere.abandon()
+    elsewhere.abort()
     other.close()

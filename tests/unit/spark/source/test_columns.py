@@ -14,7 +14,7 @@ from pyspark.sql.types import (
 
 from moldau.columnar.columns import COLUMNS, arrow_schema
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.source.columns import TYPES, Column, columns_of, schema
+from moldau.spark.source.columns import TYPES, SourceColumn, requested_columns, schema
 
 
 def asked(name: str, type_: object, *, nullable: bool = True) -> StructType:
@@ -33,12 +33,12 @@ def test_headers_come_where_they_are_asked_for() -> None:
 
 def test_any_columns_in_any_order() -> None:
     wanted = StructType([StructField("value", BinaryType()), StructField("offset", LongType(), False)])
-    assert columns_of(wanted) == [Column("value", False), Column("offset", False)]
+    assert requested_columns(wanted) == [SourceColumn("value", False), SourceColumn("offset", False)]
 
 
 def test_keys_and_values_may_be_text() -> None:
-    assert columns_of(asked("key", StringType())) == [Column("key", True)]
-    assert columns_of(asked("topic", StringType())) == [Column("topic", False)]
+    assert requested_columns(asked("key", StringType())) == [SourceColumn("key", True)]
+    assert requested_columns(asked("topic", StringType())) == [SourceColumn("topic", False)]
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_keys_and_values_may_be_text() -> None:
 )
 def test_what_does_not_fit_is_refused_with_what_would(wanted: StructType, complaint: str) -> None:
     with pytest.raises(SparkSourceError) as refused:
-        columns_of(wanted)
+        requested_columns(wanted)
     assert complaint in str(refused.value)

@@ -14,28 +14,29 @@ from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import RequestTimedOutError
 from moldau.client.net.cluster import Cluster
 from moldau.client.record import TopicPartition
-from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, told_plainly
-from moldau.spark.portal import portal
-from moldau.spark.source import catalog, publishing
-from moldau.spark.source.following import Following
-from moldau.spark.source.limits import Limits
-from moldau.spark.source.offsets import Position
-from moldau.spark.source.options import SourceOptions, parse_source
-from moldau.spark.source.planning import plan_batch
-from moldau.spark.source.publishing import Publisher
-from moldau.spark.source.ranges import OffsetRange
+from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, user_facing_errors
+from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.source import offset_committer as publishing
+from moldau.spark.source import partition_catalog as catalog
+from moldau.spark.source.offset_committer import OffsetCommitter
+from moldau.spark.source.offset_ranges import OffsetRange
+from moldau.spark.source.offset_tracker import StreamOffsetTracker
+from moldau.spark.source.offsets import StreamPosition
+from moldau.spark.source.options import SourceOptions, parse_source_options
+from moldau.spark.source.range_planner import plan_batch
+from moldau.spark.source.trigger_limits import TriggerLimits
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
-from support.log_writer import Given, LogWriter
+from support.log_writer import LogWriter, ProducedRecord
 
-NO_LIMITS: Limits | None = None
+NO_LIMITS: TriggerLimits | None = None
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     with Broker(settings={"auto.create.topics.enable": "false"}) as running:
         yield running
-        portal().close()
+        event_loop_thread().close()
 
 
 @pytest.fixture
@@ -50,13 +51,13 @@ def parsed(written: LogWriter, *, is_stream: bool = False, **options: str) -> So
         "fetchOffset.retryIntervalMs": "10",
         **options,
     }
-    return parse_source(given, is_stream=is_stream)
+    return parse_source_options(given, is_stream=is_stream)
 
 
 def planned(written: LogWriter, **options: str) -> list[OffsetRange]:
     options_of_read = parsed(written, **options)
-    with told_plainly(options_of_read.bootstrap):
-        return portal().run(plan_batch(options_of_read))
+    with user_facing_errors(options_of_read.bootstrap):
+        return event_loop_thread().run(plan_batch(options_of_read))
 
 
 def sizes(ranges: list[OffsetRange]) -> dict[int, tuple[int, int]]:
@@ -132,7 +133,9 @@ def test_explicit_offsets_must_name_all_partitions(written: LogWriter) -> None:
 
 def test_a_batch_between_times(written: LogWriter) -> None:
     topic = written.create(partitions=2, retention_ms="-1")
-    written.send(topic, [Given(b"", partition=each % 2, timestamp_ms=1000 * each) for each in range(20)])
+    written.send(
+        topic, [ProducedRecord(b"", partition=each % 2, timestamp_ms=1000 * each) for each in range(20)]
+    )
     assert sizes(planned(written, subscribe=topic, startingTimestamp="4000", endingTimestamp="10000")) == {
         0: (2, 5),
         1: (2, 5),
@@ -149,7 +152,7 @@ def test_a_batch_between_times(written: LogWriter) -> None:
 
 def test_a_time_without_a_record_fails_or_means_the_end(written: LogWriter) -> None:
     topic = written.create(retention_ms="-1")
-    written.send(topic, [Given(b"", timestamp_ms=1000)])
+    written.send(topic, [ProducedRecord(b"", timestamp_ms=1000)])
     with pytest.raises(OptionError, match='set startingOffsetsByTimestampStrategy to "latest"'):
         planned(written, subscribe=topic, startingTimestamp="5000")
     late = planned(
@@ -160,7 +163,7 @@ def test_a_time_without_a_record_fails_or_means_the_end(written: LogWriter) -> N
 
 def test_times_the_wrong_way_round_read_nothing(written: LogWriter) -> None:
     topic = written.create(retention_ms="-1")
-    written.send(topic, [Given(b"", timestamp_ms=1000 * each) for each in range(5)])
+    written.send(topic, [ProducedRecord(b"", timestamp_ms=1000 * each) for each in range(5)])
     (only,) = planned(written, subscribe=topic, startingTimestamp="3000", endingTimestamp="1000")
     assert only.size == 0
 
@@ -229,45 +232,56 @@ class Followed:
 
     def __init__(self, written: LogWriter, **options: str) -> None:
         self.options = parsed(written, is_stream=True, **options)
-        self.following = Following(self.options)
+        self.following = StreamOffsetTracker(self.options)
 
-    def begin(self) -> Position:
-        return portal().run(self.following.begin())
+    def initial_position(self) -> StreamPosition:
+        return event_loop_thread().run(self.following.initial_position())
 
-    def advance(self, start: Position, limits: Limits | None = NO_LIMITS) -> Position:
-        return portal().run(self.following.advance(start, limits))
+    def next_position(
+        self, start: StreamPosition, limits: TriggerLimits | None = NO_LIMITS
+    ) -> StreamPosition:
+        return event_loop_thread().run(self.following.next_position(start, limits))
 
-    def ranges(self, start: Position, end: Position) -> dict[int, tuple[int, int]]:
-        return sizes(portal().run(self.following.ranges(start, end)))
+    def ranges(self, start: StreamPosition, end: StreamPosition) -> dict[int, tuple[int, int]]:
+        return sizes(event_loop_thread().run(self.following.ranges(start, end)))
 
-    def until(self, start: Position, partitions: int) -> Position:
+    def until(self, start: StreamPosition, partitions: int) -> StreamPosition:
         """New partitions are found in the background."""
 
-        async def look() -> Position:
+        async def look() -> StreamPosition:
             async with asyncio.timeout(10):
-                while len((end := await self.following.advance(start, NO_LIMITS)).offsets) < partitions:
+                while len((end := await self.following.next_position(start, NO_LIMITS)).offsets) < partitions:
                     await asyncio.sleep(0.02)
                 return end
 
-        return portal().run(look())
+        return event_loop_thread().run(look())
 
 
 def test_a_new_stream_begins_at_the_end_or_where_it_is_told_to(written: LogWriter) -> None:
     topic = written.create(partitions=2)
     written.spread(topic, {0: 5, 1: 3})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    assert Followed(written, subscribe=topic).begin().offsets == {zero: 5, one: 3}
-    assert Followed(written, subscribe=topic, startingOffsets="earliest").begin().offsets == {zero: 0, one: 0}
+    assert Followed(written, subscribe=topic).initial_position().offsets == {zero: 5, one: 3}
+    assert Followed(written, subscribe=topic, startingOffsets="earliest").initial_position().offsets == {
+        zero: 0,
+        one: 0,
+    }
     given = at(topic, {0: 2, 1: -1})
-    assert Followed(written, subscribe=topic, startingOffsets=given).begin().offsets == {zero: 2, one: 3}
+    assert Followed(written, subscribe=topic, startingOffsets=given).initial_position().offsets == {
+        zero: 2,
+        one: 3,
+    }
 
 
 def test_a_new_stream_has_a_group_of_its_own_unless_one_is_named(written: LogWriter) -> None:
     topic = written.create()
-    made_up = [Followed(written, subscribe=topic, groupIdPrefix="team").begin().group or "" for _ in range(2)]
+    made_up = [
+        Followed(written, subscribe=topic, groupIdPrefix="team").initial_position().group or ""
+        for _ in range(2)
+    ]
     assert all(group.startswith("team-") for group in made_up)
     assert made_up[0] != made_up[1]
-    assert Followed(written, subscribe=topic, **{"kafka.group.id": "named"}).begin().group is None
+    assert Followed(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position().group is None
 
 
 def test_a_stream_cannot_begin_beside_the_log_unless_losses_are_all_right(written: LogWriter) -> None:
@@ -275,62 +289,64 @@ def test_a_stream_cannot_begin_beside_the_log_unless_losses_are_all_right(writte
     written.spread(topic, {0: 5})
     beyond = at(topic, {0: 9})
     with pytest.raises(DataLossError, match="from offset 9, and its log has 0 to 5"):
-        Followed(written, subscribe=topic, startingOffsets=beyond).begin()
+        Followed(written, subscribe=topic, startingOffsets=beyond).initial_position()
     lenient = Followed(written, subscribe=topic, startingOffsets=beyond, failOnDataLoss="false")
-    assert lenient.begin().offsets == {TopicPartition(topic, 0): 0}
+    assert lenient.initial_position().offsets == {TopicPartition(topic, 0): 0}
 
 
 def test_a_batch_goes_to_the_end_or_as_far_as_the_limit(written: LogWriter) -> None:
     topic = written.create(partitions=2)
     query = Followed(written, subscribe=topic)
-    start = query.begin()
-    assert query.advance(start) == start
+    start = query.initial_position()
+    assert query.next_position(start) == start
     written.spread(topic, {0: 30, 1: 10})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    assert query.advance(start, Limits(offsets_max=20)).offsets == {zero: 15, one: 5}
-    assert query.advance(start).offsets == {zero: 30, one: 10}
+    assert query.next_position(start, TriggerLimits(offsets_max=20)).offsets == {zero: 15, one: 5}
+    assert query.next_position(start).offsets == {zero: 30, one: 10}
     assert query.following.latest == {zero: 30, one: 10}
-    assert query.ranges(start, Position({zero: 15, one: 5})) == {0: (0, 15), 1: (0, 5)}
+    assert query.ranges(start, StreamPosition({zero: 15, one: 5})) == {0: (0, 15), 1: (0, 5)}
 
 
 def test_a_batch_waits_for_enough_records_but_for_the_first(written: LogWriter) -> None:
     topic = written.create()
-    limits = Limits(offsets_min=5)
+    limits = TriggerLimits(offsets_min=5)
     query = Followed(written, subscribe=topic)
-    start = query.begin()
+    start = query.initial_position()
     written.spread(topic, {0: 2})
-    first = query.advance(start, limits)
+    first = query.next_position(start, limits)
     assert list(first.offsets.values()) == [2]
     written.spread(topic, {0: 4})
-    assert query.advance(first, limits) == first
+    assert query.next_position(first, limits) == first
     written.spread(topic, {0: 1})
-    assert list(query.advance(first, limits).offsets.values()) == [7]
+    assert list(query.next_position(first, limits).offsets.values()) == [7]
 
 
 def test_a_batch_that_waited_long_enough_goes_with_what_there_is(written: LogWriter) -> None:
     topic = written.create()
     query = Followed(written, subscribe=topic)
-    start = query.advance(query.begin(), Limits(offsets_min=5))
+    start = query.next_position(query.initial_position(), TriggerLimits(offsets_min=5))
     written.spread(topic, {0: 1})
-    assert list(query.advance(start, Limits(offsets_min=5, delay_max_ms=0)).offsets.values()) == [1]
+    assert list(
+        query.next_position(start, TriggerLimits(offsets_min=5, delay_max_ms=0)).offsets.values()
+    ) == [1]
 
 
 def test_available_now_ends_where_the_logs_ended(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 4})
     query = Followed(written, subscribe=topic, startingOffsets="earliest")
-    start = query.begin()
-    portal().run(query.following.freeze())
+    start = query.initial_position()
+    event_loop_thread().run(query.following.fix_end())
     written.spread(topic, {0: 4})
-    end = query.advance(start, Limits(offsets_min=100))
+    end = query.next_position(start, TriggerLimits(offsets_min=100))
     assert list(end.offsets.values()) == [4]
-    assert query.advance(end) == end
+    assert query.next_position(end) == end
 
 
 def test_new_partitions_are_read_from_their_beginning(written: LogWriter) -> None:
     topic = written.create()
     query = Followed(written, subscribe=topic)
-    start = query.begin()
+    start = query.initial_position()
     written.add_partitions(topic, 2)
     written.spread(topic, {1: 3})
     end = query.until(start, 2)
@@ -339,7 +355,7 @@ def test_new_partitions_are_read_from_their_beginning(written: LogWriter) -> Non
 
 def test_new_topics_of_a_pattern_are_read_from_their_beginning(written: LogWriter) -> None:
     query = Followed(written, subscribePattern="comes-later-.*")
-    start = query.begin()
+    start = query.initial_position()
     assert start.offsets == {}
     topic = written.create("comes-later")
     written.spread(topic, {0: 3})
@@ -352,17 +368,17 @@ def test_new_topics_of_a_pattern_are_read_from_their_beginning(written: LogWrite
 def test_a_limit_counts_new_partitions_from_their_beginning(written: LogWriter) -> None:
     topic = written.create()
     query = Followed(written, subscribe=topic)
-    start = query.begin()
+    start = query.initial_position()
     written.add_partitions(topic, 2)
     written.spread(topic, {1: 10})
     query.until(start, 2)
-    assert query.advance(start, Limits(offsets_max=4)).offsets[TopicPartition(topic, 1)] == 4
+    assert query.next_position(start, TriggerLimits(offsets_max=4)).offsets[TopicPartition(topic, 1)] == 4
 
 
 def test_a_new_partition_that_lost_records_already_is_a_loss(written: LogWriter) -> None:
     topic = written.create()
     query = Followed(written, subscribe=topic)
-    start = query.begin()
+    start = query.initial_position()
     written.add_partitions(topic, 2)
     written.spread(topic, {1: 3})
     written.delete_records(topic, 2, partition=1)
@@ -375,12 +391,12 @@ def test_a_topic_that_has_gone_is_a_loss(written: LogWriter, caplog: pytest.LogC
     gone, stays = written.create("gone"), written.create("stays")
     query = Followed(written, subscribe=f"{gone},{stays}")
     lenient = Followed(written, subscribe=f"{gone},{stays}", failOnDataLoss="false")
-    start = query.begin()
+    start = query.initial_position()
     written.delete(gone)
     with pytest.raises(DataLossError, match=f"{gone}-0 was read before and is not there any more"):
-        query.advance(start)
+        query.next_position(start)
     with caplog.at_level(logging.WARNING):
-        end = lenient.advance(start)
+        end = lenient.next_position(start)
     assert end.offsets == {TopicPartition(stays, 0): 0}
     assert f"{gone}-0" in caplog.text
 
@@ -390,21 +406,21 @@ def test_a_topic_that_was_made_anew_is_a_loss_or_read_from_its_beginning(written
     written.spread(topic, {0: 3})
     query = Followed(written, subscribe=topic)
     lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
-    start = query.begin()
+    start = query.initial_position()
     written.delete(topic)
     written.create_named(topic)
     # As many as before and more: by their offsets alone nobody would know.
     written.spread(topic, {0: 9})
-    portal().run(query.following.freeze())
+    event_loop_thread().run(query.following.fix_end())
     with pytest.raises(
         DataLossError, match=f"the topic '{topic}' was deleted and made anew since it was read"
     ):
-        query.advance(start)
-    portal().run(lenient.following.freeze())
-    end = lenient.advance(start)
+        query.next_position(start)
+    event_loop_thread().run(lenient.following.fix_end())
+    end = lenient.next_position(start)
     assert end.offsets == {TopicPartition(topic, 0): 9}
     assert lenient.ranges(start, end) == {0: (0, 9)}
-    assert lenient.advance(end) == end
+    assert lenient.next_position(end) == end
 
 
 def test_a_log_that_is_shorter_than_what_was_read_is_a_loss_or_goes_on_at_its_end(
@@ -414,18 +430,18 @@ def test_a_log_that_is_shorter_than_what_was_read_is_a_loss_or_goes_on_at_its_en
     written.spread(topic, {0: 20})
     partition = TopicPartition(topic, 0)
     lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
-    ids = lenient.begin().ids
-    start = Position({partition: 23}, ids)
+    ids = lenient.initial_position().topic_ids
+    start = StreamPosition({partition: 23}, ids)
     with pytest.raises(
         DataLossError, match=f"{topic}-0 was read up to offset 23, and its log ends at 20 now.*goes on at 20"
     ):
-        Followed(written, subscribe=topic).advance(start)
-    end = lenient.advance(start, Limits(offsets_max=4))
+        Followed(written, subscribe=topic).next_position(start)
+    end = lenient.next_position(start, TriggerLimits(offsets_max=4))
     assert end.offsets == {partition: 20}
     assert lenient.ranges(start, end) == {0: (20, 20)}
     assert f"{topic}-0 was read up to offset 23" in caplog.text
     written.spread(topic, {0: 2})
-    assert lenient.ranges(end, lenient.advance(end)) == {0: (20, 22)}
+    assert lenient.ranges(end, lenient.next_position(end)) == {0: (20, 22)}
 
 
 def test_after_a_loss_no_batch_waits_for_more(written: LogWriter) -> None:
@@ -434,8 +450,10 @@ def test_after_a_loss_no_batch_waits_for_more(written: LogWriter) -> None:
     written.spread(topic, {0: 2, 1: 2})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
-    begun = lenient.advance(lenient.begin())
-    end = lenient.advance(Position({zero: 9, one: 1}, begun.ids), Limits(offsets_min=100))
+    begun = lenient.next_position(lenient.initial_position())
+    end = lenient.next_position(
+        StreamPosition({zero: 9, one: 1}, begun.topic_ids), TriggerLimits(offsets_min=100)
+    )
     assert end.offsets == {zero: 2, one: 2}
 
 
@@ -447,12 +465,12 @@ def test_a_shorter_log_that_may_be_another_one_is_read_from_its_beginning_as_fas
     written.delete_records(topic, 2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
-    start = Position({zero: 9, one: 1})
-    end = lenient.advance(start, Limits(offsets_max=4))
+    start = StreamPosition({zero: 9, one: 1})
+    end = lenient.next_position(start, TriggerLimits(offsets_max=4))
     assert end.offsets == {zero: 6, one: 1}
     assert lenient.ranges(start, end) == {0: (2, 6), 1: (1, 1)}
     assert Followed(written, subscribe=topic, failOnDataLoss="false").ranges(start, end)[0] == (2, 6)
-    assert lenient.advance(end).offsets == {zero: 8, one: 1}
+    assert lenient.next_position(end).offsets == {zero: 8, one: 1}
     assert "is new and already begins" not in caplog.text
 
 
@@ -462,8 +480,8 @@ def test_a_batch_that_is_repeated_is_not_read_from_a_topic_that_was_made_anew(wr
     written.spread(other, {0: 1})
     names = f"{topic},{other}"
     query = Followed(written, subscribe=names, startingOffsets="earliest")
-    start = query.begin()
-    end = query.advance(start)
+    start = query.initial_position()
+    end = query.next_position(start)
     written.delete(topic)
     written.create_named(topic)
     written.spread(topic, {0: 9})
@@ -472,26 +490,26 @@ def test_a_batch_that_is_repeated_is_not_read_from_a_topic_that_was_made_anew(wr
     ):
         Followed(written, subscribe=names).ranges(start, end)
     lenient = Followed(written, subscribe=names, failOnDataLoss="false")
-    assert portal().run(lenient.following.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
-    later = lenient.advance(end)
-    assert sorted(portal().run(lenient.following.ranges(end, later))) == sorted(
+    assert event_loop_thread().run(lenient.following.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
+    later = lenient.next_position(end)
+    assert sorted(event_loop_thread().run(lenient.following.ranges(end, later))) == sorted(
         [OffsetRange(topic, 0, 0, 9), OffsetRange(other, 0, 1, 1)]
     )
 
 
 def test_a_topic_that_is_not_asked_for_any_more_is_told_as_such(written: LogWriter) -> None:
     dropped, stays = written.create("dropped"), written.create("stays")
-    start = Followed(written, subscribe=f"{dropped},{stays}").begin()
+    start = Followed(written, subscribe=f"{dropped},{stays}").initial_position()
     with pytest.raises(
         DataLossError, match=f"{dropped}-0 was read before, and subscribe does not name it any more"
     ):
-        Followed(written, subscribe=stays).advance(start)
+        Followed(written, subscribe=stays).next_position(start)
     with pytest.raises(DataLossError, match="subscribePattern does not name it"):
-        Followed(written, subscribePattern="stays.*").advance(start)
+        Followed(written, subscribePattern="stays.*").next_position(start)
     with pytest.raises(DataLossError, match="assign does not name it"):
-        Followed(written, assign=json.dumps({stays: [0]})).advance(start)
+        Followed(written, assign=json.dumps({stays: [0]})).next_position(start)
     lenient = Followed(written, subscribe=stays, failOnDataLoss="false")
-    assert lenient.advance(start).offsets == {TopicPartition(stays, 0): 0}
+    assert lenient.next_position(start).offsets == {TopicPartition(stays, 0): 0}
 
 
 def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
@@ -515,7 +533,7 @@ def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
 def test_a_broker_that_is_slow_to_tell_offsets_is_given_more_time(
     written: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "_ATTEMPT_MS", 40)
+    monkeypatch.setattr(catalog, "_FIRST_ATTEMPT_MS", 40)
     topic = written.create()
     written.spread(topic, {0: 3})
     slow_offsets(monkeypatch, 150)
@@ -525,7 +543,7 @@ def test_a_broker_that_is_slow_to_tell_offsets_is_given_more_time(
 def test_offsets_that_do_not_come_are_told_with_the_time_they_were_waited_for(
     written: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "_ATTEMPT_MS", 100)
+    monkeypatch.setattr(catalog, "_FIRST_ATTEMPT_MS", 100)
     topic = written.create()
     given = slow_offsets(monkeypatch, 60_000)
     with pytest.raises(SparkSourceError, match=r"no offsets within \d{3} ms"):
@@ -540,13 +558,13 @@ def test_topics_are_not_looked_after_when_the_query_is_over(written: LogWriter, 
     topic = written.create()
     options = {how: topic, "kafka.client.id": f"{how}-{topic}"}
     query = Followed(written, **options)
-    query.begin()
-    cluster = portal().run(query.following._catalog.cluster())
-    assert (list(cluster._tracked), cluster._tracks_all) != ([], 0)
-    portal().run(query.following.stop())
-    assert (list(cluster._tracked), cluster._tracks_all) == ([], 0)
+    query.initial_position()
+    cluster = event_loop_thread().run(query.following._catalog.cluster())
+    assert (list(cluster._tracked), cluster._track_all_count) != ([], 0)
+    event_loop_thread().run(query.following.stop())
+    assert (list(cluster._tracked), cluster._track_all_count) == ([], 0)
     planned(written, **options)
-    assert (list(cluster._tracked), cluster._tracks_all) == ([], 0)
+    assert (list(cluster._tracked), cluster._track_all_count) == ([], 0)
 
 
 def test_a_broker_that_starts_again_is_waited_for(tmp_path: Path) -> None:
@@ -554,14 +572,14 @@ def test_a_broker_that_starts_again_is_waited_for(tmp_path: Path) -> None:
     with Broker(topics=["t"], settings=data) as before:
         written = LogWriter(before.bootstrap)
         query = Followed(written, subscribe="t", **{"kafka.retry.backoff.max.ms": "50"})
-        start = query.begin()
-    advancing = portal().start(query.following.advance(start, NO_LIMITS))
+        start = query.initial_position()
+    advancing = event_loop_thread().start(query.following.next_position(start, NO_LIMITS))
     # Long enough for the first attempts to fail.
     assert not wait([advancing], timeout=1.5).done
     with Broker(settings={**data, "listen": written.bootstrap}):
         written.spread("t", {0: 2})
         assert list(advancing.result(30).offsets) == list(start.offsets)
-        assert query.advance(start).offsets == {TopicPartition("t", 0): 2}
+        assert query.next_position(start).offsets == {TopicPartition("t", 0): 2}
 
 
 # The group
@@ -572,8 +590,8 @@ def test_where_a_batch_begins_is_published_to_the_group(written: LogWriter) -> N
     written.spread(topic, {0: 4})
     query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
     partition = TopicPartition(topic, 0)
-    query.advance(Position({partition: 3}))
-    portal().run(query.following.stop())
+    query.next_position(StreamPosition({partition: 3}))
+    event_loop_thread().run(query.following.stop())
     assert written.committed(f"lag-of-{topic}") == {partition: 3}
 
 
@@ -581,8 +599,8 @@ def test_the_last_batch_of_available_now_is_published_before_the_query_ends(writ
     topic = written.create()
     written.spread(topic, {0: 4})
     query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
-    portal().run(query.following.freeze())
-    query.advance(Position({TopicPartition(topic, 0): 4}))
+    event_loop_thread().run(query.following.fix_end())
+    query.next_position(StreamPosition({TopicPartition(topic, 0): 4}))
     assert written.committed(f"lag-of-{topic}") == {TopicPartition(topic, 0): 4}
 
 
@@ -597,11 +615,11 @@ def test_a_group_with_members_is_a_warning(written: LogWriter, caplog: pytest.Lo
         ):
             consumer.subscribe([topic])
             await consumer.poll(1_000)
-            publisher = Publisher(cluster, group)
-            publisher.publish({TopicPartition(topic, 0): 1})
-            await publisher.finished()
-            publisher.publish({TopicPartition(topic, 0): 2})
-            await publisher.finished()
+            publisher = OffsetCommitter(cluster, group)
+            publisher.commit({TopicPartition(topic, 0): 1})
+            await publisher.drain()
+            publisher.commit({TopicPartition(topic, 0): 2})
+            await publisher.drain()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(work())
@@ -618,7 +636,7 @@ def test_what_is_newer_takes_the_place_of_what_waits(
 
     async def work() -> None:
         async with Cluster(written.bootstrap) as cluster:
-            publisher = Publisher(cluster, f"group-{topic}")
+            publisher = OffsetCommitter(cluster, f"group-{topic}")
             commit = publisher._offsets.commit_each
 
             async def noted(offsets: Any, *args: Any, **more: Any) -> Any:
@@ -627,16 +645,16 @@ def test_what_is_newer_takes_the_place_of_what_waits(
 
             monkeypatch.setattr(publisher._offsets, "commit_each", noted)
             for offset in (1, 2, 3):
-                publisher.publish({partition: offset})
+                publisher.commit({partition: offset})
                 await asyncio.sleep(0)
-            await publisher.finished()
-            publisher.publish({partition: 3})
-            await publisher.finished()
+            await publisher.drain()
+            publisher.commit({partition: 3})
+            await publisher.drain()
             assert commits == [{partition: 1}, {partition: 3}]
             # Brokers forget a group that is not heard of for long.
-            monkeypatch.setattr(publishing, "AGAIN_S", 0.0)
-            publisher.publish({partition: 3})
-            await publisher.finished()
+            monkeypatch.setattr(publishing, "RECOMMIT_INTERVAL_S", 0.0)
+            publisher.commit({partition: 3})
+            await publisher.drain()
 
     asyncio.run(work())
     assert commits == [{partition: 1}, {partition: 3}, {partition: 3}]

@@ -6,15 +6,21 @@ import os
 import pytest
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
-from moldau.spark import portal as portals
-from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, told, told_plainly
+from moldau.spark import loop_thread as portals
+from moldau.spark.errors import (
+    DataLossError,
+    OptionError,
+    SparkSourceError,
+    find_user_message,
+    user_facing_errors,
+)
 
 
 @pytest.mark.parametrize("error", [ConnectionLostError("refused"), RequestTimedOutError("late")])
 def test_no_answer_is_said_with_the_address_and_what_to_check(error: KafkaError) -> None:
     with (
         pytest.raises(SparkSourceError, match=r"cluster at host:1 .*Is a broker running there\?"),
-        told_plainly("host:1"),
+        user_facing_errors("host:1"),
     ):
         raise error
 
@@ -23,15 +29,15 @@ def test_other_errors_of_a_cluster_are_said_with_its_address() -> None:
     denied = KafkaError(ErrorCode.topic_authorization_failed, "the topic 'orders'")
     with (
         pytest.raises(SparkSourceError, match="host:1 says: TOPIC_AUTHORIZATION_FAILED"),
-        told_plainly("host:1"),
+        user_facing_errors("host:1"),
     ):
         raise denied
 
 
 def test_what_is_told_already_stays_and_bugs_are_not_hidden() -> None:
-    with pytest.raises(OptionError, match="as it was"), told_plainly("host:1"):
+    with pytest.raises(OptionError, match="as it was"), user_facing_errors("host:1"):
         raise OptionError("as it was")
-    with pytest.raises(ZeroDivisionError), told_plainly("host:1"):
+    with pytest.raises(ZeroDivisionError), user_facing_errors("host:1"):
         _ = 1 / 0
 
 
@@ -40,16 +46,16 @@ def test_tracebacks_are_hidden_in_workers_of_spark_and_for_our_errors_alone(
 ) -> None:
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     monkeypatch.setenv("SPARK_PYTHON_RUNTIME", "PYTHON_WORKER")
-    with pytest.raises(ZeroDivisionError), told_plainly(""):
+    with pytest.raises(ZeroDivisionError), user_facing_errors(""):
         _ = 1 / 0
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
     monkeypatch.delenv("SPARK_PYTHON_RUNTIME")
-    with pytest.raises(DataLossError), told_plainly(""):
+    with pytest.raises(DataLossError), user_facing_errors(""):
         raise DataLossError("gone")
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
     monkeypatch.setenv("SPARK_PYTHON_RUNTIME", "PYTHON_WORKER")
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
-    with pytest.raises(DataLossError), told_plainly(""):
+    with pytest.raises(DataLossError), user_facing_errors(""):
         raise DataLossError("gone")
     assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
 
@@ -63,22 +69,22 @@ def test_tracebacks_are_hidden_in_workers_of_spark_and_for_our_errors_alone(
     ],
 )
 def test_what_was_said_is_found_in_what_spark_made_of_it(text: str) -> None:
-    assert told(RuntimeError(text)) == "what it says"
+    assert find_user_message(RuntimeError(text)) == "what it says"
 
 
 def test_another_error_tells_nothing() -> None:
-    assert told(ValueError("no such column")) is None
+    assert find_user_message(ValueError("no such column")) is None
 
 
 def test_a_process_has_one_portal_until_it_is_closed_or_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = portals.portal()
-    assert portals.portal() is first
+    first = portals.event_loop_thread()
+    assert portals.event_loop_thread() is first
     assert first.run(asyncio.sleep(0, "done")) == "done"
     first.close()
-    second = portals.portal()
+    second = portals.event_loop_thread()
     assert second is not first
     monkeypatch.setattr(second, "process_id", -1)
-    third = portals.portal()
+    third = portals.event_loop_thread()
     assert third is not second
     second.close()
     third.close()
@@ -89,5 +95,5 @@ def test_what_is_raised_in_the_loop_comes_out_in_the_thread() -> None:
         raise KafkaError(ErrorCode.corrupt_message, "x")
 
     with pytest.raises(KafkaError, match="CORRUPT_MESSAGE"):
-        portals.portal().run(fails())
-    portals.portal().close()
+        portals.event_loop_thread().run(fails())
+    portals.event_loop_thread().close()

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
 
-from moldau.client.consumer.consumer import partition_reading
-from moldau.records.build import build_batch
-from moldau.records.control import EndTransaction, control_batch
+from moldau.client.consumer import fetch_position as partition_reading
+from moldau.records.batch_builder import build_batch
+from moldau.records.control_records import EndTransaction, control_batch
 from moldau.records.record import Record
-from moldau.spark.errors import DataLossError, SparkSourceError, told_plainly
-from moldau.spark.portal import portal
-from moldau.spark.source import fetching
-from moldau.spark.source.columns import TYPES, columns_of
-from moldau.spark.source.fetching import RangeReading, read_range
-from moldau.spark.source.options import SourceOptions, parse_source
-from moldau.spark.source.ranges import OffsetRange
+from moldau.spark.errors import DataLossError, SparkSourceError, user_facing_errors
+from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.source import range_reader as fetching
+from moldau.spark.source.columns import TYPES, requested_columns
+from moldau.spark.source.offset_ranges import OffsetRange
+from moldau.spark.source.options import SourceOptions, parse_source_options
+from moldau.spark.source.range_reader import RangeReader, read_range
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
-from support.log_writer import Given, LogWriter
+from support.log_writer import LogWriter, ProducedRecord
 from support.scripted_broker import Asked, HangUp, ScriptedBroker, Tree
 
 
@@ -32,7 +32,7 @@ def broker() -> Iterator[Broker]:
         settings={"auto.create.topics.enable": "false", "log.cleaner.backoff.ms": "3600000"}
     ) as running:
         yield running
-        portal().close()
+        event_loop_thread().close()
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def written(broker: Broker) -> LogWriter:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_QUIET_MS", 50)
-    monkeypatch.setattr(fetching, "_ABSENT_MS", 100)
+    monkeypatch.setattr(fetching, "_IDLE_CHECK_MS", 50)
+    monkeypatch.setattr(fetching, "_UNKNOWN_PARTITION_MS", 100)
 
 
 def options_of(bootstrap: str, **options: str) -> SourceOptions:
     named = {name.replace("__", "."): value for name, value in options.items()}
     base = {"kafka.bootstrap.servers": bootstrap, "subscribe": "t", "kafka.retry.backoff.max.ms": "50"}
-    return parse_source({**base, **named}, is_stream=False)
+    return parse_source_options({**base, **named}, is_stream=False)
 
 
 def reading(
@@ -57,8 +57,8 @@ def reading(
 ) -> Iterator[pa.RecordBatch]:
     schema = schema_of(columns)
     parsed = options_of(bootstrap, **options)
-    with told_plainly(bootstrap):
-        yield from read_range(OffsetRange(topic, 0, start, end), parsed, columns_of(schema), schema)
+    with user_facing_errors(bootstrap):
+        yield from read_range(OffsetRange(topic, 0, start, end), parsed, requested_columns(schema), schema)
 
 
 def schema_of(columns: str) -> StructType:
@@ -92,7 +92,8 @@ def test_a_range_is_read_whatever_compressed_it(written: LogWriter, compression:
 def test_columns_come_in_the_order_asked_for_with_the_types_that_spark_wants(written: LogWriter) -> None:
     topic = written.create()
     written.send(
-        topic, [Given(None, key=b"k", timestamp_ms=1_700_000_000_123, headers=(("h", b"x"), ("n", None)))]
+        topic,
+        [ProducedRecord(None, key=b"k", timestamp_ms=1_700_000_000_123, headers=(("h", b"x"), ("n", None)))],
     )
     columns = ["timestamp", "headers", "value", "key", "partition", "topic"]
     (part,) = reading(written.bootstrap, topic, 0, 1, ", ".join(columns))
@@ -105,7 +106,7 @@ def test_columns_come_in_the_order_asked_for_with_the_types_that_spark_wants(wri
 
 def test_without_numba_the_same_is_read(written: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written.create()
-    records = [Given(b"v%d" % number, key=b"k", headers=(("h", b"x"),)) for number in range(50)]
+    records = [ProducedRecord(b"v%d" % number, key=b"k", headers=(("h", b"x"),)) for number in range(50)]
     written.send(topic, records, compression="lz4")
     schema = "key, value, offset, headers, timestamp, timestampType"
     natively = rows(written.bootstrap, topic, 3, 44, schema)
@@ -190,16 +191,16 @@ def test_the_time_that_spark_takes_is_not_counted_against_the_broker(scripted: A
 
     broker = scripted(fetch)
     options = options_of(broker.bootstrap, kafkaConsumer__pollTimeoutMs="1000")
-    read = RangeReading(OffsetRange("t", 0, 0, 2), options)
+    read = RangeReader(OffsetRange("t", 0, 0, 2), options)
 
     async def work() -> list[int]:
         found = [await read.next()]
-        read._quiet_since_s -= 60
+        read._idle_since_s -= 60
         found += [await read.next(), await read.next()]
         await read.close()
         return [each.position for each in found if each is not None]
 
-    assert portal().run(work()) == [0, 1]
+    assert event_loop_thread().run(work()) == [0, 1]
 
 
 # Gaps
@@ -208,9 +209,11 @@ def test_the_time_that_spark_takes_is_not_counted_against_the_broker(scripted: A
 def test_gaps_of_compaction_are_no_loss(broker: Broker, written: LogWriter) -> None:
     topic = written.create(cleanup_policy="compact", min_cleanable_dirty_ratio="0")
     written.send(
-        topic, [Given(b"v%d" % number, key=b"k%d" % (number % 3)) for number in range(30)], batch_size=100
+        topic,
+        [ProducedRecord(b"v%d" % number, key=b"k%d" % (number % 3)) for number in range(30)],
+        batch_size=100,
     )
-    written.send(topic, [Given(b"last", key=b"other")])
+    written.send(topic, [ProducedRecord(b"last", key=b"other")])
     compact(broker)
     assert offsets(written.bootstrap, topic, 0, 31) == [27, 28, 29, 30]
     assert offsets(written.bootstrap, topic, 0, 20) == []
@@ -219,7 +222,7 @@ def test_gaps_of_compaction_are_no_loss(broker: Broker, written: LogWriter) -> N
 
 def compact(broker: Broker) -> None:
     assert broker._loop is not None
-    asyncio.run_coroutine_threadsafe(broker.node._housekeeping.compaction_round(), broker._loop).result()
+    asyncio.run_coroutine_threadsafe(broker.node._housekeeping.run_compaction(), broker._loop).result()
 
 
 def batch(offset: int, *values: str, **settings: Any) -> bytes:
@@ -276,11 +279,11 @@ def scripted() -> Iterator[Callable[[Callable[[Asked], Any]], ScriptedBroker]]:
     def start(fetch: Callable[[Asked], Any]) -> ScriptedBroker:
         broker = ScriptedBroker({ApiKey.FETCH: fetch}, topics={"t": 1})
         started.append(broker)
-        return portal().run(broker.__aenter__())
+        return event_loop_thread().run(broker.__aenter__())
 
     yield start
     for broker in started:
-        portal().run(broker.__aexit__(None, None, None))
+        event_loop_thread().run(broker.__aexit__(None, None, None))
 
 
 def test_aborted_transactions_and_markers_are_left_out_where_that_is_asked_for(scripted: Any) -> None:
@@ -374,7 +377,7 @@ def test_an_answer_without_records_is_not_believed(scripted: Any) -> None:
 def test_offsets_without_records_are_told(
     scripted: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_reading, "EMPTY_S", 0)
+    monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
     broker = scripted(Log((0, 0, batch(0, "a")), end=5).fetch)
     assert offsets(broker.bootstrap, "t", 0, 4) == [0]
     assert f"t-0 at {broker.bootstrap} holds no records from offset 1 to 4" in caplog.text
@@ -480,9 +483,9 @@ def test_nothing_is_kept_of_a_portal_that_was_closed() -> None:
     with Broker(topics=["t"]) as broker:
         LogWriter(broker.bootstrap).send("t", range(3))
         assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]
-        kept = [fetcher for (cluster, _), each in fetching._idle.items() for fetcher in each]
+        kept = [fetcher for (cluster, _), each in fetching._idle_fetchers.items() for fetcher in each]
         assert kept
-        portal().close()
-        assert fetching._idle == {}
+        event_loop_thread().close()
+        assert fetching._idle_fetchers == {}
         assert all(fetcher._is_closed for fetcher in kept)
         assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]

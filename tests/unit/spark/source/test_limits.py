@@ -4,40 +4,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moldau.client.record import TopicPartition
-from moldau.spark.source.limits import Limits, capped, is_held_back, waiting
+from moldau.spark.source.trigger_limits import TriggerLimits, cap_offsets, is_delayed, pending_offsets
 
 A, B, C = (TopicPartition("t", index) for index in range(3))
 MINUTE_MS = 60_000
 
 
 def test_what_waits_is_counted_over_partitions_that_are_known() -> None:
-    assert waiting({A: 10, B: 0}, {A: 15, B: 3, C: 100}) == 8
+    assert pending_offsets({A: 10, B: 0}, {A: 15, B: 3, C: 100}) == 8
 
 
 def test_a_partition_that_became_shorter_counts_for_nothing() -> None:
-    assert waiting({A: 10, B: 0}, {A: 4, B: 3}) == 3
+    assert pending_offsets({A: 10, B: 0}, {A: 4, B: 3}) == 3
 
 
 def test_a_batch_below_the_limit_is_whole() -> None:
-    assert capped({A: 0, B: 0}, {A: 5, B: 5}, 10) == {A: 5, B: 5}
+    assert cap_offsets({A: 0, B: 0}, {A: 5, B: 5}, 10) == {A: 5, B: 5}
 
 
 def test_each_partition_has_its_share_in_proportion() -> None:
-    assert capped({A: 0, B: 100, C: 7}, {A: 60, B: 130, C: 17}, 50) == {A: 30, B: 115, C: 12}
+    assert cap_offsets({A: 0, B: 100, C: 7}, {A: 60, B: 130, C: 17}, 50) == {A: 30, B: 115, C: 12}
 
 
 def test_a_small_partition_is_not_starved_by_a_large_one() -> None:
-    assert capped({A: 0, B: 0}, {A: 1_000_000, B: 1}, 10) == {A: 9, B: 1}
+    assert cap_offsets({A: 0, B: 0}, {A: 1_000_000, B: 1}, 10) == {A: 9, B: 1}
 
 
 def test_a_partition_with_nothing_to_read_stays_where_it_ends() -> None:
-    assert capped({A: 0, B: 8}, {A: 100, B: 8}, 10) == {A: 10, B: 8}
-    assert capped({A: 0, B: 8}, {A: 100, B: 3}, 10) == {A: 10, B: 3}
+    assert cap_offsets({A: 0, B: 8}, {A: 100, B: 8}, 10) == {A: 10, B: 8}
+    assert cap_offsets({A: 0, B: 8}, {A: 100, B: 3}, 10) == {A: 10, B: 3}
 
 
 def test_shares_of_offsets_that_no_float_holds_are_exact() -> None:
     far = 2**62
-    assert capped({A: far}, {A: far + 10**6}, 1) == {A: far + 1}
+    assert cap_offsets({A: far}, {A: far + 10**6}, 1) == {A: far + 1}
 
 
 @given(
@@ -49,30 +49,30 @@ def test_a_capped_batch_moves_on_stays_within_its_ends_and_keeps_the_limit(
 ) -> None:
     start = {TopicPartition("t", index): begin for index, (begin, _) in enumerate(partitions)}
     end = {TopicPartition("t", index): begin + size for index, (begin, size) in enumerate(partitions)}
-    batch = capped(start, end, limit)
+    batch = cap_offsets(start, end, limit)
     for partition, offset in batch.items():
         assert start[partition] <= offset <= end[partition]
         assert offset > start[partition] or end[partition] == start[partition]
     # Each partition that is rounded up to one may go beyond the limit by that one.
-    assert waiting(start, batch) <= limit + len(partitions)
+    assert pending_offsets(start, batch) <= limit + len(partitions)
 
 
 def test_a_batch_waits_for_the_least_that_is_asked_for() -> None:
-    limits = Limits(offsets_min=100, delay_max_ms=MINUTE_MS)
-    assert is_held_back(limits, 99, since_last_ms=10)
-    assert not is_held_back(limits, 100, since_last_ms=10)
+    limits = TriggerLimits(offsets_min=100, delay_max_ms=MINUTE_MS)
+    assert is_delayed(limits, 99, since_last_ms=10)
+    assert not is_delayed(limits, 100, since_last_ms=10)
 
 
 def test_no_batch_waits_longer_than_the_delay() -> None:
-    limits = Limits(offsets_min=100, delay_max_ms=MINUTE_MS)
-    assert is_held_back(limits, 1, since_last_ms=MINUTE_MS - 1)
-    assert not is_held_back(limits, 1, since_last_ms=MINUTE_MS)
+    limits = TriggerLimits(offsets_min=100, delay_max_ms=MINUTE_MS)
+    assert is_delayed(limits, 1, since_last_ms=MINUTE_MS - 1)
+    assert not is_delayed(limits, 1, since_last_ms=MINUTE_MS)
 
 
 def test_the_first_batch_and_those_without_a_limit_never_wait() -> None:
-    assert not is_held_back(Limits(offsets_min=100), 1, since_last_ms=None)
-    assert not is_held_back(Limits(), 1, since_last_ms=10)
+    assert not is_delayed(TriggerLimits(offsets_min=100), 1, since_last_ms=None)
+    assert not is_delayed(TriggerLimits(), 1, since_last_ms=10)
 
 
 def test_batches_wait_15_minutes_at_most_unless_told_otherwise() -> None:
-    assert Limits().delay_max_ms == 15 * MINUTE_MS
+    assert TriggerLimits().delay_max_ms == 15 * MINUTE_MS

@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 from moldau.spark.source.offsets import (
-    AtOffsets,
-    AtTimes,
-    Everywhere,
-    Position,
+    EarliestOrLatest,
+    SpecificOffsets,
+    SpecificTimestamps,
+    StreamPosition,
     check_complete,
     check_order,
-    listed,
+    format_partitions,
     parse_assignment,
-    parse_place,
+    parse_offset_limit,
     parse_times,
 )
 
@@ -25,47 +25,53 @@ PAYMENTS = TopicPartition("payments", 0)
 
 
 def test_the_same_position_is_the_same_text_whatever_its_order() -> None:
-    one = Position({ORDERS_10: 3, PAYMENTS: 4, ORDERS_0: 1, ORDERS_1: 2}, {"payments": "b", "orders": "a"})
-    other = Position({ORDERS_0: 1, ORDERS_1: 2, ORDERS_10: 3, PAYMENTS: 4}, {"orders": "a", "payments": "b"})
+    one = StreamPosition(
+        {ORDERS_10: 3, PAYMENTS: 4, ORDERS_0: 1, ORDERS_1: 2}, {"payments": "b", "orders": "a"}
+    )
+    other = StreamPosition(
+        {ORDERS_0: 1, ORDERS_1: 2, ORDERS_10: 3, PAYMENTS: 4}, {"orders": "a", "payments": "b"}
+    )
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
-    assert json.dumps(Position(one.offsets).to_json()) == (
+    assert json.dumps(StreamPosition(one.offsets).to_json()) == (
         '{"orders": {"0": 1, "1": 2, "10": 3}, "payments": {"0": 4}}'
     )
 
 
 def test_a_position_comes_back_from_a_checkpoint() -> None:
-    position = Position({ORDERS_0: 7, PAYMENTS: 0}, {"orders": "a"}, "spark-1")
-    assert Position.of_json(json.loads(json.dumps(position.to_json()))) == position
+    position = StreamPosition({ORDERS_0: 7, PAYMENTS: 0}, {"orders": "a"}, "spark-1")
+    assert StreamPosition.from_json(json.loads(json.dumps(position.to_json()))) == position
 
 
 def test_offsets_that_the_kafka_connector_wrote_are_a_position() -> None:
-    assert Position.of_json({"orders": {"0": 23}}) == Position({ORDERS_0: 23})
+    assert StreamPosition.from_json({"orders": {"0": 23}}) == StreamPosition({ORDERS_0: 23})
 
 
 def test_offsets_of_a_topic_that_was_made_anew_mean_nothing() -> None:
-    before = Position({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a", "payments": "b"})
-    assert before.renewed(Position({}, {"orders": "c", "payments": "b"})) == ["orders"]
-    assert before.without_renewed(Position({}, {"orders": "c"})) == {PAYMENTS: 3}
-    assert Position({ORDERS_0: 7}).without_renewed(Position({}, {"orders": "c"})) == {ORDERS_0: 7}
+    before = StreamPosition({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a", "payments": "b"})
+    assert before.recreated_topics(StreamPosition({}, {"orders": "c", "payments": "b"})) == ["orders"]
+    assert before.without_recreated(StreamPosition({}, {"orders": "c"})) == {PAYMENTS: 3}
+    assert StreamPosition({ORDERS_0: 7}).without_recreated(StreamPosition({}, {"orders": "c"})) == {
+        ORDERS_0: 7
+    }
 
 
 def test_a_log_that_ends_before_the_offset_goes_on_at_its_end_only_if_it_is_known_to_be_the_same() -> None:
-    before = Position({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a"})
-    now = Position({ORDERS_0: 5, PAYMENTS: 2}, {"orders": "a", "payments": "b"})
-    assert before.carried_to(now) == {ORDERS_0: 5}
-    assert before.carried_to(Position({ORDERS_0: 9, PAYMENTS: 9})) == {ORDERS_0: 7, PAYMENTS: 3}
-    assert before.carried_to(Position({ORDERS_0: 9, PAYMENTS: 9}, {"orders": "c"})) == {PAYMENTS: 3}
-    assert before.carried_to(Position({})) == {}
+    before = StreamPosition({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a"})
+    now = StreamPosition({ORDERS_0: 5, PAYMENTS: 2}, {"orders": "a", "payments": "b"})
+    assert before.resume_offsets(now) == {ORDERS_0: 5}
+    assert before.resume_offsets(StreamPosition({ORDERS_0: 9, PAYMENTS: 9})) == {ORDERS_0: 7, PAYMENTS: 3}
+    assert before.resume_offsets(StreamPosition({ORDERS_0: 9, PAYMENTS: 9}, {"orders": "c"})) == {PAYMENTS: 3}
+    assert before.resume_offsets(StreamPosition({})) == {}
 
 
 @pytest.mark.parametrize(("text", "offset"), [("earliest", EARLIEST), (" Latest ", LATEST)])
 def test_a_place_may_be_a_word(text: str, offset: int) -> None:
-    assert parse_place("startingOffsets", text) == Everywhere(offset)
+    assert parse_offset_limit("startingOffsets", text) == EarliestOrLatest(offset)
 
 
 def test_a_place_may_be_offsets_with_the_special_two_among_them() -> None:
-    place = parse_place("startingOffsets", '{"orders": {"0": 23, "1": -2}, "payments": {"0": -1}}')
-    assert place == AtOffsets({ORDERS_0: 23, ORDERS_1: -2, PAYMENTS: -1})
+    place = parse_offset_limit("startingOffsets", '{"orders": {"0": 23, "1": -2}, "payments": {"0": -1}}')
+    assert place == SpecificOffsets({ORDERS_0: 23, ORDERS_1: -2, PAYMENTS: -1})
 
 
 @pytest.mark.parametrize(
@@ -86,28 +92,28 @@ def test_a_place_may_be_offsets_with_the_special_two_among_them() -> None:
 )
 def test_what_is_no_place_is_refused_with_an_example(text: str, complaint: str) -> None:
     with pytest.raises(OptionError) as refused:
-        parse_place("startingOffsets", text)
+        parse_offset_limit("startingOffsets", text)
     assert complaint in str(refused.value)
 
 
 def test_a_batch_cannot_begin_at_the_end_or_end_at_the_beginning() -> None:
     with pytest.raises(OptionError, match="startingOffsets cannot be latest"):
-        parse_place("startingOffsets", "latest", illegal=LATEST)
+        parse_offset_limit("startingOffsets", "latest", illegal=LATEST)
     with pytest.raises(OptionError, match="startingOffsets of orders-1 cannot be latest"):
-        parse_place("startingOffsets", '{"orders": {"0": 0, "1": -1}}', illegal=LATEST)
+        parse_offset_limit("startingOffsets", '{"orders": {"0": 0, "1": -1}}', illegal=LATEST)
     with pytest.raises(OptionError, match="endingOffsets cannot be earliest"):
-        parse_place("endingOffsets", "earliest", illegal=EARLIEST)
+        parse_offset_limit("endingOffsets", "earliest", illegal=EARLIEST)
     with pytest.raises(OptionError, match="endingOffsets of orders-0 cannot be earliest"):
-        parse_place("endingOffsets", '{"orders": {"0": -2}}', illegal=EARLIEST)
-    assert parse_place("endingOffsets", '{"orders": {"0": -1}}', illegal=EARLIEST) == AtOffsets(
+        parse_offset_limit("endingOffsets", '{"orders": {"0": -2}}', illegal=EARLIEST)
+    assert parse_offset_limit("endingOffsets", '{"orders": {"0": -1}}', illegal=EARLIEST) == SpecificOffsets(
         {ORDERS_0: -1}
     )
 
 
 def test_times_are_milliseconds_since_1970() -> None:
-    assert parse_times("startingOffsetsByTimestamp", '{"orders": {"0": 1700000000000}}') == AtTimes(
-        {ORDERS_0: 1_700_000_000_000}
-    )
+    assert parse_times(
+        "startingOffsetsByTimestamp", '{"orders": {"0": 1700000000000}}'
+    ) == SpecificTimestamps({ORDERS_0: 1_700_000_000_000})
     with pytest.raises(OptionError, match="orders-0 is a time in milliseconds since 1970, not -1"):
         parse_times("startingOffsetsByTimestamp", '{"orders": {"0": -1}}')
 
@@ -126,17 +132,17 @@ def test_what_is_no_assignment_is_refused(text: str) -> None:
 
 def test_both_ends_must_name_the_same_partitions() -> None:
     with pytest.raises(OptionError, match="only one of them has orders-1"):
-        check_order(AtOffsets({ORDERS_0: 0, ORDERS_1: 0}), AtOffsets({ORDERS_0: 5}))
+        check_order(SpecificOffsets({ORDERS_0: 0, ORDERS_1: 0}), SpecificOffsets({ORDERS_0: 5}))
 
 
 def test_an_end_before_its_start_is_refused_unless_it_is_a_special_one() -> None:
     with pytest.raises(OptionError, match="orders-0 would be read from 9 to 5"):
-        check_order(AtOffsets({ORDERS_0: 9}), AtOffsets({ORDERS_0: 5}))
+        check_order(SpecificOffsets({ORDERS_0: 9}), SpecificOffsets({ORDERS_0: 5}))
     with pytest.raises(OptionError, match="orders-0 would be read from 9 to 5"):
-        check_order(AtTimes({ORDERS_0: 9}), AtTimes({ORDERS_0: 5}))
-    check_order(AtOffsets({ORDERS_0: 9}), AtOffsets({ORDERS_0: -1}))
-    check_order(AtOffsets({ORDERS_0: 9}), AtTimes({ORDERS_0: 5}))
-    check_order(AtOffsets({ORDERS_0: 9}), AtOffsets({ORDERS_0: 9}))
+        check_order(SpecificTimestamps({ORDERS_0: 9}), SpecificTimestamps({ORDERS_0: 5}))
+    check_order(SpecificOffsets({ORDERS_0: 9}), SpecificOffsets({ORDERS_0: -1}))
+    check_order(SpecificOffsets({ORDERS_0: 9}), SpecificTimestamps({ORDERS_0: 5}))
+    check_order(SpecificOffsets({ORDERS_0: 9}), SpecificOffsets({ORDERS_0: 9}))
 
 
 def test_explicit_offsets_are_of_exactly_the_partitions_there_are() -> None:
@@ -150,4 +156,7 @@ def test_explicit_offsets_are_of_exactly_the_partitions_there_are() -> None:
 
 
 def test_a_long_list_of_partitions_is_cut() -> None:
-    assert listed([TopicPartition("t", index) for index in range(7)]) == "t-0, t-1, t-2, t-3, t-4 and 2 more"
+    assert (
+        format_partitions([TopicPartition("t", index) for index in range(7)])
+        == "t-0, t-1, t-2, t-3, t-4 and 2 more"
+    )

@@ -5,31 +5,31 @@ from typing import Any
 
 import pytest
 
-from moldau.client.consumer.log_offsets import EARLIEST, LATEST
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
-from moldau.spark.source.limits import Limits
-from moldau.spark.source.offsets import AtOffsets, AtTime, AtTimes, Everywhere
+from moldau.spark.source.offsets import EarliestOrLatest, GlobalTimestamp, SpecificOffsets, SpecificTimestamps
 from moldau.spark.source.options import (
     SourceOptions,
     Subscription,
-    check_read,
+    check_read_options,
     includes_headers,
-    is_read,
+    is_read_query,
     parse_connection,
     parse_duration_ms,
-    parse_source,
+    parse_source_options,
 )
+from moldau.spark.source.trigger_limits import TriggerLimits
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
 
 
 def batch(**options: str) -> SourceOptions:
-    return parse_source({**BASE, **dotted(options)}, is_stream=False)
+    return parse_source_options({**BASE, **dotted(options)}, is_stream=False)
 
 
 def stream(**options: str) -> SourceOptions:
-    return parse_source({**BASE, **dotted(options)}, is_stream=True)
+    return parse_source_options({**BASE, **dotted(options)}, is_stream=True)
 
 
 def dotted(options: dict[str, str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def dotted(options: dict[str, str]) -> dict[str, str]:
 
 def refusal(options: dict[str, str], *, is_stream: bool = False) -> str:
     with pytest.raises(OptionError) as refused:
-        parse_source(options, is_stream=is_stream)
+        parse_source_options(options, is_stream=is_stream)
     return str(refused.value)
 
 
@@ -67,14 +67,17 @@ def test_topics_are_listed_with_commas() -> None:
 
 def test_a_pattern_is_a_regular_expression() -> None:
     given = {"kafka.bootstrap.servers": "b:1"}
-    assert parse_source({**given, "subscribePattern": "or.*"}, is_stream=True).subscription.pattern == "or.*"
+    assert (
+        parse_source_options({**given, "subscribePattern": "or.*"}, is_stream=True).subscription.pattern
+        == "or.*"
+    )
     assert "is no regular expression" in refusal({**given, "subscribePattern": "(("})
     assert "it is empty" in refusal({**given, "subscribePattern": " "})
 
 
 def test_partitions_may_be_assigned() -> None:
     given = {"kafka.bootstrap.servers": "b:1", "assign": '{"a": [1, 0]}'}
-    assert parse_source(given, is_stream=False).subscription == Subscription(
+    assert parse_source_options(given, is_stream=False).subscription == Subscription(
         partitions=(TopicPartition("a", 0), TopicPartition("a", 1))
     )
 
@@ -89,7 +92,7 @@ def test_names_are_case_insensitive() -> None:
         "FailOnDataloss": "FALSE",
         "includeheaders": "true",
     }
-    parsed = parse_source(options, is_stream=True)
+    parsed = parse_source_options(options, is_stream=True)
     assert (parsed.bootstrap, parsed.fail_on_data_loss, parsed.include_headers) == ("b:1", False, True)
 
 
@@ -131,28 +134,30 @@ def test_settings_that_the_connector_refuses_are_refused_with_the_reason(name: s
     ["session.timeout.ms", "max.poll.records", "fetch.min.bytes", "partition.assignment.strategy", "acks"],
 )
 def test_settings_of_kafkas_own_clients_that_mean_nothing_here_do_no_harm(name: str) -> None:
-    assert parse_source({**BASE, f"kafka.{name}": "1"}, is_stream=True) == stream()
+    assert parse_source_options({**BASE, f"kafka.{name}": "1"}, is_stream=True) == stream()
 
 
 # Values
 
 
 def test_a_batch_reads_all_there_is_and_a_stream_what_is_to_come() -> None:
-    assert (batch().starting, batch().ending) == (Everywhere(EARLIEST), Everywhere(LATEST))
-    assert stream().starting == Everywhere(LATEST)
+    assert (batch().starting, batch().ending) == (EarliestOrLatest(EARLIEST), EarliestOrLatest(LATEST))
+    assert stream().starting == EarliestOrLatest(LATEST)
 
 
 def test_a_time_for_all_goes_before_times_and_those_before_offsets() -> None:
     times, offsets = '{"orders": {"0": 7}}', '{"orders": {"0": 9}}'
     partition = TopicPartition("orders", 0)
-    assert stream(startingOffsets=offsets).starting == AtOffsets({partition: 9})
-    assert stream(startingOffsets=offsets, startingOffsetsByTimestamp=times).starting == AtTimes(
+    assert stream(startingOffsets=offsets).starting == SpecificOffsets({partition: 9})
+    assert stream(startingOffsets=offsets, startingOffsetsByTimestamp=times).starting == SpecificTimestamps(
         {partition: 7}
     )
     everything = stream(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="5")
-    assert everything.starting == AtTime(5)
-    assert batch(endingOffsets=offsets, endingOffsetsByTimestamp=times).ending == AtTimes({partition: 7})
-    assert batch(endingOffsetsByTimestamp=times, endingTimestamp="5").ending == AtTime(5)
+    assert everything.starting == GlobalTimestamp(5)
+    assert batch(endingOffsets=offsets, endingOffsetsByTimestamp=times).ending == SpecificTimestamps(
+        {partition: 7}
+    )
+    assert batch(endingOffsetsByTimestamp=times, endingTimestamp="5").ending == GlobalTimestamp(5)
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"])
@@ -163,7 +168,7 @@ def test_a_stream_has_no_end(name: str) -> None:
 def test_a_batch_cannot_start_at_the_latest_or_end_at_the_earliest() -> None:
     assert "startingOffsets cannot be latest" in refusal({**BASE, "startingOffsets": "latest"})
     assert "endingOffsets cannot be earliest" in refusal({**BASE, "endingOffsets": "earliest"})
-    assert stream(startingOffsets="latest").starting == Everywhere(LATEST)
+    assert stream(startingOffsets="latest").starting == EarliestOrLatest(LATEST)
 
 
 def test_both_ends_of_a_batch_are_compared() -> None:
@@ -174,8 +179,8 @@ def test_both_ends_of_a_batch_are_compared() -> None:
 
 
 def test_what_to_do_without_a_record_of_that_time_may_be_chosen() -> None:
-    assert not stream().is_latest_without_match
-    assert stream(startingOffsetsByTimestampStrategy="Latest").is_latest_without_match
+    assert not stream().starts_at_latest_without_match
+    assert stream(startingOffsetsByTimestampStrategy="Latest").starts_at_latest_without_match
     assert "is error or latest, not 'first'" in refusal(
         {**BASE, "startingOffsetsByTimestampStrategy": "first"}
     )
@@ -211,7 +216,7 @@ def test_a_value_that_makes_no_sense_is_refused(name: str, value: str, complaint
 def test_limits_of_a_trigger() -> None:
     assert stream(
         maxOffsetsPerTrigger="100", minOffsetsPerTrigger="10", maxTriggerDelay="30s"
-    ).limits == Limits(100, 10, 30_000)
+    ).limits == TriggerLimits(100, 10, 30_000)
     assert "minOffsetsPerTrigger (5) is higher than maxOffsetsPerTrigger (4)" in refusal(
         {**BASE, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, is_stream=True
     )
@@ -248,7 +253,7 @@ def test_how_tasks_fetch() -> None:
         kafka__max__partition__fetch__bytes="1000",
         kafka__fetch__max__bytes="5000",
         kafkaConsumer__pollTimeoutMs="700",
-    ).fetching
+    ).fetch_options
     assert (fetching.isolation_level, fetching.partition_max_bytes, fetching.max_bytes) == (1, 1000, 5000)
     assert fetching.timeout_ms == 700
 
@@ -304,15 +309,15 @@ def test_wrong_security_says_that_it_is_the_security() -> None:
 
 
 def test_a_read_is_told_from_a_write_by_what_it_reads() -> None:
-    assert is_read({"Subscribe": "a"})
-    assert not is_read({"topic": "a", "kafka.bootstrap.servers": "b:1"})
+    assert is_read_query({"Subscribe": "a"})
+    assert not is_read_query({"topic": "a", "kafka.bootstrap.servers": "b:1"})
 
 
 def test_a_read_is_checked_before_it_is_known_whether_it_is_a_stream() -> None:
-    check_read({**BASE, "startingOffsets": "latest"})
-    check_read({**BASE, "endingOffsets": '{"orders": {"0": 5}}'})
+    check_read_options({**BASE, "startingOffsets": "latest"})
+    check_read_options({**BASE, "endingOffsets": '{"orders": {"0": 5}}'})
     with pytest.raises(OptionError):
-        check_read({**BASE, "minPartitions": "none"})
+        check_read_options({**BASE, "minPartitions": "none"})
 
 
 def test_headers_are_asked_for_in_any_case() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moldau.spark.source.ranges import OffsetRange, split
+from moldau.spark.source.offset_ranges import OffsetRange, split_ranges
 
 
 def offsets(partition: int, start: int, end: int) -> OffsetRange:
@@ -12,46 +12,46 @@ def offsets(partition: int, start: int, end: int) -> OffsetRange:
 
 
 def test_without_limits_a_partition_is_a_task() -> None:
-    assert split([offsets(1, 5, 9), offsets(0, 0, 100)]) == [offsets(0, 0, 100), offsets(1, 5, 9)]
+    assert split_ranges([offsets(1, 5, 9), offsets(0, 0, 100)]) == [offsets(0, 0, 100), offsets(1, 5, 9)]
 
 
 def test_nothing_to_read_is_no_task() -> None:
-    assert split([offsets(0, 5, 5), offsets(1, 7, 3)], partitions_min=4) == []
+    assert split_ranges([offsets(0, 5, 5), offsets(1, 7, 3)], partitions_min=4) == []
 
 
 def test_a_partition_with_too_many_records_is_cut_evenly() -> None:
-    assert split([offsets(0, 10, 20)], records_max=4) == [
+    assert split_ranges([offsets(0, 10, 20)], records_max=4) == [
         offsets(0, 10, 13),
         offsets(0, 13, 16),
         offsets(0, 16, 20),
     ]
-    assert split([offsets(0, 10, 20)], records_max=10) == [offsets(0, 10, 20)]
+    assert split_ranges([offsets(0, 10, 20)], records_max=10) == [offsets(0, 10, 20)]
 
 
 def test_enough_partitions_are_not_cut() -> None:
     ranges = [offsets(0, 0, 1000), offsets(1, 0, 1)]
-    assert split(ranges, partitions_min=2) == ranges
+    assert split_ranges(ranges, partitions_min=2) == ranges
 
 
 def test_large_partitions_are_cut_until_there_are_enough() -> None:
-    assert split([offsets(0, 0, 100)], partitions_min=4) == [
+    assert split_ranges([offsets(0, 0, 100)], partitions_min=4) == [
         offsets(0, at, at + 25) for at in (0, 25, 50, 75)
     ]
 
 
 def test_small_partitions_do_not_keep_large_ones_from_being_cut() -> None:
-    tasks = split([offsets(0, 0, 1000), offsets(1, 0, 1), offsets(2, 0, 1)], partitions_min=6)
+    tasks = split_ranges([offsets(0, 0, 1000), offsets(1, 0, 1), offsets(2, 0, 1)], partitions_min=6)
     assert len(tasks) == 6
     assert [each.size for each in tasks if each.partition == 0] == [250] * 4
 
 
 def test_both_limits_together_give_at_least_what_either_asks_for() -> None:
-    assert len(split([offsets(0, 0, 100)], partitions_min=3, records_max=10)) == 10
-    assert len(split([offsets(0, 0, 100)], partitions_min=20, records_max=50)) == 20
+    assert len(split_ranges([offsets(0, 0, 100)], partitions_min=3, records_max=10)) == 10
+    assert len(split_ranges([offsets(0, 0, 100)], partitions_min=20, records_max=50)) == 20
 
 
 def test_a_range_is_never_cut_into_less_than_one_offset() -> None:
-    assert split([offsets(0, 0, 2)], partitions_min=8) == [offsets(0, 0, 1), offsets(0, 1, 2)]
+    assert split_ranges([offsets(0, 0, 2)], partitions_min=8) == [offsets(0, 0, 1), offsets(0, 1, 2)]
 
 
 @given(
@@ -63,7 +63,7 @@ def test_tasks_cover_every_offset_once(
     partitions: list[tuple[int, int]], partitions_min: int | None, records_max: int | None
 ) -> None:
     ranges = [offsets(index, start, start + size) for index, (start, size) in enumerate(partitions)]
-    tasks = split(ranges, partitions_min=partitions_min, records_max=records_max)
+    tasks = split_ranges(ranges, partitions_min=partitions_min, records_max=records_max)
     assert all(each.size > 0 for each in tasks)
     assert records_max is None or all(each.size <= records_max for each in tasks)
     for whole in ranges:

@@ -1,14 +1,27 @@
 """How the leader of a group shares out the partitions, by the names that go over the wire."""
 
-from moldau.client.group.assignors.assignor import NOTHING, Assignments, Assignor, Member, Remembered
+from moldau.client.group.assignors.assignor import (
+    NO_ASSIGNMENT,
+    Assignments,
+    ConsumerPartitionAssignor,
+    PreviousAssignment,
+    SubscribedMember,
+)
 from moldau.client.group.assignors.cooperative_sticky import CooperativeStickyAssignor
 from moldau.client.group.assignors.range import RangeAssignor
 from moldau.client.group.assignors.roundrobin import RoundRobinAssignor
 from moldau.client.group.assignors.sticky import StickyAssignor
 
-__all__ = ["NOTHING", "Assignments", "Assignor", "Member", "Remembered", "assignor_named"]
+__all__ = [
+    "NO_ASSIGNMENT",
+    "Assignments",
+    "ConsumerPartitionAssignor",
+    "PreviousAssignment",
+    "SubscribedMember",
+    "get_assignor",
+]
 
-_ASSIGNORS: tuple[Assignor, ...] = (
+_ASSIGNORS: tuple[ConsumerPartitionAssignor, ...] = (
     RangeAssignor(),
     RoundRobinAssignor(),
     StickyAssignor(),
@@ -16,7 +29,7 @@ _ASSIGNORS: tuple[Assignor, ...] = (
 )
 
 
-def assignor_named(name: str) -> Assignor:
+def get_assignor(name: str) -> ConsumerPartitionAssignor:
     """Raises ValueError for a name that is none."""
     for assignor in _ASSIGNORS:
         if assignor.name == name:

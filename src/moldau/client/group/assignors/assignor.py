@@ -16,7 +16,7 @@ Assignments = dict[str, list[Partition]]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SubscribedMember:
     """One member as the leader sees it."""
 
     member_id: str
@@ -25,46 +25,48 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class PreviousAssignment:
     """What a member was last assigned, and in which generation."""
 
     partitions: tuple[Partition, ...] = ()
     generation_id: int = -1
 
 
-NOTHING = Remembered()
+NO_ASSIGNMENT = PreviousAssignment()
 
 
-class Assignor(ABC):
+class ConsumerPartitionAssignor(ABC):
     name: ClassVar[str]
     """As it stands on the wire."""
     is_cooperative: ClassVar[bool] = False
     """Whether members may keep their partitions while they rejoin."""
 
-    def user_data(self, remembered: Remembered) -> bytes | None:
+    def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
         """What a member tells the leader beside its subscription."""
         return None
 
     @abstractmethod
-    def assign(self, partition_counts: Mapping[str, int], members: Sequence[Member]) -> Assignments:
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
         """A topic without an entry in `partition_counts` does not exist: nobody gets anything of it."""
 
 
-def in_order(members: Sequence[Member]) -> list[Member]:
+def sorted_members(members: Sequence[SubscribedMember]) -> list[SubscribedMember]:
     """Static members first, by their instance ids: their place does not depend on the ids a coordinator makes
     up, so a restart of the whole group moves nothing."""
     return sorted(members, key=lambda each: (each.instance_id is None, each.instance_id or each.member_id))
 
 
-def subscribers(members: Sequence[Member], partition_counts: Mapping[str, int]) -> dict[str, list[Member]]:
+def subscribers_by_topic(
+    members: Sequence[SubscribedMember], partition_counts: Mapping[str, int]
+) -> dict[str, list[SubscribedMember]]:
     """The topics that exist and that somebody wants, in order, each with its members in order."""
-    found: dict[str, list[Member]] = {}
-    for member in in_order(members):
+    found: dict[str, list[SubscribedMember]] = {}
+    for member in sorted_members(members):
         for topic in dict.fromkeys(member.subscription.topics):
             if partition_counts.get(topic, 0) > 0:
                 found.setdefault(topic, []).append(member)
     return dict(sorted(found.items()))
 
 
-def nothing_for(members: Sequence[Member]) -> Assignments:
+def empty_assignments(members: Sequence[SubscribedMember]) -> Assignments:
     return {member.member_id: [] for member in members}

@@ -9,87 +9,92 @@ that is the optimality condition of semi-matchings in bipartite graphs.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from moldau.client.group.assignors.assignor import Assignments, Member, nothing_for, subscribers
+from moldau.client.group.assignors.assignor import (
+    Assignments,
+    SubscribedMember,
+    empty_assignments,
+    subscribers_by_topic,
+)
 from moldau.wire.consumer_protocol import Partition
 
 
-def balanced(
+def balance_partitions(
     partition_counts: Mapping[str, int],
-    members: Sequence[Member],
+    members: Sequence[SubscribedMember],
     owned: Mapping[str, Iterable[Partition]],
 ) -> Assignments:
     """`owned` names each partition once at most."""
-    shares = _Shares(partition_counts, members)
-    free = shares.keep(owned)
-    shares.hand_out(free)
-    shares.even_out()
+    shares = _StickyBalancer(partition_counts, members)
+    free = shares.retain_owned(owned)
+    shares.assign_free(free)
+    shares.even_load()
     return shares.assignments()
 
 
-class _Shares:
-    def __init__(self, partition_counts: Mapping[str, int], members: Sequence[Member]) -> None:
+class _StickyBalancer:
+    def __init__(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> None:
         self._counts = partition_counts
-        self._wanting = {
+        self._subscribers = {
             topic: sorted(member.member_id for member in wanting)
-            for topic, wanting in subscribers(members, partition_counts).items()
+            for topic, wanting in subscribers_by_topic(members, partition_counts).items()
         }
-        self._held: dict[str, dict[str, list[int]]] = {
-            member_id: {} for member_id in sorted(nothing_for(members))
+        self._assigned: dict[str, dict[str, list[int]]] = {
+            member_id: {} for member_id in sorted(empty_assignments(members))
         }
         """Each member's partitions by topic; a list's last one is the first to move."""
-        self._load = dict.fromkeys(self._held, 0)
+        self._load = dict.fromkeys(self._assigned, 0)
 
-    def keep(self, owned: Mapping[str, Iterable[Partition]]) -> list[Partition]:
+    def retain_owned(self, owned: Mapping[str, Iterable[Partition]]) -> list[Partition]:
         """Leave with their owners what they may still have; returns what is free."""
         kept: set[Partition] = set()
-        for member_id in self._held:
+        for member_id in self._assigned:
             for topic, index in sorted(owned.get(member_id, ())):
-                if member_id in self._wanting.get(topic, ()) and index < self._counts[topic]:
-                    self._give(member_id, topic, index)
+                if member_id in self._subscribers.get(topic, ()) and index < self._counts[topic]:
+                    self._assign(member_id, topic, index)
                     kept.add((topic, index))
         return [
             (topic, index)
-            for topic in self._wanting
+            for topic in self._subscribers
             for index in range(self._counts[topic])
             if (topic, index) not in kept
         ]
 
-    def hand_out(self, free: Iterable[Partition]) -> None:
+    def assign_free(self, free: Iterable[Partition]) -> None:
         """The pickiest topics first: who wants many topics can still be given another."""
-        for topic, index in sorted(free, key=lambda each: (len(self._wanting[each[0]]), *each)):
-            self._give(min(self._wanting[topic], key=self._load.__getitem__), topic, index)
+        for topic, index in sorted(free, key=lambda each: (len(self._subscribers[each[0]]), *each)):
+            self._assign(min(self._subscribers[topic], key=self._load.__getitem__), topic, index)
 
-    def even_out(self) -> None:
+    def even_load(self) -> None:
         """The most loaded member gives first. Once it finds no chain it never will: all it reaches have as much as
         it has, or one less, and who gives after it has no more than that to pass into their midst."""
-        givers = dict.fromkeys(self._held)
+        givers = dict.fromkeys(self._assigned)
         while givers:
             giver = max(givers, key=self._load.__getitem__)
-            chain = self._chain_from(giver)
+            chain = self._find_move_chain(giver)
             for source, topic, target in chain:
-                self._give(target, topic, self._take(source, topic))
+                self._assign(target, topic, self._unassign(source, topic))
             if not chain:
                 del givers[giver]
 
     def assignments(self) -> Assignments:
         return {
             member_id: sorted((topic, index) for topic, indexes in held.items() for index in indexes)
-            for member_id, held in self._held.items()
+            for member_id, held in self._assigned.items()
         }
 
-    def _give(self, member_id: str, topic: str, index: int) -> None:
-        self._held[member_id].setdefault(topic, []).append(index)
+    def _assign(self, member_id: str, topic: str, index: int) -> None:
+        self._assigned[member_id].setdefault(topic, []).append(index)
         self._load[member_id] += 1
 
-    def _take(self, member_id: str, topic: str) -> int:
-        held = self._held[member_id]
+    def _unassign(self, member_id: str, topic: str) -> int:
+        held = self._assigned[member_id]
         index = held[topic].pop()
         if not held[topic]:
             del held[topic]
         self._load[member_id] -= 1
         return index
 
-    def _chain_from(self, giver: str) -> list[tuple[str, str, str]]:
+    def _find_move_chain(self, giver: str) -> list[tuple[str, str, str]]:
         """The moves, last one first, by which `giver` gets rid of one partition to the evenness of all; empty
         where there are none."""
         enough = self._load[giver] - 2
@@ -98,11 +103,11 @@ class _Shares:
         waiting = deque([giver])
         while waiting:
             source = waiting.popleft()
-            for topic in sorted(self._held[source]):
+            for topic in sorted(self._assigned[source]):
                 if topic in seen_topics:
                     continue
                 seen_topics.add(topic)
-                fresh = [each for each in self._wanting[topic] if each not in reached]
+                fresh = [each for each in self._subscribers[topic] if each not in reached]
                 for target in fresh:
                     reached[target] = (source, topic)
                 best = min(fresh, key=self._load.__getitem__, default=None)

@@ -4,32 +4,40 @@ changes hands is first given to nobody. Its owner gives it up and rejoins; then 
 import struct
 from collections.abc import Mapping, Sequence
 
-from moldau.client.group.assignors.assignor import NOTHING, Assignments, Assignor, Member, Remembered
-from moldau.client.group.assignors.balance import balanced
-from moldau.client.group.assignors.claims import owners
+from moldau.client.group.assignors.assignor import (
+    NO_ASSIGNMENT,
+    Assignments,
+    ConsumerPartitionAssignor,
+    PreviousAssignment,
+    SubscribedMember,
+)
+from moldau.client.group.assignors.balance import balance_partitions
+from moldau.client.group.assignors.ownership import resolve_owners
 from moldau.wire.consumer_protocol import Partition, Subscription
 
 _INT32 = struct.Struct(">i")
 
 
-class CooperativeStickyAssignor(Assignor):
+class CooperativeStickyAssignor(ConsumerPartitionAssignor):
     name = "cooperative-sticky"
     is_cooperative = True
 
-    def user_data(self, remembered: Remembered) -> bytes | None:
+    def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
         """The generation, for members that do not read it from the subscription."""
-        return None if remembered == NOTHING else _INT32.pack(remembered.generation_id)
+        return (
+            None if previous_assignment == NO_ASSIGNMENT else _INT32.pack(previous_assignment.generation_id)
+        )
 
-    def assign(self, partition_counts: Mapping[str, int], members: Sequence[Member]) -> Assignments:
-        owned = owners(
-            (each.member_id, _generation_of(each.subscription), each.subscription.owned_partitions)
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        owned = resolve_owners(
+            (each.member_id, _subscription_generation(each.subscription), each.subscription.owned_partitions)
             for each in members
         )
-        wanted = balanced(partition_counts, members, owned)
-        return _without_partitions_in_use(wanted, members, owned)
+        wanted = balance_partitions(partition_counts, members, owned)
+        return _withhold_owned(wanted, members, owned)
 
 
-def _generation_of(subscription: Subscription) -> int:
+def _subscription_generation(subscription: Subscription) -> int:
     if subscription.generation_id >= 0:
         return subscription.generation_id
     if subscription.user_data is not None and len(subscription.user_data) >= 4:
@@ -38,8 +46,8 @@ def _generation_of(subscription: Subscription) -> int:
     return -1
 
 
-def _without_partitions_in_use(
-    wanted: Assignments, members: Sequence[Member], owned: Mapping[str, Sequence[Partition]]
+def _withhold_owned(
+    wanted: Assignments, members: Sequence[SubscribedMember], owned: Mapping[str, Sequence[Partition]]
 ) -> Assignments:
     in_use = {each for member in members for each in member.subscription.owned_partitions}
     left: Assignments = {}

@@ -3,15 +3,21 @@ partitions meet on the same member, which is what joins need."""
 
 from collections.abc import Mapping, Sequence
 
-from moldau.client.group.assignors.assignor import Assignments, Assignor, Member, nothing_for, subscribers
+from moldau.client.group.assignors.assignor import (
+    Assignments,
+    ConsumerPartitionAssignor,
+    SubscribedMember,
+    empty_assignments,
+    subscribers_by_topic,
+)
 
 
-class RangeAssignor(Assignor):
+class RangeAssignor(ConsumerPartitionAssignor):
     name = "range"
 
-    def assign(self, partition_counts: Mapping[str, int], members: Sequence[Member]) -> Assignments:
-        assigned = nothing_for(members)
-        for topic, wanting in subscribers(members, partition_counts).items():
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        assigned = empty_assignments(members)
+        for topic, wanting in subscribers_by_topic(members, partition_counts).items():
             share, extra = divmod(partition_counts[topic], len(wanting))
             start = 0
             for place, member in enumerate(wanting):

@@ -5,22 +5,22 @@ from collections.abc import Mapping, Sequence
 
 from moldau.client.group.assignors.assignor import (
     Assignments,
-    Assignor,
-    Member,
-    in_order,
-    nothing_for,
-    subscribers,
+    ConsumerPartitionAssignor,
+    SubscribedMember,
+    empty_assignments,
+    sorted_members,
+    subscribers_by_topic,
 )
 
 
-class RoundRobinAssignor(Assignor):
+class RoundRobinAssignor(ConsumerPartitionAssignor):
     name = "roundrobin"
 
-    def assign(self, partition_counts: Mapping[str, int], members: Sequence[Member]) -> Assignments:
-        assigned = nothing_for(members)
-        circle = in_order(members)
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        assigned = empty_assignments(members)
+        circle = sorted_members(members)
         turn = 0
-        for topic, wanting in subscribers(members, partition_counts).items():
+        for topic, wanting in subscribers_by_topic(members, partition_counts).items():
             takers = {member.member_id for member in wanting}
             for index in range(partition_counts[topic]):
                 while circle[turn].member_id not in takers:

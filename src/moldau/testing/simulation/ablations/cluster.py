@@ -7,22 +7,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moldau.controller import brokers, in_sync
-from moldau.groups.shard import Shard
-from moldau.logs.epochs import EpochHistory
+from moldau.controller import alter_partition as isr
+from moldau.controller import cluster_control as brokers
+from moldau.groups.shard_driver import ShardDriver
+from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.partitions import replica
+from moldau.partitions.leader_state import LeaderState
+from moldau.partitions.log_flusher import LogFlusher
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica import Replica
-from moldau.partitions.state import LeaderState
-from moldau.partitions.syncing import Syncing
-from moldau.raft.elections import ElectionFile
-from moldau.raft.events import Election
-from moldau.raft.messages import LogEnd
-from moldau.raft.replicas import Leadership
+from moldau.raft.events import ElectionState
+from moldau.raft.leader_state import Leadership
+from moldau.raft.messages import EpochEndOffset
+from moldau.raft.quorum_state_store import FileQuorumStateStore
 from moldau.raft.state import QuorumState
 from moldau.records.batch import Batch
-from moldau.testing.simulation.ablations.patch import replaced
-from moldau.testing.simulation.scenarios.faulty_cluster import Plan
+from moldau.testing.simulation.ablations.patch import patched
+from moldau.testing.simulation.scenarios.faulty_cluster import FaultPlan
 
 SAVING_S = 0.5
 
@@ -30,11 +31,11 @@ SAVING_S = 0.5
 @dataclass(frozen=True, slots=True)
 class Ablation:
     switch: Callable[[], AbstractContextManager[None]]
-    plan: Callable[[Plan], Plan] = lambda plan: plan
+    plan: Callable[[FaultPlan], FaultPlan] = lambda plan: plan
     """Makes a seed's plan one in which the safeguard matters."""
 
 
-def _in(profile: str, **changes: Any) -> Callable[[Plan], Plan]:
+def _in(profile: str, **changes: Any) -> Callable[[FaultPlan], FaultPlan]:
     return lambda plan: replace(plan, profile=profile, **changes)
 
 
@@ -44,37 +45,37 @@ def _in(profile: str, **changes: Any) -> Callable[[Plan], Plan]:
 def without_fsync() -> AbstractContextManager[None]:
     """What is appended counts as safe, on leaders and followers."""
 
-    def safe_offset(syncing: Syncing) -> int:
+    def durable_offset(syncing: LogFlusher) -> int:
         return syncing._log.end_offset
 
-    return replaced(Syncing, "safe_offset", safe_offset)
+    return patched(LogFlusher, "durable_offset", durable_offset)
 
 
 def with_unsynced_followers() -> AbstractContextManager[None]:
     """A follower vouches for what it has not synced."""
 
-    def followed_offset(follower: Replica) -> int:
+    def replicated_offset(follower: Replica) -> int:
         return follower.log.end_offset
 
-    return replaced(Replica, "followed_offset", followed_offset)
+    return patched(Replica, "replicated_offset", replicated_offset)
 
 
 def without_truncation() -> AbstractContextManager[None]:
     """A follower goes on from its own end, whatever its leader says of epochs."""
 
-    def truncation_point(epochs: EpochHistory, end_offset: int, diverging: LogEnd) -> int:
+    def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
         return end_offset
 
-    return replaced(replica, "truncation_point", truncation_point)
+    return patched(replica, "truncation_offset", truncation_offset)
 
 
 def without_maximal_in_sync() -> AbstractContextManager[None]:
     """A leader goes by the in-sync set that it wants, before the controller has agreed."""
 
-    def maximal_in_sync(state: LeaderState) -> tuple[int, ...]:
-        return state.image.in_sync if state.proposal is None else state.proposal.in_sync
+    def maximal_isr(state: LeaderState) -> tuple[int, ...]:
+        return state.image.isr if state.proposal is None else state.proposal.isr
 
-    return replaced(LeaderState, "maximal_in_sync", maximal_in_sync)
+    return patched(LeaderState, "maximal_isr", maximal_isr)
 
 
 def without_lease() -> AbstractContextManager[None]:
@@ -83,7 +84,7 @@ def without_lease() -> AbstractContextManager[None]:
     def check_lease(partition: Partition) -> None:
         pass
 
-    return replaced(Partition, "check_lease", check_lease)
+    return patched(Partition, "check_lease", check_lease)
 
 
 def without_high_watermark() -> AbstractContextManager[None]:
@@ -92,18 +93,18 @@ def without_high_watermark() -> AbstractContextManager[None]:
     def visible_end(partition: Partition, *, committed_only: bool) -> int:
         return partition.log.end_offset
 
-    return replaced(Partition, "visible_end", visible_end)
+    return patched(Partition, "visible_end", visible_end)
 
 
 def without_producers_on_followers() -> AbstractContextManager[None]:
     """A follower does not remember what producers have written last."""
-    append = Replica._append_followed
+    append = Replica._append_from_leader
 
     async def append_followed(follower: Replica, batches: list[Batch]) -> None:
         await append(follower, batches)
         follower.log.producers.rebuild(None, ())
 
-    return replaced(Replica, "_append_followed", append_followed)
+    return patched(Replica, "_append_from_leader", append_followed)
 
 
 # The controller
@@ -115,7 +116,7 @@ def without_partition_epoch() -> AbstractContextManager[None]:
     def check(*arguments: object) -> None:
         pass
 
-    return replaced(in_sync, "_check_partition_epoch", check)
+    return patched(isr, "_check_partition_epoch", check)
 
 
 def without_broker_epoch() -> AbstractContextManager[None]:
@@ -124,12 +125,12 @@ def without_broker_epoch() -> AbstractContextManager[None]:
     def is_clean_restart(*arguments: object) -> bool:
         return True
 
-    return replaced(brokers, "is_clean_restart", is_clean_restart)
+    return patched(brokers, "is_clean_restart", is_clean_restart)
 
 
 def without_group_load() -> AbstractContextManager[None]:
     """A coordinator begins to serve before it has read its groups."""
-    return replaced(Shard, "is_empty", True)
+    return patched(ShardDriver, "is_empty", True)
 
 
 # The quorum
@@ -137,9 +138,9 @@ def without_group_load() -> AbstractContextManager[None]:
 
 def with_votes_saved_later() -> AbstractContextManager[None]:
     """A vote is given before it is on disk."""
-    save = ElectionFile.save
+    save = FileQuorumStateStore.save
 
-    async def save_later(elections: ElectionFile, election: Election) -> None:
+    async def save_later(elections: FileQuorumStateStore, election: ElectionState) -> None:
         async def later() -> None:
             await asyncio.sleep(SAVING_S)
             await save(elections, election)
@@ -147,16 +148,16 @@ def with_votes_saved_later() -> AbstractContextManager[None]:
         # The loop keeps it: a simulated loop holds on to its tasks.
         asyncio.get_running_loop().create_task(later())
 
-    return replaced(ElectionFile, "save", save_later)
+    return patched(FileQuorumStateStore, "save", save_later)
 
 
 def without_log_check() -> AbstractContextManager[None]:
     """A vote is given to whoever asks first."""
 
-    def is_up_to_date(state: QuorumState, last: LogEnd) -> bool:
+    def is_up_to_date(state: QuorumState, last: EpochEndOffset) -> bool:
         return True
 
-    return replaced(QuorumState, "_is_up_to_date", is_up_to_date)
+    return patched(QuorumState, "_is_up_to_date", is_up_to_date)
 
 
 def without_pre_vote() -> AbstractContextManager[None]:
@@ -165,28 +166,29 @@ def without_pre_vote() -> AbstractContextManager[None]:
     def asks_first(state: QuorumState) -> bool:
         return False
 
-    return replaced(QuorumState, "_asks_first", asks_first)
+    return patched(QuorumState, "_needs_pre_vote", asks_first)
 
 
 def without_majority() -> AbstractContextManager[None]:
     """A change of metadata is answered when the leader alone has it."""
 
-    def durable_on_majority(leadership: Leadership, voters: object, durable_offset: int) -> int:
+    def majority_end_offset(leadership: Leadership, voters: object, durable_offset: int) -> int:
         return durable_offset
 
-    return replaced(Leadership, "durable_on_majority", durable_on_majority)
+    return patched(Leadership, "majority_end_offset", majority_end_offset)
 
 
 ABLATIONS: Mapping[str, Ablation] = {
     "fsync-before-ack": Ablation(without_fsync, _in("power cuts", sync_ms_max=20.0)),
     "unsynced-followers": Ablation(with_unsynced_followers, _in("power cuts", sync_ms_max=20.0)),
-    "vote-before-save": Ablation(with_votes_saved_later, _in("elections", gap_s=0.5)),
+    "vote-before-save": Ablation(with_votes_saved_later, _in("elections", fault_interval_s=0.5)),
     "up-to-date-log": Ablation(without_log_check, _in("everything")),
     "pre-vote": Ablation(without_pre_vote, _in("rejoins")),
     "truncation": Ablation(without_truncation, _in("network")),
     "maximal-in-sync": Ablation(without_maximal_in_sync, _in("network")),
     "partition-epoch": Ablation(
-        without_partition_epoch, _in("flapping", faults=30, lasting_s_min=1.5, lasting_s_max=2.5)
+        without_partition_epoch,
+        _in("flapping", faults=30, fault_duration_s_min=1.5, fault_duration_s_max=2.5),
     ),
     "broker-epoch": Ablation(without_broker_epoch, _in("one at a time")),
     "lease": Ablation(without_lease, _in("pauses")),

@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from moldau.coordinator import runtime
-from moldau.groups import loading
-from moldau.groups.classic import ClassicGroup
+from moldau.groups import offsets_partition as loading
+from moldau.groups.classic_group import ClassicGroup
 from moldau.groups.formats import decode
 from moldau.groups.records import GroupRecord
-from moldau.groups.requests import MemberClaim, Now
-from moldau.groups.state import GroupsState
-from moldau.testing.simulation.ablations.patch import replaced
+from moldau.groups.requests import MemberIdentity, Now
+from moldau.groups.shard import GroupCoordinatorShard
+from moldau.testing.simulation.ablations.patch import patched
 
 
 def without_generation_check() -> AbstractContextManager[None]:
@@ -21,30 +21,32 @@ def without_generation_check() -> AbstractContextManager[None]:
     def check_generation(group: ClassicGroup, generation: int) -> None:
         pass
 
-    return replaced(ClassicGroup, "_check_generation", check_generation)
+    return patched(ClassicGroup, "_check_generation", check_generation)
 
 
 def without_member_fencing() -> AbstractContextManager[None]:
     """A commit is judged by its generation alone, and not by who sends it."""
 
-    def check_commit(group: ClassicGroup, now: Now, claim: MemberClaim) -> None:
+    def validate_offset_commit(group: ClassicGroup, now: Now, claim: MemberIdentity) -> None:
         if not (claim.generation < 0 and group.is_empty):
             group._check_generation(claim.generation)
 
-    return replaced(ClassicGroup, "check_commit", check_commit)
+    return patched(ClassicGroup, "validate_offset_commit", validate_offset_commit)
 
 
 def with_replies_before_durable() -> AbstractContextManager[None]:
     """What a coordinator has decided is told as soon as it is written, and not when it is safe."""
-    park = runtime.DecisionRuntime._park
+    park = runtime.CoordinatorRuntime._park
 
-    def release_at_once(decisions: runtime.DecisionRuntime[Any, Any], parked: runtime._Parked) -> None:
-        if isinstance(decisions._state, GroupsState):
+    def release_at_once(
+        decisions: runtime.CoordinatorRuntime[Any, Any], parked: runtime._ParkedResponse
+    ) -> None:
+        if isinstance(decisions._state, GroupCoordinatorShard):
             runtime._release(parked)
         else:
             park(decisions, parked)
 
-    return replaced(runtime.DecisionRuntime, "_park", release_at_once)
+    return patched(runtime.CoordinatorRuntime, "_park", release_at_once)
 
 
 def without_tombstones() -> AbstractContextManager[None]:
@@ -53,7 +55,7 @@ def without_tombstones() -> AbstractContextManager[None]:
     def decode_if_not_deleted(key: bytes, value: bytes | None) -> GroupRecord | None:
         return None if value is None else decode(key, value)
 
-    return replaced(loading, "decode", decode_if_not_deleted)
+    return patched(loading, "decode", decode_if_not_deleted)
 
 
 ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {

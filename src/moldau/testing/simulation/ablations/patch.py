@@ -6,7 +6,7 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, replacement: object) -> Iterator[None]:
+def patched(owner: Any, name: str, replacement: object) -> Iterator[None]:
     original = getattr(owner, name)
     setattr(owner, name, replacement)
     try:

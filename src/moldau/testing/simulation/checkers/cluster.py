@@ -7,16 +7,16 @@ answer, nothing doubled, nothing that nobody sent.
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from moldau.testing.simulation.checkers.history import Partition, Poll, Send
-from moldau.testing.simulation.checkers.history_cluster import ClusterHistory, Log
+from moldau.testing.simulation.checkers.history import Partition, PollOperation, SendOperation
+from moldau.testing.simulation.checkers.history_cluster import ClusterHistory, LogContent
 from moldau.testing.simulation.checkers.records import (
-    ALL,
+    ACKS_ALL,
     Violation,
-    log_itself,
-    name_of,
-    never_sent,
-    places_of,
-    shown,
+    check_log_offsets,
+    check_never_sent,
+    format_value,
+    offsets_by_value,
+    partition_name,
     topic_changes,
 )
 
@@ -28,25 +28,27 @@ def check_cluster(history: ClusterHistory) -> list[Violation]:
 
 def _violations(history: ClusterHistory) -> Iterator[tuple[str, str]]:
     for partition, log in sorted(history.logs.items()):
-        yield from log_itself(partition, log)
+        yield from check_log_offsets(partition, log)
     for partition, replicas in sorted(history.replicas.items()):
-        yield from _replicas_agree(partition, replicas)
-    places = {partition: places_of(log) for partition, log in history.logs.items()}
+        yield from _check_replicas_agree(partition, replicas)
+    places = {partition: offsets_by_value(log) for partition, log in history.logs.items()}
     for send in history.sends:
         if send.partition in places:
-            yield from _one_send(send, places[send.partition], send.partition[0] in history.lossy)
-    yield from _acknowledged_offsets(history)
-    yield from _order_of_sends(history, places)
-    yield from never_sent(history)
-    yield from _polls(history)
-    yield from _unseen(history)
-    for refusal in history.refusals:
-        if refusal.partition[0] not in history.lossy:
-            yield refusal.what, f"{refusal.who} at {name_of(refusal.partition)}"
+            yield from _check_send(send, places[send.partition], send.partition[0] in history.lossy_topics)
+    yield from _check_acknowledged_offsets(history)
+    yield from _check_send_order(history, places)
+    yield from check_never_sent(history)
+    yield from _check_polls(history)
+    yield from _check_unread(history)
+    for refusal in history.unexpected_errors:
+        if refusal.partition[0] not in history.lossy_topics:
+            yield refusal.what, f"{refusal.who} at {partition_name(refusal.partition)}"
     yield from topic_changes(history)
 
 
-def _replicas_agree(partition: Partition, replicas: Mapping[int, Log]) -> Iterator[tuple[str, str]]:
+def _check_replicas_agree(
+    partition: Partition, replicas: Mapping[int, LogContent]
+) -> Iterator[tuple[str, str]]:
     for (one, log), (other, other_log) in itertools.pairwise(sorted(replicas.items())):
         if log == other_log:
             continue
@@ -58,43 +60,49 @@ def _replicas_agree(partition: Partition, replicas: Mapping[int, Log]) -> Iterat
             ),
             f"{len(log)} and {len(other_log)} records",
         )
-        yield "replicas differ", f"{name_of(partition)} on nodes {one} and {other}: {where[:200]}"
+        yield "replicas differ", f"{partition_name(partition)} on nodes {one} and {other}: {where[:200]}"
 
 
-def _one_send(send: Send, places: Mapping[bytes, Sequence[int]], is_lossy: bool) -> Iterator[tuple[str, str]]:
+def _check_send(
+    send: SendOperation, places: Mapping[bytes, Sequence[int]], is_lossy: bool
+) -> Iterator[tuple[str, str]]:
     for value in send.values:
         offsets = places.get(value, ())
-        label = f"{shown(value)} of {send.producer}"
+        label = f"{format_value(value)} of {send.producer}"
         if len(offsets) > 1 and send.is_idempotent:
-            yield "duplicate", f"{label} is at {list(offsets)} of {name_of(send.partition)}"
-        if not offsets and send.is_acknowledged and send.acks == ALL and not is_lossy:
-            yield "lost write", f"{label} was acknowledged at {send.offset} of {name_of(send.partition)}"
-    if send.is_acknowledged and send.acks == ALL and send.offset is not None and not is_lossy:
+            yield "duplicate", f"{label} is at {list(offsets)} of {partition_name(send.partition)}"
+        if not offsets and send.is_acknowledged and send.acks == ACKS_ALL and not is_lossy:
+            yield (
+                "lost write",
+                f"{label} was acknowledged at {send.offset} of {partition_name(send.partition)}",
+            )
+    if send.is_acknowledged and send.acks == ACKS_ALL and send.offset is not None and not is_lossy:
         found = places.get(send.values[0], ())
         if found and send.offset not in found:
-            where = f"at {send.offset} of {name_of(send.partition)} and is at {list(found)}"
-            yield "wrong offset", f"{shown(send.values[0])} of {send.producer} was acknowledged {where}"
+            where = f"at {send.offset} of {partition_name(send.partition)} and is at {list(found)}"
+            yield (
+                "wrong offset",
+                f"{format_value(send.values[0])} of {send.producer} was acknowledged {where}",
+            )
 
 
-def _acknowledged_offsets(history: ClusterHistory) -> Iterator[tuple[str, str]]:
+def _check_acknowledged_offsets(history: ClusterHistory) -> Iterator[tuple[str, str]]:
     """No two records are acknowledged at one offset, even where neither is there in the end."""
     taken: dict[tuple[Partition, int], bytes] = {}
     for send in history.sends:
-        if not send.is_acknowledged or send.acks != ALL or send.offset is None:
+        if not send.is_acknowledged or send.acks != ACKS_ALL or send.offset is None:
             continue
-        if send.partition[0] in history.lossy:
+        if send.partition[0] in history.lossy_topics:
             continue
         for index, value in enumerate(send.values):
             place = send.partition, send.offset + index
             if taken.setdefault(place, value) != value:
-                other = shown(taken[place])
-                yield (
-                    "inconsistent offsets",
-                    f"{shown(value)} and {other} were both acknowledged at {place[1]} of {name_of(place[0])}",
-                )
+                both = f"{format_value(value)} and {format_value(taken[place])}"
+                where = f"{place[1]} of {partition_name(place[0])}"
+                yield "inconsistent offsets", f"{both} were both acknowledged at {where}"
 
 
-def _order_of_sends(
+def _check_send_order(
     history: ClusterHistory, places: Mapping[Partition, Mapping[bytes, Sequence[int]]]
 ) -> Iterator[tuple[str, str]]:
     """What an idempotent producer sent later stands later. Where records were lost, what the broker knew of their
@@ -102,43 +110,47 @@ def _order_of_sends(
     last: dict[tuple[str, Partition], tuple[bytes, int]] = {}
     for send in history.sends:
         offsets = places.get(send.partition, {}).get(send.values[0])
-        if not offsets or not send.is_idempotent or send.partition[0] in history.lossy:
+        if not offsets or not send.is_idempotent or send.partition[0] in history.lossy_topics:
             continue
         key = send.producer, send.partition
         if key in last and last[key][1] > offsets[0]:
             earlier, offset = last[key]
-            later = f"{shown(send.values[0])}, sent after it, at {offsets[0]} of {name_of(send.partition)}"
-            yield "non-monotonic send", f"{shown(earlier)} is at {offset} and {later}"
+            value, name = format_value(send.values[0]), partition_name(send.partition)
+            later = f"{value}, sent after it, at {offsets[0]} of {name}"
+            yield "non-monotonic send", f"{format_value(earlier)} is at {offset} and {later}"
         last[key] = send.values[0], offsets[0]
 
 
-def _polls(history: ClusterHistory) -> Iterator[tuple[str, str]]:
+def _check_polls(history: ClusterHistory) -> Iterator[tuple[str, str]]:
     logs = {partition: dict(log) for partition, log in history.logs.items()}
     seen: dict[tuple[Partition, int], bytes] = {}
     positions: dict[tuple[str, Partition], int] = {}
     for poll in history.polls:
-        who = f"{poll.consumer} of {name_of(poll.partition)}"
-        yield from _within_poll(poll, who)
-        if poll.partition[0] in history.lossy or not poll.records:
+        who = f"{poll.consumer} of {partition_name(poll.partition)}"
+        yield from _check_poll_order(poll, who)
+        if poll.partition[0] in history.lossy_topics or not poll.records:
             continue
-        yield from _between_polls(poll, who, positions)
+        yield from _check_poll_positions(poll, who, positions)
         log = logs.get(poll.partition)
         for offset, value in poll.records:
             if seen.setdefault((poll.partition, offset), value) != value:
-                other = shown(seen[poll.partition, offset])
-                yield "inconsistent offsets", f"{who} read {shown(value)} at {offset}, and others {other}"
+                other = format_value(seen[poll.partition, offset])
+                yield (
+                    "inconsistent offsets",
+                    f"{who} read {format_value(value)} at {offset}, and others {other}",
+                )
             if log is None:
                 continue
             if offset not in log:
-                yield "vanished", f"{who} read {shown(value)} at {offset}, where nothing is in the end"
+                yield "vanished", f"{who} read {format_value(value)} at {offset}, where nothing is in the end"
             elif log[offset] != value:
                 yield (
                     "inconsistent offsets",
-                    f"{who} read {shown(value)} at {offset}, where {shown(log[offset])} is in the end",
+                    f"{who} read {format_value(value)} at {offset}, where {format_value(log[offset])} is in the end",
                 )
 
 
-def _within_poll(poll: Poll, who: str) -> Iterator[tuple[str, str]]:
+def _check_poll_order(poll: PollOperation, who: str) -> Iterator[tuple[str, str]]:
     for (before, _), (after, _) in itertools.pairwise(poll.records):
         if after <= before:
             yield "internal non-monotonic poll", f"{who} read {after} after {before} in one answer"
@@ -149,8 +161,8 @@ def _within_poll(poll: Poll, who: str) -> Iterator[tuple[str, str]]:
             yield "read above the high watermark", f"{who} read {offset}, and {poll.high_watermark} is it"
 
 
-def _between_polls(
-    poll: Poll, who: str, positions: dict[tuple[str, Partition], int]
+def _check_poll_positions(
+    poll: PollOperation, who: str, positions: dict[tuple[str, Partition], int]
 ) -> Iterator[tuple[str, str]]:
     key = poll.consumer, poll.partition
     expected, first = positions.get(key, poll.position), poll.records[0][0]
@@ -161,17 +173,17 @@ def _between_polls(
     positions[key] = poll.records[-1][0] + 1
 
 
-def _unseen(history: ClusterHistory) -> Iterator[tuple[str, str]]:
+def _check_unread(history: ClusterHistory) -> Iterator[tuple[str, str]]:
     """Who was to read everything has read everything."""
     read: dict[tuple[str, Partition], set[int]] = {}
     for poll in history.polls:
         read.setdefault((poll.consumer, poll.partition), set()).update(offset for offset, _ in poll.records)
     for reader, partitions in sorted(history.readers.items()):
         for partition in partitions:
-            if partition[0] in history.lossy:
+            if partition[0] in history.lossy_topics:
                 continue
             found = read.get((reader, partition), set())
             missing = [offset for offset, _ in history.logs.get(partition, ()) if offset not in found]
             if missing:
-                what = f"{len(missing)} records of {name_of(partition)}, the first at {missing[0]}"
+                what = f"{len(missing)} records of {partition_name(partition)}, the first at {missing[0]}"
                 yield "unseen", f"{reader} was never given {what}"

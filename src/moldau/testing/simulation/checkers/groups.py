@@ -8,22 +8,22 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from moldau.testing.simulation.checkers.fences import Fences
+from moldau.testing.simulation.checkers.fencing import FencingIndex
 from moldau.testing.simulation.checkers.history import Partition
 from moldau.testing.simulation.checkers.history_groups import (
     NO_GENERATION,
     NOTHING_COMMITTED,
-    Asked,
-    Beat,
-    Commit,
-    Deletion,
-    Fate,
+    ClientOperation,
+    CommitOperation,
+    DeleteOperation,
     GroupHistory,
-    Look,
-    Sync,
+    HeartbeatOperation,
+    OffsetFetchOperation,
+    OperationResult,
+    SyncOperation,
 )
 from moldau.testing.simulation.checkers.records import Violation
-from moldau.testing.simulation.checkers.register import Interval, Value, contradictions
+from moldau.testing.simulation.checkers.register import Interval, RegisterValue, contradictions
 
 Key = tuple[str, Partition]
 
@@ -36,55 +36,64 @@ def check_groups(history: GroupHistory) -> list[Violation]:
 
 
 def _violations(history: GroupHistory) -> Iterator[tuple[str, str]]:
-    yield from _committed_offsets(history)
-    yield from _owned_twice(history)
-    yield from _left_behind(history)
-    yield from _committed_unread(history)
-    yield from _the_end(history)
+    yield from _check_committed_offsets(history)
+    yield from _check_double_ownership(history)
+    yield from _check_fencing(history)
+    yield from _check_commits_were_read(history)
+    yield from _check_final_state(history)
 
 
 # Committed offsets
 
 
-def _committed_offsets(history: GroupHistory) -> Iterator[tuple[str, str]]:
-    commits: defaultdict[Key, list[Commit]] = defaultdict(list)
-    looks: defaultdict[Key, list[Look]] = defaultdict(list)
+def _check_committed_offsets(history: GroupHistory) -> Iterator[tuple[str, str]]:
+    commits: defaultdict[Key, list[CommitOperation]] = defaultdict(list)
+    offset_fetches: defaultdict[Key, list[OffsetFetchOperation]] = defaultdict(list)
     for commit in history.commits:
         commits[commit.key].append(commit)
-    for look in history.looks:
-        looks[look.group, look.partition].append(look)
-    for key in sorted({*commits, *looks}):
+    for look in history.offset_fetches:
+        offset_fetches[look.group, look.partition].append(look)
+    for key in sorted({*commits, *offset_fetches}):
         deletions = [
             each
             for each in history.deletions
-            if each.group == key[0] and each.partition in (None, key[1]) and each.fate is not Fate.REFUSED
+            if each.group == key[0]
+            and each.partition in (None, key[1])
+            and each.result is not OperationResult.FAIL
         ]
-        yield from _one_register(_name(*key), commits[key], looks[key], deletions)
+        yield from _check_register(_register_name(*key), commits[key], offset_fetches[key], deletions)
 
 
-def _one_register(
-    where: str, commits: Sequence[Commit], looks: Sequence[Look], deletions: Sequence[Deletion]
+def _check_register(
+    where: str,
+    commits: Sequence[CommitOperation],
+    offset_fetches: Sequence[OffsetFetchOperation],
+    deletions: Sequence[DeleteOperation],
 ) -> Iterator[tuple[str, str]]:
-    by_stamp = {commit.stamp: commit for commit in commits}
-    shown: defaultdict[str, list[Look]] = defaultdict(list)
-    for look in looks:
+    by_stamp = {commit.tag: commit for commit in commits}
+    shown: defaultdict[str, list[OffsetFetchOperation]] = defaultdict(list)
+    for look in offset_fetches:
         if look.offset == NOTHING_COMMITTED:
             continue
-        found = by_stamp.get(look.stamp)
-        if found is None or found.offset != look.offset or found.begun > look.ended:
-            yield "never committed", f"{look.offset} ({look.stamp!r}) was shown for {where}"
-        elif found.fate is Fate.REFUSED:
-            yield "refused commit shows", f"{_told(found)} of {where}"
+        found = by_stamp.get(look.tag)
+        if found is None or found.offset != look.offset or found.invoked_at > look.completed_at:
+            yield "never committed", f"{look.offset} ({look.tag!r}) was shown for {where}"
+        elif found.result is OperationResult.FAIL:
+            yield "refused commit shows", f"{_format_commit(found)} of {where}"
         else:
-            shown[look.stamp].append(look)
+            shown[look.tag].append(look)
     values = {
-        commit.stamp: Value(
-            _told(commit), _when(commit), [Interval(look.begun, look.ended) for look in shown[commit.stamp]]
+        commit.tag: RegisterValue(
+            _format_commit(commit),
+            _interval(commit),
+            [Interval(look.invoked_at, look.completed_at) for look in shown[commit.tag]],
         )
         for commit in commits
-        if commit.fate is not Fate.REFUSED
+        if commit.result is not OperationResult.FAIL
     }
-    deleted = [Value(NOTHING, _when(each), ()) for each in deletions if each.fate is Fate.DONE]
+    deleted = [
+        RegisterValue(NOTHING, _interval(each), ()) for each in deletions if each.result is OperationResult.OK
+    ]
     for one, other in contradictions([*values.values(), *deleted]):
         if NOTHING in (one.name, other.name):
             yield "deleted offset is back", f"{one.name if other.name == NOTHING else other.name} of {where}"
@@ -93,144 +102,172 @@ def _one_register(
                 "committed offset moved back",
                 f"{one.name} and {other.name} of {where}, and the first again",
             )
-    yield from _lost(where, values.values(), looks, deletions)
-    yield from _went_back(where, commits, values, looks)
+    yield from _check_lost_commits(where, values.values(), offset_fetches, deletions)
+    yield from _check_regressed_commits(where, commits, values, offset_fetches)
 
 
-def _lost(
-    where: str, values: Iterable[Value], looks: Sequence[Look], deletions: Sequence[Deletion]
+def _check_lost_commits(
+    where: str,
+    values: Iterable[RegisterValue],
+    offset_fetches: Sequence[OffsetFetchOperation],
+    deletions: Sequence[DeleteOperation],
 ) -> Iterator[tuple[str, str]]:
     """Nothing is shown where something was committed and no deletion can have come after it."""
-    for look in looks:
+    for look in offset_fetches:
         if look.offset != NOTHING_COMMITTED:
             continue
-        emptied = max((each.over for each in deletions if each.begun < look.ended), default=0.0)
+        emptied = max(
+            (each.completed_by for each in deletions if each.invoked_at < look.completed_at), default=0.0
+        )
         for value in values:
-            if value.write.begun > emptied and value.known_at < look.begun:
+            if value.write.invoked_at > emptied and value.certain_from < look.invoked_at:
                 yield "committed offset lost", f"{value.name} of {where}, where nothing was shown later"
                 break
 
 
-def _went_back(
-    where: str, commits: Sequence[Commit], values: Mapping[str, Value], looks: Sequence[Look]
+def _check_regressed_commits(
+    where: str,
+    commits: Sequence[CommitOperation],
+    values: Mapping[str, RegisterValue],
+    offset_fetches: Sequence[OffsetFetchOperation],
 ) -> Iterator[tuple[str, str]]:
     """A member goes on from what is committed: one that commits less was no owner, or has not looked."""
     for commit in commits:
-        if commit.fate is not Fate.DONE or commit.claim.generation == NO_GENERATION:
+        if commit.result is not OperationResult.OK or commit.identity.generation == NO_GENERATION:
             continue
         lower = max(
-            (look.ended for look in looks if look.ended < commit.begun and look.offset <= commit.offset),
+            (
+                look.completed_at
+                for look in offset_fetches
+                if look.completed_at < commit.invoked_at and look.offset <= commit.offset
+            ),
             default=-1,
         )
         for other in commits:
-            if other.offset <= commit.offset or other.fate is Fate.REFUSED or other.begun < lower:
+            if (
+                other.offset <= commit.offset
+                or other.result is OperationResult.FAIL
+                or other.invoked_at < lower
+            ):
                 continue
-            if values[other.stamp].known_at < commit.begun:
-                yield "member committed less", f"{_told(commit)} came after {_told(other)} of {where}"
+            if values[other.tag].certain_from < commit.invoked_at:
+                yield (
+                    "member committed less",
+                    f"{_format_commit(commit)} came after {_format_commit(other)} of {where}",
+                )
                 break
 
 
 # Fences
 
 
-def _owned_twice(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_double_ownership(history: GroupHistory) -> Iterator[tuple[str, str]]:
     """Generations begin anew only where a group was deleted in between."""
-    generations: defaultdict[tuple[str, int], list[Sync]] = defaultdict(list)
+    generations: defaultdict[tuple[str, int], list[SyncOperation]] = defaultdict(list)
     for sync in history.syncs:
-        generations[sync.claim.group, sync.claim.generation].append(sync)
+        generations[sync.identity.group, sync.identity.generation].append(sync)
     for (group, generation), syncs in sorted(generations.items()):
-        owners: dict[Partition, Sync] = {}
+        owners: dict[Partition, SyncOperation] = {}
         for sync in syncs:
             for partition in sync.partitions:
                 before = owners.setdefault(partition, sync)
-                if _holder(before) != _holder(sync) and not _deleted_between(history, before, sync):
-                    members = f"{before.claim.member} and {sync.claim.member}"
-                    where = f"{_name(group, partition)} in generation {generation}"
+                if _owner(before) != _owner(sync) and not _was_deleted_between(history, before, sync):
+                    members = f"{before.identity.member} and {sync.identity.member}"
+                    where = f"{_register_name(group, partition)} in generation {generation}"
                     yield "partition owned twice", f"{where}, by {members}"
 
 
-def _holder(sync: Sync) -> str:
+def _owner(sync: SyncOperation) -> str:
     """A static member that comes back takes its partitions over, within a generation."""
-    return sync.claim.instance or sync.claim.member
+    return sync.identity.instance_id or sync.identity.member
 
 
-def _deleted_between(history: GroupHistory, first: Sync, second: Sync) -> bool:
-    begun, ended = min(first.begun, second.begun), max(first.over, second.over)
+def _was_deleted_between(history: GroupHistory, first: SyncOperation, second: SyncOperation) -> bool:
+    invoked_at, completed_at = (
+        min(first.invoked_at, second.invoked_at),
+        max(first.completed_by, second.completed_by),
+    )
     return any(
-        each.group == first.claim.group
+        each.group == first.identity.group
         and each.partition is None
-        and each.fate is not Fate.REFUSED
-        and each.begun < ended
-        and each.over > begun
+        and each.result is not OperationResult.FAIL
+        and each.invoked_at < completed_at
+        and each.completed_by > invoked_at
         for each in history.deletions
     )
 
 
-def _accepted(history: GroupHistory) -> Iterator[tuple[str, Commit | Beat]]:
+def _accepted_requests(history: GroupHistory) -> Iterator[tuple[str, CommitOperation | HeartbeatOperation]]:
     """What members were allowed to do."""
     for commit in history.commits:
-        if commit.fate is Fate.DONE and commit.claim.generation != NO_GENERATION:
+        if commit.result is OperationResult.OK and commit.identity.generation != NO_GENERATION:
             yield "commit", commit
-    for beat in history.beats:
+    for beat in history.heartbeats:
         yield "heartbeat", beat
 
 
-def _left_behind(history: GroupHistory) -> Iterator[tuple[str, str]]:
-    fences = Fences(history)
-    for what, asked in _accepted(history):
-        claim = asked.claim
-        if (newer := fences.newer_generation(claim, asked.begun)) is not None:
-            who = f"{what} of {claim.member} in generation {claim.generation} of {claim.group}"
-            yield "old generation accepted", f"{who}, after {newer.claim.generation} was handed out"
-        if (successor := fences.successor(claim, asked.begun)) is not None:
-            who = f"{what} of {claim.member} as {claim.instance} in {claim.group}"
-            yield "fenced member accepted", f"{who}, after {successor.claim.member} took its place"
+def _check_fencing(history: GroupHistory) -> Iterator[tuple[str, str]]:
+    fences = FencingIndex(history)
+    for what, operation in _accepted_requests(history):
+        identity = operation.identity
+        if (newer := fences.newer_generation(identity, operation.invoked_at)) is not None:
+            who = f"{what} of {identity.member} in generation {identity.generation} of {identity.group}"
+            yield "old generation accepted", f"{who}, after {newer.identity.generation} was handed out"
+        if (successor := fences.successor(identity, operation.invoked_at)) is not None:
+            who = f"{what} of {identity.member} as {identity.instance_id} in {identity.group}"
+            yield "fenced member accepted", f"{who}, after {successor.identity.member} took its place"
 
 
 # Reading
 
 
-def _committed_unread(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_commits_were_read(history: GroupHistory) -> Iterator[tuple[str, str]]:
     """Groups read from the beginning, so what is below a member's commit has been delivered to somebody."""
     read: defaultdict[Key, set[int]] = defaultdict(set)
     frontiers: defaultdict[Key, int] = defaultdict(int)
     deliveries = iter(history.deliveries)
     ahead = next(deliveries, None)
     for commit in history.commits:
-        if commit.claim.generation == NO_GENERATION or commit.fate is Fate.REFUSED:
+        if commit.identity.generation == NO_GENERATION or commit.result is OperationResult.FAIL:
             continue
-        while ahead is not None and ahead.at < commit.begun:
+        while ahead is not None and ahead.at < commit.invoked_at:
             read[ahead.group, ahead.partition].add(ahead.offset)
             ahead = next(deliveries, None)
         key = commit.key
         while frontiers[key] in read[key]:
             frontiers[key] += 1
         if commit.offset > frontiers[key]:
-            yield "committed unread", f"{_told(commit)} of {_name(*key)}, where {frontiers[key]} was next"
+            yield (
+                "committed unread",
+                f"{_format_commit(commit)} of {_register_name(*key)}, where {frontiers[key]} was next",
+            )
 
 
-def _the_end(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_final_state(history: GroupHistory) -> Iterator[tuple[str, str]]:
     read: defaultdict[Key, set[int]] = defaultdict(set)
     for delivery in history.deliveries:
         read[delivery.group, delivery.partition].add(delivery.offset)
-    for group, settled in sorted(history.settled.items()):
-        owned = list(itertools.chain.from_iterable(settled.assignments.values()))
-        if settled.state != "Stable" or sorted(owned) != sorted(history.ends):
-            members = {member: sorted(each) for member, each in sorted(settled.assignments.items())}
-            yield "not settled", f"{group} is {settled.state} with {members}"
-        for partition, end in sorted(history.ends.items()):
+    for group, final_groups in sorted(history.final_groups.items()):
+        owned = list(itertools.chain.from_iterable(final_groups.assignments.values()))
+        if final_groups.state != "Stable" or sorted(owned) != sorted(history.end_offsets):
+            members = {member: sorted(each) for member, each in sorted(final_groups.assignments.items())}
+            yield "not settled", f"{group} is {final_groups.state} with {members}"
+        for partition, end in sorted(history.end_offsets.items()):
             missing = [offset for offset in range(end) if offset not in read[group, partition]]
             if missing:
-                yield "unseen", f"{len(missing)} records of {_name(group, partition)} from {missing[0]} on"
+                yield (
+                    "unseen",
+                    f"{len(missing)} records of {_register_name(group, partition)} from {missing[0]} on",
+                )
 
 
-def _when(asked: Asked) -> Interval:
-    return Interval(asked.begun, asked.over)
+def _interval(operation: ClientOperation) -> Interval:
+    return Interval(operation.invoked_at, operation.completed_by)
 
 
-def _name(group: str, partition: Partition) -> str:
+def _register_name(group: str, partition: Partition) -> str:
     return f"{group}/{partition[0]}-{partition[1]}"
 
 
-def _told(commit: Commit) -> str:
-    return f"{commit.offset} ({commit.stamp})"
+def _format_commit(commit: CommitOperation) -> str:
+    return f"{commit.offset} ({commit.tag})"

@@ -7,7 +7,7 @@ Partition = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Send:
+class SendOperation:
     """One batch for one partition. A resend of an idempotent producer is the same send."""
 
     producer: str
@@ -15,16 +15,16 @@ class Send:
     values: Sequence[bytes]
     acks: int
     is_idempotent: bool
-    begun: int
+    invoked_at: int
     """When it began and ended, counted in events of the history."""
-    ended: int | None = None
+    completed_at: int | None = None
     is_acknowledged: bool = False
     offset: int | None = None
     """Where the broker said the first record is; None where it confirmed a duplicate without saying."""
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
+class PollOperation:
     """An answer to a consumer that was given its partitions by assignment."""
 
     consumer: str
@@ -35,7 +35,7 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UnexpectedError:
     """A broker's answer that must not be: an offset out of range, or a producer's next sequence refused."""
 
     who: str
@@ -54,9 +54,9 @@ class TopicChange:
 
 @dataclass(slots=True)
 class History:
-    sends: list[Send] = field(default_factory=list)
-    polls: list[Poll] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    sends: list[SendOperation] = field(default_factory=list)
+    polls: list[PollOperation] = field(default_factory=list)
+    unexpected_errors: list[UnexpectedError] = field(default_factory=list)
     producer_ids: list[int] = field(default_factory=list)
     """As they were handed out, to producers each of whom must get one of its own."""
     topic_changes: list[TopicChange] = field(default_factory=list)
@@ -74,16 +74,16 @@ class History:
         *,
         acks: int,
         is_idempotent: bool = False,
-    ) -> Send:
-        made = Send(producer, partition, values, acks, is_idempotent, begun=self._next())
+    ) -> SendOperation:
+        made = SendOperation(producer, partition, values, acks, is_idempotent, invoked_at=self._next_event())
         self.sends.append(made)
         return made
 
-    def acknowledge(self, send: Send, offset: int | None) -> None:
+    def acknowledge(self, send: SendOperation, offset: int | None) -> None:
         send.is_acknowledged = True
         send.offset = offset
-        send.ended = self._next()
+        send.completed_at = self._next_event()
 
-    def _next(self) -> int:
+    def _next_event(self) -> int:
         self._events += 1
         return self._events

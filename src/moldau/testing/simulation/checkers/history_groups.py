@@ -16,89 +16,89 @@ NO_GENERATION = -1
 NOTHING_COMMITTED = -1
 
 
-class Claim(NamedTuple):
+class RequestIdentity(NamedTuple):
     """Who a request says it is from."""
 
     group: str
     generation: int
     """NO_GENERATION for commits from outside the membership."""
     member: str
-    instance: str | None
+    instance_id: str | None
 
 
-class Fate(Enum):
-    UNKNOWN = "unknown"
-    DONE = "done"
-    REFUSED = "refused"
+class OperationResult(Enum):
+    INFO = "unknown"
+    OK = "done"
+    FAIL = "refused"
     """For certain: nothing of it may ever show."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
-    begun: int
-    ended: int | None = None
-    fate: Fate = Fate.UNKNOWN
+class ClientOperation:
+    invoked_at: int
+    completed_at: int | None = None
+    result: OperationResult = OperationResult.INFO
 
     @property
-    def over(self) -> float:
+    def completed_by(self) -> float:
         """When it had happened for certain, if it did."""
-        return math.inf if self.ended is None else self.ended
+        return math.inf if self.completed_at is None else self.completed_at
 
 
 @dataclass(slots=True, kw_only=True)
-class Commit(Asked):
-    stamp: str
+class CommitOperation(ClientOperation):
+    tag: str
     """Goes with the commit as its metadata and comes back with every answer that shows it: no two are alike."""
-    claim: Claim
+    identity: RequestIdentity
     partition: Partition
     offset: int
 
     @property
     def key(self) -> tuple[str, Partition]:
-        return self.claim.group, self.partition
+        return self.identity.group, self.partition
 
 
 @dataclass(slots=True, kw_only=True)
-class Deletion(Asked):
+class DeleteOperation(ClientOperation):
     group: str
     partition: Partition | None
     """None: the group with all its offsets."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Join(Asked):
+class JoinOperation(ClientOperation):
     """Recorded where the answer brought a member id that the request did not have."""
 
     group: str
-    instance: str | None
+    instance_id: str | None
     member: str
 
 
 @dataclass(slots=True, kw_only=True)
-class Sync(Asked):
+class SyncOperation(ClientOperation):
     """An assignment handed out."""
 
-    claim: Claim
+    identity: RequestIdentity
     partitions: Sequence[Partition]
 
 
 @dataclass(slots=True, kw_only=True)
-class Beat(Asked):
+class HeartbeatOperation(ClientOperation):
     """A heartbeat that was accepted."""
 
-    claim: Claim
+    identity: RequestIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class OffsetFetchOperation:
     """An answer to the question what is committed for a partition."""
 
     group: str
     partition: Partition
-    begun: int
-    ended: int
+    invoked_at: int
+    completed_at: int
     offset: int
-    stamp: str
+    tag: str
 
 
 class Delivery(NamedTuple):
@@ -111,7 +111,7 @@ class Delivery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class FinalGroupState:
     """A group at the end, as its coordinator describes it."""
 
     state: str
@@ -121,19 +121,19 @@ class Settled:
 
 @dataclass(slots=True)
 class GroupHistory:
-    commits: list[Commit] = field(default_factory=list)
-    deletions: list[Deletion] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
-    joins: list[Join] = field(default_factory=list)
-    syncs: list[Sync] = field(default_factory=list)
-    beats: list[Beat] = field(default_factory=list)
+    commits: list[CommitOperation] = field(default_factory=list)
+    deletions: list[DeleteOperation] = field(default_factory=list)
+    offset_fetches: list[OffsetFetchOperation] = field(default_factory=list)
+    joins: list[JoinOperation] = field(default_factory=list)
+    syncs: list[SyncOperation] = field(default_factory=list)
+    heartbeats: list[HeartbeatOperation] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
-    settled: dict[str, Settled] = field(default_factory=dict)
+    final_groups: dict[str, FinalGroupState] = field(default_factory=dict)
     """The groups of consumers, at the end."""
-    ends: dict[Partition, int] = field(default_factory=dict)
+    end_offsets: dict[Partition, int] = field(default_factory=dict)
     """The partitions that every one of those groups must have read, and where they end."""
     _events: int = 0
 
-    def now(self) -> int:
+    def next_event(self) -> int:
         self._events += 1
         return self._events

@@ -11,39 +11,40 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    begun: float
-    ended: float
+    invoked_at: float
+    completed_at: float
     """Infinite for what may still happen."""
 
 
-class Value(NamedTuple):
+class RegisterValue(NamedTuple):
     name: str
     write: Interval
     reads: Sequence[Interval]
 
     @property
-    def known_at(self) -> float:
+    def certain_from(self) -> float:
         """When it was there for certain, now or before."""
-        return min(self.write.ended, *(read.ended for read in self.reads), math.inf)
+        return min(self.write.completed_at, *(read.completed_at for read in self.reads), math.inf)
 
     @property
-    def wanted_at(self) -> float:
+    def certain_until(self) -> float:
         """When it was still there or yet to come, for certain."""
-        return max(self.write.begun, *(read.begun for read in self.reads), -math.inf)
+        return max(self.write.invoked_at, *(read.invoked_at for read in self.reads), -math.inf)
 
 
-def contradictions(values: Sequence[Value]) -> Iterator[tuple[Value, Value]]:
+def contradictions(values: Sequence[RegisterValue]) -> Iterator[tuple[RegisterValue, RegisterValue]]:
     """Pairs of values of which one was there both before and after the other, which cannot be."""
-    known = [value for value in values if value.known_at < math.inf]
+    known = [value for value in values if value.certain_from < math.inf]
     lasting = sorted(
-        (value for value in known if value.known_at < value.wanted_at), key=lambda value: value.known_at
+        (value for value in known if value.certain_from < value.certain_until),
+        key=lambda value: value.certain_from,
     )
-    passing = [value for value in known if value.known_at >= value.wanted_at]
+    passing = [value for value in known if value.certain_from >= value.certain_until]
     for index, value in enumerate(lasting):
         for other in lasting[index + 1 :]:
-            if other.known_at >= value.wanted_at:
+            if other.certain_from >= value.certain_until:
                 break
             yield value, other
         for other in passing:
-            if value.known_at < other.wanted_at and other.known_at < value.wanted_at:
+            if value.certain_from < other.certain_until and other.certain_from < value.certain_until:
                 yield value, other

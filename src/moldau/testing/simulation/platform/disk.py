@@ -16,7 +16,13 @@ from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit
 from moldau.platform.os_disk import TEMPORARY_SUFFIX
 from moldau.testing.simulation.platform.trace import Trace
-from moldau.testing.simulation.platform.volume import Directory, Inode, Snapshot, Volume, split_path
+from moldau.testing.simulation.platform.volume import (
+    Inode,
+    SimulatedDirectory,
+    SyncSnapshot,
+    Volume,
+    split_path,
+)
 
 CAPACITY_BYTES = 1 << 40
 
@@ -26,7 +32,7 @@ class CrashedDiskError(OSError):
 
 
 @dataclass(slots=True)
-class Fault:
+class DiskFault:
     """An error that calls will meet: the first `after` matching ones pass, the next `times` fail."""
 
     operation: str
@@ -35,7 +41,7 @@ class Fault:
     after: int
     times: int | None
 
-    def strikes(self, operation: str, path: str) -> bool:
+    def should_fail(self, operation: str, path: str) -> bool:
         if operation != self.operation or not fnmatch.fnmatchcase(path, self.path):
             return False
         if self.after > 0:
@@ -54,7 +60,7 @@ class DiskSettings:
     slow_sync_chance: float = 0.02
     slow_sync_ms_max: float = 400.0
     capacity_bytes: int = CAPACITY_BYTES
-    syncs_lie: str = ""
+    ignored_fsync_glob: str = ""
     """Syncs of paths that match this glob return, but make nothing safe: as if the node had forgotten them."""
 
 
@@ -72,12 +78,12 @@ class SimulatedDisk:
     ) -> None:
         self.random = randomness
         self.settings = settings or DiskSettings()
-        self.faults: list[Fault] = []
+        self.faults: list[DiskFault] = []
         self.volume = volume or Volume()
         self._trace = trace
         self._name = name
-        self._dead = False
-        self._directory_syncs: dict[Directory, _DirectorySync] = {}
+        self._is_dead = False
+        self._directory_syncs: dict[SimulatedDirectory, _DirectorySync] = {}
         self._replacements: dict[str, deque[tuple[bytes, asyncio.Future[None]]]] = {}
 
     # Faults and crashes
@@ -90,13 +96,13 @@ class SimulatedDisk:
         error: int = errno.EIO,
         after: int = 0,
         times: int | None = 1,
-    ) -> Fault:
+    ) -> DiskFault:
         """Makes calls fail: `operation` is open, append, read, truncate, sync or sync_directory.
 
         `path` is a glob; times=None is for ever, or until the fault is taken out of `faults`. A failing
         append may have written a part.
         """
-        fault = Fault(operation, path, error, after, times)
+        fault = DiskFault(operation, path, error, after, times)
         self.faults.append(fault)
         return fault
 
@@ -105,64 +111,66 @@ class SimulatedDisk:
         files = [
             (name, inode)
             for name, inode in self.volume.files()
-            if fnmatch.fnmatchcase(name, path) and inode.safe_size
+            if fnmatch.fnmatchcase(name, path) and inode.durable_size
         ]
         if not files:
             return None
         name, inode = self.random.choice(files)
-        position = self.random.randrange(inode.safe_size)
-        inode.flip(position, 1 << self.random.randrange(8))
-        self.note("flip", name, position)
+        position = self.random.randrange(inode.durable_size)
+        inode.flip_bits(position, 1 << self.random.randrange(8))
+        self.trace_event("flip", name, position)
         return name, position
 
     def crash(self) -> "SimulatedDisk":
         """Cuts the power; returns the disk as the next boot finds it."""
-        self._die()
+        self._end_boot()
         self.volume.crash(self.random)
-        self.note("crash")
-        return self._successor()
+        self.trace_event("crash")
+        return self._next_boot()
 
     def kill(self) -> "SimulatedDisk":
         """Ends the process only: the page cache, and with it all that was written, stays."""
-        self._die()
-        return self._successor()
+        self._end_boot()
+        return self._next_boot()
 
-    def _die(self) -> None:
+    def _end_boot(self) -> None:
         self.check_alive()
-        self._dead = True
+        self._is_dead = True
 
-    def _successor(self) -> "SimulatedDisk":
+    def _next_boot(self) -> "SimulatedDisk":
         return SimulatedDisk(self.random, self._trace, self.settings, volume=self.volume, name=self._name)
 
     # For files
 
-    def note(self, kind: str, *fields: str | int | bytes) -> None:
+    def trace_event(self, kind: str, *fields: str | int | bytes) -> None:
         if self._trace is not None:
             loop = asyncio._get_running_loop()
             time_ns = int(loop.time() * 1e9) if loop is not None else 0
             self._trace.add(time_ns, kind, self._name, *fields)
 
     def check_alive(self) -> None:
-        if self._dead:
+        if self._is_dead:
             raise CrashedDiskError(errno.EIO, "the machine that this belongs to has crashed")
 
     def check_fault(self, operation: str, path: str) -> None:
         for fault in self.faults:
-            if fault.strikes(operation, path):
-                self.note("fault", operation, path, fault.error)
+            if fault.should_fail(operation, path):
+                self.trace_event("fault", operation, path, fault.error)
                 raise OSError(fault.error, f"injected into {operation}", path)
 
-    def lies_about(self, path: str) -> bool:
-        return bool(self.settings.syncs_lie) and fnmatch.fnmatchcase(path, self.settings.syncs_lie)
+    def ignores_fsync(self, path: str) -> bool:
+        return bool(self.settings.ignored_fsync_glob) and fnmatch.fnmatchcase(
+            path, self.settings.ignored_fsync_glob
+        )
 
-    def sync_seconds(self) -> float:
+    def draw_sync_s(self) -> float:
         settings = self.settings
         milliseconds = self.random.uniform(settings.sync_ms_min, settings.sync_ms_max)
         if self.random.random() < settings.slow_sync_chance:
             milliseconds += self.random.uniform(0, settings.slow_sync_ms_max)
         return milliseconds / 1000
 
-    def usable_bytes(self) -> int:
+    def free_bytes(self) -> int:
         capacity = self.settings.capacity_bytes
         # Counting takes time, and this much nobody fills.
         return capacity if capacity == CAPACITY_BYTES else max(0, capacity - self.volume.used_bytes())
@@ -174,10 +182,10 @@ class SimulatedDisk:
         self.check_fault("open", path)
         directory, name = self._parent(path)
         found = directory.names.get(name)
-        if isinstance(found, Directory):
+        if isinstance(found, SimulatedDirectory):
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
         if found is None:
-            self.note("create", path)
+            self.trace_event("create", path)
             found = Inode()
             self.volume.link(directory, name, found)
         return SimulatedFile(self, found, path)
@@ -191,13 +199,13 @@ class SimulatedDisk:
         found = self.volume.find(directory)
         if found is None:
             return []
-        if not isinstance(found, Directory):
+        if not isinstance(found, SimulatedDirectory):
             raise NotADirectoryError(errno.ENOTDIR, "is not a directory", directory)
         return sorted(found.names)
 
     def is_directory(self, path: str) -> bool:
         self.check_alive()
-        return isinstance(self.volume.find(path), Directory)
+        return isinstance(self.volume.find(path), SimulatedDirectory)
 
     def make_directory(self, path: str) -> None:
         self.check_alive()
@@ -205,10 +213,10 @@ class SimulatedDisk:
         for name in split_path(path):
             found = directory.names.get(name)
             if found is None:
-                self.note("mkdir", path)
-                found = Directory()
+                self.trace_event("mkdir", path)
+                found = SimulatedDirectory()
                 self.volume.link(directory, name, found)
-            if not isinstance(found, Directory):
+            if not isinstance(found, SimulatedDirectory):
                 raise FileExistsError(errno.EEXIST, "is a file", path)
             directory = found
 
@@ -220,32 +228,32 @@ class SimulatedDisk:
         if moved is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", old)
         replaced = target.names.get(new_name)
-        if isinstance(moved, Directory) and isinstance(replaced, Inode):
+        if isinstance(moved, SimulatedDirectory) and isinstance(replaced, Inode):
             raise NotADirectoryError(errno.ENOTDIR, "is a file", new)
-        if isinstance(replaced, Directory) and replaced is not moved:
+        if isinstance(replaced, SimulatedDirectory) and replaced is not moved:
             if isinstance(moved, Inode):
                 raise IsADirectoryError(errno.EISDIR, "is a directory", new)
             if replaced.names:
                 raise OSError(errno.ENOTEMPTY, "the directory is not empty", new)
-        self.note("rename", old, new)
+        self.trace_event("rename", old, new)
         self.volume.rename(source, old_name, target, new_name)
 
     def remove(self, path: str) -> None:
         self.check_alive()
         parts = split_path(path)
         directory = self.volume.find("/".join(parts[:-1]))
-        if isinstance(directory, Directory) and parts[-1] in directory.names:
-            self.note("remove", path)
+        if isinstance(directory, SimulatedDirectory) and parts[-1] in directory.names:
+            self.trace_event("remove", path)
             self.volume.remove(directory, parts[-1])
 
     def space(self, path: str) -> tuple[int, int]:
         self.check_alive()
-        return self.settings.capacity_bytes, self.usable_bytes()
+        return self.settings.capacity_bytes, self.free_bytes()
 
     async def sync_directory(self, path: str) -> None:
         self.check_alive()
         directory = self.volume.find(path)
-        if not isinstance(directory, Directory):
+        if not isinstance(directory, SimulatedDirectory):
             raise FileNotFoundError(errno.ENOENT, "no such directory", path)
         sync = self._directory_syncs.get(directory)
         if sync is None:
@@ -288,10 +296,10 @@ class SimulatedDisk:
         self.rename(path + TEMPORARY_SUFFIX, path)
         await self.sync_directory("/".join(split_path(path)[:-1]))
 
-    def _parent(self, path: str) -> tuple[Directory, str]:
+    def _parent(self, path: str) -> tuple[SimulatedDirectory, str]:
         parts = split_path(path)
         directory = self.volume.find("/".join(parts[:-1]))
-        if not parts or not isinstance(directory, Directory):
+        if not parts or not isinstance(directory, SimulatedDirectory):
             raise FileNotFoundError(errno.ENOENT, "no such directory", path)
         return directory, parts[-1]
 
@@ -318,23 +326,23 @@ class SimulatedFile(GroupCommit):
         self._check_open()
         data = b"".join(parts)
         position = self._inode.size
-        self._changed = True
+        self._is_dirty = True
         try:
             self._disk.check_fault("append", self.path)
         except OSError:
             self._append_part(data, len(data))
             raise
-        usable = self._disk.usable_bytes()
+        usable = self._disk.free_bytes()
         if len(data) > usable:
             self._append_part(data, usable)
             raise OSError(errno.ENOSPC, "no space left", self.path)
-        self._disk.note("append", self.path, position, data)
+        self._disk.trace_event("append", self.path, position, data)
         self._inode.append(data)
         return position
 
     def _append_part(self, data: bytes, size_max: int) -> None:
         part = data[: self._disk.random.randint(0, size_max)]
-        self._disk.note("append", self.path, self._inode.size, part)
+        self._disk.trace_event("append", self.path, self._inode.size, part)
         self._inode.append(part)
 
     def read(self, position: int, size: int) -> bytes:
@@ -345,15 +353,15 @@ class SimulatedFile(GroupCommit):
     def truncate(self, size: int) -> None:
         self._check_open()
         self._disk.check_fault("truncate", self.path)
-        self._changed = True
-        self._disk.note("truncate", self.path, size)
+        self._is_dirty = True
+        self._disk.trace_event("truncate", self.path, size)
         self._inode.truncate(size)
 
     async def sync(self) -> None:
         self._check_open()
         if self._failure is not None:
             raise OSError(self._failure.errno, "an earlier sync failed", self.path)
-        await self._join()
+        await self._wait_for_run()
 
     def drop_cache(self) -> None:
         self._disk.check_alive()
@@ -362,23 +370,23 @@ class SimulatedFile(GroupCommit):
     def close(self) -> None:
         self._closed = True
 
-    def _start(self, done: Done) -> None:
+    def _start_sync(self, done: Done) -> None:
         snapshot = self._inode.snapshot()
-        asyncio.get_running_loop().call_later(self._disk.sync_seconds(), self._finish, snapshot, done)
+        asyncio.get_running_loop().call_later(self._disk.draw_sync_s(), self._finish, snapshot, done)
 
-    def _finish(self, snapshot: Snapshot, done: Done) -> None:
+    def _finish(self, snapshot: SyncSnapshot, done: Done) -> None:
         try:
             if self._failure is not None:
                 raise OSError(self._failure.errno, "an earlier sync failed", self.path)
             self._disk.check_fault("sync", self.path)
         except OSError as error:
             self._failure = error
-            self._inode.spoil(snapshot)
+            self._inode.mark_failed(snapshot)
             done(error)
             return
-        self._disk.note("sync", self.path)
-        if not self._disk.lies_about(self.path):
-            self._inode.make_safe(snapshot, self._disk.random)
+        self._disk.trace_event("sync", self.path)
+        if not self._disk.ignores_fsync(self.path):
+            self._inode.make_durable(snapshot, self._disk.random)
         done(None)
 
     def _check_open(self) -> None:
@@ -388,19 +396,19 @@ class SimulatedFile(GroupCommit):
 
 
 class _DirectorySync(GroupCommit):
-    def __init__(self, disk: SimulatedDisk, directory: Directory, path: str) -> None:
+    def __init__(self, disk: SimulatedDisk, directory: SimulatedDirectory, path: str) -> None:
         super().__init__()
         self._disk = disk
         self._directory = directory
         self._path = path
 
     async def sync(self) -> None:
-        self._changed = True
-        await self._join()
+        self._is_dirty = True
+        await self._wait_for_run()
 
-    def _start(self, done: Done) -> None:
-        changes = self._disk.volume.changes_of(self._directory)
-        asyncio.get_running_loop().call_later(self._disk.sync_seconds(), self._finish, changes, done)
+    def _start_sync(self, done: Done) -> None:
+        changes = self._disk.volume.pending_changes(self._directory)
+        asyncio.get_running_loop().call_later(self._disk.draw_sync_s(), self._finish, changes, done)
 
     def _finish(self, changes: list[object], done: Done) -> None:
         try:
@@ -408,7 +416,7 @@ class _DirectorySync(GroupCommit):
         except OSError as error:
             done(error)
             return
-        self._disk.note("sync_directory", self._path)
-        if not self._disk.lies_about(self._path):
-            self._disk.volume.make_safe(changes)
+        self._disk.trace_event("sync_directory", self._path)
+        if not self._disk.ignores_fsync(self._path):
+            self._disk.volume.make_durable(changes)
         done(None)

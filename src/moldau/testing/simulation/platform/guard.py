@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from moldau.testing.simulation.platform.escapes import SimulationEscape
+from moldau.testing.simulation.platform.determinism import DeterminismError
 
 FORBIDDEN: tuple[tuple[Any, str], ...] = (
     (os, "urandom"),
@@ -21,7 +21,7 @@ FORBIDDEN: tuple[tuple[Any, str], ...] = (
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
+def forbid_nondeterminism() -> Iterator[None]:
     """Within it these raise, and garbage is collected only on demand: finalizers at random break replay."""
     kept = [(owner, name, getattr(owner, name)) for owner, name in FORBIDDEN]
     collecting = gc.isenabled()
@@ -29,7 +29,7 @@ def guarded() -> Iterator[None]:
     gc.freeze()
     gc.disable()
     for owner, name, _ in kept:
-        setattr(owner, name, _refuse(f"{owner.__name__}.{name}"))
+        setattr(owner, name, _forbidden(f"{owner.__name__}.{name}"))
     try:
         yield
     finally:
@@ -40,8 +40,8 @@ def guarded() -> Iterator[None]:
             gc.enable()
 
 
-def _refuse(name: str) -> Any:
+def _forbidden(name: str) -> Any:
     def refused(*args: object, **options: object) -> NoReturn:
-        raise SimulationEscape(f"{name} is outside the simulation; a node takes such things from its world")
+        raise DeterminismError(f"{name} is outside the simulation; a node takes such things from its world")
 
     return refused

@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
-from moldau.testing.simulation.platform.escapes import EscapesForbidden, SimulationEscape
-from moldau.testing.simulation.platform.owner import OUTSIDE, Life, current_life
+from moldau.testing.simulation.platform.determinism import DeterminismError, DeterministicLoop
+from moldau.testing.simulation.platform.incarnation import OUTSIDE, Incarnation, current_incarnation
 from moldau.testing.simulation.platform.trace import Trace
 
 if TYPE_CHECKING:
-    from moldau.testing.simulation.platform.network import Network
+    from moldau.testing.simulation.platform.network import SimulatedNetwork
 
 Ts = TypeVarTuple("Ts")
 
@@ -45,7 +45,7 @@ class LivelockError(RuntimeError):
 
 
 class SimulatedHandle(asyncio.Handle):
-    __slots__ = ("life",)
+    __slots__ = ("incarnation",)
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class SimulatedHandle(asyncio.Handle):
     ) -> None:
         # An empty context is false, and not the same as none.
         context = contextvars.copy_context() if context is None else context
-        self.life = context.get(current_life, OUTSIDE)
+        self.incarnation = context.get(current_incarnation, OUTSIDE)
         super().__init__(callback, args, loop, context)
 
 
 class SimulatedTimer(asyncio.TimerHandle):
-    __slots__ = ("life",)
+    __slots__ = ("incarnation",)
 
     def __init__(
         self,
@@ -72,18 +72,18 @@ class SimulatedTimer(asyncio.TimerHandle):
         context: contextvars.Context | None,
     ) -> None:
         context = contextvars.copy_context() if context is None else context
-        self.life = context.get(current_life, OUTSIDE)
+        self.incarnation = context.get(current_incarnation, OUTSIDE)
         super().__init__(when, callback, args, loop, context)
 
 
 class SimulatedFuture(asyncio.Future[Any]):
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
-        self.life = current_life.get()
+        self.incarnation = current_incarnation.get()
 
 
 class SimulatedTask(asyncio.Task[Any]):
-    life: Life
+    incarnation: Incarnation
 
 
 _AnyHandle = SimulatedHandle | SimulatedTimer
@@ -92,18 +92,18 @@ _AnyHandle = SimulatedHandle | SimulatedTimer
 class _OwnedTask:
     """What it takes to end a task without its consent."""
 
-    __slots__ = ("context", "coroutine", "life", "task")
+    __slots__ = ("context", "coroutine", "incarnation", "task")
 
     def __init__(
-        self, task: asyncio.Task[Any], coroutine: Any, context: contextvars.Context, life: Life
+        self, task: asyncio.Task[Any], coroutine: Any, context: contextvars.Context, incarnation: Incarnation
     ) -> None:
         self.task = task
         self.coroutine = coroutine
         self.context = context
-        self.life = life
+        self.incarnation = incarnation
 
 
-class SimulatedLoop(EscapesForbidden):
+class SimulatedLoop(DeterministicLoop):
     def __init__(
         self,
         trace: Trace | None = None,
@@ -114,7 +114,7 @@ class SimulatedLoop(EscapesForbidden):
     ) -> None:
         """With randomness, timers come late by up to the lateness, as they do on a busy machine."""
         self.trace = trace or Trace()
-        self.network: Network | None = None
+        self.network: SimulatedNetwork | None = None
         self.errors: list[str] = []
         """What reached the exception handler: every entry is a bug in the program under test."""
         self._random = randomness
@@ -124,13 +124,13 @@ class SimulatedLoop(EscapesForbidden):
         self._now_ns = 0
         self._ready: deque[_AnyHandle] = deque()
         self._timers: list[tuple[int, int, SimulatedTimer]] = []
-        self._timers_made = 0
-        self._held: dict[Life, list[_AnyHandle]] = {}
+        self._timers_created = 0
+        self._paused_handles: dict[Incarnation, list[_AnyHandle]] = {}
         """What lives that are paused would do, in the order it came up."""
-        self.on_turn: Callable[[], None] | None = None
+        self.on_iteration: Callable[[], None] | None = None
         """Called between two rounds of callbacks, for those who watch; it must change nothing."""
         self._tasks: dict[int, _OwnedTask] = {}
-        self._tasks_made = 0
+        self._tasks_created = 0
         self._running = False
         self._stopping = False
         self._closed = False
@@ -141,7 +141,7 @@ class SimulatedLoop(EscapesForbidden):
 
     def time(self) -> float:
         """As the host sees it whose code asks."""
-        return self._now_ns / NANOSECONDS * current_life.get().clock_rate
+        return self._now_ns / NANOSECONDS * current_incarnation.get().clock_rate
 
     @property
     def now_ns(self) -> int:
@@ -170,7 +170,7 @@ class SimulatedLoop(EscapesForbidden):
         context: contextvars.Context | None = None,
     ) -> SimulatedTimer:
         timer = SimulatedTimer(0.0, callback, args, self, context)
-        rate = timer.life.clock_rate
+        rate = timer.incarnation.clock_rate
         timer._when = self._now_ns / NANOSECONDS * rate + delay  # type: ignore[attr-defined]
         return self._set_timer(timer, self._now_ns + math.ceil(delay / rate * NANOSECONDS))
 
@@ -182,7 +182,7 @@ class SimulatedLoop(EscapesForbidden):
         context: contextvars.Context | None = None,
     ) -> SimulatedTimer:
         timer = SimulatedTimer(when, callback, args, self, context)
-        return self._set_timer(timer, math.ceil(when / timer.life.clock_rate * NANOSECONDS))
+        return self._set_timer(timer, math.ceil(when / timer.incarnation.clock_rate * NANOSECONDS))
 
     def _set_timer(self, timer: SimulatedTimer, when_ns: int) -> SimulatedTimer:
         self._check_closed()
@@ -191,8 +191,8 @@ class SimulatedLoop(EscapesForbidden):
         if self._timer_lateness_ns:
             assert self._random is not None
             when_ns += self._random.randrange(self._timer_lateness_ns)
-        self._timers_made += 1
-        heapq.heappush(self._timers, (when_ns, self._timers_made, timer))
+        self._timers_created += 1
+        heapq.heappush(self._timers, (when_ns, self._timers_created, timer))
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -213,47 +213,49 @@ class SimulatedLoop(EscapesForbidden):
     ) -> asyncio.Task[Any]:
         self._check_closed()
         context = contextvars.copy_context() if context is None else context
-        life = context.get(current_life, OUTSIDE)
-        self._tasks_made += 1
-        number = self._tasks_made
+        incarnation = context.get(current_incarnation, OUTSIDE)
+        self._tasks_created += 1
+        number = self._tasks_created
         # asyncio numbers tasks across all loops of a process, which would differ from run to run.
         label = str(name) if name is not None else f"{getattr(coro, '__qualname__', 'task')}#{number}"
         task: SimulatedTask = SimulatedTask(coro, loop=self, name=label, context=context, **options)
-        task.life = life
-        if not life.alive:
+        task.incarnation = incarnation
+        if not incarnation.is_alive:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coro.close()
             return task
-        self._tasks[number] = _OwnedTask(task, coro, context, life)
+        self._tasks[number] = _OwnedTask(task, coro, context, incarnation)
         task.add_done_callback(functools.partial(self._forget_task, number), context=contextvars.Context())
         return task
 
     def _forget_task(self, number: int, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(number, None)
 
-    def destroy(self, life: Life) -> None:
+    def destroy(self, incarnation: Incarnation) -> None:
         """Ends all that a life has scheduled. Its finally blocks run, but in a world that is gone."""
-        doomed = [(number, owned) for number, owned in self._tasks.items() if owned.life is life]
+        doomed = [
+            (number, owned) for number, owned in self._tasks.items() if owned.incarnation is incarnation
+        ]
         for number, owned in doomed:
             del self._tasks[number]
             owned.task._log_destroy_pending = False  # type: ignore[attr-defined]
         for _, owned in doomed:
-            owned.context.run(_close_quietly, owned.coroutine)
+            owned.context.run(_close_coroutine, owned.coroutine)
         doomed.clear()
-        self._held.pop(life, None)
+        self._paused_handles.pop(incarnation, None)
         # What is ready is left to the round that is running, which passes over the dead.
-        self._timers = [timer for timer in self._timers if timer[2].life is not life]
+        self._timers = [timer for timer in self._timers if timer[2].incarnation is not incarnation]
         heapq.heapify(self._timers)
 
-    def pause(self, life: Life) -> None:
+    def pause(self, incarnation: Incarnation) -> None:
         """Stops a life between two callbacks, as SIGSTOP does."""
-        life.is_paused = True
-        self._held.setdefault(life, [])
+        incarnation.is_paused = True
+        self._paused_handles.setdefault(incarnation, [])
 
-    def resume(self, life: Life) -> None:
+    def resume(self, incarnation: Incarnation) -> None:
         """All that came up meanwhile is done at once, in order."""
-        life.is_paused = False
-        self._ready.extend(self._held.pop(life, ()))
+        incarnation.is_paused = False
+        self._ready.extend(self._paused_handles.pop(incarnation, ()))
 
     def get_task_factory(self) -> None:
         return None
@@ -288,42 +290,42 @@ class SimulatedLoop(EscapesForbidden):
         self._running = True
         try:
             while not self._stopping and not is_done():
-                self._collect_timers()
+                self._schedule_due_timers()
                 if not self._ready:
                     if main is None:
                         return
-                    raise DeadlockError(f"nothing can happen any more; waiting are:\n{self.waiting()}")
+                    raise DeadlockError(f"nothing can happen any more; waiting are:\n{self.pending_tasks()}")
                 # What these callbacks schedule comes after the timers that are due by then.
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
-                    if handle.cancelled() or not handle.life.alive:
+                    if handle.cancelled() or not handle.incarnation.is_alive:
                         continue
-                    if handle.life.is_paused:
-                        self._held[handle.life].append(handle)
+                    if handle.incarnation.is_paused:
+                        self._paused_handles[handle.incarnation].append(handle)
                         continue
-                    self._step(handle)
-                if self.on_turn is not None:
-                    self.on_turn()
+                    self._run_handle(handle)
+                if self.on_iteration is not None:
+                    self.on_iteration()
         finally:
             self._running = False
             self._stopping = False
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
 
-    def _step(self, handle: _AnyHandle) -> None:
+    def _run_handle(self, handle: _AnyHandle) -> None:
         self._callbacks += 1
         if self._callbacks > self._callbacks_max:
             raise LivelockError(
-                f"{self._callbacks_max} callbacks were not enough; waiting are:\n{self.waiting()}"
+                f"{self._callbacks_max} callbacks were not enough; waiting are:\n{self.pending_tasks()}"
             )
-        self.trace.add_step(self._now_ns, handle.life.host, _label(handle))
+        self.trace.add_step(self._now_ns, handle.incarnation.host, _callback_label(handle))
         handle._run()
         self._now_ns += CALLBACK_NS
 
-    def _collect_timers(self) -> None:
+    def _schedule_due_timers(self) -> None:
         """Makes the timers that are due ready; where nothing is, moves time to the next timer first."""
         timers = self._timers
-        while timers and (timers[0][2].cancelled() or not timers[0][2].life.alive):
+        while timers and (timers[0][2].cancelled() or not timers[0][2].incarnation.is_alive):
             heapq.heappop(timers)
         if not timers:
             return
@@ -349,19 +351,21 @@ class SimulatedLoop(EscapesForbidden):
         self._closed = True
         self._ready.clear()
         self._timers.clear()
-        self._held.clear()
+        self._paused_handles.clear()
         self._tasks.clear()
 
     def _check_closed(self) -> None:
         if self._closed:
             raise RuntimeError("Event loop is closed")
 
-    def waiting(self) -> str:
+    def pending_tasks(self) -> str:
         """Each task that is not done and the line it waits at."""
         lines = []
         for owned in self._tasks.values():
-            if owned.life.alive and not owned.task.done():
-                lines.append(f"  {owned.life.host}: {owned.task.get_name()} at {_where(owned.coroutine)}")
+            if owned.incarnation.is_alive and not owned.task.done():
+                lines.append(
+                    f"  {owned.incarnation.host}: {owned.task.get_name()} at {_suspended_at(owned.coroutine)}"
+                )
         return "\n".join(lines) or "  (no task)"
 
     # Errors and generators
@@ -381,7 +385,7 @@ class SimulatedLoop(EscapesForbidden):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         future = context.get("future") or context.get("task")
-        if isinstance(future, SimulatedFuture | SimulatedTask) and not future.life.alive:
+        if isinstance(future, SimulatedFuture | SimulatedTask) and not future.incarnation.is_alive:
             # The dead will never ask for the result.
             return
         if self._exception_handler is None:
@@ -417,19 +421,19 @@ class SimulatedLoop(EscapesForbidden):
     ) -> Any:
         return await self._get_network().create_connection(protocol_factory, host, port, **options)
 
-    def _get_network(self) -> "Network":
+    def _get_network(self) -> "SimulatedNetwork":
         if self.network is None:
-            raise SimulationEscape("this loop has no network")
+            raise DeterminismError("this loop has no network")
         return self.network
 
 
-def _close_quietly(coroutine: Any) -> None:
+def _close_coroutine(coroutine: Any) -> None:
     """Closes a coroutine from the inside out. It may resist: one that awaits in its finally block is closed again
     there."""
     for _ in range(CLOSE_ATTEMPTS_MAX):
         awaited = getattr(coroutine, "cr_await", None)
         if inspect.iscoroutine(awaited):
-            _close_quietly(awaited)
+            _close_coroutine(awaited)
         try:
             coroutine.close()
         except RuntimeError as error:
@@ -442,7 +446,7 @@ def _close_quietly(coroutine: Any) -> None:
     raise RuntimeError(f"{coroutine.__qualname__} cannot be closed")
 
 
-def _label(handle: asyncio.Handle) -> str:
+def _callback_label(handle: asyncio.Handle) -> str:
     callback: Any = handle._callback  # type: ignore[attr-defined]
     while isinstance(callback, functools.partial):
         callback = callback.func
@@ -453,7 +457,7 @@ def _label(handle: asyncio.Handle) -> str:
     return name if name is not None else type(callback).__qualname__
 
 
-def _where(coroutine: Any) -> str:
+def _suspended_at(coroutine: Any) -> str:
     """The innermost line of our own that a suspended coroutine stands at."""
     place = "?"
     while coroutine is not None:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from moldau.testing.simulation.platform.escapes import SimulationEscape
+from moldau.testing.simulation.platform.determinism import DeterminismError
+from moldau.testing.simulation.platform.incarnation import OUTSIDE, Incarnation, current_incarnation
 from moldau.testing.simulation.platform.loop import SimulatedLoop
-from moldau.testing.simulation.platform.owner import OUTSIDE, Life, current_life
-from moldau.testing.simulation.platform.transport import Endpoint, connect_pair
+from moldau.testing.simulation.platform.transport import SimulatedTransport, connect_pair
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -29,23 +29,23 @@ CONNECT_TIMEOUT_MS = 60_000
 class NetworkSettings:
     delay_ms_min: float = 0.05
     delay_ms_max: float = 2.0
-    hiccup_chance: float = 0.01
+    slow_packet_chance: float = 0.01
     """How often a packet stands in a queue for long."""
-    hiccup_ms_max: float = 200.0
+    slow_packet_ms_max: float = 200.0
     loss_chance: float = 0.0
     """How often a packet is lost and comes only when it is sent again; in a stream it holds up those behind it."""
-    retransmission_ms_min: float = 200.0
+    retransmit_timeout_ms_min: float = 200.0
     """How long it takes to miss a lost packet; twice as long each time it is lost again."""
     duplication_chance: float = 0.0
     """How often a packet comes twice. A stream's receiver drops the second one."""
     window_bytes_min: int = 4 * 1024
     window_bytes_max: int = 256 * 1024
     """Bytes that a connection holds between the two programs before a writer must wait."""
-    cut_up_chance: float = 0.3
+    partial_read_chance: float = 0.3
     """How often a read gets only a part of what has arrived."""
 
 
-class Network:
+class SimulatedNetwork:
     def __init__(
         self, loop: SimulatedLoop, randomness: random.Random, settings: NetworkSettings | None = None
     ) -> None:
@@ -53,13 +53,13 @@ class Network:
         self.random = randomness
         self.settings = settings or NetworkSettings()
         self._addresses: dict[str, str] = {}
-        self._listeners: dict[tuple[str, int], Server] = {}
+        self._listeners: dict[tuple[str, int], SimulatedServer] = {}
         self._next_port: dict[str, int] = {}
-        self._cuts: set[tuple[str, str]] = set()
+        self._partitioned: set[tuple[str, str]] = set()
         self._extra_delay_ms: dict[tuple[str, str], float] = {}
-        self._endpoints: dict[int, Endpoint] = {}
-        self._endpoints_made = 0
-        self._held: list[tuple[str, str, Callable[[], None]]] = []
+        self._transports: dict[int, SimulatedTransport] = {}
+        self._transports_created = 0
+        self._held_packets: list[tuple[str, str, Callable[[], None]]] = []
         self._down: set[str] = set()
         self.counts: Counter[str] = Counter()
         """Packets lost, and duplicates dropped."""
@@ -87,9 +87,9 @@ class Network:
             for b in sorted(other):
                 if a == b:
                     continue
-                self._cuts.add((a, b))
+                self._partitioned.add((a, b))
                 if not one_way:
-                    self._cuts.add((b, a))
+                    self._partitioned.add((b, a))
         self.loop.trace.add(self.loop.now_ns, "cut", *sorted(one), "|", *sorted(other), int(one_way))
 
     def delay(self, one: Collection[str], other: Collection[str], milliseconds: float) -> None:
@@ -98,34 +98,34 @@ class Network:
             for b in sorted(other):
                 self._extra_delay_ms[a, b] = self._extra_delay_ms[b, a] = milliseconds
 
-    def mend(self, one: Collection[str], other: Collection[str]) -> None:
+    def heal_between(self, one: Collection[str], other: Collection[str]) -> None:
         """Ends all cuts and delays between the two sides, both ways."""
         for a in sorted(one):
             for b in sorted(other):
                 for path in ((a, b), (b, a)):
-                    self._cuts.discard(path)
+                    self._partitioned.discard(path)
                     self._extra_delay_ms.pop(path, None)
         self.loop.trace.add(self.loop.now_ns, "mend", *sorted(one), "|", *sorted(other))
-        self._release_held()
+        self._send_held_packets()
 
     def heal(self) -> None:
         """Ends all cuts and delays."""
-        self._cuts.clear()
+        self._partitioned.clear()
         self._extra_delay_ms.clear()
         self.loop.trace.add(self.loop.now_ns, "heal")
-        self._release_held()
+        self._send_held_packets()
 
-    def _release_held(self) -> None:
-        held, self._held = self._held, []
+    def _send_held_packets(self) -> None:
+        held, self._held_packets = self._held_packets, []
         for source, target, packet in held:
             self.send(source, target, packet)
 
     def reset(self, one: Collection[str], other: Collection[str]) -> None:
         """Breaks every connection between the two sides at once; both ends learn of it."""
-        for endpoint in list(self._endpoints.values()):
-            if endpoint.host in one and endpoint.peer_host in other:
-                endpoint.reset()
-                endpoint.peer.reset()
+        for transport in list(self._transports.values()):
+            if transport.host in one and transport.peer_host in other:
+                transport.reset()
+                transport.peer.reset()
 
     def crash(self, host: str, *, silent: bool = False, is_machine_up: bool = False) -> None:
         """The host's listeners and connections are gone. Others see a reset, or, when silent, nothing at all
@@ -136,21 +136,21 @@ class Network:
             self._down.add(host)
         for key in [key for key in self._listeners if key[0] == host]:
             del self._listeners[key]
-        for endpoint in list(self._endpoints.values()):
-            if endpoint.host == host:
-                endpoint.vanish(tell_peer=not silent)
+        for transport in list(self._transports.values()):
+            if transport.host == host:
+                transport.vanish(reset_peer=not silent)
 
     def restart(self, host: str) -> None:
         self._down.discard(host)
-        for endpoint in list(self._endpoints.values()):
-            if endpoint.peer_host == host and endpoint.peer_is_gone:
-                self.send(host, endpoint.host, endpoint.reset)
+        for transport in list(self._transports.values()):
+            if transport.peer_host == host and transport.has_peer_vanished:
+                self.send(host, transport.host, transport.reset)
 
     def is_down(self, host: str) -> bool:
         return host in self._down
 
-    def is_cut(self, source: str, target: str) -> bool:
-        return (source, target) in self._cuts
+    def is_partitioned(self, source: str, target: str) -> bool:
+        return (source, target) in self._partitioned
 
     def send(self, source: str, target: str, packet: Callable[[], None]) -> None:
         """Runs `packet` at the target after the time it takes to get there. What is sent later may come sooner."""
@@ -161,8 +161,8 @@ class Network:
             delay_ms = settings.delay_ms_min + (settings.delay_ms_max - settings.delay_ms_min) * draw()
             if self._extra_delay_ms:
                 delay_ms += self._extra_delay_ms.get((source, target), 0.0)
-            if draw() < settings.hiccup_chance:
-                delay_ms += settings.hiccup_ms_max * draw()
+            if draw() < settings.slow_packet_chance:
+                delay_ms += settings.slow_packet_ms_max * draw()
             if settings.loss_chance:
                 delay_ms += self._retransmissions_ms()
         self.loop.call_later(
@@ -170,7 +170,7 @@ class Network:
         )
 
     def _retransmissions_ms(self) -> float:
-        total_ms, timeout_ms = 0.0, self.settings.retransmission_ms_min
+        total_ms, timeout_ms = 0.0, self.settings.retransmit_timeout_ms_min
         while self.random.random() < self.settings.loss_chance:
             self.counts["packets lost"] += 1
             total_ms += timeout_ms
@@ -183,12 +183,12 @@ class Network:
         if self.settings.duplication_chance and self.random.random() < self.settings.duplication_chance:
             self.send(source, target, packet)
 
-    def note_duplicate(self) -> None:
+    def count_duplicate(self) -> None:
         self.counts["duplicates dropped"] += 1
 
     def _arrive(self, source: str, target: str, packet: Callable[[], None]) -> None:
-        if self.is_cut(source, target):
-            self._held.append((source, target, packet))
+        if self.is_partitioned(source, target):
+            self._held_packets.append((source, target, packet))
         else:
             packet()
 
@@ -204,27 +204,27 @@ class Network:
         ssl: object = None,
         start_serving: bool = True,
         **options: Any,
-    ) -> "Server":
+    ) -> "SimulatedServer":
         if sock is not None or ssl:
-            raise SimulationEscape("simulated servers take neither a socket nor TLS")
-        here = self._life_here()
+            raise DeterminismError("simulated servers take neither a socket nor TLS")
+        here = self._running_incarnation()
         names = [host] if isinstance(host, str) or host is None else host
         for name in names:
             if self._resolve(name or here.host) != here.host and name not in ("", "0.0.0.0", "::"):
                 raise OSError(errno.EADDRNOTAVAIL, f"{name} is not an address of {here.host}")
-        port = port or self._take_port(here.host)
+        port = port or self._allocate_port(here.host)
         if (here.host, port) in self._listeners:
             raise OSError(errno.EADDRINUSE, f"port {port} of {here.host} is taken")
-        server = Server(self, here, protocol_factory, port, contextvars.copy_context())
+        server = SimulatedServer(self, here, protocol_factory, port, contextvars.copy_context())
         if start_serving:
             await server.start_serving()
         return server
 
-    def listen(self, server: "Server") -> None:
-        self._listeners[server.life.host, server.port] = server
+    def listen(self, server: "SimulatedServer") -> None:
+        self._listeners[server.incarnation.host, server.port] = server
 
-    def stop_listening(self, server: "Server") -> None:
-        key = server.life.host, server.port
+    def stop_listening(self, server: "SimulatedServer") -> None:
+        key = server.incarnation.host, server.port
         if self._listeners.get(key) is server:
             del self._listeners[key]
 
@@ -241,18 +241,18 @@ class Network:
         **options: Any,
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         if sock is not None or ssl:
-            raise SimulationEscape("simulated connections take neither a socket nor TLS")
+            raise DeterminismError("simulated connections take neither a socket nor TLS")
         if host is None or port is None:
             raise ValueError("a connection needs a host and a port")
-        here = self._life_here()
+        here = self._running_incarnation()
         target = self._resolve(host)
-        server = await self._shake_hands(here, target, port)
+        server = await self._handshake(here, target, port)
         context = contextvars.copy_context()
-        local = (self.address_of(here.host), self._take_port(here.host))
+        local = (self.address_of(here.host), self._allocate_port(here.host))
         remote = (self.address_of(target), port)
         protocol = protocol_factory()
         client_end, server_end = connect_pair(
-            self, (here, context, local), (server.life, server.fork(), remote)
+            self, (here, context, local), (server.incarnation, server.copy_context(), remote)
         )
         self.loop.trace.add(self.loop.now_ns, "connect", here.host, target, port)
         self.loop.call_soon(server.accept, server_end, context=server_end.context)
@@ -261,13 +261,13 @@ class Network:
         await opened
         return client_end, protocol
 
-    async def _shake_hands(self, here: Life, target: str, port: int) -> "Server":
+    async def _handshake(self, here: Incarnation, target: str, port: int) -> "SimulatedServer":
         """One round trip to the listener; a cut path swallows it, and it is tried again."""
         # As long as this runs it is in the same life, by the same clock.
         deadline = self.loop.time() + CONNECT_TIMEOUT_MS / 1000
         while self.loop.time() < deadline:
-            answer = self._knock(here.host, target, port)
-            retry = self.loop.call_later(SYN_RETRY_MS / 1000, _fail, answer)
+            answer = self._send_syn(here.host, target, port)
+            retry = self.loop.call_later(SYN_RETRY_MS / 1000, _fail_with_timeout, answer)
             try:
                 server = await answer
             except TimeoutError:
@@ -279,8 +279,8 @@ class Network:
             return server
         raise TimeoutError(errno.ETIMEDOUT, f"{target}:{port} does not answer")
 
-    def _knock(self, here: str, target: str, port: int) -> "asyncio.Future[Server | None]":
-        answer: asyncio.Future[Server | None] = self.loop.create_future()
+    def _send_syn(self, here: str, target: str, port: int) -> "asyncio.Future[SimulatedServer | None]":
+        answer: asyncio.Future[SimulatedServer | None] = self.loop.create_future()
 
         def at_target() -> None:
             if target not in self._down:
@@ -292,23 +292,23 @@ class Network:
 
     # Bookkeeping
 
-    def register(self, endpoint: Endpoint) -> int:
-        self._endpoints_made += 1
-        self._endpoints[self._endpoints_made] = endpoint
-        return self._endpoints_made
+    def register(self, transport: SimulatedTransport) -> int:
+        self._transports_created += 1
+        self._transports[self._transports_created] = transport
+        return self._transports_created
 
-    def forget(self, number: int) -> None:
-        self._endpoints.pop(number, None)
+    def unregister(self, number: int) -> None:
+        self._transports.pop(number, None)
 
-    def _life_here(self) -> Life:
-        life = current_life.get()
-        if not life.alive:
-            raise OSError(errno.ENETDOWN, f"{life.host} has crashed")
-        return life
+    def _running_incarnation(self) -> Incarnation:
+        incarnation = current_incarnation.get()
+        if not incarnation.is_alive:
+            raise OSError(errno.ENETDOWN, f"{incarnation.host} has crashed")
+        return incarnation
 
     def _resolve(self, host: str) -> str:
         if host in ("localhost", "127.0.0.1", "::1", "", "0.0.0.0", "::"):
-            return current_life.get().host
+            return current_incarnation.get().host
         if host in self._addresses:
             return host
         for name, address in self._addresses.items():
@@ -316,7 +316,7 @@ class Network:
                 return name
         raise OSError(errno.EHOSTUNREACH, f"there is no host {host}")
 
-    def _take_port(self, host: str) -> int:
+    def _allocate_port(self, host: str) -> int:
         port = self._next_port.get(host, EPHEMERAL_PORT_MIN)
         while (host, port) in self._listeners:
             port += 1
@@ -324,12 +324,12 @@ class Network:
         return port
 
 
-def _fail(answer: "asyncio.Future[Server | None]") -> None:
+def _fail_with_timeout(answer: "asyncio.Future[SimulatedServer | None]") -> None:
     if not answer.done():
         answer.set_exception(TimeoutError())
 
 
-class ListeningSocket:
+class SimulatedSocket:
     """Enough of a socket to ask a server for its port."""
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -339,45 +339,45 @@ class ListeningSocket:
         return self._address
 
 
-class Server(asyncio.AbstractServer):
+class SimulatedServer(asyncio.AbstractServer):
     def __init__(
         self,
-        network: Network,
-        life: Life,
+        network: SimulatedNetwork,
+        incarnation: Incarnation,
         protocol_factory: ProtocolFactory,
         port: int,
         context: contextvars.Context,
     ) -> None:
-        self.life = life
+        self.incarnation = incarnation
         self.port = port
         self._network = network
         self._protocol_factory = protocol_factory
         self._context = context
         self._serving = False
         self._closed = False
-        self._connections: dict[int, Endpoint] = {}
+        self._connections: dict[int, SimulatedTransport] = {}
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
-    def sockets(self) -> tuple[ListeningSocket, ...]:
+    def sockets(self) -> tuple[SimulatedSocket, ...]:
         if self._closed:
             return ()
-        return (ListeningSocket((self._network.address_of(self.life.host), self.port)),)
+        return (SimulatedSocket((self._network.address_of(self.incarnation.host), self.port)),)
 
-    def fork(self) -> contextvars.Context:
+    def copy_context(self) -> contextvars.Context:
         """The context of one accepted connection: what it sets, others do not see."""
         return self._context.copy()
 
-    def accept(self, endpoint: Endpoint) -> None:
-        self._connections[endpoint.number] = endpoint
-        endpoint.on_lost = self._lost
-        endpoint.open(self._protocol_factory(), None)
+    def accept(self, transport: SimulatedTransport) -> None:
+        self._connections[transport.number] = transport
+        transport.on_lost = self._connection_lost
+        transport.open(self._protocol_factory(), None)
 
-    def _lost(self, endpoint: Endpoint) -> None:
-        self._connections.pop(endpoint.number, None)
-        self._wake_if_over()
+    def _connection_lost(self, transport: SimulatedTransport) -> None:
+        self._connections.pop(transport.number, None)
+        self._wake_if_closed()
 
-    def _wake_if_over(self) -> None:
+    def _wake_if_closed(self) -> None:
         if self._closed and not self._connections:
             for waiter in self._waiters:
                 if not waiter.done():
@@ -388,7 +388,7 @@ class Server(asyncio.AbstractServer):
         return self._network.loop
 
     def is_serving(self) -> bool:
-        return self._serving and self.life.alive
+        return self._serving and self.incarnation.is_alive
 
     async def start_serving(self) -> None:
         if not self._serving and not self._closed:
@@ -408,15 +408,15 @@ class Server(asyncio.AbstractServer):
             self._closed = True
             self._serving = False
             self._network.stop_listening(self)
-            self._wake_if_over()
+            self._wake_if_closed()
 
     def close_clients(self) -> None:
-        for endpoint in list(self._connections.values()):
-            endpoint.close()
+        for transport in list(self._connections.values()):
+            transport.close()
 
     def abort_clients(self) -> None:
-        for endpoint in list(self._connections.values()):
-            endpoint.abort()
+        for transport in list(self._connections.values()):
+            transport.abort()
 
     async def wait_closed(self) -> None:
         """Returns when the server is closed and its last connection is gone, as Python 3.12 and later do."""

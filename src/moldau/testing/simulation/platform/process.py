@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from moldau.testing.simulation.platform.simulation import Host
-from moldau.testing.simulation.scenarios.outcome import Broken, told
+from moldau.testing.simulation.scenarios.outcome import ScenarioError, format_error
 
 
-class Program(Protocol):
+class ClientProgram(Protocol):
     name: str
 
     async def run(self) -> None:
@@ -17,34 +17,34 @@ class Program(Protocol):
     def stop(self) -> None: ...
 
 
-class Process:
-    def __init__(self, host: Host, make: Callable[[Host], Program]) -> None:
+class ClientProcess:
+    def __init__(self, host: Host, make: Callable[[Host], ClientProgram]) -> None:
         self._host = host
-        self._make = make
-        self._program: Program | None = None
+        self._create_program = make
+        self._program: ClientProgram | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_told = False
+        self._is_stop_requested = False
 
     @property
     def is_running(self) -> bool:
         if self._task is not None and self._task.done():
-            self._take_outcome(self._task)
+            self._raise_failure(self._task)
         return self._task is not None
 
     @property
-    def is_staying(self) -> bool:
+    def is_active(self) -> bool:
         """It runs, and has not been told to stop."""
-        return self.is_running and not self._is_told
+        return self.is_running and not self._is_stop_requested
 
     def start(self) -> None:
         if not self.is_running:
-            self._is_told = False
-            self._program = self._make(self._host)
+            self._is_stop_requested = False
+            self._program = self._create_program(self._host)
             self._task = self._host.spawn(self._program.run(), name=self._program.name)
 
     def stop(self) -> None:
         if self._program is not None:
-            self._is_told = True
+            self._is_stop_requested = True
             self._program.stop()
 
     def kill(self) -> None:
@@ -52,13 +52,13 @@ class Process:
         self._host.kill()
         self._host.restart()
 
-    async def ended(self) -> None:
+    async def wait_stopped(self) -> None:
         """Waits for a program that was told to stop."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-            self._take_outcome(self._task)
+            self._raise_failure(self._task)
 
-    def _take_outcome(self, task: "asyncio.Task[None]") -> None:
+    def _raise_failure(self, task: "asyncio.Task[None]") -> None:
         self._task = None
         if (error := task.exception()) is not None:
-            raise Broken(f"{task.get_name()} ended by {told(error)}") from error
+            raise ScenarioError(f"{task.get_name()} ended by {format_error(error)}") from error

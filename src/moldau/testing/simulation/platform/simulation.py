@@ -10,28 +10,28 @@ from typing import Any, TypeVar
 from moldau.platform import Platform
 from moldau.testing.simulation.platform.clock import SimulatedClock
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
-from moldau.testing.simulation.platform.guard import guarded
+from moldau.testing.simulation.platform.guard import forbid_nondeterminism
+from moldau.testing.simulation.platform.incarnation import OUTSIDE, Incarnation, current_incarnation
 from moldau.testing.simulation.platform.loop import SimulatedLoop
-from moldau.testing.simulation.platform.network import Network, NetworkSettings
-from moldau.testing.simulation.platform.owner import OUTSIDE, Life, current_life
+from moldau.testing.simulation.platform.network import NetworkSettings, SimulatedNetwork
 from moldau.testing.simulation.platform.trace import Trace
 
 T = TypeVar("T")
 
 TIMER_LATENESS_MS_MAX = 0.5
 MONOTONIC_START_MS_MAX = 1_000_000_000
-COLLECT_EVERY_NS = 3_000_000_000
+FULL_COLLECTION_INTERVAL_NS = 3_000_000_000
 
 
 class HostCrashed(Exception):
     """The host went down while somebody outside waited for it."""
 
 
-class Unfinished(Exception):
+class SimulationTimeout(Exception):
     """The run did not come to its end in the virtual time it was given."""
 
 
-class ProgramError(Exception):
+class UnhandledError(Exception):
     """An exception in the program under test reached the event loop: a bug, whatever else the run shows."""
 
 
@@ -52,7 +52,7 @@ class Host:
         self.platform: Platform
         self._simulation = simulation
         self._clock_rate = clock_rate
-        self._life = Life(name, 0, clock_rate)
+        self._incarnation = Incarnation(name, 0, clock_rate)
         self._wall_error_ms = wall_error_ms
         self._waiters: list[asyncio.Future[Any]] = []
         self.disk = SimulatedDisk(
@@ -62,10 +62,10 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        return self._life.alive
+        return self._incarnation.is_alive
 
     def _boot(self) -> None:
-        boot = f"{self.name}/boot-{self._life.boot}"
+        boot = f"{self.name}/boot-{self._incarnation.boot}"
         randomness = self._simulation.random_for(boot)
         self.clock = SimulatedClock(
             self._simulation.loop,
@@ -80,7 +80,7 @@ class Host:
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Starts a task on this host; it ends without a word when the host crashes."""
         context = contextvars.copy_context()
-        context.run(current_life.set, self._life)
+        context.run(current_incarnation.set, self._incarnation)
         return self._simulation.loop.create_task(coroutine, name=name, context=context)
 
     async def run(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> T:
@@ -113,47 +113,47 @@ class Host:
 
     def crash(self, *, silent: bool = False) -> None:
         """Cuts the power: all that runs here stops between two callbacks, unsynced writes are at stake."""
-        self._end(self.disk.crash, silent=silent, is_machine_up=False)
+        self._take_down(self.disk.crash, silent=silent, is_machine_up=False)
 
     def kill(self) -> None:
         """Ends the process as SIGKILL does: nothing written is lost, and whoever connects is refused."""
-        self._end(self.disk.kill, silent=False, is_machine_up=True)
+        self._take_down(self.disk.kill, silent=False, is_machine_up=True)
 
     def pause(self) -> None:
         """Stops the process as SIGSTOP does: its sockets stay open, its disk and its clocks go on."""
-        self._check_not_here()
+        self._check_called_from_outside()
         self._simulation.trace.add(self._simulation.loop.now_ns, "pause", self.name)
-        self._simulation.loop.pause(self._life)
+        self._simulation.loop.pause(self._incarnation)
 
     def resume(self) -> None:
         self._simulation.trace.add(self._simulation.loop.now_ns, "resume", self.name)
-        self._simulation.loop.resume(self._life)
+        self._simulation.loop.resume(self._incarnation)
 
     @property
     def is_paused(self) -> bool:
-        return self._life.is_paused
+        return self._incarnation.is_paused
 
     @property
     def boot(self) -> int:
         """Which of its lives this is."""
-        return self._life.boot
+        return self._incarnation.boot
 
-    def _check_not_here(self) -> None:
-        if current_life.get() is self._life:
+    def _check_called_from_outside(self) -> None:
+        if current_incarnation.get() is self._incarnation:
             raise RuntimeError("a host cannot crash or pause itself: do it from outside")
 
-    def _end(self, end_disk: Callable[[], SimulatedDisk], *, silent: bool, is_machine_up: bool) -> None:
-        self._check_not_here()
+    def _take_down(self, end_disk: Callable[[], SimulatedDisk], *, silent: bool, is_machine_up: bool) -> None:
+        self._check_called_from_outside()
         if not self.is_up:
             raise RuntimeError(f"{self.name} is down already")
         simulation = self._simulation
         simulation.collect_garbage()
         simulation.trace.add(simulation.loop.now_ns, "down", self.name)
         self._wall_error_ms = self.clock.wall_error_ms
-        self._life.alive = False
+        self._incarnation.is_alive = False
         simulation.network.crash(self.name, silent=silent, is_machine_up=is_machine_up)
         self.disk = end_disk()
-        simulation.loop.destroy(self._life)
+        simulation.loop.destroy(self._incarnation)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(HostCrashed(self.name))
@@ -161,7 +161,7 @@ class Host:
     def restart(self) -> None:
         if self.is_up:
             raise RuntimeError(f"{self.name} is up")
-        self._life = Life(self.name, self._life.boot + 1, self._clock_rate)
+        self._incarnation = Incarnation(self.name, self._incarnation.boot + 1, self._clock_rate)
         self._simulation.network.restart(self.name)
         self._boot()
 
@@ -180,7 +180,7 @@ class Simulation:
         self.loop = SimulatedLoop(
             self.trace, self.random_for("timers"), timer_lateness_ms_max=timer_lateness_ms_max
         )
-        self.network = Network(self.loop, self.random_for("network"), network)
+        self.network = SimulatedNetwork(self.loop, self.random_for("network"), network)
         self.random = self.random_for("scenario")
         self.hosts: dict[str, Host] = {}
         self._collected_ns = 0
@@ -196,7 +196,7 @@ class Simulation:
     def collect_garbage(self) -> None:
         """Exceptions that nobody took show when they are collected, and only while their host lives. All that there is
         is looked through from time to time only: it takes long."""
-        is_due = self.loop.now_ns - self._collected_ns > COLLECT_EVERY_NS
+        is_due = self.loop.now_ns - self._collected_ns > FULL_COLLECTION_INTERVAL_NS
         gc.collect(2 if is_due else 0)
         if is_due:
             self._collected_ns = self.loop.now_ns
@@ -225,12 +225,12 @@ class Simulation:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await main()
 
-        with guarded():
+        with forbid_nondeterminism():
             try:
                 result: T = self.loop.run_until_complete(in_time())
             except TimeoutError as error:
-                raise Unfinished(
-                    f"not done after {timeout_ms} virtual ms; waiting are:\n{self.loop.waiting()}"
+                raise SimulationTimeout(
+                    f"not done after {timeout_ms} virtual ms; waiting are:\n{self.loop.pending_tasks()}"
                 ) from error
             finally:
                 for host in self.hosts.values():
@@ -238,5 +238,5 @@ class Simulation:
                         host.kill()
                 self.loop.destroy(OUTSIDE)
         if self.loop.errors:
-            raise ProgramError("\n".join(self.loop.errors))
+            raise UnhandledError("\n".join(self.loop.errors))
         return result

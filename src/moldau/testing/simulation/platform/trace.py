@@ -5,7 +5,7 @@ import zlib
 from collections import deque
 
 LAST_EVENTS_KEPT = 200
-SMALL = (
+ROUTINE_KINDS = (
     "run",
     "deliver",
     "append",
@@ -34,7 +34,7 @@ class Trace:
         self._hash = hashlib.blake2b(digest_size=16)
         self._unhashed: list[str] = []
         self._events: deque[str] = deque(maxlen=None if keep else LAST_EVENTS_KEPT)
-        self._story: deque[str] = deque(maxlen=LAST_EVENTS_KEPT)
+        self._notable_events: deque[str] = deque(maxlen=LAST_EVENTS_KEPT)
         self.length = 0
 
     def add(self, time_ns: int, kind: str, *fields: Field) -> None:
@@ -42,15 +42,15 @@ class Trace:
             f"{len(field)}:{zlib.crc32(field):08x}" if isinstance(field, bytes) else str(field)
             for field in fields
         )
-        self._take(line)
-        if kind not in SMALL:
-            self._story.append(f"{time_ns / 1e9:10.3f} {line.partition(' ')[2]}")
+        self._append(line)
+        if kind not in ROUTINE_KINDS:
+            self._notable_events.append(f"{time_ns / 1e9:10.3f} {line.partition(' ')[2]}")
 
     def add_step(self, time_ns: int, host: str, label: str) -> None:
         """A callback was run: by far the most frequent event."""
-        self._take(f"{time_ns} run {host} {label}")
+        self._append(f"{time_ns} run {host} {label}")
 
-    def _take(self, line: str) -> None:
+    def _append(self, line: str) -> None:
         self._events.append(line)
         self.length += 1
         self._unhashed.append(line)
@@ -67,9 +67,9 @@ class Trace:
         self._hash_lines()
         return self._hash.hexdigest()
 
-    def story(self) -> list[str]:
+    def notable_events(self) -> list[str]:
         """The last events that say what was going on, with the time in seconds."""
-        return list(self._story)
+        return list(self._notable_events)
 
     def events(self) -> list[str]:
         """The last events, or all of them if the trace was made to keep them: to find where two runs part."""

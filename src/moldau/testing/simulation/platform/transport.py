@@ -11,10 +11,10 @@ import errno
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from moldau.testing.simulation.platform.owner import Life
+from moldau.testing.simulation.platform.incarnation import Incarnation
 
 if TYPE_CHECKING:
-    from moldau.testing.simulation.platform.network import Network
+    from moldau.testing.simulation.platform.network import SimulatedNetwork
 
 Address = tuple[str, int]
 
@@ -26,17 +26,22 @@ FIN = b""
 """The end of the stream, as it travels in place of data."""
 
 
-class Endpoint(asyncio.Transport):
+class SimulatedTransport(asyncio.Transport):
     def __init__(
-        self, network: "Network", life: Life, context: contextvars.Context, local: Address, remote: Address
+        self,
+        network: "SimulatedNetwork",
+        incarnation: Incarnation,
+        context: contextvars.Context,
+        local: Address,
+        remote: Address,
     ) -> None:
         super().__init__()
         self.context = context
         """What the protocol's callbacks run in; it carries the life they belong to."""
-        self.host = life.host
-        self.peer: Endpoint
-        self.vanished = False
-        self.on_lost: Callable[[Endpoint], None] | None = None
+        self.host = incarnation.host
+        self.peer: SimulatedTransport
+        self.is_vanished = False
+        self.on_lost: Callable[[SimulatedTransport], None] | None = None
         self.number = network.register(self)
         self._network = network
         self._loop = network.loop
@@ -51,28 +56,28 @@ class Endpoint(asyncio.Transport):
         self._packets_sent = 0
         self._packets_read = 0
         """How many the other side has put in order."""
-        self._arrived: dict[int, bytes] = {}
+        self._out_of_order: dict[int, bytes] = {}
         """What the other side has that came before those in front of it."""
-        self._eof_wanted = False
+        self._is_eof_requested = False
         self._fin_sent = False
         self._writing_paused = False
         self._high = WRITE_BUFFER_BYTES_HIGH
         self._low = WRITE_BUFFER_BYTES_HIGH // 4
         self._received = bytearray()
         self._fin_received = False
-        self._eof_told = False
+        self._is_eof_delivered = False
         self._reading_paused = False
         self._read_scheduled = False
         self._closing = False
-        self._lost = False
+        self._is_lost = False
 
     @property
     def peer_host(self) -> str:
         return self.peer.host
 
     @property
-    def peer_is_gone(self) -> bool:
-        return self.peer.vanished
+    def has_peer_vanished(self) -> bool:
+        return self.peer.is_vanished
 
     def open(self, protocol: asyncio.BaseProtocol, opened: "asyncio.Future[None] | None") -> None:
         """Tells the protocol, and then whoever waits for the connection."""
@@ -80,7 +85,7 @@ class Endpoint(asyncio.Transport):
         self._reading_paused = True
 
         def begin() -> None:
-            if not self._lost:
+            if not self._is_lost:
                 self._protocol.connection_made(self)
                 self._reading_paused = False
                 self._schedule_read()
@@ -101,14 +106,14 @@ class Endpoint(asyncio.Transport):
         return self._protocol
 
     def is_closing(self) -> bool:
-        return self._closing or self._lost
+        return self._closing or self._is_lost
 
     def close(self) -> None:
-        if self._closing or self._lost:
+        if self._closing or self._is_lost:
             return
         self._closing = True
-        self._eof_wanted = True
-        self._pump()
+        self._is_eof_requested = True
+        self._send_buffered()
 
     # asyncio.ReadTransport
 
@@ -125,12 +130,12 @@ class Endpoint(asyncio.Transport):
     # asyncio.WriteTransport
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._eof_wanted and not self._closing:
+        if self._is_eof_requested and not self._closing:
             raise RuntimeError("cannot write after write_eof")
         if self.is_closing() or not data:
             return
         self._unsent += data
-        self._pump()
+        self._send_buffered()
         if len(self._unsent) > self._high and not self._writing_paused:
             self._writing_paused = True
             self._protocol.pause_writing()
@@ -139,17 +144,17 @@ class Endpoint(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        if not self._eof_wanted and not self._lost:
-            self._eof_wanted = True
-            self._pump()
+        if not self._is_eof_requested and not self._is_lost:
+            self._is_eof_requested = True
+            self._send_buffered()
 
     def can_write_eof(self) -> bool:
         return True
 
     def abort(self) -> None:
-        if not self._lost:
+        if not self._is_lost:
             self._send_reset()
-            self._lose(None)
+            self._drop_connection(None)
 
     def get_write_buffer_size(self) -> int:
         return len(self._unsent)
@@ -168,23 +173,23 @@ class Endpoint(asyncio.Transport):
 
     # Sending
 
-    def _pump(self) -> None:
+    def _send_buffered(self) -> None:
         """Sends what the window has room for, then the end of the stream if that is all."""
-        while self._unsent and self._in_flight < self._window and not self._lost:
+        while self._unsent and self._in_flight < self._window and not self._is_lost:
             size = min(len(self._unsent), self._window - self._in_flight, SEGMENT_BYTES_MAX)
-            if self._network.random.random() < self._network.settings.cut_up_chance:
+            if self._network.random.random() < self._network.settings.partial_read_chance:
                 size = self._network.random.randint(1, size)
             self._in_flight += size
             self._send(bytes(self._unsent[:size]))
             del self._unsent[:size]
-        if self._eof_wanted and not self._unsent and not self._fin_sent and not self._lost:
+        if self._is_eof_requested and not self._unsent and not self._fin_sent and not self._is_lost:
             self._fin_sent = True
             self._send(FIN)
-        if self._closing and not self._unsent and not self._lost:
+        if self._closing and not self._unsent and not self._is_lost:
             if self._received:
                 # What the other side sent and nobody read any more makes this a reset, as the kernel does it.
                 self._send_reset()
-            self._lose(None)
+            self._drop_connection(None)
 
     def _send(self, data: bytes) -> None:
         number = self._packets_sent
@@ -192,12 +197,12 @@ class Endpoint(asyncio.Transport):
         self._network.send_in_stream(self.host, self.peer.host, lambda: self._packet_arrives(number, data))
 
     def _packet_arrives(self, number: int, data: bytes) -> None:
-        if number < self._packets_read or number in self._arrived:
-            self._network.note_duplicate()
+        if number < self._packets_read or number in self._out_of_order:
+            self._network.count_duplicate()
             return
-        self._arrived[number] = data
-        while self._packets_read in self._arrived:
-            self.peer._receive(self._arrived.pop(self._packets_read))
+        self._out_of_order[number] = data
+        while self._packets_read in self._out_of_order:
+            self.peer._receive(self._out_of_order.pop(self._packets_read))
             self._packets_read += 1
 
     def _send_reset(self) -> None:
@@ -205,21 +210,21 @@ class Endpoint(asyncio.Transport):
 
     def _acknowledged(self, size: int) -> None:
         self._in_flight -= size
-        if not self._lost:
+        if not self._is_lost:
             self._loop.call_soon(self._continue_writing, context=self.context)
 
     def _continue_writing(self) -> None:
-        self._pump()
-        if self._writing_paused and len(self._unsent) <= self._low and not self._lost:
+        self._send_buffered()
+        if self._writing_paused and len(self._unsent) <= self._low and not self._is_lost:
             self._writing_paused = False
             self._protocol.resume_writing()
 
     # Receiving
 
     def _receive(self, data: bytes) -> None:
-        if self.vanished and self._network.is_down(self.host):
+        if self.is_vanished and self._network.is_down(self.host):
             return
-        if self._lost:
+        if self._is_lost:
             if data:
                 self._send_reset()
             return
@@ -232,7 +237,7 @@ class Endpoint(asyncio.Transport):
     def _schedule_read(self) -> None:
         if self._reading_paused or self._read_scheduled or self.is_closing():
             return
-        if self._received or (self._fin_received and not self._eof_told):
+        if self._received or (self._fin_received and not self._is_eof_delivered):
             self._read_scheduled = True
             self._loop.call_soon(self._read, context=self.context)
 
@@ -244,7 +249,7 @@ class Endpoint(asyncio.Transport):
             if self._received:
                 self._deliver()
             else:
-                self._eof_told = True
+                self._is_eof_delivered = True
                 self._loop.trace.add(self._loop.now_ns, "eof", self.peer.host, self.host)
                 assert isinstance(self._protocol, asyncio.Protocol | asyncio.BufferedProtocol)
                 if not self._protocol.eof_received():
@@ -258,12 +263,12 @@ class Endpoint(asyncio.Transport):
                 }
             )
             self._send_reset()
-            self._lose(error)
+            self._drop_connection(error)
         self._schedule_read()
 
     def _deliver(self) -> None:
         size = min(len(self._received), READ_BYTES_MAX)
-        if self._network.random.random() < self._network.settings.cut_up_chance:
+        if self._network.random.random() < self._network.settings.partial_read_chance:
             size = self._network.random.randint(1, size)
         if isinstance(self._protocol, asyncio.BufferedProtocol):
             target = memoryview(self._protocol.get_buffer(size)).cast("B")
@@ -288,27 +293,29 @@ class Endpoint(asyncio.Transport):
 
     def reset(self) -> None:
         """The other side broke the connection: nothing more comes or goes."""
-        if not self._lost:
+        if not self._is_lost:
             self._loop.trace.add(self._loop.now_ns, "reset", self.peer.host, self.host)
-            self._lose(ConnectionResetError(errno.ECONNRESET, "the connection was reset by the other side"))
+            self._drop_connection(
+                ConnectionResetError(errno.ECONNRESET, "the connection was reset by the other side")
+            )
 
-    def vanish(self, *, tell_peer: bool) -> None:
+    def vanish(self, *, reset_peer: bool) -> None:
         """This side's host has crashed; its protocol is past hearing of it."""
-        if not self._lost:
-            self.vanished = True
-            self._lost = True
-            self._network.forget(self.number)
-            if tell_peer:
+        if not self._is_lost:
+            self.is_vanished = True
+            self._is_lost = True
+            self._network.unregister(self.number)
+            if reset_peer:
                 self._send_reset()
 
-    def _lose(self, error: Exception | None) -> None:
-        self._lost = True
+    def _drop_connection(self, error: Exception | None) -> None:
+        self._is_lost = True
         self._unsent.clear()
         self._received.clear()
         self._loop.call_soon(self._connection_lost, error, context=self.context)
 
     def _connection_lost(self, error: Exception | None) -> None:
-        self._network.forget(self.number)
+        self._network.unregister(self.number)
         try:
             self._protocol.connection_lost(error)
         finally:
@@ -320,12 +327,12 @@ class Endpoint(asyncio.Transport):
 
 
 def connect_pair(
-    network: "Network",
-    client: tuple[Life, contextvars.Context, Address],
-    server: tuple[Life, contextvars.Context, Address],
-) -> tuple[Endpoint, Endpoint]:
+    network: "SimulatedNetwork",
+    client: tuple[Incarnation, contextvars.Context, Address],
+    server: tuple[Incarnation, contextvars.Context, Address],
+) -> tuple[SimulatedTransport, SimulatedTransport]:
     """The two ends of a new connection."""
-    client_end = Endpoint(network, client[0], client[1], client[2], server[2])
-    server_end = Endpoint(network, server[0], server[1], server[2], client[2])
+    client_end = SimulatedTransport(network, client[0], client[1], client[2], server[2])
+    server_end = SimulatedTransport(network, server[0], server[1], server[2], client[2])
     client_end.peer, server_end.peer = server_end, client_end
     return client_end, server_end

@@ -10,26 +10,26 @@ def split_path(path: str) -> list[str]:
     return [part for part in path.split("/") if part and part != "."]
 
 
-class Snapshot:
+class SyncSnapshot:
     """What a sync covers: everything that was written when it began, and nothing that came later."""
 
     def __init__(self, start: int, data: bytes) -> None:
         self.start = start
         self.data = data
-        self.agreed = start + len(data)
+        self.common_size = start + len(data)
         """Up to here the file still holds what the snapshot does."""
 
 
 class Inode:
-    """A file's content. Below `_agreed` both images are the same; above it nothing is certain."""
+    """A file's content. Below `_common_size` both images are the same; above it nothing is certain."""
 
     def __init__(self) -> None:
         self._written = bytearray()
-        self._safe = bytearray()
-        self._agreed = 0
-        self._snapshots: list[Snapshot] = []
+        self._durable = bytearray()
+        self._common_size = 0
+        self._snapshots: list[SyncSnapshot] = []
         """Those of running syncs, oldest first."""
-        self._spoiled: list[tuple[int, int]] = []
+        self._failed_ranges: list[tuple[int, int]] = []
         """Stretches whose sync failed: the kernel calls them clean although the device may not have them."""
 
     @property
@@ -37,8 +37,8 @@ class Inode:
         return len(self._written)
 
     @property
-    def safe_size(self) -> int:
-        return len(self._safe)
+    def durable_size(self) -> int:
+        return len(self._durable)
 
     def append(self, data: bytes) -> None:
         self._written += data
@@ -51,69 +51,69 @@ class Inode:
             self._written += bytes(size - len(self._written))
             return
         del self._written[size:]
-        self._agreed = min(self._agreed, size)
+        self._common_size = min(self._common_size, size)
         for snapshot in self._snapshots:
-            snapshot.agreed = min(snapshot.agreed, size)
-        self._spoiled = [(start, min(end, size)) for start, end in self._spoiled if start < size]
+            snapshot.common_size = min(snapshot.common_size, size)
+        self._failed_ranges = [(start, min(end, size)) for start, end in self._failed_ranges if start < size]
 
-    def flip(self, position: int, mask: int) -> None:
-        self._safe[position] ^= mask
+    def flip_bits(self, position: int, mask: int) -> None:
+        self._durable[position] ^= mask
         if position < len(self._written):
             self._written[position] ^= mask
 
-    def snapshot(self) -> Snapshot:
-        snapshot = Snapshot(self._agreed, bytes(self._written[self._agreed :]))
+    def snapshot(self) -> SyncSnapshot:
+        snapshot = SyncSnapshot(self._common_size, bytes(self._written[self._common_size :]))
         self._snapshots.append(snapshot)
         return snapshot
 
-    def make_safe(self, snapshot: Snapshot, randomness: random.Random) -> None:
+    def make_durable(self, snapshot: SyncSnapshot, randomness: random.Random) -> None:
         if snapshot not in self._snapshots:
             # A sync that began later has ended earlier and covered all of it.
             return
         del self._snapshots[: self._snapshots.index(snapshot) + 1]
-        self._safe[snapshot.start :] = snapshot.data
-        self._agreed = snapshot.agreed
-        for start, end in self._spoiled:
+        self._durable[snapshot.start :] = snapshot.data
+        self._common_size = snapshot.common_size
+        for start, end in self._failed_ranges:
             if randomness.random() < 0.5:
-                self._safe[start:end] = bytes(end - start)
-                self._agreed = min(self._agreed, start)
+                self._durable[start:end] = bytes(end - start)
+                self._common_size = min(self._common_size, start)
 
     def drop_cache(self, randomness: random.Random) -> None:
         """Shows what became of the stretches whose sync failed; a later sync then tells the truth about them."""
-        for start, end in self._spoiled:
+        for start, end in self._failed_ranges:
             if randomness.random() < 0.5:
                 self._written[start:end] = bytes(end - start)
-        self._spoiled.clear()
+        self._failed_ranges.clear()
 
-    def spoil(self, snapshot: Snapshot) -> None:
+    def mark_failed(self, snapshot: SyncSnapshot) -> None:
         if snapshot in self._snapshots:
             self._snapshots.remove(snapshot)
-        self._spoiled.append((snapshot.start, snapshot.agreed))
+        self._failed_ranges.append((snapshot.start, snapshot.common_size))
 
     def crash(self, randomness: random.Random) -> bool:
         """Loses what is not safe, or some of it; True where a part of it is left."""
         image = self._after_crash(randomness)
-        is_torn = bytes(image) not in (bytes(self._safe), bytes(self._written))
+        is_torn = bytes(image) not in (bytes(self._durable), bytes(self._written))
         self._written = image
-        self._safe = bytearray(image)
-        self._agreed = len(image)
+        self._durable = bytearray(image)
+        self._common_size = len(image)
         self._snapshots.clear()
-        self._spoiled.clear()
+        self._failed_ranges.clear()
         return is_torn
 
     def _after_crash(self, randomness: random.Random) -> bytearray:
-        tail = bytes(self._written[self._agreed :])
-        old_tail = bytes(self._safe[self._agreed :])
+        tail = bytes(self._written[self._common_size :])
+        old_tail = bytes(self._durable[self._common_size :])
         if not tail and not old_tail:
-            return self._safe
+            return self._durable
         match randomness.choice(("lost", "lost", "kept", "cut", "cut", "torn", "torn")):
             case "lost":
-                return self._safe
+                return self._durable
             case "kept":
                 return self._written
             case "cut":
-                return self._written[: self._agreed + randomness.randint(0, len(tail))]
-        return self._safe[: self._agreed] + self._torn(tail, old_tail, randomness)
+                return self._written[: self._common_size + randomness.randint(0, len(tail))]
+        return self._durable[: self._common_size] + self._torn(tail, old_tail, randomness)
 
     def _torn(self, tail: bytes, old_tail: bytes, randomness: random.Random) -> bytearray:
         """Sector by sector: the new bytes, zeros, garbage, or what was there before a truncation."""
@@ -121,7 +121,7 @@ class Inode:
         image = bytearray()
         while len(image) < size:
             begin = len(image)
-            end = min(size, begin + SECTOR_BYTES - (self._agreed + begin) % SECTOR_BYTES)
+            end = min(size, begin + SECTOR_BYTES - (self._common_size + begin) % SECTOR_BYTES)
             roll = randomness.random()
             if roll < 0.6:
                 image += tail[begin:end]
@@ -134,50 +134,50 @@ class Inode:
         return image
 
 
-class Directory:
+class SimulatedDirectory:
     """Names as programs see them and as a power cut would leave them."""
 
     def __init__(self) -> None:
-        self.names: dict[str, Node] = {}
-        self.safe_names: dict[str, Node] = {}
+        self.names: dict[str, TreeNode] = {}
+        self.durable_names: dict[str, TreeNode] = {}
 
 
-Node = Inode | Directory
-Place = tuple[Directory, str]
+TreeNode = Inode | SimulatedDirectory
+DirectoryEntry = tuple[SimulatedDirectory, str]
 
 
-class _Change:
+class _NameChange:
     """A change of names that is not safe yet. It happens wholly or not at all."""
 
-    def __init__(self, node: Node, source: Place | None, target: Place | None) -> None:
+    def __init__(self, node: TreeNode, source: DirectoryEntry | None, target: DirectoryEntry | None) -> None:
         self.node = node
         self.source = source
         self.target = target
 
-    def places(self) -> list[Place]:
+    def entries(self) -> list[DirectoryEntry]:
         return [place for place in (self.source, self.target) if place is not None]
 
-    def make_safe(self) -> None:
+    def make_durable(self) -> None:
         if self.source is not None:
             directory, name = self.source
-            if directory.safe_names.get(name) is self.node:
-                del directory.safe_names[name]
+            if directory.durable_names.get(name) is self.node:
+                del directory.durable_names[name]
         if self.target is not None:
             directory, name = self.target
-            directory.safe_names[name] = self.node
+            directory.durable_names[name] = self.node
 
 
 class Volume:
     def __init__(self) -> None:
-        self.root = Directory()
+        self.root = SimulatedDirectory()
         self.torn_writes = 0
         """Files of which a power cut has left a part of what was not safe."""
-        self._changes: list[_Change] = []
+        self._changes: list[_NameChange] = []
 
-    def find(self, path: str) -> Node | None:
-        node: Node | None = self.root
+    def find(self, path: str) -> TreeNode | None:
+        node: TreeNode | None = self.root
         for name in split_path(path):
-            if not isinstance(node, Directory):
+            if not isinstance(node, SimulatedDirectory):
                 return None
             node = node.names.get(name)
         return node
@@ -191,64 +191,64 @@ class Volume:
 
     # Names
 
-    def link(self, directory: Directory, name: str, node: Node) -> None:
+    def link(self, directory: SimulatedDirectory, name: str, node: TreeNode) -> None:
         directory.names[name] = node
-        self._changes.append(_Change(node, None, (directory, name)))
+        self._changes.append(_NameChange(node, None, (directory, name)))
 
-    def rename(self, source: Directory, old: str, target: Directory, new: str) -> None:
+    def rename(self, source: SimulatedDirectory, old: str, target: SimulatedDirectory, new: str) -> None:
         node = source.names.pop(old)
         target.names[new] = node
-        self._changes.append(_Change(node, (source, old), (target, new)))
+        self._changes.append(_NameChange(node, (source, old), (target, new)))
 
-    def remove(self, directory: Directory, name: str) -> None:
+    def remove(self, directory: SimulatedDirectory, name: str) -> None:
         node = directory.names[name]
-        if isinstance(node, Directory):
+        if isinstance(node, SimulatedDirectory):
             for child in sorted(node.names):
                 self.remove(node, child)
         del directory.names[name]
-        self._changes.append(_Change(node, (directory, name), None))
+        self._changes.append(_NameChange(node, (directory, name), None))
 
     # What is safe
 
-    def changes_of(self, directory: Directory) -> list[object]:
+    def pending_changes(self, directory: SimulatedDirectory) -> list[object]:
         """What a sync of the directory that begins now covers, with the changes those rest on."""
-        covered: list[_Change] = []
-        places: set[Place] = set()
+        covered: list[_NameChange] = []
+        entries: set[DirectoryEntry] = set()
         for change in reversed(self._changes):
-            if any(place[0] is directory or place in places for place in change.places()):
+            if any(place[0] is directory or place in entries for place in change.entries()):
                 covered.append(change)
-                places.update(change.places())
+                entries.update(change.entries())
         covered.reverse()
         return list(covered)
 
-    def make_safe(self, changes: list[object]) -> None:
+    def make_durable(self, changes: list[object]) -> None:
         covered = set(map(id, changes))
         for change in self._changes:
             if id(change) in covered:
-                change.make_safe()
+                change.make_durable()
         self._changes = [change for change in self._changes if id(change) not in covered]
 
     def crash(self, randomness: random.Random) -> None:
         for change in self._changes:
             if randomness.random() < 0.5:
-                change.make_safe()
+                change.make_durable()
         self._changes.clear()
         self._crash_below(self.root, randomness)
 
-    def _crash_below(self, directory: Directory, randomness: random.Random) -> None:
-        directory.names = dict(sorted(directory.safe_names.items()))
-        directory.safe_names = dict(directory.names)
+    def _crash_below(self, directory: SimulatedDirectory, randomness: random.Random) -> None:
+        directory.names = dict(sorted(directory.durable_names.items()))
+        directory.durable_names = dict(directory.names)
         for node in directory.names.values():
-            if isinstance(node, Directory):
+            if isinstance(node, SimulatedDirectory):
                 self._crash_below(node, randomness)
             elif node.crash(randomness):
                 self.torn_writes += 1
 
 
-def _walk(directory: Directory, prefix: str) -> Iterator[tuple[str, Inode]]:
+def _walk(directory: SimulatedDirectory, prefix: str) -> Iterator[tuple[str, Inode]]:
     for name in sorted(directory.names):
         node = directory.names[name]
-        if isinstance(node, Directory):
+        if isinstance(node, SimulatedDirectory):
             yield from _walk(node, f"{prefix}/{name}")
         else:
             yield f"{prefix}/{name}", node

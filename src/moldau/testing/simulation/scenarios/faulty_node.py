@@ -18,16 +18,16 @@ from moldau.testing.simulation.checkers.history import Partition
 from moldau.testing.simulation.platform.disk import DiskSettings
 from moldau.testing.simulation.platform.network import NetworkSettings
 from moldau.testing.simulation.platform.simulation import Host, HostCrashed, Simulation
-from moldau.testing.simulation.scenarios.outcome import Broken, Outcome, told
-from moldau.testing.simulation.workloads.client import LATEST, Client
+from moldau.testing.simulation.scenarios.outcome import ScenarioError, SimulationOutcome, format_error
+from moldau.testing.simulation.workloads.client import LATEST, RawClient
 
 T = TypeVar("T")
 
 PORT = 9092
 DATA_DIR = "/var/moldau"
 HEAL_TIMEOUT_MS = 60_000
-LOOK_AGAIN_MS = 100
-BAD_DISK_START_S = 30
+POLL_INTERVAL_MS = 100
+BAD_DISK_START_TIMEOUT_S = 30
 """How long a node may try to start on a bad disk: on a full one it waits until there is room."""
 
 PROFILES: Mapping[str, Sequence[str]] = {
@@ -40,40 +40,41 @@ PROFILES: Mapping[str, Sequence[str]] = {
 }
 
 
-class NodeUnderFire:
+class FaultyNode:
     def __init__(
         self,
         scenario: str,
         seed: int,
         *,
         sync_ms_max: Sequence[float],
-        syncs_lie: str = "",
+        ignored_fsync_glob: str = "",
         keep_trace: bool = False,
     ) -> None:
-        """`sync_ms_max`: how long syncs may take, one of them is drawn. `syncs_lie`: syncs of the files that match
+        """`sync_ms_max`: how long syncs may take, one of them is drawn. `ignored_fsync_glob`: syncs of the
+        files that match
         this glob make nothing safe."""
         self.random = draw = random.Random(f"{seed}/plan")
         self.simulation = Simulation(
             seed,
             network=NetworkSettings(
-                hiccup_chance=draw.choice((0, 0.01, 0.05)), cut_up_chance=draw.random() / 2
+                slow_packet_chance=draw.choice((0, 0.01, 0.05)), partial_read_chance=draw.random() / 2
             ),
             keep_trace=keep_trace,
         )
-        self.outcome = Outcome(scenario, seed, draw.choice(sorted(PROFILES)))
-        self._disk = DiskSettings(
+        self.outcome = SimulationOutcome(scenario, seed, draw.choice(sorted(PROFILES)))
+        self._disk_settings = DiskSettings(
             sync_ms_max=draw.choice(sync_ms_max),
             slow_sync_chance=draw.choice((0, 0.02)),
-            syncs_lie=syncs_lie,
+            ignored_fsync_glob=ignored_fsync_glob,
         )
-        self.server = self.simulation.add_host("server", disk=self._disk)
+        self.server = self.simulation.add_host("server", disk=self._disk_settings)
         self.clients = [self.simulation.add_host("clients")]
         """The hosts at the other end of the network. The first is never taken down: observers ask from there."""
         self.settings = BrokerSettings(listen=(f"{self.server.address}:{PORT}",), data_dir=DATA_DIR)
         self.partitions: Sequence[Partition] = ()
         """Those whose files some disk faults aim at."""
         self._node: Node | None = None
-        self._disk_is_bad = False
+        self._is_disk_bad = False
 
     def add_client(self, name: str) -> Host:
         host = self.simulation.add_host(name)
@@ -85,37 +86,37 @@ class NodeUnderFire:
 
     # Faults
 
-    async def endure(self, rest_s_max: float = 2) -> None:
+    async def inject_faults(self, fault_interval_s_max: float = 2) -> None:
         """Some faults of the seed's profile, one after the other; the node is up at the end."""
         for _ in range(self.random.randint(2, 6)):
-            await asyncio.sleep(self.random.uniform(0.05, rest_s_max))
-            await self._act(self.random.choice(PROFILES[self.outcome.profile]))
+            await asyncio.sleep(self.random.uniform(0.05, fault_interval_s_max))
+            await self._inject_fault(self.random.choice(PROFILES[self.outcome.profile]))
 
-    async def _act(self, action: str) -> None:
+    async def _inject_fault(self, action: str) -> None:
         self.outcome.counts["faults"] += 1
         network, draw = self.simulation.network, self.random
         match action:
             case "crash" | "kill":
                 await self._take_down(action)
-                await self._boot_under_fire()
+                await self._boot_with_crashes()
             case "restart":
                 await self.restart()
             case "clock":
                 self.server.clock.jump(draw.choice((-3_600_000, -1000, 1000, 3_600_000)))
             case "cut":
-                network.partition({"server"}, self._cut_off(), one_way=draw.random() < 0.3)
+                network.partition({"server"}, self._affected_clients(), one_way=draw.random() < 0.3)
                 await asyncio.sleep(draw.uniform(0.01, 15))
                 network.heal()
             case "delay":
-                network.delay({"server"}, self._cut_off(), draw.uniform(1, 200))
+                network.delay({"server"}, self._affected_clients(), draw.uniform(1, 200))
                 await asyncio.sleep(draw.uniform(0.1, 3))
                 network.heal()
             case "reset":
-                network.reset({"server"}, self._cut_off())
+                network.reset({"server"}, self._affected_clients())
             case "full":
                 used = self.server.disk.volume.used_bytes()
-                self._disk.capacity_bytes = used + draw.randint(0, 20_000)
-                await self._suffer()
+                self._disk_settings.capacity_bytes = used + draw.randint(0, 20_000)
+                await self._run_on_bad_disk()
             case _:
                 operation = {"directory error": "sync_directory"}.get(action, action.split()[0])
                 path = draw.choice(("*", "*.log", f"*{draw.choice(self.partitions)[0]}*"))
@@ -123,33 +124,33 @@ class NodeUnderFire:
                 self.server.disk.inject(
                     operation, path, error=errno.EIO, after=draw.randint(0, 10), times=times
                 )
-                await self._suffer()
+                await self._run_on_bad_disk()
 
-    def _cut_off(self) -> Sequence[str]:
+    def _affected_clients(self) -> Sequence[str]:
         """The clients that a network fault is for: all of them, or some."""
         names = [host.name for host in self.clients]
         if len(names) == 1 or self.random.random() < 0.5:
             return names
         return self.random.sample(names, self.random.randint(1, len(names) - 1))
 
-    async def _suffer(self) -> None:
+    async def _run_on_bad_disk(self) -> None:
         """Lets a bad disk do its work, then replaces it and starts the node again, as an operator does."""
-        self._disk_is_bad = True
+        self._is_disk_bad = True
         await asyncio.sleep(self.random.uniform(0.1, 3))
         if self.random.random() < 0.3:
             await self._take_down(self.random.choice(("crash", "kill")))
-            starting = asyncio.create_task(self._boot_under_fire())
-            await asyncio.wait([starting], timeout=BAD_DISK_START_S)
-            self._mend_disk()
+            starting = asyncio.create_task(self._boot_with_crashes())
+            await asyncio.wait([starting], timeout=BAD_DISK_START_TIMEOUT_S)
+            self._repair_disk()
             await starting
-        self._mend_disk()
+        self._repair_disk()
         await self._take_down(self.random.choice(("crash", "kill")))
-        self._disk_is_bad = False
+        self._is_disk_bad = False
         await self.boot()
 
-    def _mend_disk(self) -> None:
+    def _repair_disk(self) -> None:
         self.server.disk.faults.clear()
-        self._disk.capacity_bytes = DiskSettings().capacity_bytes
+        self._disk_settings.capacity_bytes = DiskSettings().capacity_bytes
 
     async def _take_down(self, how: str) -> None:
         self.outcome.counts["crashes"] += 1
@@ -162,7 +163,7 @@ class NodeUnderFire:
         await asyncio.sleep(self.random.choice((0.001, 0.2, 2)))
         self.server.restart()
 
-    async def _boot_under_fire(self) -> None:
+    async def _boot_with_crashes(self) -> None:
         """Starts the node, which may be cut short by the next crash at any point of its recovery."""
         while self.random.random() < 0.3:
             booting = asyncio.create_task(self.boot())
@@ -177,7 +178,7 @@ class NodeUnderFire:
 
     def heal(self) -> None:
         self.simulation.network.heal()
-        self._mend_disk()
+        self._repair_disk()
 
     # The node
 
@@ -188,8 +189,8 @@ class NodeUnderFire:
         except HostCrashed:
             raise
         except Exception as error:
-            if not self._disk_is_bad or not isinstance(error, MoldauError | OSError):
-                raise Broken(f"the node does not start: {told(error)}") from error
+            if not self._is_disk_bad or not isinstance(error, MoldauError | OSError):
+                raise ScenarioError(f"the node does not start: {format_error(error)}") from error
             return
         self._node = node
 
@@ -207,58 +208,60 @@ class NodeUnderFire:
         try:
             await self.server.run(node.stop(), name="stop")
         except Exception as error:
-            raise Broken(f"the node does not stop: {told(error)}") from error
+            raise ScenarioError(f"the node does not stop: {format_error(error)}") from error
 
     def _check_node(self) -> None:
         node = self._node
         if node is None:
             return
-        if node.bugs:
-            raise Broken(f"{node.bugs} requests ended in an unplanned exception")
-        if node.failure is not None and not self._disk_is_bad:
-            raise Broken(f"the node gave up: {node.failure!r}")
+        if node.unexpected_errors:
+            raise ScenarioError(f"{node.unexpected_errors} requests ended in an unplanned exception")
+        if node.failure is not None and not self._is_disk_bad:
+            raise ScenarioError(f"the node gave up: {node.failure!r}")
 
     # Questions from outside
 
-    async def wait_until(self, is_so: Callable[[], Awaitable[bool]]) -> bool:
+    async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
         """Whether it comes true in the time that a healed node and its clients get to settle."""
         deadline = self.simulation.loop.time() + HEAL_TIMEOUT_MS / 1000
-        while not await is_so():
+        while not await condition():
             if self.simulation.loop.time() > deadline:
                 return False
-            await asyncio.sleep(LOOK_AGAIN_MS / 1000)
+            await asyncio.sleep(POLL_INTERVAL_MS / 1000)
         return True
 
-    async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+    async def run_client(self, operation: Callable[[RawClient], Awaitable[T]]) -> T:
         """Asks a node that must be well."""
 
-        async def ask() -> T:
+        async def run_client() -> T:
             client = await self.connect("observer")
             try:
-                return await question(client)
+                return await operation(client)
             finally:
                 client.close()
 
         try:
-            return await self.clients[0].run(ask())
+            return await self.clients[0].run(run_client())
         except KafkaError as error:
-            raise Broken(f"a healthy node did not answer: {error!r}") from error
+            raise ScenarioError(f"a healthy node did not answer: {error!r}") from error
 
-    async def end_of(self, partition: Partition) -> int:
-        return await self.ask(lambda client: client.list_offset(partition, LATEST))
+    async def end_offset(self, partition: Partition) -> int:
+        return await self.run_client(lambda client: client.list_offset(partition, LATEST))
 
-    async def read_everything(
+    async def read_logs(
         self, partitions: Iterable[Partition]
     ) -> dict[Partition, Sequence[tuple[int, bytes]]]:
         """Offsets and values; a partition that cannot be read is a violation, and left out."""
         logs: dict[Partition, Sequence[tuple[int, bytes]]] = {}
         for partition in partitions:
             try:
-                end = await self.end_of(partition)
-                logs[partition] = await self.ask(partial(Client.read_all, partition=partition, until=end))
-            except Broken as error:
-                self.outcome.violated(f"{partition[0]}-{partition[1]} cannot be read: {error}")
+                end = await self.end_offset(partition)
+                logs[partition] = await self.run_client(
+                    partial(RawClient.read_all, partition=partition, until=end)
+                )
+            except ScenarioError as error:
+                self.outcome.add_violation(f"{partition[0]}-{partition[1]} cannot be read: {error}")
         return logs
 
-    async def connect(self, client_id: str) -> Client:
-        return await Client.connect(self.server.name, PORT, client_id)
+    async def connect(self, client_id: str) -> RawClient:
+        return await RawClient.connect(self.server.name, PORT, client_id)

@@ -12,24 +12,24 @@ from functools import partial
 
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.checkers.history import History, TopicChange
-from moldau.testing.simulation.checkers.records import check
+from moldau.testing.simulation.checkers.records import check_records
 from moldau.testing.simulation.scenarios.scenario import NodeScenario
-from moldau.testing.simulation.workloads.client import Client
+from moldau.testing.simulation.workloads.client import RawClient
 from moldau.testing.simulation.workloads.records import (
-    Admin,
-    Connect,
-    Consumer,
+    ClientFactory,
+    ClientWorkload,
     IdempotentProducer,
+    PartitionConsumer,
     PlainProducer,
-    Worker,
+    TopicChurn,
 )
 
-PROGRESS_WANTED = 3
+PROGRESS_MIN = 3
 
 
-class OneNode(NodeScenario):
+class OneNodeScenario(NodeScenario):
     NAME = "one-node"
-    LYING_SYNCS = {
+    IGNORED_FSYNCS = {
         "fsync": "*/topic-*.log",
         "directory-sync": "*/topic-?-?",
         "metadata-fsync": "*/__cluster_metadata-0/*.log",
@@ -49,36 +49,36 @@ class OneNode(NodeScenario):
         self._topics = {f"topic-{number}": draw.randint(1, 3) for number in range(draw.randint(1, 3))}
         self._partitions = [(topic, index) for topic, count in self._topics.items() for index in range(count)]
         self.node.partitions = self._partitions
-        self._workers: list[Worker] = []
+        self._workloads: list[ClientWorkload] = []
 
-    async def play(self) -> None:
+    async def main(self) -> None:
         node = self.node
         await node.boot()
         await self._create_topics()
-        self._workers = self._make_workers()
-        running = [node.clients[0].spawn(worker.run(), name=worker.name) for worker in self._workers]
-        await node.endure()
+        self._workloads = self._build_workloads()
+        running = [node.clients[0].spawn(worker.run(), name=worker.name) for worker in self._workloads]
+        await node.inject_faults()
         node.heal()
-        await self._see_progress()
-        for worker in self._workers:
+        await self._check_progress()
+        for worker in self._workloads:
             worker.stop()
         await asyncio.gather(*running)
         if not node.outcome.violations:
             await self._catch_up()
-        before = await node.read_everything(self._partitions)
+        before = await node.read_logs(self._partitions)
         await node.restart()
-        self.history.logs = await node.read_everything(self._partitions)
+        self.history.logs = await node.read_logs(self._partitions)
         for partition, log in before.items():
             # Requests that were under way when the last client left may have come in since.
             if list(self.history.logs.get(partition, ()))[: len(log)] != log:
-                node.outcome.violated(f"a clean restart changed {partition[0]}-{partition[1]}")
-        self.history.topics = list(await node.ask(Client.topics))
+                node.outcome.add_violation(f"a clean restart changed {partition[0]}-{partition[1]}")
+        self.history.topics = list(await node.run_client(RawClient.topics))
         await node.stop()
 
     def violations(self) -> Iterable[object]:
-        return check(self.history)
+        return check_records(self.history)
 
-    def count(self) -> None:
+    def add_counts(self) -> None:
         counts = self.node.outcome.counts
         counts["records acknowledged"] = sum(
             len(send.values) for send in self.history.sends if send.is_acknowledged and send.acks == -1
@@ -87,41 +87,41 @@ class OneNode(NodeScenario):
 
     async def _create_topics(self) -> None:
         for topic, partitions in self._topics.items():
-            await self.node.ask(partial(Client.create_topic, name=topic, partitions=partitions))
+            await self.node.run_client(partial(RawClient.create_topic, name=topic, partitions=partitions))
             self.history.topic_changes.append(TopicChange(topic, is_creation=True, is_acknowledged=True))
 
-    def _make_workers(self) -> list[Worker]:
+    def _build_workloads(self) -> list[ClientWorkload]:
         draw = self._random
 
-        def parts(name: str) -> tuple[str, Connect, random.Random, History]:
+        def parts(name: str) -> tuple[str, ClientFactory, random.Random, History]:
             return name, self.node.connect, self.node.simulation.random_for(name), self.history
 
-        workers: list[Worker] = [Admin(*parts("admin"))]
+        workers: list[ClientWorkload] = [TopicChurn(*parts("admin"))]
         for number in range(draw.randint(1, 4)):
             workers.append(IdempotentProducer(*parts(f"idempotent-{number}"), draw.choice(self._partitions)))
         for number, acks in enumerate(draw.sample((-1, -1, 1, 0), draw.randint(1, 3))):
             workers.append(PlainProducer(*parts(f"plain-{number}-acks-{acks}"), self._partitions, acks))
         for number in range(draw.randint(1, 3)):
-            workers.append(Consumer(*parts(f"consumer-{number}"), draw.choice(self._partitions)))
+            workers.append(PartitionConsumer(*parts(f"consumer-{number}"), draw.choice(self._partitions)))
         return workers
 
-    async def _see_progress(self) -> None:
-        wanted = {worker.name: worker.made + PROGRESS_WANTED for worker in self._workers}
+    async def _check_progress(self) -> None:
+        wanted = {worker.name: worker.progress + PROGRESS_MIN for worker in self._workloads}
         stuck: list[str] = []
 
         async def is_over() -> bool:
-            stuck[:] = [worker.name for worker in self._workers if worker.made < wanted[worker.name]]
-            return not stuck or bool(self.history.refusals)
+            stuck[:] = [worker.name for worker in self._workloads if worker.progress < wanted[worker.name]]
+            return not stuck or bool(self.history.unexpected_errors)
 
         await self.node.wait_until(is_over)
         if stuck:
-            self.node.outcome.violated(f"no progress after healing: {', '.join(stuck)}")
+            self.node.outcome.add_violation(f"no progress after healing: {', '.join(stuck)}")
 
     async def _catch_up(self) -> None:
         """Consumers read on from where they are to the end, which shows whether they would miss anything."""
-        for worker in self._workers:
-            if isinstance(worker, Consumer):
-                worker.hurries = True
-                end = await self.node.end_of(worker.partition)
+        for worker in self._workloads:
+            if isinstance(worker, PartitionConsumer):
+                worker.reads_large_fetches = True
+                end = await self.node.end_offset(worker.partition)
                 while (worker.position or 0) < end:
-                    await self.node.clients[0].run(worker.work_once())
+                    await self.node.clients[0].run(worker.run_once())

@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from moldau.observe.logging import ROOT, TextFormatter
-from moldau.testing.simulation.platform.owner import current_life
+from moldau.testing.simulation.platform.incarnation import current_incarnation
 
 LOG_LINES_KEPT = 200
-CLIENT = f"{ROOT}.client."
+CLIENT_LOGGER = f"{ROOT}.client."
 
 
-class Broken(Exception):
+class ScenarioError(Exception):
     """The node did what it must not do, as seen from outside the protocol."""
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """With its traceback."""
     return "".join(traceback.format_exception(error)).rstrip()
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     scenario: str
     seed: int
     profile: str
@@ -35,25 +35,25 @@ class Outcome:
     violations: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     """The last log lines, each with the host that wrote it."""
-    story: list[str] = field(default_factory=list)
+    notable_events: list[str] = field(default_factory=list)
     """The last events of the trace that say what was going on."""
 
-    def violated(self, what: str) -> None:
+    def add_violation(self, what: str) -> None:
         """Notes it and lets the play go on, which may show more."""
         self.violations.append(what)
 
 
 @contextmanager
-def captured_log(wall_ms: Callable[[], int], client_failed: Callable[[str], None]) -> Iterator[deque[str]]:
+def capture_log(wall_ms: Callable[[], int], on_client_error: Callable[[str], None]) -> Iterator[deque[str]]:
     """The log goes into a list; what is printed elsewhere would only be in the way. Whatever happens to a node, its
-    clients have no reason to write of errors: `client_failed` hears when they do."""
+    clients have no reason to write of errors: `on_client_error` hears when they do."""
     lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
 
     class Capture(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            lines.append(f"{current_life.get().host}: {self.format(record)}")
-            if record.levelno >= logging.ERROR and record.name.startswith(CLIENT):
-                client_failed(lines[-1])
+            lines.append(f"{current_incarnation.get().host}: {self.format(record)}")
+            if record.levelno >= logging.ERROR and record.name.startswith(CLIENT_LOGGER):
+                on_client_error(lines[-1])
 
     logger = logging.getLogger(ROOT)
     handler = Capture()

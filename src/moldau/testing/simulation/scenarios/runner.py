@@ -5,22 +5,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from moldau.testing.simulation.scenarios.outcome import Outcome
+from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 from moldau.testing.simulation.scenarios.scenario import Scenario
 
 
 @contextmanager
-def played(
+def run_seeds(
     scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | None, jobs: int
-) -> Iterator[Iterator[list[Outcome]]]:
+) -> Iterator[Iterator[list[SimulationOutcome]]]:
     """What came of each seed, in their order."""
-    play = partial(_play, scenarios, ablation)
+    main = partial(_run_seed, scenarios, ablation)
     if jobs == 1:
-        yield map(play, seeds)
+        yield map(main, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as processes:
-        yield processes.imap(play, seeds)
+        yield processes.imap(main, seeds)
 
 
-def _play(scenarios: Sequence[type[Scenario]], ablation: str | None, seed: int) -> list[Outcome]:
+def _run_seed(
+    scenarios: Sequence[type[Scenario]], ablation: str | None, seed: int
+) -> list[SimulationOutcome]:
     return [scenario(seed, ablation).run() for scenario in scenarios]

@@ -11,12 +11,12 @@ from moldau.node.node import Node
 from moldau.settings.broker import BrokerSettings
 from moldau.testing.simulation.platform.disk import DiskSettings
 from moldau.testing.simulation.platform.simulation import Host, HostCrashed
-from moldau.testing.simulation.scenarios.outcome import told
+from moldau.testing.simulation.scenarios.outcome import format_error
 
 STOP_TIMEOUT_S = 60
 
 
-class Server:
+class ServerHost:
     def __init__(
         self, host: Host, settings: BrokerSettings, disk: DiskSettings, report: Callable[[str], None]
     ) -> None:
@@ -28,10 +28,10 @@ class Server:
         self.is_serving = False
         self.is_stopping = False
         """It was told to stop, and gives up its leadership by itself."""
-        self.is_taken = False
+        self.has_fault = False
         """Some fault has its hands on this machine: others leave it alone."""
         self.is_disk_bad = False
-        self._disk = disk
+        self._disk_settings = disk
         self._report = report
 
     @property
@@ -62,7 +62,7 @@ class Server:
         except Exception as error:
             self.node = None
             if not self.is_disk_bad or not isinstance(error, MoldauError | OSError):
-                self._report(f"{self.name} does not start: {told(error)}")
+                self._report(f"{self.name} does not start: {format_error(error)}")
         else:
             self.is_serving = True
 
@@ -87,7 +87,7 @@ class Server:
                 self._report(f"{self.name} did not stop in {STOP_TIMEOUT_S} s")
             except Exception as error:
                 if not self.is_disk_bad:
-                    self._report(f"{self.name} does not stop: {told(error)}")
+                    self._report(f"{self.name} does not stop: {format_error(error)}")
         if self.host.is_up:
             self.kill()
 
@@ -95,10 +95,12 @@ class Server:
         """Before the node goes: afterwards nobody could tell."""
         node, self.node, self.is_serving = self.node, None, False
         if node is not None and not self.is_disk_bad:
-            if node.bugs:
-                self._report(f"{self.name}: {node.bugs} requests ended in an unplanned exception")
+            if node.unexpected_errors:
+                self._report(
+                    f"{self.name}: {node.unexpected_errors} requests ended in an unplanned exception"
+                )
             if node.failure is not None:
-                self._report(f"{self.name} gave up: {told(node.failure)}")
+                self._report(f"{self.name} gave up: {format_error(node.failure)}")
 
     # The disk
 
@@ -108,9 +110,9 @@ class Server:
 
     def fill_disk(self, room_bytes: int) -> None:
         self.is_disk_bad = True
-        self._disk.capacity_bytes = self.host.disk.volume.used_bytes() + room_bytes
+        self._disk_settings.capacity_bytes = self.host.disk.volume.used_bytes() + room_bytes
 
-    def mend_disk(self) -> None:
+    def repair_disk(self) -> None:
         """The errors end; a node that has met any still has to be started again."""
         self.host.disk.faults.clear()
-        self._disk.capacity_bytes = DiskSettings().capacity_bytes
+        self._disk_settings.capacity_bytes = DiskSettings().capacity_bytes

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moldau.client.errors import check
+from moldau.client.errors import raise_for_code
 from moldau.client.net.connection import Connection
 from moldau.errors import MoldauError
 from moldau.records.batch import LOG_OVERHEAD, Batch
-from moldau.records.record import Record, iterate
+from moldau.records.record import Record, iterate_records
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -25,7 +25,7 @@ Partition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class PartitionFetch:
     """What a fetch of one partition brought."""
 
     high_watermark: int
@@ -33,14 +33,14 @@ class Fetched:
     records: Sequence[Record]
 
 
-class Client:
+class RawClient:
     """Use `connect` to make one. Whatever goes wrong, with the connection or at the broker, raises KafkaError."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @classmethod
-    async def connect(cls, host: str, port: int, client_id: str) -> "Client":
+    async def connect(cls, host: str, port: int, client_id: str) -> "RawClient":
         return cls(await Connection.open(host, port, client_id=client_id, timeout_ms=REQUEST_TIMEOUT_MS))
 
     def close(self) -> None:
@@ -57,12 +57,12 @@ class Client:
             "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
         }
         answer = await self._call(ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": REQUEST_TIMEOUT_MS})
-        check(answer.topics[0].error_code)
+        raise_for_code(answer.topics[0].error_code)
 
     async def delete_topic(self, name: str) -> None:
         topics = [{"name": name, "topic_id": None}]
         answer = await self._call(ApiKey.DELETE_TOPICS, {"topics": topics, "timeout": REQUEST_TIMEOUT_MS})
-        check(answer.responses[0].error_code)
+        raise_for_code(answer.responses[0].error_code)
 
     async def topics(self) -> dict[str, int]:
         """The names of all topics, with how many partitions they have."""
@@ -76,29 +76,29 @@ class Client:
         )
         return {topic.name: len(topic.partitions) for topic in answer.topics}
 
-    async def init_producer(self) -> tuple[int, int]:
+    async def init_producer_id(self) -> tuple[int, int]:
         """A new producer id and its epoch."""
         answer = await self._call(
             ApiKey.INIT_PRODUCER_ID, {"transactional_id": None, "transaction_timeout": 60_000}
         )
-        check(answer.error_code)
+        raise_for_code(answer.error_code)
         return answer.producer_id, answer.producer_epoch
 
     async def produce(self, batches: Mapping[Partition, bytes], acks: int) -> Mapping[Partition, Message]:
         """Sends one request with a batch per partition; the answers by partition, none with acks=0."""
         tree = _produce_tree(batches, acks)
         if acks == 0:
-            self._connection.send_unanswered(ApiKey.PRODUCE, tree)
+            self._connection.send_without_response(ApiKey.PRODUCE, tree)
             return {}
-        return self.read_produce(await self._call(ApiKey.PRODUCE, tree))
+        return self.produce_responses(await self._call(ApiKey.PRODUCE, tree))
 
     def send_produce(self, batches: Mapping[Partition, bytes], acks: int) -> "asyncio.Future[Message]":
-        """As `produce`, without waiting; what comes goes to `read_produce`."""
+        """As `produce`, without waiting; what comes goes to `produce_responses`."""
         tree = _produce_tree(batches, acks)
         return self._connection.send(ApiKey.PRODUCE, tree, timeout_ms=REQUEST_TIMEOUT_MS)
 
     @staticmethod
-    def read_produce(answer: Message) -> Mapping[Partition, Message]:
+    def produce_responses(answer: Message) -> Mapping[Partition, Message]:
         return {
             (topic.name, each.index): each for topic in answer.responses for each in topic.partition_responses
         }
@@ -111,7 +111,7 @@ class Client:
         max_wait_ms: int = 500,
         min_bytes: int = 1,
         max_bytes: int = 1 << 20,
-    ) -> Fetched:
+    ) -> PartitionFetch:
         tree = {
             "max_wait": max_wait_ms,
             "min_bytes": min_bytes,
@@ -127,11 +127,11 @@ class Client:
             "forgotten_topics_data": [],
         }
         answer = await self._call(ApiKey.FETCH, tree)
-        check(answer.error_code)
+        raise_for_code(answer.error_code)
         found = answer.responses[0].partitions[0]
-        check(found.error_code)
+        raise_for_code(found.error_code)
         records = [record for record in _read_records(found.records) if record.offset >= offset]
-        return Fetched(found.high_watermark, found.log_start_offset, records)
+        return PartitionFetch(found.high_watermark, found.log_start_offset, records)
 
     async def read_all(self, partition: Partition, *, until: int) -> list[tuple[int, bytes]]:
         """Every offset and value from the beginning up to an offset."""
@@ -159,7 +159,7 @@ class Client:
         }
         answer = await self._call(ApiKey.LIST_OFFSETS, tree)
         found = answer.topics[0].partitions[0]
-        check(found.error_code)
+        raise_for_code(found.error_code)
         return int(found.offset)
 
     async def _call(self, api: ApiKey, tree: Mapping[str, Any]) -> Message:
@@ -187,10 +187,10 @@ def _read_records(data: memoryview | None) -> list[Record]:
             break
         try:
             batch = Batch(data[position : position + size])
-            records.extend(iterate(batch))
+            records.extend(iterate_records(batch))
         except MoldauError as error:
             raise AssertionError(f"the broker sent a batch that cannot be read: {error}") from error
-        if not batch.checksum_is_right():
+        if not batch.has_valid_checksum():
             raise AssertionError(f"the broker sent {batch!r} with a wrong checksum")
         position += size
     return records

@@ -9,32 +9,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moldau.client.admin.admin import Admin
-from moldau.client.consumer.fetcher import Fetched, Fetcher, LogCutError
+from moldau.client.consumer.fetcher import CompletedFetch, Fetcher, LogTruncationError
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.connection import Connection
-from moldau.client.record import TopicPartition, records_of
-from moldau.testing.simulation.checkers.history import Partition, Poll, Refusal, TopicChange
+from moldau.client.record import TopicPartition, decode_records
+from moldau.testing.simulation.checkers.history import Partition, PollOperation, TopicChange, UnexpectedError
 from moldau.testing.simulation.checkers.history_cluster import ClusterHistory
-from moldau.testing.simulation.checkers.hooks import TO_CONTROLLER, Packets
-from moldau.testing.simulation.workloads.groups import GroupWorker, Open
-from moldau.testing.simulation.workloads.recorder import WitnessedCluster
+from moldau.testing.simulation.checkers.hooks import TO_CONTROLLER, RecordedRequests
+from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload
+from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.wire.api_keys import ApiKey
 
 REQUEST_TIMEOUT_MS = 5_000
 PREFERRED = 0
-AT_ONCE_MAX = 6
+REPLAYED_TOGETHER_MAX = 6
 """Late requests that come together."""
 
 
-class Reader(GroupWorker):
+class PartitionReader(ClusterWorkload):
     """Reads its partitions from their beginning, without a group, each record once."""
 
-    IS_BUSY = False
+    MUST_PROGRESS = False
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         partitions: Sequence[Partition],
         history: ClusterHistory,
@@ -43,7 +43,7 @@ class Reader(GroupWorker):
         self.positions: dict[Partition, int] = dict.fromkeys(partitions, 0)
         self._history = history
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self._random
         async with Fetcher(
             cluster,
@@ -54,43 +54,45 @@ class Reader(GroupWorker):
             fetcher.assign({TopicPartition(*each): offset for each, offset in self.positions.items()})
             while not self._stopping:
                 for fetched in await fetcher.next(500):
-                    self._take(fetched, fetcher)
+                    self._record_poll(fetched, fetcher)
 
-    def _take(self, fetched: Fetched, fetcher: Fetcher) -> None:
+    def _record_poll(self, fetched: CompletedFetch, fetcher: Fetcher) -> None:
         partition = (fetched.partition.topic, fetched.partition.partition)
         self._history.operations += 1
         records = [
             (record.offset, record.value or b"")
             for batch in fetched.batches
-            for record in records_of(fetched.partition, batch, fetched.position)
+            for record in decode_records(fetched.partition, batch, fetched.position)
         ]
         if records:
             position = self.positions[partition]
-            self._history.polls.append(Poll(self.name, partition, position, fetched.high_watermark, records))
+            self._history.polls.append(
+                PollOperation(self.name, partition, position, fetched.high_watermark, records)
+            )
             self.positions[partition] = records[-1][0] + 1
-            self.made += len(records)
+            self.progress += len(records)
         if fetched.error is not None:
-            self._go_on_after(fetched.error, fetched.partition, partition, fetcher)
+            self._reset_position(fetched.error, fetched.partition, partition, fetcher)
 
-    def _go_on_after(
+    def _reset_position(
         self, error: KafkaError, fetched: TopicPartition, partition: Partition, fetcher: Fetcher
     ) -> None:
         if error.code is not ErrorCode.offset_out_of_range:
             raise error
         # What was read is gone: only some topics may do that, and the checker knows which.
-        what = "log was cut" if isinstance(error, LogCutError) else "refused: offset_out_of_range"
-        self._history.refusals.append(Refusal(self.name, partition, what))
-        self.positions[partition] = error.offset if isinstance(error, LogCutError) else 0
+        what = "log was cut" if isinstance(error, LogTruncationError) else "refused: offset_out_of_range"
+        self._history.unexpected_errors.append(UnexpectedError(self.name, partition, what))
+        self.positions[partition] = error.offset if isinstance(error, LogTruncationError) else 0
         fetcher.seek(fetched, self.positions[partition])
 
 
-class TopicAdmin(GroupWorker):
+class ClusterTopicChurn(ClusterWorkload):
     """Creates topics and deletes some of them again."""
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         replication: int,
         history: ClusterHistory,
@@ -101,7 +103,7 @@ class TopicAdmin(GroupWorker):
         self._created = 0
         self._topics: list[str] = []
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self._random
         is_creation = not self._topics or draw.random() < 0.6
         if is_creation:
@@ -113,22 +115,22 @@ class TopicAdmin(GroupWorker):
         self._history.topic_changes.append(change)
         self._history.operations += 1
         if is_creation:
-            await create_once(cluster, topic, self._replication)
+            await create_topic_once(cluster, topic, self._replication)
             self._topics.append(topic)
         else:
             await Admin(cluster).delete_topic(topic)
         change.is_acknowledged = True
-        self.made += 1
+        self.progress += 1
         await self._pause(1.5)
 
 
-class Operator(GroupWorker):
+class ReplicaMover(ClusterWorkload):
     """Moves replicas between nodes, or puts them in another order, and has preferred leaders elected."""
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         partitions: Sequence[Partition],
         nodes: int,
@@ -139,43 +141,43 @@ class Operator(GroupWorker):
         self._nodes = nodes
         self._history = history
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self._random
         self._history.operations += 1
         if draw.random() < 0.4:
             replicas = draw.sample(range(1, self._nodes + 1), min(3, self._nodes))
             await reassign(cluster, {draw.choice(self._partitions): replicas})
         else:
-            await elect_preferred(cluster, [draw.choice(self._partitions)])
-        self.made += 1
+            await elect_preferred_leaders(cluster, [draw.choice(self._partitions)])
+        self.progress += 1
         await self._pause(3)
 
 
-class Latecomer(GroupWorker):
+class RequestReplayer(ClusterWorkload):
     """Delivers what nodes have asked of each other once more, late: as a network does that held it back while the
     sender gave up, and asked again or asked for something else."""
 
-    IS_BUSY = False
+    MUST_PROGRESS = False
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
-        packets: Packets,
+        recorded_requests: RecordedRequests,
         addresses: Mapping[int, tuple[str, int]],
         controller: Callable[[], int],
     ) -> None:
         super().__init__(name, open_cluster, randomness)
-        self._packets = packets
+        self._recorded_requests = recorded_requests
         self._addresses = addresses
         self._controller = controller
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(0.3)
         draw = self._random
-        kept = self._packets[draw.choice([ApiKey.ALTER_PARTITION, *self._packets])]
-        chosen = draw.sample(list(kept), min(len(kept), AT_ONCE_MAX))
+        kept = self._recorded_requests[draw.choice([ApiKey.ALTER_PARTITION, *self._recorded_requests])]
+        chosen = draw.sample(list(kept), min(len(kept), REPLAYED_TOGETHER_MAX))
         if not chosen:
             return
         node_id = chosen[0].node_id
@@ -189,12 +191,12 @@ class Latecomer(GroupWorker):
                     await connection.call(
                         packet.api, packet.tree, timeout_ms=REQUEST_TIMEOUT_MS, version=packet.version
                     )
-                    self.made += 1
+                    self.progress += 1
         finally:
             connection.close()
 
 
-async def reassign(cluster: WitnessedCluster, wanted: Mapping[Partition, Sequence[int]]) -> None:
+async def reassign(cluster: RecordingCluster, wanted: Mapping[Partition, Sequence[int]]) -> None:
     """Asks for replicas elsewhere; returns when that is begun."""
     topics: dict[str, list[dict[str, Any]]] = {}
     for (topic, index), replicas in wanted.items():
@@ -210,7 +212,7 @@ async def reassign(cluster: WitnessedCluster, wanted: Mapping[Partition, Sequenc
             _check(each.error_code)
 
 
-async def create_once(cluster: WitnessedCluster, topic: str, replication: int) -> None:
+async def create_topic_once(cluster: RecordingCluster, topic: str, replication: int) -> None:
     """Tried a single time: an attempt that was given up for another may still arrive when the topic is deleted again,
     and nobody could tell it from a new wish."""
     wanted = {
@@ -225,7 +227,7 @@ async def create_once(cluster: WitnessedCluster, topic: str, replication: int) -
     _check(answer.topics[0].error_code)
 
 
-async def elect_preferred(cluster: WitnessedCluster, partitions: Sequence[Partition]) -> None:
+async def elect_preferred_leaders(cluster: RecordingCluster, partitions: Sequence[Partition]) -> None:
     topics = [{"topic": topic, "partitions": [index]} for topic, index in partitions]
     tree = {"election_type": PREFERRED, "topic_partitions": topics, "timeout": REQUEST_TIMEOUT_MS}
     answer = await cluster.call(None, ApiKey.ELECT_LEADERS, tree)

@@ -13,43 +13,48 @@ from typing import ClassVar
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.producer.producer import ACKS_ALL, Producer, RecordMetadata
-from moldau.testing.simulation.checkers.fences import Fences
-from moldau.testing.simulation.checkers.history import History, Partition, Send
-from moldau.testing.simulation.checkers.history_groups import NO_GENERATION, Claim, Delivery, GroupHistory
-from moldau.testing.simulation.workloads.group_calls import (
+from moldau.testing.simulation.checkers.fencing import FencingIndex
+from moldau.testing.simulation.checkers.history import History, Partition, SendOperation
+from moldau.testing.simulation.checkers.history_groups import (
+    NO_GENERATION,
+    Delivery,
+    GroupHistory,
+    RequestIdentity,
+)
+from moldau.testing.simulation.workloads.group_requests import (
     commit,
+    create_partitions,
     delete_group,
     delete_offsets,
-    describe,
-    grow_topic,
+    describe_group,
+    fetch_offsets,
     heartbeat,
     join,
     list_groups,
-    look,
 )
-from moldau.testing.simulation.workloads.recorder import WitnessedCluster
+from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.testing.simulation.workloads.records import TIMESTAMP_MS
 
-Open = Callable[[str], WitnessedCluster]
+ClusterFactory = Callable[[str], RecordingCluster]
 """Makes a cluster for a client id, on the host that it is called from."""
 
 OFFSET_MAX = 1_000_000
 PARTITIONS_MAX = 6
 DELIVERY_TIMEOUT_MS = 20_000
-CLAIMS_REMEMBERED = 40
+RECENT_SYNCS_MAX = 40
 """How many of the newest assignments a ghost looks through for somebody to speak for."""
 
 
-class GroupWorker:
-    """A program that opens a cluster anew when something goes wrong. `made` counts what it got done."""
+class ClusterWorkload:
+    """A program that opens a cluster anew when something goes wrong. `progress` counts what it got done."""
 
-    IS_BUSY: ClassVar[bool] = True
+    MUST_PROGRESS: ClassVar[bool] = True
     """It always has something to do: while it makes nothing, something is wrong."""
 
-    def __init__(self, name: str, open_cluster: Open, randomness: random.Random) -> None:
+    def __init__(self, name: str, open_cluster: ClusterFactory, randomness: random.Random) -> None:
         self.name = name
-        self.made = 0
-        self._open = open_cluster
+        self.progress = 0
+        self._open_cluster = open_cluster
         self._random = randomness
         self._stopping = False
 
@@ -59,34 +64,34 @@ class GroupWorker:
 
     async def run(self) -> None:
         while not self._stopping:
-            cluster = self._open(self.name)
+            cluster = self._open_cluster(self.name)
             try:
                 await cluster.start()
-                await self._begin(cluster)
+                await self._on_connect(cluster)
                 while not self._stopping:
-                    await self._work(cluster)
+                    await self._run_once(cluster)
             except KafkaError:
                 await asyncio.sleep(self._random.uniform(0.001, 0.3))
             finally:
                 await cluster.close()
 
-    async def _begin(self, cluster: WitnessedCluster) -> None:
+    async def _on_connect(self, cluster: RecordingCluster) -> None:
         """Comes first after every loss of the connection: what a crash has taken shows before it is covered up."""
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         raise NotImplementedError
 
     async def _pause(self, seconds_max: float) -> None:
         await asyncio.sleep(self._random.uniform(0, seconds_max))
 
 
-class GroupProducer(GroupWorker):
+class ClusterProducer(ClusterWorkload):
     """Our own producer: one record after the other into any partition."""
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         partitions: Sequence[Partition],
         history: History,
@@ -97,13 +102,13 @@ class GroupProducer(GroupWorker):
         self._partitions = partitions
         self._history = history
         self._acks = acks
-        self._lives = 0
+        self._incarnations = 0
         self._sent = 0
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
-        self._lives += 1
+    async def _run_once(self, cluster: RecordingCluster) -> None:
+        self._incarnations += 1
         # Another producer id: what the one before has under way may come in between.
-        name = f"{self.name}-{self._lives}"
+        name = f"{self.name}-{self._incarnations}"
         linger_ms = self._random.choice((0, 5, 50))
         async with Producer(
             cluster,
@@ -127,52 +132,52 @@ class GroupProducer(GroupWorker):
         delivered = await producer.send(topic, value, partition=index, timestamp_ms=TIMESTAMP_MS)
         delivered.add_done_callback(lambda done: self._delivered(send, done))
 
-    def _delivered(self, send: Send, done: "asyncio.Future[RecordMetadata]") -> None:
+    def _delivered(self, send: SendOperation, done: "asyncio.Future[RecordMetadata]") -> None:
         if not done.cancelled() and done.exception() is None:
             offset = done.result().offset
             self._history.acknowledge(send, offset if offset >= 0 else None)
-            self.made += 1
+            self.progress += 1
 
 
 @dataclass(frozen=True, slots=True)
-class MemberPlan:
+class GroupMemberPlan:
     """What kind of consumer a member of a group is."""
 
     group: str
     topics: Sequence[str]
     assignors: Sequence[str]
-    instance: str | None
+    instance_id: str | None
     session_timeout_ms: int
     poll_interval_max_ms: int
-    commits_by_itself: bool
+    auto_commit: bool
     pause: Callable[[], float]
     """How many seconds pass until the next poll; now and then it may be too many."""
 
 
-class Member(GroupWorker):
+class GroupMember(ClusterWorkload):
     """One of our own consumers in a group: what it is handed counts as read."""
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
-        plan: MemberPlan,
+        plan: GroupMemberPlan,
         history: GroupHistory,
     ) -> None:
         super().__init__(name, open_cluster, randomness)
         self._plan = plan
         self._history = history
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         plan, draw = self._plan, self._random
         async with Consumer(
             cluster=cluster,
             group_id=plan.group,
-            group_instance_id=plan.instance,
+            group_instance_id=plan.instance_id,
             assignors=plan.assignors,
             auto_offset_reset="earliest",
-            enable_auto_commit=plan.commits_by_itself,
+            enable_auto_commit=plan.auto_commit,
             auto_commit_interval_ms=draw.choice((100, 500, 2000)),
             session_timeout_ms=plan.session_timeout_ms,
             # Heartbeats bring the news of a rebalance, in which everybody has to join within the poll interval.
@@ -190,10 +195,10 @@ class Member(GroupWorker):
         for record in records:
             partition = record.topic, record.partition
             self._history.deliveries.append(
-                Delivery(self._history.now(), plan.group, partition, record.offset)
+                Delivery(self._history.next_event(), plan.group, partition, record.offset)
             )
-            self.made += 1
-        if not plan.commits_by_itself and draw.random() < 0.5:
+            self.progress += 1
+        if not plan.auto_commit and draw.random() < 0.5:
             try:
                 await consumer.commit()
             except KafkaError:
@@ -202,14 +207,14 @@ class Member(GroupWorker):
         await asyncio.sleep(plan.pause())
 
 
-class Clerk(GroupWorker):
+class OffsetStoreWorkload(ClusterWorkload):
     """Keeps offsets under a group id without being in a group, as programs do that place their reads themselves.
     Others keep the same ones."""
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         group: str,
         partitions: Sequence[Partition],
@@ -218,20 +223,20 @@ class Clerk(GroupWorker):
         self._group = group
         self._partitions = partitions
 
-    async def _begin(self, cluster: WitnessedCluster) -> None:
-        await look(cluster, self._group, self._partitions)
+    async def _on_connect(self, cluster: RecordingCluster) -> None:
+        await fetch_offsets(cluster, self._group, self._partitions)
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self._random
         some = draw.sample(self._partitions, draw.randint(1, len(self._partitions)))
         match draw.choices(("commit", "look", "delete offsets", "delete group"), (10, 6, 2, 1))[0]:
             case "commit":
-                nobody = Claim(self._group, NO_GENERATION, "", None)
+                nobody = RequestIdentity(self._group, NO_GENERATION, "", None)
                 offsets = {partition: draw.randrange(OFFSET_MAX) for partition in some}
                 if await commit(cluster, nobody, offsets) == ErrorCode.none:
-                    self.made += 1
+                    self.progress += 1
             case "look":
-                await look(cluster, self._group, some)
+                await fetch_offsets(cluster, self._group, some)
             case "delete offsets":
                 await delete_offsets(cluster, self._group, some)
             case _:
@@ -239,45 +244,46 @@ class Clerk(GroupWorker):
         await self._pause(0.2)
 
 
-class Ghost(GroupWorker):
+class FencedMember(ClusterWorkload):
     """Commits and sends heartbeats for members whose generation is over, or who have been replaced: as a program
     does that was asleep for too long, or a packet that was late."""
 
-    IS_BUSY = False
+    MUST_PROGRESS = False
 
     def __init__(
-        self, name: str, open_cluster: Open, randomness: random.Random, history: GroupHistory
+        self, name: str, open_cluster: ClusterFactory, randomness: random.Random, history: GroupHistory
     ) -> None:
         super().__init__(name, open_cluster, randomness)
         self._history = history
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(0.2)
-        fences = Fences(self._history)
+        fences = FencingIndex(self._history)
         left_behind = [
             sync
-            for sync in self._history.syncs[-CLAIMS_REMEMBERED:]
-            if fences.newer_generation(sync.claim) is not None or fences.successor(sync.claim) is not None
+            for sync in self._history.syncs[-RECENT_SYNCS_MAX:]
+            if fences.newer_generation(sync.identity) is not None
+            or fences.successor(sync.identity) is not None
         ]
         if not left_behind:
             return
         sync = self._random.choice(left_behind)
         if sync.partitions and self._random.random() < 0.7:
-            await commit(cluster, sync.claim, dict.fromkeys(sync.partitions, 0))
+            await commit(cluster, sync.identity, dict.fromkeys(sync.partitions, 0))
         else:
-            await heartbeat(cluster, sync.claim)
-        self.made += 1
+            await heartbeat(cluster, sync.identity)
+        self.progress += 1
 
 
-class Passerby(GroupWorker):
+class AbandonedJoin(ClusterWorkload):
     """Joins a group, perhaps comes to lead it, and is never heard of again."""
 
-    IS_BUSY = False
+    MUST_PROGRESS = False
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         assignors: Mapping[str, Sequence[str]],
         topics: Sequence[str],
@@ -286,43 +292,43 @@ class Passerby(GroupWorker):
         self._assignors = assignors
         self._topics = topics
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(5)
         group = self._random.choice(list(self._assignors))
         timeout_ms = self._random.choice((1000, 3000))
         await join(cluster, group, self._topics, self._assignors[group], timeout_ms)
-        self.made += 1
+        self.progress += 1
 
 
-class Grower(GroupWorker):
+class PartitionGrower(ClusterWorkload):
     """Adds partitions to topics that groups are reading."""
 
-    IS_BUSY = False
+    MUST_PROGRESS = False
 
     def __init__(
-        self, name: str, open_cluster: Open, randomness: random.Random, partitions: list[Partition]
+        self, name: str, open_cluster: ClusterFactory, randomness: random.Random, partitions: list[Partition]
     ) -> None:
         """`partitions` are those there are, and grow too."""
         super().__init__(name, open_cluster, randomness)
         self._partitions = partitions
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(10)
         topic, _ = self._random.choice(self._partitions)
         count = sum(each[0] == topic for each in self._partitions)
-        if count < PARTITIONS_MAX and await grow_topic(cluster, topic, count + 1) == ErrorCode.none:
+        if count < PARTITIONS_MAX and await create_partitions(cluster, topic, count + 1) == ErrorCode.none:
             self._partitions.append((topic, count))
-            self.made += 1
+            self.progress += 1
 
 
-class Keeper(GroupWorker):
+class GroupAdminWorkload(ClusterWorkload):
     """Lists and describes groups, looks at their offsets, and tries to delete them while others use them: those that
     are empty for a moment then begin anew."""
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         groups: Sequence[str],
         partitions: Sequence[Partition],
@@ -331,25 +337,25 @@ class Keeper(GroupWorker):
         self._groups = groups
         self._partitions = partitions
 
-    async def _begin(self, cluster: WitnessedCluster) -> None:
+    async def _on_connect(self, cluster: RecordingCluster) -> None:
         for group in self._groups:
-            await look(cluster, group, self._partitions)
+            await fetch_offsets(cluster, group, self._partitions)
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self._random
         group = draw.choice(self._groups)
         match draw.choices(("look", "describe", "list", "delete offsets", "delete group"), (10, 3, 2, 1, 1))[
             0
         ]:
             case "look":
-                await look(cluster, group, self._partitions)
+                await fetch_offsets(cluster, group, self._partitions)
             case "describe":
-                await describe(cluster, group)
+                await describe_group(cluster, group)
             case "list":
                 await list_groups(cluster)
             case "delete offsets":
                 await delete_offsets(cluster, group, [draw.choice(self._partitions)])
             case _:
                 await delete_group(cluster, group)
-        self.made += 1
+        self.progress += 1
         await self._pause(0.5)

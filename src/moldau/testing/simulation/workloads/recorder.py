@@ -9,23 +9,23 @@ from typing import Any
 
 from moldau.client.net.cluster import Cluster
 from moldau.testing.simulation.checkers.history_groups import (
-    Asked,
-    Beat,
-    Claim,
-    Commit,
-    Deletion,
-    Fate,
+    ClientOperation,
+    CommitOperation,
+    DeleteOperation,
     GroupHistory,
-    Join,
-    Look,
-    Sync,
+    HeartbeatOperation,
+    JoinOperation,
+    OffsetFetchOperation,
+    OperationResult,
+    RequestIdentity,
+    SyncOperation,
 )
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 from moldau.wire.consumer_protocol import decode_assignment
 from moldau.wire.kio import ErrorCode
 
-REFUSALS = (
+DEFINITE_FAILURES = (
     ErrorCode.illegal_generation,
     ErrorCode.unknown_member_id,
     ErrorCode.fenced_instance_id,
@@ -38,21 +38,21 @@ REFUSALS = (
 )
 """Codes that say for certain that nothing was changed; after any other, nobody knows."""
 
-Send = Callable[[Mapping[str, Any]], Awaitable[Message]]
+SendRequest = Callable[[Mapping[str, Any]], Awaitable[Message]]
 
 
-class WitnessedCluster(Cluster):
+class RecordingCluster(Cluster):
     def __init__(self, bootstrap: str, history: GroupHistory, **options: Any) -> None:
         super().__init__(bootstrap, **options)
         self._history = history
-        self._witnesses: Mapping[ApiKey, Callable[[Mapping[str, Any], Send], Awaitable[Message]]] = {
+        self._recorders: Mapping[ApiKey, Callable[[Mapping[str, Any], SendRequest], Awaitable[Message]]] = {
             ApiKey.OFFSET_COMMIT: self._commit,
-            ApiKey.OFFSET_FETCH: self._look,
+            ApiKey.OFFSET_FETCH: self._fetch_offsets,
             ApiKey.OFFSET_DELETE: self._delete_offsets,
             ApiKey.DELETE_GROUPS: self._delete_groups,
             ApiKey.JOIN_GROUP: self._join,
             ApiKey.SYNC_GROUP: self._sync,
-            ApiKey.HEARTBEAT: self._beat,
+            ApiKey.HEARTBEAT: self._heartbeat,
         }
 
     async def call(
@@ -66,127 +66,134 @@ class WitnessedCluster(Cluster):
         lane: str = "",
     ) -> Message:
         async def send(tree: Mapping[str, Any]) -> Message:
-            return await super(WitnessedCluster, self).call(
+            return await super(RecordingCluster, self).call(
                 node_id, api, tree, timeout_ms=timeout_ms, version_max=version_max, lane=lane
             )
 
-        witness = self._witnesses.get(api)
-        return await (send(tree) if witness is None else witness(tree, send))
+        record = self._recorders.get(api)
+        return await (send(tree) if record is None else record(tree, send))
 
-    async def _commit(self, tree: Mapping[str, Any], send: Send) -> Message:
-        begun = self._history.now()
-        claim = _claim(tree, "generation_id_or_member_epoch")
+    async def _commit(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
+        invoked_at = self._history.next_event()
+        identity = _identity(tree, "generation_id_or_member_epoch")
         stamped = deepcopy(dict(tree))
-        commits: dict[tuple[str, int], Commit] = {}
+        commits: dict[tuple[str, int], CommitOperation] = {}
         for topic in stamped["topics"]:
             for each in topic["partitions"]:
-                each["committed_metadata"] = stamp = f"{self.client_id} at {begun}"
+                each["committed_metadata"] = tag = f"{self.client_id} at {invoked_at}"
                 partition = topic["name"], each["partition_index"]
-                commits[partition] = Commit(
-                    begun=begun,
-                    stamp=stamp,
-                    claim=claim,
+                commits[partition] = CommitOperation(
+                    invoked_at=invoked_at,
+                    tag=tag,
+                    identity=identity,
                     partition=partition,
                     offset=each["committed_offset"],
                 )
         self._history.commits += commits.values()
         answer = await send(stamped)
-        ended = self._history.now()
+        completed_at = self._history.next_event()
         for topic in answer.topics:
             for each in topic.partitions:
-                _close(commits[topic.name, each.partition_index], each.error_code, ended)
+                _complete(commits[topic.name, each.partition_index], each.error_code, completed_at)
         return answer
 
-    async def _look(self, tree: Mapping[str, Any], send: Send) -> Message:
-        begun = self._history.now()
+    async def _fetch_offsets(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
+        invoked_at = self._history.next_event()
         answer = await send(tree)
-        ended = self._history.now()
+        completed_at = self._history.next_event()
         for group in answer.groups:
             for topic in group.topics:
                 for each in topic.partitions:
                     if ErrorCode.none == group.error_code == each.error_code:
-                        self._history.looks.append(
-                            Look(
+                        self._history.offset_fetches.append(
+                            OffsetFetchOperation(
                                 group=group.group_id,
                                 partition=(topic.name, each.partition_index),
-                                begun=begun,
-                                ended=ended,
+                                invoked_at=invoked_at,
+                                completed_at=completed_at,
                                 offset=each.committed_offset,
-                                stamp=each.metadata or "",
+                                tag=each.metadata or "",
                             )
                         )
         return answer
 
-    async def _delete_offsets(self, tree: Mapping[str, Any], send: Send) -> Message:
-        begun = self._history.now()
+    async def _delete_offsets(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
+        invoked_at = self._history.next_event()
         deletions = {
-            (topic["name"], each["partition_index"]): Deletion(
-                begun=begun, group=tree["group_id"], partition=(topic["name"], each["partition_index"])
+            (topic["name"], each["partition_index"]): DeleteOperation(
+                invoked_at=invoked_at,
+                group=tree["group_id"],
+                partition=(topic["name"], each["partition_index"]),
             )
             for topic in tree["topics"]
             for each in topic["partitions"]
         }
         self._history.deletions += deletions.values()
         answer = await send(tree)
-        ended = self._history.now()
+        completed_at = self._history.next_event()
         if answer.error_code != ErrorCode.none:
             for deletion in deletions.values():
-                _close(deletion, answer.error_code, ended)
+                _complete(deletion, answer.error_code, completed_at)
         for topic in answer.topics:
             for each in topic.partitions:
-                _close(deletions[topic.name, each.partition_index], each.error_code, ended)
+                _complete(deletions[topic.name, each.partition_index], each.error_code, completed_at)
         return answer
 
-    async def _delete_groups(self, tree: Mapping[str, Any], send: Send) -> Message:
-        begun = self._history.now()
-        deletions = {name: Deletion(begun=begun, group=name, partition=None) for name in tree["groups_names"]}
+    async def _delete_groups(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
+        invoked_at = self._history.next_event()
+        deletions = {
+            name: DeleteOperation(invoked_at=invoked_at, group=name, partition=None)
+            for name in tree["groups_names"]
+        }
         self._history.deletions += deletions.values()
         answer = await send(tree)
-        ended = self._history.now()
+        completed_at = self._history.next_event()
         for each in answer.results:
-            _close(deletions[each.group_id], each.error_code, ended)
+            _complete(deletions[each.group_id], each.error_code, completed_at)
         return answer
 
-    async def _join(self, tree: Mapping[str, Any], send: Send) -> Message:
-        begun = self._history.now()
+    async def _join(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
+        invoked_at = self._history.next_event()
         answer = await send(tree)
         if answer.error_code == ErrorCode.none and answer.member_id != tree["member_id"]:
-            join = Join(
-                begun=begun,
+            join = JoinOperation(
+                invoked_at=invoked_at,
                 group=tree["group_id"],
-                instance=tree["group_instance_id"],
+                instance_id=tree["group_instance_id"],
                 member=answer.member_id,
             )
-            _close(join, answer.error_code, self._history.now())
+            _complete(join, answer.error_code, self._history.next_event())
             self._history.joins.append(join)
         return answer
 
-    async def _sync(self, tree: Mapping[str, Any], send: Send) -> Message:
-        begun = self._history.now()
+    async def _sync(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
+        invoked_at = self._history.next_event()
         answer = await send(tree)
         if answer.error_code == ErrorCode.none:
             partitions = decode_assignment(answer.assignment).partitions
-            sync = Sync(begun=begun, claim=_claim(tree, "generation_id"), partitions=partitions)
-            _close(sync, answer.error_code, self._history.now())
+            sync = SyncOperation(
+                invoked_at=invoked_at, identity=_identity(tree, "generation_id"), partitions=partitions
+            )
+            _complete(sync, answer.error_code, self._history.next_event())
             self._history.syncs.append(sync)
         return answer
 
-    async def _beat(self, tree: Mapping[str, Any], send: Send) -> Message:
-        begun = self._history.now()
+    async def _heartbeat(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
+        invoked_at = self._history.next_event()
         answer = await send(tree)
         if answer.error_code == ErrorCode.none:
-            beat = Beat(begun=begun, claim=_claim(tree, "generation_id"))
-            _close(beat, answer.error_code, self._history.now())
-            self._history.beats.append(beat)
+            beat = HeartbeatOperation(invoked_at=invoked_at, identity=_identity(tree, "generation_id"))
+            _complete(beat, answer.error_code, self._history.next_event())
+            self._history.heartbeats.append(beat)
         return answer
 
 
-def _claim(tree: Mapping[str, Any], generation: str) -> Claim:
-    return Claim(tree["group_id"], tree[generation], tree["member_id"], tree["group_instance_id"])
+def _identity(tree: Mapping[str, Any], generation: str) -> RequestIdentity:
+    return RequestIdentity(tree["group_id"], tree[generation], tree["member_id"], tree["group_instance_id"])
 
 
-def _close(asked: Asked, code: int, ended: int) -> None:
+def _complete(operation: ClientOperation, code: int, completed_at: int) -> None:
     if code == ErrorCode.none:
-        asked.fate, asked.ended = Fate.DONE, ended
-    elif code in REFUSALS:
-        asked.fate, asked.ended = Fate.REFUSED, ended
+        operation.result, operation.completed_at = OperationResult.OK, completed_at
+    elif code in DEFINITE_FAILURES:
+        operation.result, operation.completed_at = OperationResult.FAIL, completed_at

@@ -11,14 +11,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from moldau.client.errors import KafkaError
 from moldau.records import compression
 from moldau.records.batch import NO_SEQUENCE
-from moldau.records.build import build_batch
+from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
-from moldau.testing.simulation.checkers.history import History, Partition, Poll, Refusal, Send, TopicChange
-from moldau.testing.simulation.workloads.client import EARLIEST, READ_BYTES, Client, Fetched
+from moldau.testing.simulation.checkers.history import (
+    History,
+    Partition,
+    PollOperation,
+    SendOperation,
+    TopicChange,
+    UnexpectedError,
+)
+from moldau.testing.simulation.workloads.client import EARLIEST, READ_BYTES, PartitionFetch, RawClient
 from moldau.wire.codec import Message
 from moldau.wire.kio import ErrorCode
 
-Connect = Callable[[str], Awaitable[Client]]
+ClientFactory = Callable[[str], Awaitable[RawClient]]
 """Opens a connection under a client id."""
 
 IN_FLIGHT_MAX = 5
@@ -29,16 +36,18 @@ VALUE_BYTES_MAX = 3000
 COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compression.LZ4, compression.ZSTD)
 
 
-class Worker:
-    """A client that reconnects. `made` counts what it got done, so that progress can be waited for."""
+class ClientWorkload:
+    """A client that reconnects. `progress` counts what it got done, so that progress can be waited for."""
 
-    def __init__(self, name: str, connect: Connect, randomness: random.Random, history: History) -> None:
+    def __init__(
+        self, name: str, connect: ClientFactory, randomness: random.Random, history: History
+    ) -> None:
         self.name = name
-        self.made = 0
-        self._open = connect
+        self.progress = 0
+        self._connect = connect
         self._random = randomness
         self._history = history
-        self._client: Client | None = None
+        self._client: RawClient | None = None
         self._stopping = False
 
     def stop(self) -> None:
@@ -48,22 +57,22 @@ class Worker:
     async def run(self) -> None:
         while not self._stopping:
             try:
-                await self._work(await self._connection())
+                await self._run_once(await self._connection())
             except KafkaError:
                 self._disconnect()
                 await asyncio.sleep(self._random.uniform(0.001, 0.3))
         self._disconnect()
 
-    async def work_once(self) -> None:
+    async def run_once(self) -> None:
         """One step, after `run` has ended; raises what goes wrong."""
-        await self._work(await self._connection())
+        await self._run_once(await self._connection())
 
-    async def _work(self, client: Client) -> None:
+    async def _run_once(self, client: RawClient) -> None:
         raise NotImplementedError
 
-    async def _connection(self) -> Client:
+    async def _connection(self) -> RawClient:
         if self._client is None:
-            self._client = await self._open(self.name)
+            self._client = await self._connect(self.name)
         return self._client
 
     def _disconnect(self) -> None:
@@ -96,13 +105,13 @@ class Worker:
         )
 
 
-class PlainProducer(Worker):
+class PlainProducer(ClientWorkload):
     """One request at a time, for several partitions at once, with any acks, never sent again."""
 
     def __init__(
         self,
         name: str,
-        connect: Connect,
+        connect: ClientFactory,
         randomness: random.Random,
         history: History,
         partitions: Sequence[Partition],
@@ -113,9 +122,9 @@ class PlainProducer(Worker):
         self._acks = acks
         self._sent = 0
 
-    async def _work(self, client: Client) -> None:
+    async def _run_once(self, client: RawClient) -> None:
         count = self._random.randint(1, min(3, len(self._partitions)))
-        sends: dict[Partition, Send] = {}
+        sends: dict[Partition, SendOperation] = {}
         batches: dict[Partition, bytes] = {}
         for partition in self._random.sample(self._partitions, count):
             self._sent += 1
@@ -126,30 +135,35 @@ class PlainProducer(Worker):
         for partition, answer in answers.items():
             if answer.error_code == ErrorCode.none:
                 self._history.acknowledge(sends[partition], answer.base_offset)
-                self.made += 1
+                self.progress += 1
         if self._acks == 0:
-            self.made += 1
+            self.progress += 1
             # Nothing slows it down but itself, and a disk that can take only so much serves the others too.
             await asyncio.sleep(self._random.uniform(0.02, 0.2))
         await self._pause()
 
 
-class IdempotentProducer(Worker):
+class IdempotentProducer(ClientWorkload):
     """Up to five batches in flight to one partition; whatever is not acknowledged is sent again, in order."""
 
     def __init__(
-        self, name: str, connect: Connect, randomness: random.Random, history: History, partition: Partition
+        self,
+        name: str,
+        connect: ClientFactory,
+        randomness: random.Random,
+        history: History,
+        partition: Partition,
     ) -> None:
         super().__init__(name, connect, randomness, history)
         self._partition = partition
         self._producer: tuple[int, int] | None = None
         self._sequence = 0
         self._sent = 0
-        self._window: deque[tuple[Send, bytes]] = deque()
+        self._window: deque[tuple[SendOperation, bytes]] = deque()
 
-    async def _work(self, client: Client) -> None:
+    async def _run_once(self, client: RawClient) -> None:
         if self._producer is None:
-            self._producer = await client.init_producer()
+            self._producer = await client.init_producer_id()
             self._history.producer_ids.append(self._producer[0])
         answers: deque[asyncio.Future[Message]] = deque()
         for _, batch in self._window:
@@ -158,11 +172,11 @@ class IdempotentProducer(Worker):
             while len(self._window) < IN_FLIGHT_MAX and (not self._window or self._random.random() < 0.7):
                 self._make_batch()
                 answers.append(self._send(client, self._window[-1][1]))
-            answer = Client.read_produce(await answers.popleft())[self._partition]
-            self._take(ErrorCode(answer.error_code), answer.base_offset)
+            answer = RawClient.produce_responses(await answers.popleft())[self._partition]
+            self._on_response(ErrorCode(answer.error_code), answer.base_offset)
             await self._pause()
 
-    def _send(self, client: Client, batch: bytes) -> "asyncio.Future[Message]":
+    def _send(self, client: RawClient, batch: bytes) -> "asyncio.Future[Message]":
         return client.send_produce({self._partition: batch}, -1)
 
     def _make_batch(self) -> None:
@@ -174,33 +188,40 @@ class IdempotentProducer(Worker):
         send = self._history.send(self.name, self._partition, values, acks=-1, is_idempotent=True)
         self._window.append((send, batch))
 
-    def _take(self, code: ErrorCode, offset: int) -> None:
+    def _on_response(self, code: ErrorCode, offset: int) -> None:
         """The answer to the oldest batch in the window. Raises where it must be sent again."""
         if code in (ErrorCode.none, ErrorCode.duplicate_sequence_number):
             send, _ = self._window.popleft()
             self._history.acknowledge(send, offset if code == ErrorCode.none and offset >= 0 else None)
-            self.made += 1
+            self.progress += 1
             return
         if code in (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id):
             # All before this batch was acknowledged: the broker has forgotten what it promised to keep.
-            self._history.refusals.append(Refusal(self.name, self._partition, f"refused: {code.name}"))
+            self._history.unexpected_errors.append(
+                UnexpectedError(self.name, self._partition, f"refused: {code.name}")
+            )
             self._stopping = True
         raise KafkaError(code)
 
 
-class Consumer(Worker):
+class PartitionConsumer(ClientWorkload):
     """Reads one partition from its beginning, without a group."""
 
     def __init__(
-        self, name: str, connect: Connect, randomness: random.Random, history: History, partition: Partition
+        self,
+        name: str,
+        connect: ClientFactory,
+        randomness: random.Random,
+        history: History,
+        partition: Partition,
     ) -> None:
         super().__init__(name, connect, randomness, history)
         self.partition = partition
         self.position: int | None = None
-        self.hurries = False
+        self.reads_large_fetches = False
         """Asks for much at a time; otherwise for any amount, down to a batch."""
 
-    async def _work(self, client: Client) -> None:
+    async def _run_once(self, client: RawClient) -> None:
         if self.position is None:
             self.position = await client.list_offset(self.partition, EARLIEST)
         try:
@@ -209,38 +230,42 @@ class Consumer(Worker):
                 self.position,
                 max_wait_ms=self._random.choice((0, 10, 500)),
                 min_bytes=self._random.choice((0, 1, 10_000)),
-                max_bytes=READ_BYTES if self.hurries else self._random.choice((1, 1000, 100_000, 10_000_000)),
+                max_bytes=READ_BYTES
+                if self.reads_large_fetches
+                else self._random.choice((1, 1000, 100_000, 10_000_000)),
             )
         except KafkaError as error:
             if error.code == ErrorCode.offset_out_of_range:
-                self._history.refusals.append(
-                    Refusal(self.name, self.partition, f"refused: {error.code.name}")
+                self._history.unexpected_errors.append(
+                    UnexpectedError(self.name, self.partition, f"refused: {error.code.name}")
                 )
                 self._stopping = True
             raise
-        self._note(fetched)
+        self._record_poll(fetched)
         await self._pause()
 
-    def _note(self, fetched: Fetched) -> None:
+    def _record_poll(self, fetched: PartitionFetch) -> None:
         assert self.position is not None
         records = [(record.offset, record.value or b"") for record in fetched.records]
         self._history.polls.append(
-            Poll(self.name, self.partition, self.position, fetched.high_watermark, records)
+            PollOperation(self.name, self.partition, self.position, fetched.high_watermark, records)
         )
         if records:
             self.position = records[-1][0] + 1
-            self.made += 1
+            self.progress += 1
 
 
-class Admin(Worker):
+class TopicChurn(ClientWorkload):
     """Creates topics and deletes some of them again."""
 
-    def __init__(self, name: str, connect: Connect, randomness: random.Random, history: History) -> None:
+    def __init__(
+        self, name: str, connect: ClientFactory, randomness: random.Random, history: History
+    ) -> None:
         super().__init__(name, connect, randomness, history)
         self._created = 0
         self._topics: list[str] = []
 
-    async def _work(self, client: Client) -> None:
+    async def _run_once(self, client: RawClient) -> None:
         if self._topics and self._random.random() < 0.5:
             topic = self._topics.pop(self._random.randrange(len(self._topics)))
             change = TopicChange(topic, is_creation=False)
@@ -254,5 +279,5 @@ class Admin(Worker):
             await client.create_topic(topic, self._random.randint(1, 3))
             self._topics.append(topic)
         change.is_acknowledged = True
-        self.made += 1
+        self.progress += 1
         await asyncio.sleep(self._random.uniform(0, 1))

@@ -22,11 +22,11 @@ class TopicPlan:
     def partitions(self) -> Sequence[Partition]:
         return [(self.name, index) for index in range(self.partition_count)]
 
-    def why_lossy(self, one_at_a_time: bool) -> str | None:
+    def loss_reason(self, is_one_at_a_time: bool) -> str | None:
         """Why it may lose acknowledged records, if it may."""
         if self.is_unclean:
             return "unclean elections"
-        if self.is_cached and not one_at_a_time:
+        if self.is_cached and not is_one_at_a_time:
             return "unclean ends of several nodes"
         return None
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.quorum import NodeEndpoint
-from moldau.testing.simulation.workloads.groups import GroupWorker, Open
-from moldau.testing.simulation.workloads.recorder import WitnessedCluster
+from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload
+from moldau.testing.simulation.workloads.recorder import RecordingCluster
 
 VOTERS_MIN = 2
 LISTENER = "PLAINTEXT"
 
 
-class VoterAdmin(GroupWorker):
-    IS_BUSY = False
+class VoterChurn(ClusterWorkload):
+    MUST_PROGRESS = False
 
     def __init__(
         self,
         name: str,
-        open_cluster: Open,
+        open_cluster: ClusterFactory,
         randomness: random.Random,
         addresses: Mapping[int, tuple[str, int]],
         counts: Counter[str],
@@ -28,7 +28,7 @@ class VoterAdmin(GroupWorker):
         self._addresses = addresses
         self._counts = counts
 
-    async def _work(self, cluster: WitnessedCluster) -> None:
+    async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(3)
         admin = Admin(cluster)
         quorum = await admin.describe_quorum()

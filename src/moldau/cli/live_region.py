@@ -1,0 +1,61 @@
+"""The part of a terminal that changes, below lines that stay. One thread draws both: where two do, they draw over each
+other."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+
+REFRESH_INTERVAL_S = 0.125
+
+
+class LiveRegion:
+    def __init__(self, console: Console, render: Callable[[], RenderableType]) -> None:
+        self._console = console
+        self._render = render
+        self._lines_above: deque[RenderableType] = deque()
+        self._live = Live(console=console, auto_refresh=False)
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._refresh_loop, name="moldau terminal", daemon=True)
+
+    def print_above(self, line: RenderableType) -> None:
+        """From any thread."""
+        self._lines_above.append(line)
+
+    def _refresh_loop(self) -> None:
+        while not self._is_closed.wait(REFRESH_INTERVAL_S) and self._try_draw():
+            pass
+
+    def _try_draw(self) -> bool:
+        """A terminal that was closed is no reason to fail: what is drawn is not what is done."""
+        try:
+            self._draw()
+        except OSError:
+            return False
+        return True
+
+    def _draw(self) -> None:
+        if self._lines_above:
+            lines = [self._lines_above.popleft() for _ in range(len(self._lines_above))]
+            # Cleared first: what follows may be higher than what was there.
+            self._live.update(Group(), refresh=True)
+            for line in lines:
+                self._console.print(line)
+        self._live.update(self._render(), refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_closed.set()
+        self._thread.join()
+        if self._try_draw():
+            self._live.stop()

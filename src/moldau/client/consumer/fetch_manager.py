@@ -1,0 +1,237 @@
+"""Keeps a consumer's fetcher in step with its positions, and looks up the positions that are not known yet."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moldau.client.consumer.completed_fetch import CompletedFetch, LogTruncationError
+from moldau.client.consumer.fetch_buffer import FetchBuffer, PartitionFetchError
+from moldau.client.consumer.fetcher import Fetcher
+from moldau.client.consumer.offset_lookup import OffsetAndTimestamp, list_offsets_once
+from moldau.client.consumer.subscription_state import (
+    OffsetAndMetadata,
+    OffsetResetStrategy,
+    SubscriptionState,
+    SubscriptionType,
+)
+from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
+from moldau.client.group.offsets import GroupOffsets
+from moldau.client.net.cluster import Cluster
+from moldau.client.net.connection_pool import await_shared
+from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.observe.logging import get_logger
+
+_log = get_logger("client.consumer")
+
+
+class FetchManager:
+    def __init__(
+        self,
+        cluster: Cluster,
+        subscriptions: SubscriptionState,
+        offsets: GroupOffsets | None,
+        wakeup: asyncio.Event,
+        *,
+        isolation_level: int,
+        fetch_settings: Mapping[str, Any],
+    ) -> None:
+        """`wakeup` is set when there may be more to take. Without a group's `offsets` nothing was ever committed."""
+        self._cluster = cluster
+        self._subscriptions = subscriptions
+        self._group_offsets = offsets
+        self._wakeup = wakeup
+        self._isolation_level = isolation_level
+        self._fetcher = Fetcher(cluster, isolation_level=isolation_level, news=wakeup, **fetch_settings)
+        self._buffer = FetchBuffer()
+        self._backoff = cluster.backoff()
+        self._lookup_task: asyncio.Task[None] | None = None
+        self._positions_found = asyncio.Event()
+        """Set, and replaced, when a look-up has found something and goes on."""
+        self._lookup_error: Exception | None = None
+        self._last_logged_error = ""
+        """Why the last look-up failed, if it did."""
+
+    async def close(self) -> None:
+        if self._lookup_task is not None:
+            self._lookup_task.cancel()
+            await asyncio.gather(self._lookup_task, return_exceptions=True)
+        await self._fetcher.close()
+
+    # What the positions are changed by
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        before = self._subscriptions.assigned
+        self._subscriptions.set_assignment(partitions)
+        self._discard(each for each in before if not self._subscriptions.is_assigned(each))
+        self._sync_fetcher()
+
+    def revoke(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = list(partitions)
+        self._subscriptions.revoke(gone)
+        self._discard(gone)
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        self._subscriptions.seek(partition, offset, leader_epoch)
+        self._discard([partition])
+        self._sync_fetcher()
+
+    def request_offset_reset(self, partition: TopicPartition, reset: OffsetResetStrategy) -> None:
+        self._subscriptions.request_offset_reset(partition, reset)
+        self._discard([partition])
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        paused = list(partitions)
+        self._subscriptions.pause(paused)
+        fetched = self._fetcher.partitions
+        self._fetcher.pause(each for each in paused if each in fetched)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        resumed = list(partitions)
+        self._subscriptions.resume(resumed)
+        fetched = self._fetcher.partitions
+        self._fetcher.resume(each for each in resumed if each in fetched)
+        self._wakeup.set()
+
+    def _discard(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = list(partitions)
+        self._fetcher.remove(gone)
+        self._buffer.drop(gone)
+
+    def _sync_fetcher(self) -> None:
+        """Fetches every partition whose position is known, and that can be read from there."""
+        left_out = {*self._fetcher.partitions, *self._buffer.failed_partitions}
+        known = {each: at for each, at in self._subscriptions.all_consumed().items() if each not in left_out}
+        self._fetcher.add(
+            {each: at.offset for each, at in known.items()},
+            leader_epochs={each: at.leader_epoch for each, at in known.items()},
+        )
+        fetched = set(self._fetcher.partitions)
+        self._fetcher.pause(each for each in self._subscriptions.paused if each in fetched)
+
+    # Handing out
+
+    def take(self, records_max: int) -> list[ConsumerRecord]:
+        """Raises what keeps a partition from being read on, once nothing else is left to hand out."""
+        self._refill_buffer()
+        try:
+            return self._buffer.take(
+                records_max, self._subscriptions.is_paused, self._subscriptions.update_position
+            )
+        except PartitionFetchError as failed_partitions:
+            self._handle_partition_error(failed_partitions)
+            return []
+
+    def take_raw(self) -> list[CompletedFetch]:
+        self._refill_buffer()
+        try:
+            return self._buffer.take_raw(self._subscriptions.is_paused, self._subscriptions.update_position)
+        except PartitionFetchError as failed_partitions:
+            self._handle_partition_error(failed_partitions)
+            return []
+
+    def _refill_buffer(self) -> None:
+        """Only when all was handed out: what the fetcher keeps is limited, what is taken from it is not."""
+        if not self._buffer.has_readable(self._subscriptions.is_paused):
+            self._buffer.add(self._fetcher.take())
+
+    def _handle_partition_error(self, failed_partitions: PartitionFetchError) -> None:
+        partition, error = failed_partitions.partition, failed_partitions.error
+        if error.code != ErrorCode.offset_out_of_range:
+            self._fetcher.remove([partition])
+            raise error
+        _log.info("the position is not in the log", partition=str(partition), error=error)
+        if isinstance(error, LogTruncationError):
+            self._subscriptions.reset_to_truncation_offset(partition, error.offset, error.leader_epoch)
+        else:
+            self._subscriptions.reset_out_of_range(partition)
+        self._discard([partition])
+        self._sync_fetcher()
+        self.start_lookup()
+
+    # Looking up
+
+    def start_lookup(self) -> None:
+        """Sees to it that missing positions are looked for; raises what went wrong the last time."""
+        failure, self._lookup_error = self._lookup_error, None
+        if failure is not None:
+            raise failure
+        if self._lookup_task is None and self._subscriptions.has_missing_positions:
+            self._lookup_task = asyncio.get_running_loop().create_task(
+                self._look_up_positions(), name="consumer looks up positions"
+            )
+
+    async def position(self, partition: TopicPartition, timeout_ms: int) -> int:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while (offset := self._subscriptions.position(partition)) is None:
+                    self.start_lookup()
+                    await self._wait_for_lookup()
+                return offset
+        except TimeoutError:
+            raise RequestTimedOutError(f"no position of {partition} was found in {timeout_ms} ms") from None
+
+    async def _wait_for_lookup(self) -> None:
+        """Returns when the look-up under way has found something, or has ended."""
+        looking_up = self._lookup_task
+        if looking_up is not None:
+            found = asyncio.ensure_future(self._positions_found.wait())
+            try:
+                await asyncio.wait([looking_up, found], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                found.cancel()
+            if looking_up.done():
+                await await_shared(looking_up)
+
+    def _publish_found(self) -> None:
+        self._sync_fetcher()
+        self._positions_found.set()
+        self._positions_found = asyncio.Event()
+
+    async def _look_up_positions(self) -> None:
+        try:
+            await self._look_up_committed()
+            self._publish_found()
+            await self._look_up_reset_offsets()
+            self._backoff.reset()
+            self._last_logged_error = ""
+        except KafkaError as error:
+            if self._is_fatal(error):
+                self._lookup_error = error
+            else:
+                if str(error) != self._last_logged_error:
+                    self._last_logged_error = str(error)
+                    _log.info("positions could not be looked up and will be again", error=error)
+                await asyncio.sleep(self._backoff.next_delay_ms() / 1000)
+        finally:
+            self._lookup_task = None
+            self._wakeup.set()
+        self._sync_fetcher()
+
+    async def _look_up_committed(self) -> None:
+        asked = self._subscriptions.initializing_partitions()
+        if asked:
+            found = {} if self._group_offsets is None else await self._group_offsets.committed(asked)
+            self._subscriptions.committed(asked, found)
+
+    async def _look_up_reset_offsets(self) -> None:
+        asked = self._subscriptions.partitions_needing_reset()
+        times = {each: place.reset.value for each, place in asked.items() if place.reset is not None}
+
+        def take(answered: dict[TopicPartition, OffsetAndTimestamp]) -> None:
+            found = {
+                each: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch)
+                for each, at in answered.items()
+                if at.offset >= 0
+            }
+            self._subscriptions.apply_reset_offsets(asked, found)
+            self._publish_found()
+
+        if times:
+            await list_offsets_once(self._cluster, times, take, isolation_level=self._isolation_level)
+
+    def _is_fatal(self, error: KafkaError) -> bool:
+        """Brokers come back. A partition that does not exist is the user's affair where they named it themselves;
+        in a group the next assignment does without it."""
+        if error.code == ErrorCode.unknown_topic_or_partition:
+            return self._subscriptions.subscription_type is SubscriptionType.USER_ASSIGNED
+        return not error.is_retriable

@@ -1,0 +1,251 @@
+"""What a consumer reads and where it stands: its subscription, the partitions it has, a position in each. Pure.
+
+A partition's position is looked for when it is first assigned: where the group committed, or else where the reset
+policy says. Every seek puts a new entry in the partition's place, so that what was looked up for the old one is
+known to be late.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from moldau.client.consumer.errors import NoOffsetForPartitionError
+from moldau.client.errors import IllegalStateError
+from moldau.client.record import TopicPartition
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset is the next one to read. The leader epoch is that of the record before it, -1 where it
+    is not known."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+def validate_offsets(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets as a user gives them; raises ValueError for what is none."""
+    wanted = {}
+    for partition, given in offsets.items():
+        each = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
+        if each.offset < 0:
+            raise ValueError(f"{each.offset} is not an offset of {partition} to commit")
+        wanted[TopicPartition(*partition)] = each
+    return wanted
+
+
+class OffsetResetStrategy(Enum):
+    """Where to begin when nothing says where; the values are ListOffsets' special times."""
+
+    EARLIEST = -2
+    LATEST = -1
+    NONE = 0
+
+
+RESET_STRATEGIES = {
+    "earliest": OffsetResetStrategy.EARLIEST,
+    "latest": OffsetResetStrategy.LATEST,
+    "none": OffsetResetStrategy.NONE,
+}
+
+
+class SubscriptionType(Enum):
+    NONE = "nothing"
+    AUTO_TOPICS = "topics"
+    AUTO_PATTERN = "a pattern"
+    USER_ASSIGNED = "assigned partitions"
+
+
+@dataclass(slots=True, eq=False)
+class TopicPartitionState:
+    """Where one partition is read. Without an offset, one is looked for: by `reset` or, without that, by what was
+    committed."""
+
+    offset: int | None = None
+    leader_epoch: int = -1
+    reset: OffsetResetStrategy | None = None
+    is_paused: bool = False
+
+
+class SubscriptionState:
+    def __init__(self, reset: OffsetResetStrategy) -> None:
+        self._reset_strategy = reset
+        self.subscription_type = SubscriptionType.NONE
+        self.topics: tuple[str, ...] = ()
+        """What is subscribed to by name, or what fits the pattern as far as is known."""
+        self.pattern: re.Pattern[str] | None = None
+        self._partitions: dict[TopicPartition, TopicPartitionState] = {}
+
+    # Subscriptions
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        self._set_subscription_type(SubscriptionType.AUTO_TOPICS)
+        self.topics = tuple(sorted(set(topics)))
+
+    def subscribe_pattern(self, pattern: "re.Pattern[str]") -> None:
+        self._set_subscription_type(SubscriptionType.AUTO_PATTERN)
+        self.pattern = pattern
+
+    def set_user_assigned(self) -> None:
+        """Which partitions, `set_assignment` is told."""
+        self._set_subscription_type(SubscriptionType.USER_ASSIGNED)
+
+    def unsubscribe(self) -> None:
+        self.subscription_type = SubscriptionType.NONE
+        self.topics = ()
+        self.pattern = None
+        self._partitions = {}
+
+    @property
+    def is_auto_assigned(self) -> bool:
+        return self.subscription_type in (SubscriptionType.AUTO_TOPICS, SubscriptionType.AUTO_PATTERN)
+
+    def _set_subscription_type(self, subscription_type: SubscriptionType) -> None:
+        if self.subscription_type not in (SubscriptionType.NONE, subscription_type):
+            raise IllegalStateError(
+                f"the consumer reads {self.subscription_type.value}: unsubscribe before it is given "
+                f"{subscription_type.value}"
+            )
+        self.subscription_type = subscription_type
+
+    # Partitions
+
+    @property
+    def assigned(self) -> list[TopicPartition]:
+        return list(self._partitions)
+
+    def set_assignment(self, partitions: Iterable[TopicPartition]) -> None:
+        """Those that stay keep their position."""
+        self._partitions = {
+            each: self._partitions.get(each, TopicPartitionState()) for each in sorted(set(partitions))
+        }
+
+    def revoke(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self._partitions.pop(partition, None)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self._partition_state(partition).is_paused = True
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self._partition_state(partition).is_paused = False
+
+    @property
+    def paused(self) -> list[TopicPartition]:
+        return [each for each, state in self._partitions.items() if state.is_paused]
+
+    def is_assigned(self, partition: TopicPartition) -> bool:
+        return partition in self._partitions
+
+    def is_paused(self, partition: TopicPartition) -> bool:
+        return self._partitions[partition].is_paused
+
+    # Positions
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """None while it is being looked for."""
+        return self._partition_state(partition).offset
+
+    def all_consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What there is to commit: every position that is known."""
+        return {
+            each: OffsetAndMetadata(state.offset, leader_epoch=state.leader_epoch)
+            for each, state in self._partitions.items()
+            if state.offset is not None
+        }
+
+    def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
+        state = self._partitions[partition]
+        state.offset = offset
+        if leader_epoch >= 0:
+            state.leader_epoch = leader_epoch
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        if offset < 0:
+            raise ValueError(f"{partition} has no offset {offset}; the first one is 0")
+        is_paused = self._partition_state(partition).is_paused
+        self._partitions[partition] = TopicPartitionState(offset, leader_epoch, is_paused=is_paused)
+
+    def request_offset_reset(self, partition: TopicPartition, reset: OffsetResetStrategy) -> None:
+        is_paused = self._partition_state(partition).is_paused
+        self._partitions[partition] = TopicPartitionState(reset=reset, is_paused=is_paused)
+
+    def reset_out_of_range(self, partition: TopicPartition) -> None:
+        """What is to be read next is not in the log; raises where the policy is not to guess."""
+        if self._reset_strategy is OffsetResetStrategy.NONE:
+            position = self._partitions[partition].offset
+            raise NoOffsetForPartitionError([partition], f"the log has no offset {position}")
+        self.request_offset_reset(partition, self._reset_strategy)
+
+    def reset_to_truncation_offset(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
+        """The log has gone on differently from this offset on: so it is read from there, whatever the policy for
+        those who do not know where; raises where the policy is not to guess."""
+        if self._reset_strategy is OffsetResetStrategy.NONE:
+            raise NoOffsetForPartitionError([partition], f"the log was cut at offset {offset}")
+        self.seek(partition, offset, leader_epoch)
+
+    # Looking positions up
+
+    @property
+    def has_missing_positions(self) -> bool:
+        return any(state.offset is None for state in self._partitions.values())
+
+    def initializing_partitions(self) -> dict[TopicPartition, TopicPartitionState]:
+        """Those whose committed offset is asked for next."""
+        return self._missing_positions(lambda state: state.reset is None)
+
+    def partitions_needing_reset(self) -> dict[TopicPartition, TopicPartitionState]:
+        return self._missing_positions(lambda state: state.reset is not None)
+
+    def committed(
+        self,
+        requested: Mapping[TopicPartition, TopicPartitionState],
+        found: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> None:
+        """What was committed is where to go on; where nothing was, the reset policy says. Raises where it says
+        not to guess."""
+        without = []
+        for partition, state in self._still_current(requested).items():
+            committed = found.get(partition)
+            if committed is not None:
+                state.offset, state.leader_epoch = committed.offset, committed.leader_epoch
+            elif self._reset_strategy is OffsetResetStrategy.NONE:
+                without.append(partition)
+            else:
+                state.reset = self._reset_strategy
+        if without:
+            raise NoOffsetForPartitionError(without, "no offset is committed")
+
+    def apply_reset_offsets(
+        self,
+        requested: Mapping[TopicPartition, TopicPartitionState],
+        found: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> None:
+        for partition, state in self._still_current(requested).items():
+            at = found.get(partition)
+            if at is not None:
+                state.offset, state.leader_epoch, state.reset = at.offset, at.leader_epoch, None
+
+    def _missing_positions(
+        self, fits: Callable[[TopicPartitionState], bool]
+    ) -> dict[TopicPartition, TopicPartitionState]:
+        return {
+            each: state for each, state in self._partitions.items() if state.offset is None and fits(state)
+        }
+
+    def _still_current(
+        self, requested: Mapping[TopicPartition, TopicPartitionState]
+    ) -> dict[TopicPartition, TopicPartitionState]:
+        return {each: state for each, state in requested.items() if self._partitions.get(each) is state}
+
+    def _partition_state(self, partition: TopicPartition) -> TopicPartitionState:
+        try:
+            return self._partitions[partition]
+        except KeyError:
+            raise IllegalStateError(f"{partition} is not assigned to this consumer") from None

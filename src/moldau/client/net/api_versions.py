@@ -1,0 +1,96 @@
+"""Which versions of each API this client speaks, and which of them it uses with a given broker.
+
+Wherever a version names topics by id alone, the client stays below it: it works with names. The lowest
+versions are those from which on one shape of request serves all (Kafka 3.0 has them).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from moldau.client.errors import UnsupportedVersionError
+from moldau.wire.api_keys import ApiKey
+
+
+class VersionRange(NamedTuple):
+    minimum: int
+    maximum: int
+
+    def __str__(self) -> str:
+        return f"{self.minimum}-{self.maximum}"
+
+
+SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
+    ApiKey.PRODUCE: VersionRange(7, 12),
+    ApiKey.FETCH: VersionRange(11, 12),
+    ApiKey.LIST_OFFSETS: VersionRange(7, 11),
+    ApiKey.METADATA: VersionRange(10, 13),
+    ApiKey.OFFSET_COMMIT: VersionRange(7, 9),
+    ApiKey.OFFSET_FETCH: VersionRange(8, 9),
+    ApiKey.FIND_COORDINATOR: VersionRange(4, 6),
+    ApiKey.JOIN_GROUP: VersionRange(5, 9),
+    ApiKey.HEARTBEAT: VersionRange(3, 4),
+    ApiKey.LEAVE_GROUP: VersionRange(3, 5),
+    ApiKey.SYNC_GROUP: VersionRange(3, 5),
+    ApiKey.DESCRIBE_GROUPS: VersionRange(4, 6),
+    ApiKey.LIST_GROUPS: VersionRange(4, 5),
+    ApiKey.SASL_HANDSHAKE: VersionRange(1, 1),
+    ApiKey.API_VERSIONS: VersionRange(0, 4),
+    ApiKey.CREATE_TOPICS: VersionRange(5, 7),
+    ApiKey.DELETE_TOPICS: VersionRange(6, 6),
+    ApiKey.DELETE_RECORDS: VersionRange(0, 2),
+    ApiKey.INIT_PRODUCER_ID: VersionRange(3, 5),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: VersionRange(3, 4),
+    ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
+    ApiKey.DESCRIBE_LOG_DIRS: VersionRange(3, 5),
+    ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
+    ApiKey.CREATE_PARTITIONS: VersionRange(0, 3),
+    ApiKey.DELETE_GROUPS: VersionRange(0, 2),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: VersionRange(0, 1),
+    ApiKey.OFFSET_DELETE: VersionRange(0, 0),
+    ApiKey.ELECT_LEADERS: VersionRange(2, 2),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: VersionRange(0, 1),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: VersionRange(0, 0),
+    ApiKey.VOTE: VersionRange(2, 2),
+    ApiKey.BEGIN_QUORUM_EPOCH: VersionRange(1, 1),
+    ApiKey.END_QUORUM_EPOCH: VersionRange(1, 1),
+    ApiKey.DESCRIBE_QUORUM: VersionRange(2, 2),
+    ApiKey.ALTER_PARTITION: VersionRange(3, 3),
+    ApiKey.ENVELOPE: VersionRange(0, 0),
+    ApiKey.FETCH_SNAPSHOT: VersionRange(1, 1),
+    ApiKey.DESCRIBE_CLUSTER: VersionRange(0, 2),
+    ApiKey.BROKER_REGISTRATION: VersionRange(4, 4),
+    ApiKey.BROKER_HEARTBEAT: VersionRange(1, 1),
+    ApiKey.UNREGISTER_BROKER: VersionRange(0, 0),
+    ApiKey.ALLOCATE_PRODUCER_IDS: VersionRange(0, 0),
+    ApiKey.ADD_RAFT_VOTER: VersionRange(0, 1),
+    ApiKey.REMOVE_RAFT_VOTER: VersionRange(0, 0),
+    ApiKey.UPDATE_RAFT_VOTER: VersionRange(0, 0),
+}
+
+
+def latest_usable_version(
+    api: ApiKey, offered: Mapping[int, VersionRange], version_max: int | None = None
+) -> int:
+    """The highest version both sides speak, at most `version_max`; raises UnsupportedVersionError."""
+    ours = SUPPORTED_VERSIONS[api]
+    theirs = offered.get(api)
+    if theirs is None:
+        raise UnsupportedVersionError(f"the broker does not have {api.name}")
+    maximum = min(ours.maximum, theirs.maximum)
+    if version_max is not None:
+        maximum = min(maximum, version_max)
+    if maximum < max(ours.minimum, theirs.minimum):
+        at_most = "" if version_max is None else f", here at most {version_max}"
+        raise UnsupportedVersionError(
+            f"{api.name}: this client speaks versions {ours}{at_most}, and the broker {theirs}"
+        )
+    return maximum
+
+
+def check_version_usable(api: ApiKey, offered: Mapping[int, VersionRange], version: int) -> None:
+    """Raises UnsupportedVersionError where the broker does not have exactly this version."""
+    theirs = offered.get(api)
+    if theirs is None:
+        raise UnsupportedVersionError(f"the broker does not have {api.name}")
+    if not theirs.minimum <= version <= theirs.maximum:
+        raise UnsupportedVersionError(f"{api.name}: version {version} is needed, and the broker has {theirs}")

@@ -1,0 +1,38 @@
+"""Which partition rows go to by their keys: Kafka's murmur2 over a whole column."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moldau.client.producer.partitioner import partition_of_key
+from moldau.columnar.arrays import ByteSpans, byte_spans
+from moldau.columnar.native import is_native
+
+
+def key_partitions(keys: Any, count: int, no_key_partition: int) -> npt.NDArray[np.int32]:
+    """The partition, of `count`, that Java's producer takes for each key; `no_key_partition` where the key is null.
+
+    `keys` is an Arrow column of bytes or text.
+    """
+    if count < 1:
+        raise ValueError(f"a topic of {count} partitions takes no records")
+    spans = byte_spans(keys, "key")
+    partitions = np.empty(len(spans.lengths), np.int32)
+    if is_native():
+        from moldau.columnar import encode_kernels
+
+        encode_kernels.key_partitions(
+            spans.data, spans.starts, spans.lengths, count, no_key_partition, partitions
+        )
+    else:
+        _fill(partitions, spans, count, no_key_partition)
+    return partitions
+
+
+def _fill(partitions: npt.NDArray[np.int32], spans: ByteSpans, count: int, no_key_partition: int) -> None:
+    data = spans.data.tobytes()
+    for row, (start, length) in enumerate(zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)):
+        partitions[row] = (
+            no_key_partition if length < 0 else partition_of_key(data[start : start + length], count)
+        )

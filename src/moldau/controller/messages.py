@@ -1,0 +1,267 @@
+"""What a node asks of the active controller, as Kafka's messages: plain values into trees, answers back into values,
+error codes back into errors in the words of the domain."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from moldau import errors
+from moldau.controller.cluster_control import SUPPORTED_FEATURES
+from moldau.controller.requests import (
+    BrokerHeartbeat,
+    BrokerHeartbeatReply,
+    BrokerRegistrationRequest,
+    ConfigChange,
+    ConfigResult,
+    CreateTopicResult,
+    IsrChange,
+    IsrChangeResult,
+    NewTopic,
+)
+from moldau.errors import MoldauError
+from moldau.metadata.image import ConfigResource
+from moldau.wire.decoder_runtime import Message
+from moldau.wire.kio import ErrorCode
+
+ERRORS: Mapping[int, type[MoldauError]] = MappingProxyType(
+    {
+        ErrorCode.not_controller: errors.NotControllerError,
+        ErrorCode.request_timed_out: errors.RequestTimedOutError,
+        ErrorCode.unsupported_version: errors.UnsupportedVersionError,
+        ErrorCode.invalid_request: errors.InvalidRequestError,
+        ErrorCode.kafka_storage_error: errors.StorageError,
+        # Brokers
+        ErrorCode.inconsistent_cluster_id: errors.InconsistentClusterIdError,
+        ErrorCode.broker_id_not_registered: errors.BrokerIdNotRegisteredError,
+        ErrorCode.duplicate_broker_registration: errors.DuplicateBrokerRegistrationError,
+        ErrorCode.invalid_registration: errors.InvalidRegistrationError,
+        ErrorCode.stale_broker_epoch: errors.StaleBrokerEpochError,
+        # In-sync sets
+        ErrorCode.invalid_update_version: errors.InvalidUpdateVersionError,
+        ErrorCode.ineligible_replica: errors.IneligibleReplicaError,
+        ErrorCode.new_leader_elected: errors.NewLeaderElectedError,
+        ErrorCode.not_leader_or_follower: errors.NotLeaderOrFollowerError,
+        ErrorCode.fenced_leader_epoch: errors.FencedLeaderEpochError,
+        ErrorCode.unknown_leader_epoch: errors.UnknownLeaderEpochError,
+        ErrorCode.unknown_topic_id: errors.UnknownTopicIdError,
+        ErrorCode.unknown_topic_or_partition: errors.UnknownTopicOrPartitionError,
+        # Topics and configs
+        ErrorCode.invalid_topic_exception: errors.InvalidTopicError,
+        ErrorCode.topic_already_exists: errors.TopicExistsError,
+        ErrorCode.invalid_partitions: errors.InvalidPartitionsError,
+        ErrorCode.invalid_replication_factor: errors.InvalidReplicationFactorError,
+        ErrorCode.invalid_replica_assignment: errors.InvalidReplicaAssignmentError,
+        ErrorCode.invalid_config: errors.InvalidConfigError,
+        ErrorCode.policy_violation: errors.PolicyViolationError,
+    }
+)
+
+
+def error_from_code(code: int, message: str | None = None) -> MoldauError | None:
+    """The error that another node answered with, None where it is none."""
+    if code == ErrorCode.none:
+        return None
+    kind = ERRORS.get(code, MoldauError)
+    return kind(message or f"the controller answered with {_code_name(code)}")
+
+
+def raise_for_code(code: int, message: str | None = None) -> None:
+    error = error_from_code(code, message)
+    if error is not None:
+        raise error
+
+
+def _code_name(code: int) -> str:
+    try:
+        return ErrorCode(code).name.upper()
+    except ValueError:
+        return f"error {code}"
+
+
+# Brokers
+
+
+def registration_request(broker: BrokerRegistrationRequest) -> dict[str, Any]:
+    features = SUPPORTED_FEATURES if broker.features is None else broker.features
+    return {
+        "broker_id": broker.broker_id,
+        "cluster_id": broker.cluster_id,
+        "incarnation_id": broker.incarnation_id,
+        "listeners": [
+            {
+                "name": each.listener,
+                "host": each.host,
+                "port": each.port,
+                "security_protocol": each.security_protocol,
+            }
+            for each in broker.endpoints
+        ],
+        "features": [
+            {"name": name, "min_supported_version": low, "max_supported_version": high}
+            for name, (low, high) in sorted(features.items())
+        ],
+        "rack": broker.rack,
+        "previous_broker_epoch": broker.previous_epoch,
+        "former_incarnation_ids": list(broker.previous_incarnations),
+    }
+
+
+def heartbeat_request(heartbeat: BrokerHeartbeat) -> dict[str, Any]:
+    return {
+        "broker_id": heartbeat.broker_id,
+        "broker_epoch": heartbeat.broker_epoch,
+        "current_metadata_offset": heartbeat.metadata_offset,
+        "want_fence": heartbeat.want_fence,
+        "want_shut_down": heartbeat.want_shut_down,
+        "not_ready": [
+            {"topic_id": each.topic_id, "partition_index": each.partition, "reason": each.reason}
+            for each in heartbeat.not_ready
+            if not each.is_transient
+        ],
+        "not_writable": [
+            {"topic_id": each.topic_id, "partition_index": each.partition, "reason": each.reason}
+            for each in heartbeat.not_ready
+            if each.is_transient
+        ],
+    }
+
+
+def heartbeat_reply(answer: Message) -> BrokerHeartbeatReply:
+    return BrokerHeartbeatReply(
+        answer.is_caught_up,
+        answer.is_fenced,
+        answer.should_shut_down,
+        confirmed_age_ms=answer.confirmed_age_ms,
+    )
+
+
+# In-sync sets
+
+
+def alter_partition_request(
+    broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
+) -> dict[str, Any]:
+    by_topic: dict[UUID, list[IsrChange]] = {}
+    for change in changes:
+        by_topic.setdefault(change.topic_id, []).append(change)
+    return {
+        "broker_id": broker_id,
+        "broker_epoch": broker_epoch,
+        "topics": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {
+                        "partition_index": each.partition,
+                        "leader_epoch": each.leader_epoch,
+                        "new_isr_with_epochs": [
+                            {"broker_id": member, "broker_epoch": epoch} for member, epoch in each.isr
+                        ],
+                        "leader_recovery_state": int(each.is_recovering),
+                        "partition_epoch": each.partition_epoch,
+                    }
+                    for each in of_topic
+                ],
+            }
+            for topic_id, of_topic in by_topic.items()
+        ],
+    }
+
+
+def alter_partition_results(answer: Message, changes: Sequence[IsrChange]) -> list[IsrChangeResult]:
+    """One for each change, in their order."""
+    answered = {
+        (topic.topic_id, each.partition_index): IsrChangeResult(
+            topic.topic_id,
+            each.partition_index,
+            leader=each.leader_id,
+            leader_epoch=each.leader_epoch,
+            isr=tuple(each.isr),
+            is_recovering=bool(each.leader_recovery_state),
+            partition_epoch=each.partition_epoch,
+            error=error_from_code(each.error_code),
+        )
+        for topic in answer.topics
+        for each in topic.partitions
+    }
+    return [
+        answered.get((change.topic_id, change.partition))
+        or IsrChangeResult(change.topic_id, change.partition, error=_missing_result())
+        for change in changes
+    ]
+
+
+# Topics and configs
+
+
+def create_topics_request(topics: Sequence[NewTopic], timeout_ms: int) -> dict[str, Any]:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "num_partitions": topic.partitions,
+                "replication_factor": topic.replication_factor,
+                "assignments": [
+                    {"partition_index": index, "broker_ids": list(replicas)}
+                    for index, replicas in topic.assignment.items()
+                ],
+                "configs": [{"name": name, "value": value} for name, value in topic.configs.items()],
+            }
+            for topic in topics
+        ],
+        "timeout": timeout_ms,
+        "validate_only": False,
+    }
+
+
+def create_topics_results(answer: Message, topics: Sequence[NewTopic]) -> list[CreateTopicResult]:
+    answered = {
+        each.name: CreateTopicResult(
+            each.name,
+            each.topic_id,
+            each.num_partitions,
+            each.replication_factor,
+            error_from_code(each.error_code, each.error_message),
+        )
+        for each in answer.topics
+    }
+    return [
+        answered.get(topic.name) or CreateTopicResult(topic.name, error=_missing_result()) for topic in topics
+    ]
+
+
+def alter_configs_request(
+    changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool
+) -> dict[str, Any]:
+    """For both ways to alter configs: the older one has no place for the operation, which is left out there."""
+    return {
+        "resources": [
+            {
+                "resource_type": resource.type,
+                "resource_name": resource.name,
+                "configs": [
+                    {"name": each.name, "config_operation": int(each.operation), "value": each.value}
+                    for each in asked
+                ],
+            }
+            for resource, asked in changes.items()
+        ],
+        "validate_only": validate_only,
+    }
+
+
+def alter_configs_results(
+    answer: Message, changes: Mapping[ConfigResource, Sequence[ConfigChange]]
+) -> list[ConfigResult]:
+    answered = {
+        ConfigResource(each.resource_type, each.resource_name): error_from_code(
+            each.error_code, each.error_message
+        )
+        for each in answer.responses
+    }
+    return [ConfigResult(each, answered[each] if each in answered else _missing_result()) for each in changes]
+
+
+def _missing_result() -> MoldauError:
+    return MoldauError("the controller's answer says nothing of this")

@@ -1,0 +1,49 @@
+"""Memory for large frames that is used again: fresh memory has to be mapped and zeroed page by page, which can cost
+more than receiving the frame does."""
+
+POOLED_BUFFER_BYTES_MIN = 128 * 1024
+POOLED_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+POOL_BYTES_MAX = 32 * 1024 * 1024
+
+
+class BufferPool:
+    """Buffers by size, each a power of two. One is only given out again when no view of it is left anywhere."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[bytearray]] = {}
+        self._free_bytes = 0
+
+    def take(self, size: int) -> bytearray | None:
+        """A buffer of at least `size` bytes that was used before, or None."""
+        free = self._free.get(_size_class(size))
+        if not free:
+            return None
+        buffer = free.pop()
+        self._free_bytes -= len(buffer)
+        return buffer
+
+    def allocate(self, size: int) -> bytearray:
+        """A new buffer, of a size that can be kept afterwards if that is possible."""
+        return bytearray(
+            _size_class(size) if POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX else size
+        )
+
+    def release(self, buffer: bytearray) -> None:
+        size = len(buffer)
+        fits = POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX and size == _size_class(size)
+        if fits and self._free_bytes + size <= POOL_BYTES_MAX and not _has_views(buffer):
+            self._free.setdefault(size, []).append(buffer)
+            self._free_bytes += size
+
+
+def _has_views(buffer: bytearray) -> bool:
+    """Whether somebody still holds a view of it: then its size cannot be changed."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return True
+    return False
+
+
+def _size_class(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()

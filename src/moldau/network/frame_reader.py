@@ -1,0 +1,97 @@
+"""Cutting a byte stream into frames without copying bytes more than needed.
+
+Small reads of all connections land in one shared buffer and are copied into a frame's own memory; the rest
+of a large frame is received straight into its place. A frame owns its memory, so record data in it stays
+valid while a request waits.
+"""
+
+import struct
+from collections.abc import Iterator
+
+from moldau.network.buffer_pool import BufferPool
+
+_SIZE = struct.Struct(">i")
+SHARED_BUFFER_SIZE = 256 * 1024
+LARGE_FRAME_BYTES_MIN = 128 * 1024
+"""From this size on a frame that is half received counts as a large one (`partial_frames.py`)."""
+_INITIAL_BYTES = 64 * 1024
+_GROWTH_FACTOR = 4
+"""Memory for a frame grows with what has arrived: whoever only announces a hundred megabytes costs next to
+nothing. As a rule so much of a frame comes with its first read that it never has to grow."""
+
+
+class FrameTooLargeError(Exception):
+    """A frame over the limit, or of a negative size: whoever sends it does not speak Kafka."""
+
+
+class FrameReader:
+    """The framing state of one connection. `buffer()` says where the next bytes go, `bytes_received(n)` gives the
+    frames that they complete."""
+
+    __slots__ = ("_buffers", "_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
+
+    def __init__(self, shared: memoryview, buffers: BufferPool, frame_bytes_max: int) -> None:
+        self._shared = shared
+        self._buffers = buffers
+        self._limit = frame_bytes_max
+        self._leftover = b""
+        """At most three bytes of a frame's size."""
+        self._frame: bytearray | None = None
+        self._frame_size = 0
+        self._filled = 0
+
+    @property
+    def is_between_frames(self) -> bool:
+        return self._frame is None and not self._leftover
+
+    @property
+    def large_frame_size(self) -> int:
+        """The size of the frame that is being received, if that is a large one; else 0."""
+        return (
+            self._frame_size if self._frame is not None and self._frame_size >= LARGE_FRAME_BYTES_MIN else 0
+        )
+
+    def buffer(self) -> memoryview:
+        if self._frame is not None:
+            # Not when the bytes are received: until then the event loop holds on to the memory it was given.
+            if self._filled == len(self._frame):
+                self._grow(self._frame)
+            return memoryview(self._frame)[self._filled : self._frame_size]
+        kept = len(self._leftover)
+        self._shared[:kept] = self._leftover
+        return self._shared[kept:]
+
+    def bytes_received(self, count: int) -> Iterator[memoryview]:
+        """The frames (without their sizes) that `count` more bytes complete; raises FrameTooLargeError."""
+        if self._frame is not None:
+            self._filled += count
+            if self._filled == self._frame_size:
+                frame, self._frame = self._frame, None
+                yield memoryview(frame)[: self._frame_size]
+            return
+        view = self._shared[: len(self._leftover) + count]
+        self._leftover = b""
+        position, end = 0, len(view)
+        while end - position >= 4:
+            size = _SIZE.unpack_from(view, position)[0]
+            if not 0 <= size <= self._limit:
+                raise FrameTooLargeError(f"a request of {size} bytes; the limit is {self._limit}")
+            position += 4
+            if end - position < size:
+                self._start_frame(size, view[position:end])
+                return
+            yield memoryview(bytes(view[position : position + size]))
+            position += size
+        self._leftover = bytes(view[position:end])
+
+    def _start_frame(self, size: int, start: memoryview) -> None:
+        frame = self._buffers.take(size)
+        if frame is None:
+            frame = self._buffers.allocate(min(size, max(_INITIAL_BYTES, len(start) * _GROWTH_FACTOR)))
+        frame[: len(start)] = start
+        self._frame, self._frame_size, self._filled = frame, size, len(start)
+
+    def _grow(self, frame: bytearray) -> None:
+        grown = self._buffers.allocate(min(self._frame_size, len(frame) * _GROWTH_FACTOR))
+        grown[: self._filled] = frame
+        self._frame = grown

@@ -1,0 +1,169 @@
+"""Getting answers out: small ones through the transport, stored batches from file to socket inside the
+kernel.
+
+Answers leave whole and in order. While the kernel takes no more bytes nothing is queued but references to
+files.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from moldau.logs.store import FileSlice
+from moldau.observe.logging import get_logger
+from moldau.platform.disk import Buffer
+
+log = get_logger(__name__)
+
+Part = Buffer | FileSlice
+
+_SENDFILE_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes for one client before others get their turn."""
+_COALESCE_BYTES_MAX = 64 * 1024
+"""Up to here it is cheaper to copy small buffers together than to call the kernel for each."""
+
+
+class ResponseSender:
+    """Sends the answers of one connection. `on_drained` is called when everything given to it has left."""
+
+    def __init__(self, transport: asyncio.Transport, on_drained: Callable[[], None]) -> None:
+        self._transport = transport
+        self._on_drained = on_drained
+        # With a limit of zero the transport says when its buffer is empty: only then may file bytes go
+        # past it.
+        transport.set_write_buffer_limits(high=0)
+        self._parts: deque[Part] = deque()
+        """What is to be sent past the transport, or waits for the transport to be empty."""
+        self._socket: socket.socket | None = None
+        self._is_awaiting_writable = False
+        self._is_closed = False
+        self._accepted_bytes = 0
+        """Bytes that the transport or the kernel has taken."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes have left so far: as long as it grows, the client reads."""
+        return self._accepted_bytes - self._transport.get_write_buffer_size()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts and self._transport.get_write_buffer_size() == 0
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if self._parts or any(isinstance(part, FileSlice) for part in parts):
+            self._parts.extend(parts)
+            self._send_pending()
+        else:
+            self._write(cast(Sequence[Buffer], parts))
+
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        # Not `writelines`: some releases of asyncio do not say when what it buffered has left.
+        size = sum(map(len, buffers))
+        self._accepted_bytes += size
+        if len(buffers) > 1 and size <= _COALESCE_BYTES_MAX:
+            self._transport.write(b"".join(buffers))
+        else:
+            for buffer in buffers:
+                self._transport.write(buffer)
+
+    def resume_writing(self) -> None:
+        self._send_pending()
+        if self.is_empty:
+            self._on_drained()
+
+    def _send_pending(self) -> None:
+        if self._is_closed or self._is_awaiting_writable or self._transport.get_write_buffer_size():
+            return
+        try:
+            if self._can_bypass_transport():
+                self._send_directly()
+            else:
+                self._send_through_transport()
+        except OSError as error:
+            if not isinstance(error, ConnectionError):
+                log.error("stored records could not be sent", why=str(error))
+            self._transport.abort()
+
+    def _can_bypass_transport(self) -> bool:
+        if self._socket is not None:
+            return True
+        if any(isinstance(part, FileSlice) and part.file.descriptor is None for part in self._parts):
+            return False
+        connected = self._transport.get_extra_info("socket")
+        if connected is None or self._transport.get_extra_info("sslcontext") is not None:
+            return False
+        # A descriptor of our own: loops do not let anybody else watch one that a transport owns.
+        self._socket = socket.socket(fileno=os.dup(connected.fileno()))
+        return True
+
+    def _send_through_transport(self) -> None:
+        parts = self._parts
+        while parts and not self._transport.get_write_buffer_size():
+            part = parts.popleft()
+            buffer = part.read() if isinstance(part, FileSlice) else part
+            self._accepted_bytes += len(buffer)
+            self._transport.write(buffer)
+
+    def _send_directly(self) -> None:
+        assert self._socket is not None
+        if self._send_parts(self._socket):
+            return
+        self._is_awaiting_writable = True
+        asyncio.get_running_loop().add_writer(self._socket.fileno(), self._on_socket_writable)
+
+    def _send_parts(self, out: socket.socket) -> bool:
+        """Sends until all has left (True), or the kernel or the other connections want a pause (False)."""
+        parts, turn = self._parts, _SENDFILE_BYTES_MAX
+        while parts:
+            if turn <= 0:
+                return False
+            part = parts[0]
+            try:
+                sent = self._send_part(out, part, turn, is_last=len(parts) == 1)
+            except (BlockingIOError, InterruptedError):
+                return False
+            turn -= sent
+            self._accepted_bytes += sent
+            if isinstance(part, FileSlice):
+                rest: Part = FileSlice(part.file, part.position + sent, part.size - sent)
+                is_sent = sent == part.size
+            else:
+                rest = memoryview(part)[sent:]
+                is_sent = sent == len(part)
+            if is_sent:
+                parts.popleft()
+            else:
+                parts[0] = rest
+        return True
+
+    def _send_part(self, out: socket.socket, part: Part, size_max: int, *, is_last: bool) -> int:
+        if not isinstance(part, FileSlice):
+            return out.send(part, 0 if is_last else socket.MSG_MORE)
+        descriptor = part.file.descriptor
+        assert descriptor is not None
+        sent = os.sendfile(out.fileno(), descriptor, part.position, min(part.size, size_max))
+        if sent == 0 and part.size:
+            raise OSError(errno.EIO, "a file is shorter than what was promised of it", part.file.path)
+        return sent
+
+    def _on_socket_writable(self) -> None:
+        assert self._socket is not None
+        asyncio.get_running_loop().remove_writer(self._socket.fileno())
+        self._is_awaiting_writable = False
+        self._send_pending()
+        if self.is_empty and not self._is_closed:
+            self._on_drained()
+
+    def close(self) -> None:
+        """The connection is gone: lets go of files and of the descriptor."""
+        self._is_closed = True
+        self._parts.clear()
+        if self._socket is not None:
+            if self._is_awaiting_writable:
+                asyncio.get_running_loop().remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None

@@ -1,0 +1,137 @@
+"""Listening sockets and the connections they give: who may come in, who has been idle too long, how all are
+sent home."""
+
+import asyncio
+from collections.abc import Callable
+
+from moldau.network.buffer_pool import BufferPool
+from moldau.network.connection import STALL_TIMEOUT_S, Connection, RequestProcessor
+from moldau.network.connection_quotas import ConnectionQuotas
+from moldau.network.frame_reader import SHARED_BUFFER_SIZE
+from moldau.network.memory_pool import MemoryPool
+from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.observe.logging import get_logger
+from moldau.settings.broker import BrokerSettings
+
+log = get_logger(__name__)
+
+ConnectionOpened = Callable[[Connection, str], RequestProcessor]
+"""Gives the function that answers a new connection's requests; the text is the listener's name."""
+
+
+class SocketServer:
+    def __init__(
+        self,
+        name: str,
+        settings: Callable[[], BrokerSettings],
+        memory_pool: MemoryPool,
+        partial_frames: PartialFrameLimiter,
+        quotas: ConnectionQuotas,
+        on_opened: ConnectionOpened,
+    ) -> None:
+        """`memory_pool`, `partial_frames` and `quotas` may be shared with other listeners."""
+        self.name = name
+        self._settings = settings
+        self._quotas = quotas
+        self._memory_pool = memory_pool
+        self._partial_frames = partial_frames
+        self._on_opened = on_opened
+        self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
+        self._buffers = BufferPool()
+        self._server: asyncio.Server | None = None
+        self._connections: dict[Connection, None] = {}
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Future[None] | None = None
+        self._is_closing = False
+
+    async def bind(self, host: str, port: int) -> tuple[str, int]:
+        """Takes the address without accepting anybody yet; gives it with the port that a port 0 became."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._make_connection, host, port, start_serving=False, backlog=1024
+        )
+        bound = self._server.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    async def serve(self) -> None:
+        assert self._server is not None
+        await self._server.start_serving()
+        self._close_idle_connections()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def _make_connection(self) -> Connection:
+        return Connection(
+            shared_buffer=self._shared_buffer,
+            buffers=self._buffers,
+            frame_bytes_max=self._settings().socket_request_max_bytes,
+            memory_pool=self._memory_pool,
+            partial_frames=self._partial_frames,
+            on_opened=self._connection_opened,
+            on_closed=self._connection_closed,
+        )
+
+    def _connection_opened(self, connection: Connection) -> RequestProcessor | None:
+        if self._is_closing:
+            return None
+        if not self._quotas.acquire(connection.peer[0]):
+            log.warning(
+                "connection refused: too many", peer=connection.peer[0], open=self._quotas.connection_count
+            )
+            return None
+        self._connections[connection] = None
+        return self._on_opened(connection, self.name)
+
+    def _connection_closed(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        self._quotas.release(connection.peer[0])
+        if not self._connections and self._all_closed is not None and not self._all_closed.done():
+            self._all_closed.set_result(None)
+
+    def _close_idle_connections(self) -> None:
+        loop = asyncio.get_running_loop()
+        idle_s = self._settings().connections_max_idle_ms / 1000
+        for connection in list(self._connections):
+            if connection.is_expired(loop.time(), idle_s):
+                # Not `close`, which would wait until the client takes what it has not taken so far.
+                connection.abort()
+        self._idle_timer = loop.call_later(
+            max(1.0, min(idle_s, STALL_TIMEOUT_S) / 4), self._close_idle_connections
+        )
+
+    def stop(self) -> None:
+        """Accepts nobody and reads no requests any more; connections close as their last answers leave."""
+        self._is_closing = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.drain()
+
+    async def close(self, grace_s: float) -> None:
+        """Stops, and returns when every connection is closed: those that take too long, by force."""
+        self.stop()
+        if self._connections:
+            loop = asyncio.get_running_loop()
+            self._all_closed = loop.create_future()
+            timer = loop.call_later(grace_s, self._abort_all)
+            await self._all_closed
+            timer.cancel()
+
+    def abort(self) -> None:
+        """Closes the door and every connection at once, as the end of a process does."""
+        self._is_closing = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        self._abort_all()
+
+    def _abort_all(self) -> None:
+        for connection in list(self._connections):
+            connection.abort()

@@ -1,0 +1,89 @@
+"""Who a node is, kept in `meta.properties` of its data directory as Kafka keeps it: cluster, node and
+directory id."""
+
+import base64
+import random
+from dataclasses import dataclass
+from uuid import UUID
+
+from moldau.errors import StorageError
+from moldau.platform.disk import Disk
+
+FILE_NAME = "meta.properties"
+
+
+@dataclass(frozen=True, slots=True)
+class MetaProperties:
+    cluster_id: str
+    node_id: int
+    directory_id: UUID
+
+
+def new_meta_properties(source: random.Random, cluster_id: str, node_id: int) -> MetaProperties:
+    """For a node that starts for the first time; the cluster gets an id where none was given."""
+    return MetaProperties(cluster_id or uuid_to_text(_random_id(source)), node_id, _random_id(source))
+
+
+async def load_or_create(
+    disk: Disk, directory: str, source: random.Random, cluster_id: str, node_id: int
+) -> MetaProperties:
+    """Reads who this directory belongs to, or writes it down; raises StorageError where that is somebody
+    else."""
+    path = f"{directory}/{FILE_NAME}"
+    if not disk.exists(path):
+        identity = new_meta_properties(source, cluster_id, node_id)
+        await disk.replace(path, _to_properties(identity))
+        return identity
+    file = disk.open(path)
+    try:
+        identity = _from_properties(file.read(0, file.size), path)
+    finally:
+        file.close()
+    if identity.node_id != node_id:
+        raise StorageError(
+            f"{directory} belongs to node {identity.node_id}, and this is node {node_id}: "
+            f"start with node.id={identity.node_id}, or with another data.dir"
+        )
+    if cluster_id and identity.cluster_id != cluster_id:
+        raise StorageError(
+            f"{directory} belongs to the cluster {identity.cluster_id}, not {cluster_id}: "
+            f"leave cluster.id out, or use another data.dir"
+        )
+    return identity
+
+
+def uuid_to_text(id_: UUID) -> str:
+    """22 characters of URL-safe base64, as Kafka writes ids."""
+    return base64.urlsafe_b64encode(id_.bytes).rstrip(b"=").decode()
+
+
+def _random_id(source: random.Random) -> UUID:
+    while True:
+        id_ = UUID(int=source.getrandbits(128), version=4)
+        # A leading dash would be taken for an option on a command line.
+        if not uuid_to_text(id_).startswith("-"):
+            return id_
+
+
+def _to_properties(identity: MetaProperties) -> bytes:
+    lines = [
+        "version=1",
+        f"cluster.id={identity.cluster_id}",
+        f"node.id={identity.node_id}",
+        f"directory.id={uuid_to_text(identity.directory_id)}",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _from_properties(data: bytes, path: str) -> MetaProperties:
+    try:
+        lines = (line.strip() for line in data.decode().splitlines())
+        values = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+        if values["version"] != "1":
+            raise ValueError(f"version {values['version']}")
+        directory_id = UUID(bytes=base64.urlsafe_b64decode(values["directory.id"] + "=="))
+        return MetaProperties(values["cluster.id"], int(values["node.id"]), directory_id)
+    except (ValueError, KeyError) as error:
+        raise StorageError(
+            f"{path} cannot be read ({error}): restore it, or move the data directory away to start anew"
+        ) from None

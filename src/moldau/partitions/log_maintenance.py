@@ -1,0 +1,105 @@
+"""What happens in the background, round after round: retention and compaction of old records, and new attempts where
+the disk was full."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from moldau.errors import MoldauError, StorageError
+from moldau.observe.logging import get_logger
+from moldau.partitions.partition import Partition
+from moldau.partitions.replica_manager import ReplicaManager
+from moldau.platform.clock import Clock
+from moldau.settings.effective import EffectiveSettings
+
+log = get_logger(__name__)
+
+HIGH_WATERMARK_CHECKPOINT_MS = 5_000
+"""How often high watermarks are saved."""
+
+DISK_SPACE_CHECK_MS = 5_000
+"""How often to look whether the disk can be written to again."""
+
+
+class LogMaintenance:
+    def __init__(self, partitions: ReplicaManager, settings: EffectiveSettings, clock: Clock) -> None:
+        self._partitions = partitions
+        self._settings = settings
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+        self._was_full = False
+        """Whether the disk had no room when it was last looked for."""
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(
+                self._repeat(
+                    lambda: self._settings.broker.log_retention_check_interval_ms, self.run_retention
+                )
+            ),
+            loop.create_task(
+                self._repeat(lambda: self._settings.broker.log_cleaner_backoff_ms, self.run_compaction)
+            ),
+            loop.create_task(
+                self._repeat(lambda: HIGH_WATERMARK_CHECKPOINT_MS, self.checkpoint_high_watermarks)
+            ),
+            loop.create_task(self._repeat(lambda: DISK_SPACE_CHECK_MS, self.check_disk_space)),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _repeat(self, interval_ms: Callable[[], int], work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_ms() / 1000)
+            try:
+                await work()
+            except Exception:
+                # A bug, and no reason never to look again.
+                log.exception("a round of housekeeping failed")
+
+    async def run_retention(self) -> None:
+        await self._partitions.retry_offline_logs()
+        await self._apply_retention()
+
+    async def _apply_retention(self) -> None:
+        for partition in self._partitions:
+            if partition.failure is None:
+                await self._run_on_partition(partition, partition.apply_retention(self._clock.wall_ms()))
+
+    async def run_compaction(self) -> None:
+        if not self._settings.broker.log_cleaner_enable:
+            return
+        for partition in self._partitions:
+            if partition.failure is None:
+                await self._run_on_partition(partition, partition.compact(self._clock.wall_ms()))
+
+    async def checkpoint_high_watermarks(self) -> None:
+        try:
+            await self._partitions.checkpoint_high_watermarks()
+        except StorageError as error:
+            log.warning("high watermarks are not saved", why=str(error))
+
+    async def check_disk_space(self) -> None:
+        was_full, self._was_full = self._was_full, False
+        if not self._partitions.has_errors:
+            return
+        if self._partitions.probe_disk_space():
+            await self._partitions.retry_offline_logs(transient_only=True)
+            return
+        self._was_full = True
+        if not was_full:
+            # Once: where nothing can be written, little comes to be due before the next round.
+            await self._apply_retention()
+
+    async def _run_on_partition(self, partition: Partition, work: Awaitable[object]) -> None:
+        """A partition in trouble, or one that closes under our hands, must not end the round for the
+        others."""
+        try:
+            await work
+        except MoldauError as error:
+            log.warning("housekeeping skipped a partition", partition=str(partition.name), why=str(error))
+        except Exception:
+            log.exception("housekeeping failed on a partition", partition=str(partition.name))

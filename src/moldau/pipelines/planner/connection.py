@@ -1,0 +1,24 @@
+"""How a pipeline reaches its cluster: options for Spark's data source, arguments for the client."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moldau.pipelines.definition import PipelineDefinition, PipelineError
+from moldau.spark.errors import OptionError
+from moldau.spark.source.options import parse_connection
+
+
+def connection_options(pipeline: PipelineDefinition) -> dict[str, str]:
+    """As options of the data source."""
+    return {
+        "kafka.bootstrap.servers": pipeline.bootstrap,
+        **{f"kafka.{name}": value for name, value in pipeline.kafka.items()},
+    }
+
+
+def cluster_settings(pipeline: PipelineDefinition) -> Mapping[str, Any]:
+    """As arguments of `Cluster`; raises PipelineError."""
+    try:
+        return parse_connection(connection_options(pipeline))
+    except OptionError as error:
+        raise PipelineError(f"the cluster of the pipeline {pipeline.name} cannot be asked: {error}") from None

@@ -1,0 +1,222 @@
+"""A pipeline as streaming queries: one per sink, and one more per source whose bad records go to a dead-letter topic.
+
+Everything that can be found wrong is found here, before the first query starts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, Sink, SinkKind, Source
+from moldau.pipelines.planner.checkpoint_identity import (
+    QueryIdentity,
+    claim_checkpoint,
+    identity_of,
+    read_identity,
+    sink_text,
+    sql_hash,
+)
+from moldau.pipelines.planner.console import print_batch
+from moldau.pipelines.planner.hadoop_files import HadoopFiles
+from moldau.pipelines.planner.output_modes import check_output_mode
+from moldau.pipelines.planner.parquet_owner import check_owner, claim_directory
+from moldau.pipelines.planner.plan_analysis import empty_stream, required_columns
+from moldau.pipelines.planner.replay import sink_for_generation
+from moldau.pipelines.planner.sink_writers import ShowBatch, prepare_for_sink, sink_writer, topic_writer
+from moldau.pipelines.planner.starting_offsets import starting_options_for
+from moldau.pipelines.planner.topic_streams import SOURCE_START, StartPosition, read_stream, stream_options
+from moldau.pipelines.planner.transformation import ReadRecords, decode_and_check, pipeline_errors, view_rows
+from moldau.pipelines.records.bad_records import dead_letter_records
+from moldau.pipelines.records.schema_inference import source_schema
+from moldau.pipelines.spec.dependencies import dependencies_of, sources_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["CheckpointLocation", "PlannedQuery", "StartPosition", "plan"]
+
+BuildFrame = Callable[[ReadRecords], DataFrame]
+"""What a query writes, made of the records of its sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLocation:
+    """Where checkpoints are: a query's is `<checkpoints>/<generation>/<query>`."""
+
+    checkpoints: str
+    generation: int
+
+    @property
+    def directory(self) -> str:
+        return f"{str(self.checkpoints).rstrip('/')}/{self.generation}"
+
+    def of(self, query: str) -> str:
+        return f"{self.directory}/{query}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedQuery:
+    name: str
+    group: str
+    """The consumer group in which its offsets can be seen."""
+    start: "Callable[[bool], StreamingQuery]"
+    """Takes whether to stop when what is there now has been read."""
+    sink: Sink | None = None
+    source: Source | None = None
+    """Of a query for dead letters."""
+
+
+def consumer_group_id(pipeline: PipelineDefinition, query: str) -> str:
+    return f"moldau-{pipeline.name}-{query}"
+
+
+def dead_letter_query(source: Source) -> str:
+    # No sink has a dot in its name.
+    return f"{source.name}.dead_letters"
+
+
+def plan(
+    spark: SparkSession,
+    pipeline: PipelineDefinition,
+    place: CheckpointLocation,
+    start: StartPosition = SOURCE_START,
+    *,
+    show: ShowBatch = print_batch,
+) -> list[PlannedQuery]:
+    """Raises PipelineError. Nothing is started; the schemas that had to be inferred, and where the sources begin, are
+    kept in the place."""
+    schemas = {
+        each.name: source_schema(spark, pipeline, each, place.directory) for each in _used_sources(pipeline)
+    }
+    files = HadoopFiles(spark)
+    has_begun = any(
+        files.exists(f"{place.of(each.query)}/metadata") for each in query_identities(pipeline, place)
+    )
+    begins = {
+        each.name: starting_options_for(files, pipeline, each, start, place.directory, has_begun=has_begun)
+        for each in _used_sources(pipeline)
+    }
+    planning = _QueryPlanner(spark, pipeline, place, begins, schemas, show)
+    queries = [planning.plan_sink(sink) for sink in pipeline.sinks]
+    if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
+        queries += [planning.plan_dead_letters(source) for source in _used_sources(pipeline)]
+    return queries
+
+
+def query_identities(pipeline: PipelineDefinition, place: CheckpointLocation) -> list[QueryIdentity]:
+    """Of all queries that `plan` makes."""
+    identities = [
+        _sink_identity(pipeline, sink_for_generation(sink, place.generation)) for sink in pipeline.sinks
+    ]
+    if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
+        identities += [_dead_letter_identity(pipeline, source) for source in _used_sources(pipeline)]
+    return identities
+
+
+def _sink_identity(pipeline: PipelineDefinition, sink: Sink) -> QueryIdentity:
+    sql = sql_hash(dependencies_of(pipeline, sink.view))
+    return identity_of(pipeline, sink.name, sources_of(pipeline, sink.view), sink_text(sink), sql)
+
+
+def _dead_letter_identity(pipeline: PipelineDefinition, source: Source) -> QueryIdentity:
+    return identity_of(pipeline, dead_letter_query(source), [source], f"topic {pipeline.dead_letter_topic}")
+
+
+def _used_sources(pipeline: PipelineDefinition) -> list[Source]:
+    """Those that some sink needs."""
+    used = {each.name for sink in pipeline.sinks for each in sources_of(pipeline, sink.view)}
+    return [each for each in pipeline.sources if each.name in used]
+
+
+@dataclass(frozen=True)
+class _QueryPlanner:
+    spark: SparkSession
+    pipeline: PipelineDefinition
+    place: CheckpointLocation
+    begins: Mapping[str, Mapping[str, str]]
+    """By source: what says where it begins."""
+    schemas: Mapping[str, T.StructType]
+    show: ShowBatch
+
+    def plan_sink(self, sink: Sink) -> PlannedQuery:
+        sink = sink_for_generation(sink, self.place.generation)
+        sources = sources_of(self.pipeline, sink.view)
+
+        def shape(raw: ReadRecords) -> DataFrame:
+            rows = view_rows(self.spark, self.pipeline, sink.view, raw, self.schemas)
+            with pipeline_errors(f"the sink {sink.name}"):
+                return prepare_for_sink(rows, sink)
+
+        if sink.kind is SinkKind.PARQUET:
+            files = HadoopFiles(self.spark)
+            check_owner(files, sink.target, sink.name, read_identity(files, self.place.of(sink.name)))
+        frame = self._stream_frame(sink.name, shape, sources)
+        check_output_mode(frame, sink)
+        return self._query(
+            _sink_identity(self.pipeline, sink),
+            lambda app_id: sink_writer(frame, sink, self.pipeline, app_id, self.show),
+            sink=sink,
+        )
+
+    def plan_dead_letters(self, source: Source) -> PlannedQuery:
+        topic = self.pipeline.dead_letter_topic
+        assert topic is not None, "a pipeline with dead letters has a topic for them"
+
+        def shape(raw: ReadRecords) -> DataFrame:
+            records = decode_and_check(raw(source), source, self.schemas[source.name])
+            return dead_letter_records(records, self.pipeline.name, source)
+
+        name = dead_letter_query(source)
+        frame = self._stream_frame(name, shape, [source])
+        return self._query(
+            _dead_letter_identity(self.pipeline, source),
+            lambda _: topic_writer(frame, self.pipeline, topic, headers=True),
+            source=source,
+        )
+
+    def _stream_frame(self, query: str, shape: BuildFrame, sources: list[Source]) -> DataFrame:
+        """The frame over topics, of which only the columns are read that it needs."""
+        probe = shape(lambda source: empty_stream(self.spark, source))
+        needed = {each.name: required_columns(probe, each) for each in sources}
+
+        def raw(source: Source) -> DataFrame:
+            options = stream_options(
+                self.pipeline, source, consumer_group_id(self.pipeline, query), self.begins[source.name]
+            )
+            with pipeline_errors(f"the source {source.name}"):
+                return read_stream(self.spark, options, needed[source.name])
+
+        return shape(raw)
+
+    def _query(
+        self,
+        identity: QueryIdentity,
+        writing: Callable[[str], Any],
+        *,
+        sink: Sink | None = None,
+        source: Source | None = None,
+    ) -> PlannedQuery:
+        name = identity.query
+        checkpoint = self.place.of(name)
+
+        def begin(available_now: bool) -> "StreamingQuery":
+            files = HadoopFiles(self.spark)
+            known = claim_checkpoint(files, checkpoint, identity)
+            if sink is not None and sink.kind is SinkKind.PARQUET:
+                claim_directory(files, sink.target, known)
+            stream = writing(f"moldau-{self.pipeline.name}-{name}-{known.id}")
+            stream = stream.queryName(f"{self.pipeline.name}: {name}").option(
+                "checkpointLocation", checkpoint
+            )
+            if available_now:
+                stream = stream.trigger(availableNow=True)
+            elif self.pipeline.trigger is not None:
+                stream = stream.trigger(processingTime=self.pipeline.trigger)
+            with pipeline_errors(name):
+                query: StreamingQuery = stream.start()
+            return query
+
+        return PlannedQuery(name, consumer_group_id(self.pipeline, name), begin, sink, source)

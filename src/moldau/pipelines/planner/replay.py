@@ -1,0 +1,52 @@
+"""What a replay does to each sink, told before it is done. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from moldau.pipelines.definition import PipelineDefinition, Sink, SinkKind
+from moldau.pipelines.runtime.state_directory import Generations
+from moldau.pipelines.runtime.times import EARLIEST
+
+
+def describe_replay(pipeline: PipelineDefinition, start: str, generations: Generations) -> Iterator[str]:
+    new = max(each.number for each in generations.all) + 1
+    since = "from the first record there is" if start == EARLIEST else f"from {start}"
+    yield f"{pipeline.name} reads {since} again, as generation {new}:"
+    for sink in pipeline.sinks:
+        yield f"  {sink.name} ({sink_label(sink)}): {_replay_effect(sink, new)}"
+    if pipeline.dead_letter_topic is not None:
+        yield f"  dead letters (topic {pipeline.dead_letter_topic}): are sent a second time."
+    if start != EARLIEST and any(source.watermark is not None for source in pipeline.sources):
+        yield "  Windows that had begun before that time are computed from the part of their records that follows it."
+    yield (
+        f"Generation {generations.current} stays as it is; "
+        f"`moldau pipeline run {pipeline.file or 'FILE'} --generation {generations.current}` goes back to it."
+    )
+
+
+def sink_label(sink: Sink) -> str:
+    return "console" if sink.kind is SinkKind.CONSOLE else f"{sink.kind} {sink.target}"
+
+
+def sink_for_generation(sink: Sink, generation: int) -> Sink:
+    """The sink as a generation writes to it. A directory of Parquet knows the batches that it has by their numbers, and
+    would leave out those of a replay, which begin with 0 again: so each replay gets a directory of its own."""
+    if sink.kind is not SinkKind.PARQUET or generation == 1:
+        return sink
+    return replace(sink, target=f"{sink.target.rstrip('/')}.{generation}")
+
+
+def _replay_effect(sink: Sink, generation: int) -> str:
+    if sink.kind is SinkKind.DELTA and sink.mode == "upsert":
+        return (
+            "rows with the same key are replaced, none is there twice; until it has caught up they are as they were "
+            "then."
+        )
+    if sink.kind is SinkKind.DELTA and sink.mode == "complete":
+        return "is computed anew."
+    if sink.kind is SinkKind.CONSOLE:
+        return "is printed again."
+    if sink.kind is SinkKind.PARQUET:
+        target = sink_for_generation(sink, generation).target
+        return f"everything since then goes to {target}; existing files stay unchanged."
+    return "everything since then is written a second time."

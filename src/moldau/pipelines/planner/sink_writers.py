@@ -1,0 +1,173 @@
+"""The rows of a view go to their sink: what Spark's writer is told for each kind."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, Row
+
+from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, SinkKind
+from moldau.pipelines.planner.connection import connection_options
+from moldau.pipelines.planner.plan_analysis import supported_mode
+from moldau.pipelines.planner.topic_streams import data_source_options
+from moldau.pipelines.records.bad_records import without_metadata
+from moldau.pipelines.records.columns import METADATA
+from moldau.pipelines.records.encoder import check_column, encode_records
+
+CONSOLE_ROWS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleBatch:
+    """What a console sink shows of a batch."""
+
+    sink: Sink
+    batch_id: int
+    columns: list[str]
+    rows: list[Row]
+    is_truncated: bool
+    """There are more rows than these."""
+
+
+ShowBatch = Callable[[ConsoleBatch], None]
+
+
+def prepare_for_sink(frame: DataFrame, sink: Sink) -> DataFrame:
+    """The rows as the sink takes them. Raises PipelineError where the columns do not fit."""
+    if sink.kind is SinkKind.TOPIC:
+        return encode_records(frame, sink)
+    for name in (*sink.key, *sink.order_by, *sink.partition_by):
+        check_column(frame, name, f"the sink {sink.name}")
+    kept: tuple[str, ...] = sink.partition_by
+    if sink.mode == "upsert":
+        # What only orders or deletes is left out of the table later.
+        kept = METADATA
+    return without_metadata(frame, kept)
+
+
+def stored_columns(frame: DataFrame, sink: Sink) -> DataFrame:
+    """Of a frame for an upsert, what is in the table."""
+    return frame.drop(*_unstored_metadata(frame, sink)) if sink.mode == "upsert" else frame
+
+
+def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
+    kept = (*sink.key, *sink.partition_by)
+    return [name for name in METADATA if name in frame.columns and name not in kept]
+
+
+def sink_writer(
+    frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch
+) -> Any:
+    """Spark's, of a frame that is `prepare_for_sink` the sink; without checkpoint and trigger."""
+    if sink.kind is SinkKind.TOPIC:
+        return topic_writer(frame, pipeline, sink.target, sink)
+    if sink.kind is SinkKind.PARQUET:
+        stream = frame.writeStream.format("parquet").option("path", sink.target).options(**sink.options)
+        return stream.partitionBy(*sink.partition_by) if sink.partition_by else stream
+    if sink.kind is SinkKind.DELTA:
+        return _delta(frame, sink, app_id)
+    mode = supported_mode(frame, sink.mode, "append", "complete")
+    return frame.writeStream.outputMode(mode).foreachBatch(_console_function(sink, show))
+
+
+def topic_writer(
+    frame: DataFrame,
+    pipeline: PipelineDefinition,
+    topic: str,
+    sink: Sink | None = None,
+    *,
+    headers: bool = False,
+) -> Any:
+    own = {} if sink is None else data_source_options(sink.options)
+    options = {**connection_options(pipeline), **own, "topic": topic, "includeHeaders": str(headers).lower()}
+    mode = "append" if sink is None else sink.mode
+    if mode == "append":
+        return frame.writeStream.format("moldau").options(**options)
+
+    def append(batch: DataFrame, batch_id: int) -> None:
+        batch.write.format("moldau").mode("append").options(**options).save()
+
+    # Spark hands updates and whole results to a data source in Python only in this way.
+    return frame.writeStream.outputMode(mode).foreachBatch(append)
+
+
+def _delta(frame: DataFrame, sink: Sink, app_id: str) -> Any:
+    if sink.mode == "append":
+        from moldau.spark.sink.delta import DeltaSink
+
+        frame.sparkSession.dataSource.register(DeltaSink)
+        stream = frame.writeStream.format(DeltaSink.name()).options(**sink.options)
+        stream = stream.option("path", sink.target).option("appId", app_id)
+        return stream.option("partitionBy", ",".join(sink.partition_by)) if sink.partition_by else stream
+    if sink.mode == "complete":
+        return frame.writeStream.outputMode("complete").foreachBatch(_overwrite_function(sink, app_id))
+    mode = supported_mode(frame, "update", "append")
+    return frame.writeStream.outputMode(mode).foreachBatch(upsert_function(sink, app_id))
+
+
+def upsert_order(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
+    """By what the last of several rows with one key is found. Of those that are equal by the sink's own columns the one
+    that was read last counts, where the rows tell."""
+    told = "_offset" in columns and "_offset" not in sink.order_by
+    return (*sink.order_by, "_offset") if told else sink.order_by
+
+
+def upsert_function(sink: Sink, app_id: str) -> Callable[[DataFrame, int], None]:
+    """What a batch does to the table."""
+    from moldau.spark.sink.delta_upsert import upsert
+
+    def merge(batch: DataFrame, batch_id: int) -> None:
+        upsert(
+            batch,
+            batch_id,
+            sink.target,
+            app_id,
+            sink.key,
+            upsert_order(sink, batch.columns),
+            sink.delete_when,
+            partition_by=sink.partition_by,
+            storage_options=_storage_options(sink),
+            leave_out=_unstored_metadata(batch, sink),
+        )
+
+    return merge
+
+
+def _overwrite_function(sink: Sink, app_id: str) -> Callable[[DataFrame, int], None]:
+    def overwrite(batch: DataFrame, batch_id: int) -> None:
+        from deltalake import write_deltalake
+
+        from moldau.spark.sink.delta_commits import batch_commit_properties, is_batch_committed, open_table
+        from moldau.spark.sink.delta_options import locate
+
+        location = locate(sink.target, _storage_options(sink))
+        if is_batch_committed(open_table(location), app_id, batch_id):
+            return
+        write_deltalake(
+            location.path,
+            batch.toArrow(),
+            mode="overwrite",
+            partition_by=list(sink.partition_by) or None,
+            storage_options=location.options,
+            commit_properties=batch_commit_properties(app_id, batch_id),
+        )
+
+    return overwrite
+
+
+def _storage_options(sink: Sink) -> dict[str, str]:
+    unknown = [name for name in sink.options if not name.startswith("storage.")]
+    if unknown:
+        raise PipelineError(
+            f"the sink {sink.name} has no option {unknown[0]!r} in mode {sink.mode}: there are storage.<name> ones"
+        )
+    return {name.removeprefix("storage."): value for name, value in sink.options.items()}
+
+
+def _console_function(sink: Sink, show: ShowBatch) -> Callable[[DataFrame, int], None]:
+    def tell(batch: DataFrame, batch_id: int) -> None:
+        rows = batch.limit(CONSOLE_ROWS_MAX + 1).collect()
+        shown = rows[:CONSOLE_ROWS_MAX]
+        show(ConsoleBatch(sink, batch_id, batch.columns, shown, len(rows) > len(shown)))
+
+    return tell

@@ -1,0 +1,102 @@
+"""Where the queries of a generation begin, settled once for all of them and kept beside their checkpoints.
+
+`latest`, or a time, is another place for each query that asks: what one has read would not be there for the other. And
+a query that joins later, as that for dead letters after a bad record has ended a run, must not begin behind what made
+it necessary.
+"""
+
+import json
+from collections.abc import Mapping
+
+from moldau.client.record import TopicPartition
+from moldau.pipelines.definition import PipelineDefinition, PipelineError, Source
+from moldau.pipelines.planner.checkpoint_identity import FileStore
+from moldau.pipelines.planner.topic_streams import (
+    StartPosition,
+    data_source_options,
+    starting_options,
+    stream_options,
+)
+from moldau.spark.errors import SparkSourceError, user_facing_errors
+from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.source.offsets import Offsets, parse_by_partition
+from moldau.spark.source.options import SourceOptions, parse_source_options
+from moldau.spark.source.partition_catalog import PartitionCatalog
+from moldau.spark.source.range_planner import plan_start
+
+
+def starting_options_for(
+    files: FileStore,
+    pipeline: PipelineDefinition,
+    source: Source,
+    start: StartPosition,
+    kept_in: str,
+    *,
+    has_begun: bool,
+) -> dict[str, str]:
+    """The options of the data source that say where a query without a checkpoint begins. What was kept for a generation
+    of which no query has begun, as one that was given up, does not count. Raises PipelineError."""
+    at = start.at or source.starting
+    as_said = starting_options(at)
+    if at == "earliest" or any(
+        name.lower().startswith("starting") for name in data_source_options(source.options)
+    ):
+        return as_said
+    options = parse_source_options(stream_options(pipeline, source, "start", as_said), is_stream=True)
+    path = f"{kept_in}/{source.name}.start.json"
+    kept = read_starting_offsets(files, path) if has_begun else None
+    try:
+        with user_facing_errors(options.bootstrap):
+            found = event_loop_thread().run(_find_offsets(options, kept))
+    except SparkSourceError as error:
+        raise PipelineError(f"the source {source.name}: {error}") from None
+    if kept is None:
+        files.write(path, offsets_json(found) + "\n")
+    # No partition yet: those that come are read from their first record.
+    return {"startingOffsets": offsets_json(found)} if found else as_said
+
+
+async def _find_offsets(options: SourceOptions, kept: Offsets | None) -> Offsets:
+    catalog = PartitionCatalog(options, is_stream=True)
+    try:
+        if kept is None:
+            return await plan_start(catalog, options)
+        partitions = await catalog.require_partitions()
+        return clamp_offsets(
+            kept, await catalog.earliest_offsets(partitions), await catalog.latest_offsets(partitions)
+        )
+    finally:
+        catalog.close()
+
+
+def clamp_offsets(kept: Mapping[TopicPartition, int], first: Offsets, last: Offsets) -> Offsets:
+    """What of the kept offsets holds in the logs as they are. Where they have been shortened or made anew since, and
+    for new partitions, the first there is."""
+    return {
+        partition: kept[partition]
+        if partition in kept and offset <= kept[partition] <= last.get(partition, -1)
+        else offset
+        for partition, offset in first.items()
+    }
+
+
+def read_starting_offsets(files: FileStore, path: str) -> Offsets | None:
+    text = files.read(path)
+    if text is None:
+        return None
+    if text.strip() == "{}":
+        return {}
+    try:
+        return parse_by_partition("startingOffsets", text, "an offset")
+    except SparkSourceError:
+        raise PipelineError(
+            f"{path} cannot be read: it says where the queries of this generation began. Restore it, or begin anew "
+            "with moldau pipeline replay --from earliest"
+        ) from None
+
+
+def offsets_json(offsets: Offsets) -> str:
+    topics: dict[str, dict[str, int]] = {}
+    for partition, offset in sorted(offsets.items()):
+        topics.setdefault(partition.topic, {})[str(partition.partition)] = offset
+    return json.dumps(topics)

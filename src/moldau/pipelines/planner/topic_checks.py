@@ -1,0 +1,105 @@
+"""Whether the cluster is there, and the topics that a pipeline reads and writes."""
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.cluster import ConfigResource, ResourceType
+from moldau.client.errors import KafkaError
+from moldau.client.net.cluster import Cluster
+from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, PipelineError, SinkKind, Source
+from moldau.pipelines.planner.connection import cluster_settings
+from moldau.pipelines.planner.findings import Finding, error, warning
+from moldau.settings.values import did_you_mean
+
+CLUSTER_TIMEOUT_MS = 5_000
+"""How long the cluster may take, where the pipeline does not say."""
+_AUTO_CREATE = "auto.create.topics.enable"
+
+
+@dataclass(frozen=True)
+class ClusterTopics:
+    """What a cluster has."""
+
+    names: Sequence[str]
+    are_auto_created: bool
+
+
+def fetch_topics(pipeline: PipelineDefinition) -> ClusterTopics | Finding:
+    """What the cluster says, or why it says nothing."""
+    try:
+        return asyncio.run(
+            _fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)})
+        )
+    except PipelineError as failure:
+        return error("kafka", str(failure))
+    except KafkaError as failure:
+        return error(
+            "bootstrap",
+            f"no answer from the cluster at {pipeline.bootstrap}: {failure}",
+            "start a broker there (moldau serve), or change bootstrap:",
+        )
+
+
+async def _fetch_topics(settings: Mapping[str, object]) -> ClusterTopics:
+    async with Cluster(**settings) as cluster:  # type: ignore[arg-type]
+        await cluster.refresh(all_topics=True)
+        return ClusterTopics(
+            sorted(cluster.topics), await _auto_creates_topics(Admin(cluster=cluster), min(cluster.brokers))
+        )
+
+
+async def _auto_creates_topics(admin: Admin, broker: int) -> bool:
+    resource = ConfigResource(ResourceType.BROKER, str(broker))
+    try:
+        answers = await admin.describe_configs([resource])
+    except KafkaError:
+        # Whoever may not ask this may still read and write.
+        return False
+    entries = answers[resource]
+    if isinstance(entries, KafkaError):
+        return False
+    entry = entries.get(_AUTO_CREATE)
+    return entry is not None and entry.value == "true"
+
+
+def check_topics(pipeline: PipelineDefinition, topics: ClusterTopics) -> Iterator[Finding]:
+    for source in pipeline.sources:
+        yield from _check_read_topics(source, topics)
+    for sink in pipeline.sinks:
+        if sink.kind is SinkKind.TOPIC:
+            yield from _check_written_topic(f"sinks.{sink.name}.topic", sink.target, topics)
+    if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER and pipeline.dead_letter_topic:
+        yield from _check_written_topic("dead_letters", pipeline.dead_letter_topic, topics)
+
+
+def missing_topics(source: Source, topics: ClusterTopics) -> list[str]:
+    return [topic for topic in source.topics if topic not in topics.names]
+
+
+def _check_read_topics(source: Source, topics: ClusterTopics) -> Iterator[Finding]:
+    where = f"sources.{source.name}"
+    for topic in missing_topics(source, topics):
+        yield error(
+            f"{where}.topic",
+            f"there is no topic {topic}{did_you_mean(topic, topics.names)}",
+            f"moldau topic create {topic}, or name another",
+        )
+    if source.pattern is not None and not any(re.fullmatch(source.pattern, name) for name in topics.names):
+        yield warning(
+            f"{where}.pattern",
+            f"no topic fits {source.pattern!r} yet",
+            "topics that fit are picked up when they are there",
+        )
+
+
+def _check_written_topic(where: str, topic: str, topics: ClusterTopics) -> Iterator[Finding]:
+    if topic in topics.names:
+        return
+    told = f"there is no topic {topic}{did_you_mean(topic, topics.names)}"
+    if topics.are_auto_created:
+        yield warning(where, told, "the first record makes it, with the broker's number of partitions")
+    else:
+        yield error(where, told, f"moldau topic create {topic}")

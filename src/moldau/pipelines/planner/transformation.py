@@ -1,0 +1,143 @@
+"""From records to the rows of a view: decoding, expectations, the source's own function, the watermark, and the SQL and
+functions of the views. The same for streams, for batches in tests, and for empty frames in a check."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from moldau.pipelines.definition import PipelineDefinition, PipelineError, Source, TransformFunction, View
+from moldau.pipelines.error_summary import summarize_error
+from moldau.pipelines.records.bad_records import good_records
+from moldau.pipelines.records.columns import METADATA
+from moldau.pipelines.records.decoder import decode_records
+from moldau.pipelines.records.expectations import apply_expectations
+from moldau.pipelines.spec.dependencies import dependencies_of
+from moldau.pipelines.spec.parameters import parameters_of
+from moldau.settings.values import did_you_mean
+from moldau.spark.errors import SparkSourceError
+
+ReadRecords = Callable[[Source], DataFrame]
+"""The records of a source with the columns of `decoding.raw_schema`."""
+
+_SQL_POSITION = re.compile(r"line (\d+),? pos (\d+)")
+
+
+def decode_and_check(raw: DataFrame, source: Source, schema: T.StructType) -> DataFrame:
+    """The decoded records, good and bad."""
+    with pipeline_errors(f"the expectations of the source {source.name}"):
+        return apply_expectations(decode_records(raw, source, schema), source.expectations)
+
+
+def view_rows(
+    spark: SparkSession,
+    pipeline: PipelineDefinition,
+    name: str,
+    raw: ReadRecords,
+    schemas: Mapping[str, T.StructType],
+) -> DataFrame:
+    """The rows of the view or source of this name; raises PipelineError that names the view at fault."""
+    frames: dict[str, DataFrame] = {}
+    with _temporary_views(spark) as publish:
+        for each in dependencies_of(pipeline, name):
+            if isinstance(each, Source):
+                records = decode_and_check(raw(each), each, schemas[each.name])
+                frame = _source_view(good_records(records, each, pipeline.on_bad), each)
+            else:
+                frame = _view(spark, each, frames)
+            frames[each.name] = frame
+            publish(each.name, frame)
+    return frames[name]
+
+
+def _source_view(frame: DataFrame, source: Source) -> DataFrame:
+    if source.transform is not None and parameters_of(source.transform):
+        frame = _call_function(
+            f"the source {source.name}", source.transform, {parameters_of(source.transform)[0]: frame}
+        )
+    if source.watermark is None:
+        return frame
+    column = source.watermark.column
+    if column not in frame.columns:
+        hint = did_you_mean(column, frame.columns) or f"; there are {', '.join(frame.columns)}"
+        raise PipelineError(
+            f"the watermark of the source {source.name} is on {column!r}, which is no column{hint}"
+        )
+    kind = frame.schema[column].dataType
+    if not isinstance(kind, T.TimestampType | T.TimestampNTZType):
+        raise PipelineError(
+            f"the watermark of the source {source.name} is on {column!r}, which is {kind.simpleString().upper()}: it "
+            f"must be TIMESTAMP; say so in schema: {column} TIMESTAMP"
+        )
+    return frame.withWatermark(column, source.watermark.delay)
+
+
+def _view(spark: SparkSession, view: View, frames: Mapping[str, DataFrame]) -> DataFrame:
+    what = f"the view {view.name}"
+    if view.transform is not None:
+        return _call_function(
+            what, view.transform, {name: frames[name] for name in parameters_of(view.transform)}
+        )
+    with pipeline_errors(what):
+        frame = spark.sql(view.sql or "")
+    twice = [name for index, name in enumerate(frame.columns) if name in frame.columns[:index]]
+    if twice:
+        hint = (
+            "; name the columns you want instead of *"
+            if twice[0] in METADATA
+            else ": give one another name with AS"
+        )
+        raise PipelineError(f"{what} has two columns called {twice[0]!r}{hint}")
+    return frame
+
+
+def _call_function(what: str, transform: TransformFunction, frames: Mapping[str, DataFrame]) -> DataFrame:
+    try:
+        frame = transform(**frames)
+    except PySparkException as error:
+        raise PipelineError(f"{what}: {_spark_error_text(error)}") from error
+    except Exception as error:
+        raise PipelineError(f"{what}: its function ended in {type(error).__name__}: {error}") from error
+    if not isinstance(frame, DataFrame):
+        raise PipelineError(f"{what}: its function must return a DataFrame, not {type(frame).__name__}")
+    return frame
+
+
+@contextmanager
+def pipeline_errors(what: str) -> Iterator[None]:
+    """What Spark says about a plan, or of what it computes, comes out as a PipelineError that says whose it is."""
+    try:
+        yield
+    except (PySparkException, SparkSourceError) as error:
+        raise PipelineError(f"{what}: {_spark_error_text(error)}") from error
+
+
+def _spark_error_text(error: Exception) -> str:
+    position = _SQL_POSITION.search(str(error))
+    where = "" if position is None else f" (line {position[1]}, column {int(position[2]) + 1} of the SQL)"
+    return summarize_error(error) + where
+
+
+@contextmanager
+def _temporary_views(spark: SparkSession) -> Iterator[Callable[[str, DataFrame], None]]:
+    """Names for SQL. A plan holds on to what the names meant when it was made, so they go when all plans are made, and
+    what they meant to others before is put back."""
+    before: dict[str, DataFrame | None] = {}
+
+    def publish(name: str, frame: DataFrame) -> None:
+        if name not in before:
+            is_taken = spark._jsparkSession.sessionState().catalog().getTempView(name).isDefined()
+            before[name] = spark.table(name) if is_taken else None
+        frame.createOrReplaceTempView(name)
+
+    try:
+        yield publish
+    finally:
+        for name, frame in before.items():
+            if frame is None:
+                spark.catalog.dropTempView(name)
+            else:
+                frame.createOrReplaceTempView(name)

@@ -1,0 +1,229 @@
+"""Records become columns: a frame as the data source gives it, batch or stream, becomes one with the value's columns,
+the record's metadata, and for each record that could not be decoded the reason.
+
+All of it is Spark's own expressions but Avro, which a library decodes in Spark's workers. A record is decoded once: to
+the optimizer the parsing is a generator, through which it pushes no filter (it would parse again for each).
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.functions import arrow_udf
+
+from moldau.pipelines.definition import Format, PipelineError, Source
+from moldau.pipelines.error_summary import summarize_error
+from moldau.pipelines.records.avro_types import spark_schema, without_unsupported_logical_types
+from moldau.pipelines.records.columns import (
+    BAD,
+    IS_BAD,
+    MALFORMED,
+    METADATA,
+    RAW_HEADERS,
+    RAW_KEY,
+    RAW_VALUE,
+    SCHEMA_MISMATCH,
+)
+from moldau.pipelines.records.sql_text import cases, literal, quoted, struct
+from moldau.spark.source import columns
+
+_PARSED, _CORRUPT = "__parsed", "__corrupt"
+_SHOWN_MAX = 60
+"""Of a value in a message."""
+
+
+def raw_schema() -> T.StructType:
+    """Of the data source, with headers."""
+    return columns.schema(include_headers=True)
+
+
+def value_schema(source: Source, inferred: T.StructType | None = None) -> T.StructType:
+    """The columns that the values of a source have; raises PipelineError."""
+    what = f"the source {source.name}"
+    if source.format is Format.BYTES:
+        schema = T.StructType([T.StructField("value", T.BinaryType())])
+    elif source.format is Format.STRING:
+        schema = T.StructType([T.StructField("value", T.StringType())])
+    elif source.format is Format.AVRO:
+        schema = spark_schema(source.schema or "", what)
+    elif source.schema is not None:
+        schema = _parse_ddl(source.schema, what)
+    elif inferred is not None:
+        schema = inferred
+    else:
+        raise PipelineError(f"{what} has no schema, and none was inferred: give schema: name TYPE, …")
+    taken = [name for name in schema.names if name in METADATA or name.startswith("__")]
+    if taken:
+        raise PipelineError(
+            f"{what} has a column {taken[0]!r}: names with __ and {', '.join(METADATA)} are taken"
+        )
+    return schema
+
+
+def _parse_ddl(ddl: str, what: str) -> T.StructType:
+    try:
+        found = T.StructType.fromDDL(ddl)
+    except Exception as error:
+        raise PipelineError(
+            f"the schema of {what} is not name TYPE, name TYPE, … in Spark's types: {summarize_error(error)}"
+        ) from None
+    if not isinstance(found, T.StructType):
+        raise PipelineError(f"the schema of {what} is one type: write name TYPE, name TYPE, …")
+    return found
+
+
+def decode_records(frame: DataFrame, source: Source, schema: T.StructType) -> DataFrame:
+    """The columns of `schema`, the metadata, and the inner columns of `columns`."""
+    raw = frame.selectExpr(
+        f"key AS {RAW_KEY}",
+        f"value AS {RAW_VALUE}",
+        f"headers AS {RAW_HEADERS}",
+        "topic AS _topic",
+        "partition AS _partition",
+        "offset AS _offset",
+        "timestamp AS _timestamp",
+    )
+    if source.format is Format.JSON:
+        raw, fields, is_bad, bad = _json(raw, schema)
+    elif source.format is Format.AVRO:
+        raw, fields, is_bad, bad = _avro(raw, source, schema)
+    else:
+        fields, is_bad, bad = _plain(source.format)
+    return raw.selectExpr(
+        *fields,
+        f"CAST({RAW_KEY} AS STRING) AS _key" if source.key_format is Format.STRING else f"{RAW_KEY} AS _key",
+        "_topic",
+        "_partition",
+        "_offset",
+        "_timestamp",
+        f"{RAW_HEADERS} AS _headers",
+        f"{RAW_VALUE} IS NULL AS _deleted",
+        RAW_KEY,
+        RAW_VALUE,
+        RAW_HEADERS,
+        f"{is_bad} AS {IS_BAD}",
+        f"CAST({bad} AS STRUCT<reason: STRING, detail: STRING>) AS {BAD}",
+    )
+
+
+def failure_struct(reason: str, detail: str) -> str:
+    """The detail is an expression."""
+    return struct(reason=literal(reason), detail=detail)
+
+
+_TEXT = f"CAST({RAW_VALUE} AS STRING)"
+_IS_TEXT = f"coalesce(is_valid_utf8({_TEXT}), true)"
+"""A tombstone has no value that could be bad."""
+
+
+def _plain(kind: Format) -> tuple[list[str], str, str]:
+    if kind is Format.BYTES:
+        return [f"{RAW_VALUE} AS value"], "false", "NULL"
+    return (
+        [f"{_TEXT} AS value"],
+        f"NOT {_IS_TEXT}",
+        failure_struct(MALFORMED, literal("the value is not text in UTF-8")),
+    )
+
+
+# JSON
+
+# Spark takes the beginning of a text for the whole of it, and overlooks what follows. So each value is the first
+# element of a list that ends with a mark: whatever a text opens, closes or adds, the mark is the second element only
+# behind one whole value. It is made for each process, so that no record can bring it along.
+_MARK = f"m{secrets.token_hex(6)}"
+_WRAPPED = f"""concat('{{"{_MARK}":[', {_TEXT}, ',{{"{_MARK}":""}}]}}')"""
+_VALUE, _END = f"get({_PARSED}.{_MARK}, 0)", f"get({_PARSED}.{_MARK}, 1).{_MARK}"
+_JSON_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
+
+
+def _json(raw: DataFrame, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
+    marked = T.StructType([*schema.fields, T.StructField(_MARK, T.StringType())])
+    outer = T.StructType([T.StructField(_MARK, T.ArrayType(marked)), T.StructField(_CORRUPT, T.StringType())])
+    parsed = F.from_json(F.expr(_WRAPPED), outer, _JSON_OPTIONS)
+    raw = raw.select("*", F.explode(F.array(parsed)).alias(_PARSED))
+    is_no_json = f"({_PARSED}.{_CORRUPT} IS NOT NULL OR {_VALUE} IS NULL OR {_END} IS NULL)"
+    is_bad = f"{RAW_VALUE} IS NOT NULL AND ({is_no_json} OR NOT {_IS_TEXT})"
+    no_text = failure_struct(MALFORMED, literal("the value is not text in UTF-8, as JSON must be"))
+    bad = cases((f"NOT {_IS_TEXT}", no_text), otherwise=_json_failure(schema))
+    return raw, _fields(schema, _VALUE), is_bad, bad
+
+
+def _fields(schema: T.StructType, value: str) -> list[str]:
+    return [f"{value}.{quoted(name)} AS {quoted(name)}" for name in schema.names]
+
+
+def _json_failure(schema: T.StructType) -> str:
+    """Asked for bad records only, so it may parse once more: which of the fields are there and did not fit?"""
+    mismatches = [
+        cases(
+            (
+                f"get(given, 0)[{literal(field.name)}] IS NOT NULL AND {_VALUE}.{quoted(field.name)} IS NULL",
+                f"concat({literal(_expected(field))}, left(get(given, 0)[{literal(field.name)}], {_SHOWN_MAX}))",
+            )
+        )
+        for field in schema.fields
+    ]
+    nested = T.StructType | T.ArrayType | T.MapType
+    inside = ", ".join(field.name for field in schema.fields if isinstance(field.dataType, nested))
+    elsewhere = f"a field {f'inside {inside} ' if inside else ''}does not fit the schema"
+    detail = f"coalesce(nullif(concat_ws('; ', {', '.join(mismatches)}), ''), {literal(elsewhere)})"
+    is_no_object = f"get(given, 0) IS NULL OR get(given, 1)[{literal(_MARK)}] IS NULL"
+    told = cases(
+        (is_no_object, failure_struct(MALFORMED, literal("the value is not a JSON object"))),
+        otherwise=failure_struct(SCHEMA_MISMATCH, detail),
+    )
+    options = ", ".join(f"{literal(key)}, {literal(value)}" for key, value in _JSON_OPTIONS.items())
+    fields = f"{_MARK} ARRAY<MAP<STRING, STRING>>, {_CORRUPT} STRING"
+    given = f"from_json({_WRAPPED}, {literal(fields)}, map({options})).{_MARK}"
+    # An array of one, so that the fields are parsed once and not for each question.
+    return f"element_at(transform(array({given}), given -> {told}), 1)"
+
+
+def _expected(field: T.StructField) -> str:
+    return f"{field.name} is {field.dataType.simpleString().upper()}, not "
+
+
+# Avro
+
+
+def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
+    raw = raw.select("*", _avro_decoder(source, schema)(F.col(RAW_VALUE)).alias(_PARSED))
+    told = f"concat('the value is not in its Avro schema: ', {_PARSED}.error)"
+    return (
+        raw,
+        _fields(schema, f"{_PARSED}.v"),
+        f"{_PARSED}.error IS NOT NULL",
+        failure_struct(MALFORMED, told),
+    )
+
+
+def _avro_decoder(source: Source, schema: T.StructType) -> Any:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    from moldau.pipelines.records.avro_codec import decode_arrow
+
+    plain = json.dumps(without_unsupported_logical_types(json.loads(source.schema or "")))
+    wire = avro_wire(source.options, f"the source {source.name}")
+    arrow_type = to_arrow_type(schema, timezone="UTC")
+    result = T.StructType([T.StructField("v", schema), T.StructField("error", T.StringType())])
+    decode = partial(decode_arrow, schema=plain, wire=wire, arrow_type=arrow_type)
+
+    def decoder(values: pa.Array) -> pa.Array:
+        return decode(values)
+
+    # Else the optimizer would call it once more for each filter on what it gives.
+    return arrow_udf(decoder, result).asNondeterministic()  # type: ignore[call-overload]
+
+
+def avro_wire(options: Mapping[str, str], what: str) -> str:
+    wire = options.get("avro.wire", "binary")
+    if wire not in ("binary", "confluent"):
+        raise PipelineError(f"avro.wire of {what} is binary or confluent, not {wire!r}")
+    return wire

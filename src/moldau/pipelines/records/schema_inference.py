@@ -1,0 +1,75 @@
+"""The schema of JSON records that nobody wrote down: inferred from a sample at the first run, and kept beside the
+checkpoints, so that all its queries, and it after a restart, see the same columns."""
+
+import json
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from moldau.pipelines.definition import Format, PipelineDefinition, PipelineError, Source
+from moldau.pipelines.planner.hadoop_files import HadoopFiles
+from moldau.pipelines.planner.topic_streams import read_sample
+from moldau.pipelines.records.decoder import value_schema
+
+SAMPLE_RECORDS = 1_000
+
+
+def source_schema(
+    spark: SparkSession,
+    pipeline: PipelineDefinition,
+    source: Source,
+    kept_in: str | None,
+    *,
+    keep: bool = True,
+) -> T.StructType:
+    """The columns of a source's values. An inferred schema is looked for in the directory, and kept there."""
+    if source.format is not Format.JSON or source.schema is not None:
+        return value_schema(source)
+    path = None if kept_in is None else f"{kept_in}/{source.name}.schema.json"
+    storage = HadoopFiles(spark)
+    text = None if path is None else storage.read(path)
+    if text is not None:
+        return value_schema(source, T.StructType.fromJson(json.loads(text)))
+    inferred = infer_schema(
+        spark, read_sample(spark, pipeline, source, SAMPLE_RECORDS, values_only=True), source
+    )
+    if path is not None and keep:
+        storage.write(path, inferred.json() + "\n")
+    return value_schema(source, inferred)
+
+
+def infer_schema(spark: SparkSession, values: DataFrame, source: Source) -> T.StructType:
+    """Raises PipelineError where the sample tells nothing."""
+    texts = [
+        row[0] for row in values.where("value IS NOT NULL").select(F.col("value").cast("string")).collect()
+    ]
+    if not texts:
+        raise _no_schema_error(source, "there are no records yet to infer one from")
+    # Records that are not JSON are left out: they will be bad records, whatever the schema.
+    found = spark.read.option("mode", "DROPMALFORMED").json(spark.sparkContext.parallelize(texts, 1)).schema
+    if not found.fields:
+        raise _no_schema_error(source, f"none of the first {len(texts)} records is a JSON object with fields")
+    settled = _without_null_types(found)
+    assert isinstance(settled, T.StructType)
+    return settled
+
+
+def _no_schema_error(source: Source, why: str) -> PipelineError:
+    topics = source.pattern or ", ".join(source.topics)
+    return PipelineError(
+        f"the source {source.name} ({topics}) has no schema, and {why}: give schema: name TYPE, …"
+    )
+
+
+def _without_null_types(kind: T.DataType) -> T.DataType:
+    """Fields that were null in the whole sample become text: Spark has no columns of no type."""
+    if isinstance(kind, T.NullType):
+        return T.StringType()
+    if isinstance(kind, T.StructType):
+        return T.StructType(
+            [T.StructField(each.name, _without_null_types(each.dataType)) for each in kind.fields]
+        )
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_without_null_types(kind.elementType))
+    return kind

@@ -1,0 +1,77 @@
+"""Where the logs end that a pipeline reads, asked for in the background while it runs: the lag that is shown is
+what is in the topics now, not what was there when a batch was planned."""
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+
+from moldau.client.consumer.offset_lookup import LATEST, list_offsets
+from moldau.client.record import TopicPartition
+from moldau.pipelines.definition import PipelineDefinition
+from moldau.pipelines.planner.connection import cluster_settings
+from moldau.pipelines.runtime.progress import Progress
+from moldau.spark.loop_thread import event_loop_thread
+
+FETCH_INTERVAL_S = 1.0
+FETCH_TIMEOUT_MS = 5_000
+STALE_AFTER_S = 15.0
+"""What was heard longer ago is not worth telling."""
+
+EndOffsets = dict[tuple[str, str], int]
+
+
+class EndOffsetTracker:
+    """Brokers that do not answer are the business of the queries: here an end is then just not known."""
+
+    def __init__(self, pipeline: PipelineDefinition) -> None:
+        self._settings = cluster_settings(pipeline)
+        self._isolation_level = int(_reads_committed(pipeline))
+        self._pending_fetch: Future[EndOffsets] | None = None
+        self._known: EndOffsets = {}
+        self._fetched_at_s: float | None = None
+        self._next_s = 0.0
+        self._is_closed = False
+
+    def poll(self, batches: Iterable[Progress]) -> EndOffsets | None:
+        """What is known now, None before anything was heard; asks for what these batches read, unless that was done
+        just now."""
+        if self._pending_fetch is not None and self._pending_fetch.done():
+            with suppress(Exception):
+                self._known = self._pending_fetch.result()
+                self._fetched_at_s = time.monotonic()
+            self._pending_fetch = None
+        if self._pending_fetch is None and not self._is_closed and time.monotonic() >= self._next_s:
+            wanted = {
+                TopicPartition(topic, int(partition))
+                for each in batches
+                for topic, partitions in each.read.items()
+                for partition in partitions
+            }
+            if wanted:
+                self._next_s = time.monotonic() + FETCH_INTERVAL_S
+                self._pending_fetch = event_loop_thread().start(self._fetch(sorted(wanted)))
+        if self._fetched_at_s is None:
+            return None
+        return self._known if time.monotonic() - self._fetched_at_s < STALE_AFTER_S else {}
+
+    async def _fetch(self, wanted: list[TopicPartition]) -> EndOffsets:
+        cluster = await event_loop_thread().cluster(self._settings)
+        found = await list_offsets(
+            cluster,
+            dict.fromkeys(wanted, LATEST),
+            isolation_level=self._isolation_level,
+            timeout_ms=FETCH_TIMEOUT_MS,
+        )
+        return {(each.topic, str(each.partition)): end.offset for each, end in found.items()}
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._pending_fetch is not None:
+            self._pending_fetch.cancel()
+
+
+def _reads_committed(pipeline: PipelineDefinition) -> bool:
+    levels = [pipeline.kafka.get("isolation.level")]
+    levels += [each.options.get("kafka.isolation.level") for each in pipeline.sources]
+    return "read_committed" in levels

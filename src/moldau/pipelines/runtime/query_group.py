@@ -1,0 +1,191 @@
+"""The queries of one run on Spark: started together, looked at, stopped together.
+
+Spark tells of batches from a thread of its own; what it tells is taken up in `look`, so that all else here happens in
+the caller's thread.
+"""
+
+import json
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from moldau.pipelines.definition import PipelineError
+from moldau.pipelines.error_summary import summarize_error
+from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, parse_progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from moldau.pipelines.planner.query_planner import PlannedQuery
+    from moldau.pipelines.runtime.end_offsets import EndOffsets, EndOffsetTracker
+
+POLL_S = 0.05
+TERMINATION_EVENT_TIMEOUT_S = 5.0
+"""How long after its end Spark may take to tell of a query's last batch."""
+
+
+class QueryGroup:
+    def __init__(
+        self,
+        spark: "SparkSession",
+        planned: Sequence["PlannedQuery"],
+        on_batch: Callable[[Progress], None] = lambda progress: None,
+        ends: "EndOffsetTracker | None" = None,
+    ) -> None:
+        self._spark = spark
+        self._ends = ends
+        self._planned = planned
+        self._on_batch = on_batch
+        self._running: dict[str, StreamingQuery] = {}
+        """By name."""
+        self._names: dict[str, str] = {}
+        """By run id."""
+        self._states = {each.name: QueryState(each.name) for each in planned}
+        self._unterminated: set[str] = set()
+        """Run ids of which Spark has not said yet that they ended."""
+        self._listener = _Listener()
+        self._is_stopping = False
+        self.failure: BaseException | None = None
+        """Of the first query that failed."""
+
+    def start(self, available_now: bool) -> None:
+        """Raises PipelineError where one cannot be started; then none runs."""
+        self._spark.streams.addListener(self._listener)
+        for each in self._planned:
+            try:
+                query = each.start(available_now)
+            except Exception as error:
+                self.failure = error
+                self.stop(finish_s=0)
+                if isinstance(error, PipelineError):
+                    # It says itself which query that is.
+                    raise
+                raise PipelineError(f"{each.name}: {summarize_error(error)}") from error
+            run_id = str(query.runId)
+            self._running[each.name] = query
+            self._names[run_id] = each.name
+            self._unterminated.add(run_id)
+
+    def poll(self) -> list[QueryState]:
+        """How each query stands now."""
+        self._drain_events()
+        for name, query in self._running.items():
+            before = self._states[name]
+            if before.state not in (QueryStatus.DONE, QueryStatus.STOPPED, QueryStatus.FAILED):
+                self._states[name] = self._with_lag(self._observe(query, before))
+        return list(self._states.values())
+
+    def _with_lag(self, state: QueryState) -> QueryState:
+        ends = self._poll_end_offsets()
+        if ends is None or state.last is None:
+            return state
+        return replace(state, lag=state.last.lag_to(ends))
+
+    def _poll_end_offsets(self) -> "EndOffsets | None":
+        if self._ends is None:
+            return None
+        return self._ends.poll(each.last for each in self._states.values() if each.last is not None)
+
+    def _observe(self, query: "StreamingQuery", before: QueryState) -> QueryState:
+        if not query.isActive:
+            error = query.exception()
+            if error is not None:
+                self.failure = self.failure or error
+                return replace(before, state=QueryStatus.FAILED, error=summarize_error(error))
+            if str(query.runId) in self._unterminated:
+                # Its last batch is still to be told of.
+                return before
+            return replace(before, state=QueryStatus.STOPPED if self._is_stopping else QueryStatus.DONE)
+        status = query.status
+        if before.last is None and not status["isTriggerActive"]:
+            return before
+        return replace(
+            before, state=QueryStatus.RUNNING if status["isTriggerActive"] else QueryStatus.WAITING
+        )
+
+    @property
+    def are_finished(self) -> bool:
+        return not any(query.isActive for query in self._running.values())
+
+    def stop(self, finish_s: float) -> list[QueryState]:
+        """Lets every query finish the batch it is in, for so long, and ends it. Nothing is lost where the time is too
+        short: the batch is done again when the pipeline runs next."""
+        self._is_stopping = True
+        deadline = time.monotonic() + finish_s
+        begun = {name: _batch(query) for name, query in self._running.items() if query.isActive}
+        while begun:
+            for name, batch in list(begun.items()):
+                query = self._running[name]
+                is_between = not query.status["isTriggerActive"] or _batch(query) != batch
+                if not query.isActive or is_between or time.monotonic() >= deadline:
+                    query.stop()
+                    del begun[name]
+            if begun:
+                time.sleep(POLL_S)
+        return self.end()
+
+    def end(self) -> list[QueryState]:
+        """When all have ended: waits for the last that Spark has to tell."""
+        deadline = time.monotonic() + TERMINATION_EVENT_TIMEOUT_S
+        while self._unterminated and time.monotonic() < deadline:
+            self._drain_events(POLL_S)
+        self._unterminated.clear()
+        self._spark.streams.removeListener(self._listener)
+        if self._ends is not None:
+            self._ends.close()
+        return self.poll()
+
+    def _drain_events(self, timeout_s: float = 0.0) -> None:
+        while True:
+            try:
+                run_id, told = (
+                    self._listener.events.get(timeout=timeout_s)
+                    if timeout_s
+                    else (self._listener.events.get_nowait())
+                )
+            except queue.Empty:
+                return
+            timeout_s = 0.0
+            name = self._names.get(run_id)
+            if name is None:
+                continue
+            if told is None:
+                self._unterminated.discard(run_id)
+                continue
+            progress = parse_progress(name, json.loads(told))
+            lag_to = progress.lag_to(self._poll_end_offsets() or {})
+            if lag_to is not None:
+                # What came while the batch was under way was not there when Spark planned it.
+                progress = replace(progress, lag=lag_to)
+            self._states[name] = self._states[name].after(progress)
+            self._on_batch(progress)
+
+
+def _batch(query: "StreamingQuery") -> int | None:
+    progress: Any = query.lastProgress
+    return None if progress is None else int(progress["batchId"])
+
+
+class _Listener(StreamingQueryListener):
+    """Puts into a queue what Spark tells of all queries of the session: the run id with the progress as JSON, or with
+    None when the query has ended."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
+
+    def onQueryStarted(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        self.events.put((str(event.progress.runId), event.progress.json))
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        self.events.put((str(event.runId), None))

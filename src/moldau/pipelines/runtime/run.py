@@ -1,0 +1,296 @@
+"""A run of a pipeline, from its file to its end: the lock, Spark, the queries, and what is left for others to see.
+
+It tells whoever watches through a `RunObserver`; terminals are the command line's business.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from moldau.pipelines.definition import PipelineDefinition
+from moldau.pipelines.error_summary import summarize_error
+from moldau.pipelines.runtime.process_identity import own_process_start
+from moldau.pipelines.runtime.progress import Progress, QueryState, to_json
+from moldau.pipelines.runtime.progress_file import ProgressFile
+from moldau.pipelines.runtime.state_directory import Generation, Generations, RunRecord, StateDirectory
+from moldau.pipelines.runtime.stop_request import StopRequest
+from moldau.pipelines.runtime.times import iso
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from moldau.pipelines.planner.sink_writers import ConsoleBatch
+    from moldau.pipelines.runtime.query_group import QueryGroup
+
+POLL_INTERVAL_S = 0.25
+FINISH_TIMEOUT_S = 60.0
+"""How long a batch that is under way may take when the run shall end."""
+FINISH_TIMEOUT_AFTER_FAILURE_S = 10.0
+"""The same, when another query failed: what made it fail may hold up the others too."""
+
+
+class RunObserver(Protocol):
+    def step(self, what: str) -> None:
+        """What is being done now, before the first batch and after the last."""
+
+    def batch(self, progress: Progress) -> None: ...
+
+    def states(self, states: Sequence[QueryState]) -> None: ...
+
+    def rows(self, batch: "ConsoleBatch") -> None:
+        """Of a console sink; from another thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    master: str | None = None
+    available_now: bool = False
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the Spark session, over those of the pipeline."""
+    generation: int | None = None
+    """Of the checkpoints; None: the current one."""
+    replay_from: str | None = None
+    """A time, `earliest` or `latest`: a new generation begins there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    name: str
+    """`done`, `stopped` or `failed`."""
+    states: Sequence[QueryState]
+    generation: int
+    error: str | None = None
+    """In a sentence."""
+    failure: BaseException | None = None
+    """With all that is known about it."""
+
+
+def run(
+    pipeline: PipelineDefinition,
+    state: StateDirectory,
+    options: RunOptions,
+    stop_request: StopRequest,
+    watcher: RunObserver,
+    *,
+    spark: "SparkSession | None" = None,
+) -> RunOutcome:
+    """Runs until it is done, fails, or is wished to end. Raises PipelineError where it cannot begin. A session that is
+    given is used, and stays."""
+    with state.locked(pipeline.checkpoint) as locks:
+        known = state.generations(now())
+        chosen = _select_generations(known, options)
+        generation = chosen.get(chosen.current)
+        record = _new_run_record(pipeline, state, options, generation)
+        state.write_run(record)
+        with ProgressFile(state.progress) as file:
+            file.append(_event("started", record.started, generation=generation.number))
+            outcome = RunOutcome("stopped", (), generation.number)
+            try:
+                kept = _RecordingObserver(watcher, file)
+                this = _Run(pipeline, state, record, options, known, chosen, stop_request, kept, locks)
+                outcome = this.execute(spark)
+            finally:
+                ended = now()
+                file.append(_event(outcome.name, ended, error=outcome.error))
+                if outcome.failure is not None:
+                    _write_error_log(state, outcome.failure)
+                state.write_run(replace(record, ended=ended, outcome=outcome.name, error=outcome.error))
+        return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    pipeline: PipelineDefinition
+    state: StateDirectory
+    record: RunRecord
+    options: RunOptions
+    known: Generations
+    """As they were before."""
+    chosen: Generations
+    stop_request: StopRequest
+    watcher: RunObserver
+    locks: Sequence[int]
+
+    @property
+    def generation(self) -> Generation:
+        return self.chosen.get(self.chosen.current)
+
+    def execute(self, given: "SparkSession | None") -> RunOutcome:
+        number, spark = self.chosen.current, given
+        try:
+            if spark is None:
+                spark = self._session()
+            self.stop_request.defer_signals()
+            # A number is used once: what is planned is kept in the place of its generation.
+            self._write_generations(is_begun=False)
+            queries = self._planned(spark)
+            self.watcher.step("starting the queries")
+            self._start(queries)
+            states = run_until_stopped(queries, self.stop_request, self.watcher)
+        except Exception as error:
+            return RunOutcome("failed", (), number, summarize_error(error), error)
+        finally:
+            if spark is not None and given is None:
+                self.watcher.step("stopping Spark")
+                spark.stop()
+        if queries.failure is None:
+            return RunOutcome("stopped" if self.stop_request.is_requested else "done", states, number)
+        failed = next(each for each in states if each.error)
+        return RunOutcome("failed", states, number, f"{failed.query}: {failed.error}", queries.failure)
+
+    def _session(self) -> "SparkSession":
+        from moldau.spark import session
+
+        starting = f"starting Spark on {self.record.master}"
+
+        def say(text: str) -> None:
+            """It comes in parts: what is begun, and how it ended."""
+            self.watcher.step(starting if text.endswith("\n") else text.rstrip(". "))
+
+        self.watcher.step(starting)
+        return session(
+            f"moldau {self.pipeline.name}",
+            master=self.options.master,
+            settings={**self.pipeline.spark, **self.options.conf},
+            say=say,
+            log=self.state.path / "spark.log",
+            # So that nobody runs the pipeline while a Java that has lost its driver still writes.
+            descriptors=self.locks,
+        )
+
+    def _planned(self, spark: "SparkSession") -> "QueryGroup":
+        from moldau.pipelines.planner.query_planner import CheckpointLocation, StartPosition, plan
+        from moldau.pipelines.runtime.end_offsets import EndOffsetTracker
+        from moldau.pipelines.runtime.query_group import QueryGroup
+
+        self.watcher.step("planning")
+        place = CheckpointLocation(checkpoints=self.record.checkpoints, generation=self.generation.number)
+        planned = plan(
+            spark, self.pipeline, place, StartPosition(self.generation.start), show=self.watcher.rows
+        )
+        return QueryGroup(spark, planned, self.watcher.batch, EndOffsetTracker(self.pipeline))
+
+    def _start(self, queries: "QueryGroup") -> None:
+        """Who is killed from now on goes on with this generation. Where the queries cannot begin, the one before stays
+        in use."""
+        self._write_generations(is_begun=True)
+        try:
+            queries.start(self.options.available_now)
+        except BaseException:
+            self._write_generations(is_begun=False)
+            raise
+
+    def _write_generations(self, *, is_begun: bool) -> None:
+        current = self.chosen.current if is_begun else self.known.current
+        self.state.write_generations(replace(self.chosen, current=current))
+
+
+def run_until_stopped(
+    queries: "QueryGroup", stop_request: StopRequest, watcher: RunObserver
+) -> list[QueryState]:
+    """Looks at them until they are done, one fails or a wish is made; then none runs any more."""
+    while True:
+        states = queries.poll()
+        watcher.states(states)
+        if queries.failure is not None:
+            states = queries.stop(FINISH_TIMEOUT_AFTER_FAILURE_S)
+            break
+        if queries.are_finished:
+            states = queries.end()
+            break
+        if stop_request.wait(POLL_INTERVAL_S):
+            watcher.step("finishing the batches that are under way")
+            states = queries.stop(FINISH_TIMEOUT_S)
+            break
+    watcher.states(states)
+    return states
+
+
+def _master(pipeline: PipelineDefinition, options: RunOptions) -> str:
+    settings = {**pipeline.spark, **options.conf}
+    return options.master or settings.get("spark.master") or os.environ.get("MASTER") or "local[*]"
+
+
+def _select_generations(generations: Generations, options: RunOptions) -> Generations:
+    if options.replay_from is not None:
+        return generations.with_next(options.replay_from, now())
+    if options.generation is not None:
+        return generations.with_current(options.generation)
+    return generations
+
+
+def _new_run_record(
+    pipeline: PipelineDefinition, state: StateDirectory, options: RunOptions, generation: Generation
+) -> RunRecord:
+    file = "" if pipeline.file is None else str(pipeline.file.absolute())
+    return RunRecord(
+        name=pipeline.name,
+        pid=os.getpid(),
+        process_start=own_process_start(),
+        host=socket.gethostname(),
+        started=now(),
+        file=file,
+        file_hash=file_hash(Path(file)) if file else "",
+        master=_master(pipeline, options),
+        bootstrap=pipeline.bootstrap,
+        generation=generation.number,
+        checkpoints=pipeline.checkpoint or str(state.checkpoints),
+        available_now=options.available_now,
+    )
+
+
+def file_hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _event(name: str, at: str, **facts: object) -> str:
+    return json.dumps({"event": name, "at": at, **facts})
+
+
+def _write_error_log(state: StateDirectory, error: BaseException) -> None:
+    traces = ["".join(traceback.format_exception(error)), *_java_traces(error)]
+    state.error_log.write_text("\n".join([now(), *traces, ""]), errors="replace")
+
+
+def _java_traces(error: BaseException) -> list[str]:
+    """Where it happened in Java: PySpark keeps that of an error and of its causes, and shows neither."""
+    traces = []
+    at: object = error
+    while at is not None:
+        trace = getattr(at, "_stackTrace", None)
+        if trace:
+            traces.append(str(trace))
+        at = getattr(at, "_cause", None)
+    return traces
+
+
+class _RecordingObserver:
+    """A watcher whose batches are also written down."""
+
+    def __init__(self, watcher: RunObserver, file: ProgressFile) -> None:
+        self._watcher = watcher
+        self._file = file
+
+    def step(self, what: str) -> None:
+        self._watcher.step(what)
+
+    def batch(self, progress: Progress) -> None:
+        self._file.append(to_json(progress))
+        self._watcher.batch(progress)
+
+    def states(self, states: Sequence[QueryState]) -> None:
+        self._watcher.states(states)
+
+    def rows(self, batch: "ConsoleBatch") -> None:
+        self._watcher.rows(batch)
+
+
+def now() -> str:
+    return iso(datetime.now(UTC))

@@ -1,0 +1,264 @@
+"""What a pipeline keeps on disk beside its results: `moldau-pipelines/<name>/`, beside the pipeline's file.
+
+lock                     held while the pipeline runs, so that it runs once
+run.json                 the run under way, or the last one
+generations.json         which checkpoints there are, and which are used
+checkpoints/1/<query>    how far each query has come, as Spark keeps it; a replay makes checkpoints/2
+progress.jsonl           a line per batch; `progress.jsonl.1` is what was before it
+error.log                all that is known about the last failure
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from moldau.pipelines.definition import PipelineError
+from moldau.pipelines.runtime.process_identity import own_process_start, process_start
+from moldau.pipelines.spec.values import SLUG_RULE, is_slug
+
+DIRECTORY = "moldau-pipelines"
+VARIABLE = "MOLDAU_PIPELINES"
+ORPHAN_TIMEOUT_S = 30.0
+"""How long what a killed run has left behind, its Java, is waited for."""
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as others see it. Times are ISO 8601, in UTC."""
+
+    name: str
+    pid: int
+    process_start: str
+    """With the pid it says which process that is, for a pid may be used again."""
+    host: str
+    started: str
+    file: str
+    file_hash: str
+    master: str
+    bootstrap: str
+    generation: int
+    checkpoints: str
+    available_now: bool = False
+    ended: str | None = None
+    outcome: str | None = None
+    """`done`, `stopped` or `failed`; None while it runs, and for ever where it was killed."""
+    error: str | None = None
+
+    def is_process_alive(self) -> bool:
+        return process_start(self.pid) == self.process_start
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One set of checkpoints: where its queries began to read."""
+
+    number: int
+    made: str
+    start: str | None = None
+    """A time, `earliest` or `latest`; None: as the sources say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    current: int
+    all: tuple[Generation, ...]
+
+    def get(self, number: int) -> Generation:
+        for each in self.all:
+            if each.number == number:
+                return each
+        known = ", ".join(str(each.number) for each in self.all)
+        raise PipelineError(f"there is no generation {number} of checkpoints: there is {known}")
+
+    def with_next(self, start: str, made: str) -> "Generations":
+        number = max(each.number for each in self.all) + 1
+        return Generations(number, (*self.all, Generation(number, made, start)))
+
+    def with_current(self, number: int) -> "Generations":
+        return replace(self, current=self.get(number).number)
+
+
+def state_root(
+    given: Path | None = None, *, file: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Path:
+    """Where the state directories are: as given, else as MOLDAU_PIPELINES says, else beside the pipeline's file:
+    wherever it is run from, it is one pipeline. Without a file in the working directory."""
+    if given is not None or environment.get(VARIABLE):
+        return (given or Path(environment[VARIABLE])).absolute()
+    return (Path() if file is None else file.parent).resolve() / DIRECTORY
+
+
+def state_directories(root: Path) -> list["StateDirectory"]:
+    if not root.is_dir():
+        return []
+    return [StateDirectory(path) for path in sorted(root.iterdir()) if (path / "run.json").is_file()]
+
+
+class StateDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, root: Path, name: str) -> "StateDirectory":
+        if not is_slug(name):
+            raise PipelineError(f"{name!r} cannot name a directory: {SLUG_RULE}")
+        return cls(root / name)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def progress(self) -> Path:
+        return self.path / "progress.jsonl"
+
+    @property
+    def error_log(self) -> Path:
+        return self.path / "error.log"
+
+    # One run at a time
+
+    @contextmanager
+    def locked(self, checkpoint: str | None = None) -> Iterator[list[int]]:
+        """Raises PipelineError, naming the process, where the pipeline runs already, be it with another state directory
+        and the same checkpoint. Gives the descriptors of the locks: the system lets go of them when all processes have
+        ended that were handed them, however they end."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PipelineError(
+                f"cannot use the state directory {self.path}: {error.strerror}; choose another with --state"
+            ) from error
+        with ExitStack() as held:
+            stop = f"stop it with `moldau pipeline stop {self.name} --state {self.path.parent}`"
+            lock = _locked(self.path / "lock", lambda by: f"{self.name} is running already as {by}; {stop}")
+            locks = [held.enter_context(lock)]
+            place = None if checkpoint is None else _local_path(checkpoint)
+            if place is not None:
+                lock = _locked(
+                    place / f"{self.name}.lock",
+                    lambda by: (
+                        f"{self.name} runs with another state directory as {by}, and its checkpoints are the "
+                        f"same, in {place}; stop that run first"
+                    ),
+                )
+                locks.append(held.enter_context(lock))
+            yield locks
+
+    def is_locked(self) -> bool:
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            # Shared, so that two who look do not take each other for a run.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    # What is kept
+
+    def read_run(self) -> RunRecord | None:
+        kept = self._read("run.json")
+        if kept is None:
+            return None
+        known = {field.name for field in fields(RunRecord)}
+        try:
+            return RunRecord(**{name: value for name, value in kept.items() if name in known})
+        except TypeError as error:
+            raise PipelineError(f"{self.path / 'run.json'} is not a run's: {error}") from error
+
+    def write_run(self, record: RunRecord) -> None:
+        self._write("run.json", asdict(record))
+
+    def generations(self, now: str) -> Generations:
+        """Those there are; of a pipeline that never ran the first, which begins now."""
+        kept = self._read("generations.json")
+        if kept is None:
+            return Generations(1, (Generation(1, now),))
+        try:
+            return Generations(kept["current"], tuple(Generation(**each) for each in kept["all"]))
+        except (KeyError, TypeError) as error:
+            raise PipelineError(f"{self.path / 'generations.json'} is damaged: {error!r}") from error
+
+    def write_generations(self, generations: Generations) -> None:
+        self._write("generations.json", asdict(generations))
+
+    def _read(self, name: str) -> Any:
+        path = self.path / name
+        try:
+            return json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise PipelineError(f"{path} cannot be read: {error}") from error
+
+    def _write(self, name: str, content: object) -> None:
+        """Whole or not at all, whatever happens meanwhile."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{name}.{os.getpid()}.new")
+        with beside.open("w") as file:
+            json.dump(content, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+
+@contextmanager
+def _locked(path: Path, refusal: Callable[[str], str]) -> Iterator[int]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise PipelineError(f"cannot use {path}: {error.strerror}") from error
+    try:
+        _lock(descriptor, refusal)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {own_process_start()}\n".encode(), 0)
+        try:
+            yield descriptor
+        finally:
+            # Java may have it too, and stay for the next session of this process.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
+    """Waits where the run that has it was killed, and only its Java is still to end."""
+    deadline = time.monotonic() + ORPHAN_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pid, _, start = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip().partition(" ")
+            is_dead = pid.isdigit() and process_start(int(pid)) != start
+            if not is_dead or time.monotonic() >= deadline:
+                raise PipelineError(
+                    refusal(f"process {pid}" if pid.isdigit() else "another process")
+                ) from None
+        time.sleep(POLL_S)
+
+
+def _local_path(checkpoint: str) -> Path | None:
+    """None for a directory of another file system than the machine's own, which has no locks."""
+    if checkpoint.startswith("file:"):
+        return Path("/" + checkpoint.removeprefix("file:").lstrip("/"))
+    return None if "://" in checkpoint else Path(checkpoint)

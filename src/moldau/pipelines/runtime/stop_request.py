@@ -1,0 +1,69 @@
+"""Ctrl-C, SIGTERM and the end of a terminal as a wish, for code that waits in threads: what has begun is finished
+first.
+
+While Spark is still starting there is nothing to finish, and signals do what they always do: they raise.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequest:
+    """That a run shall end. The first signal makes it, the second raises KeyboardInterrupt in the main thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._has_handlers = False
+        self._is_deferring = False
+        self.signal_number: int | None = None
+        """Of the signal; None where none came."""
+
+    @property
+    def is_requested(self) -> bool:
+        return self._event.is_set()
+
+    def request(self) -> None:
+        self._event.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._event.wait(timeout_s)
+
+    def defer_signals(self) -> None:
+        """From now on a signal is a wish. Called when Spark is up, whose own handler for Ctrl-C is replaced by it."""
+        self._is_deferring = True
+        if self._has_handlers:
+            self.install_handlers()
+
+    def install_handlers(self) -> None:
+        """To signals, in the main thread."""
+        self._has_handlers = True
+        for number in SIGNALS:
+            # Ignored where the run shall outlive its terminal: nohup.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_deferring and number != signal.SIGINT:
+            raise SystemExit(128 + number)
+        if not self._is_deferring or self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+        self._event.set()
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """In the main thread."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    stop_request = StopRequest()
+    stop_request.install_handlers()
+    try:
+        yield stop_request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,55 @@
+"""Times as people give them: `2026-01-31T12:00`, `2 hours ago`, `earliest`. Pure."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from moldau.pipelines.definition import PipelineError
+
+EARLIEST, LATEST = "earliest", "latest"
+UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
+AGO = re.compile(rf"(\d+|an?)\s*({'|'.join(UNITS)})s?\s+ago", re.I)
+
+
+def parse_start_time(given: str, now: datetime) -> str:
+    """A time in UTC as ISO 8601 has it, `earliest` or `latest`. Where no zone is said it is UTC."""
+    text = given.strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return text.lower()
+    ago = AGO.fullmatch(text)
+    if ago is not None:
+        number = 1 if ago[1].lower() in ("a", "an") else int(ago[1])
+        try:
+            return iso(now - timedelta(seconds=number * UNITS[ago[2].lower()]))
+        except OverflowError:
+            raise PipelineError(f"{given!r} is before time began; say `earliest`") from None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise PipelineError(
+            f"{given!r} is not a time; say 2026-01-31T12:00 (in UTC), '2 hours ago', earliest or latest"
+        ) from None
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    if time < datetime(1970, 1, 1, tzinfo=UTC):
+        raise PipelineError(f"{given!r} is before 1970, when time began; say `earliest`")
+    if time > now:
+        raise PipelineError(f"{given!r} is still to come; what is to be read again has been there before")
+    return iso(time)
+
+
+def iso(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def elapsed_text(time: str, now: datetime) -> str:
+    """How long ago an ISO time was, for people: `3 min`."""
+    seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            rest = seconds % size
+            if unit == "d":
+                return f"{seconds // size} d {rest // 3600} h"
+            if unit == "h":
+                return f"{seconds // size} h {rest // 60} min"
+            return f"{seconds // size} min"
+    return f"{seconds} s"

@@ -1,0 +1,67 @@
+"""Whether a pipeline reads what it writes: its records would go in circles for ever. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, SinkKind, Source
+from moldau.pipelines.spec.dependencies import sources_of
+
+_BOOTSTRAP = "kafka.bootstrap.servers"
+
+
+def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Where each begins, and what is wrong with it."""
+    dead = pipeline.dead_letter_topic
+    if dead and pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
+        for source in _readers(pipeline, dead, {}):
+            reader = f"{dead} is read by the source {source.name}{_pattern_note(source)}"
+            yield ("dead_letters",), f"{reader}: bad records would go in circles; name another topic for them"
+    made_of = {sink.name: [each.name for each in sources_of(pipeline, sink.view)] for sink in pipeline.sinks}
+    read_by = {
+        sink.name: _readers(pipeline, sink.target, sink.options) if sink.kind is SinkKind.TOPIC else []
+        for sink in pipeline.sinks
+    }
+    for sink in pipeline.sinks:
+        for source in read_by[sink.name]:
+            if _reaches(source.name, sink.name, made_of, read_by):
+                reader = f"{sink.target} is read by the source {source.name}{_pattern_note(source)}"
+                where = ("sinks", sink.name, "topic")
+                yield where, f"{reader}, of which this sink is made: its rows would go in circles"
+
+
+def _readers(pipeline: PipelineDefinition, topic: str, options: Mapping[str, str]) -> list[Source]:
+    """The sources that read a topic, of the cluster to which it is written."""
+    cluster = options.get(_BOOTSTRAP, pipeline.bootstrap)
+    return [
+        each
+        for each in pipeline.sources
+        if each.options.get(_BOOTSTRAP, pipeline.bootstrap) == cluster and _reads(each, topic)
+    ]
+
+
+def _reads(source: Source, topic: str) -> bool:
+    if source.pattern is None:
+        return topic in source.topics
+    return re.fullmatch(source.pattern, topic) is not None
+
+
+def _pattern_note(source: Source) -> str:
+    return "" if source.pattern is None else f" ({source.pattern!r} fits it)"
+
+
+def _reaches(
+    source: str, sink: str, made_of: Mapping[str, list[str]], read_by: Mapping[str, list[Source]]
+) -> bool:
+    """Whether what a source reads comes to a sink, be it through topics of other sinks."""
+    reached, left = {source}, [source]
+    while left:
+        name = left.pop()
+        for each, sources in made_of.items():
+            if name not in sources:
+                continue
+            if each == sink:
+                return True
+            new = [reader.name for reader in read_by[each] if reader.name not in reached]
+            reached.update(new)
+            left += new
+    return False

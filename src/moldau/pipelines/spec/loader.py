@@ -1,0 +1,106 @@
+"""A pipeline from its file: YAML with SQL, or Python with decorated functions. All that YAML can say:
+
+    name: revenue                    # absent: as the file is called
+    bootstrap: ${MOLDAU_BOOTSTRAP:-127.0.0.1:9092}
+    sources:
+      orders:                        # its name in SQL
+        topic: orders                # or topics: [a, b], or pattern: "orders-.*"
+        format: json                 # bytes | string | json | avro
+        schema: product STRING, quantity INT, price DOUBLE, at TIMESTAMP   # absent: inferred; Avro: schema_file
+        key: string                  # bytes | string: what _key is
+        starting: earliest           # earliest | latest | 2024-05-01T00:00:00Z
+        watermark: {column: at, delay: 10 seconds}
+        expectations: {positive_price: price > 0}
+        options: {}                  # more options of the data source; avro.wire: confluent
+    transform:                       # one SELECT, or several by name, each seen by those after it
+      revenue: |
+        SELECT window.start AS minute, product, SUM(quantity * price) AS revenue
+        FROM orders GROUP BY window(at, '1 minute'), product
+    sinks:
+      out: {topic: revenue, key: product, format: json, mode: update}
+      table: {delta: tables/revenue, mode: upsert, key: [minute, product]}   # order_by: …, delete_when: _deleted
+      archive: {parquet: archive/orders, from: orders, partition_by: product}
+      screen: {console: true}
+    on_bad: dead_letter              # fail (default) | drop | dead_letter
+    dead_letters: orders.dead        # the topic; where it is set it is what on_bad means
+    trigger: 1 second                # absent: a batch follows the other
+    rate_limit: 100000               # records per batch and query
+    checkpoint: checkpoints          # absent: in the state directory
+    kafka: {security.protocol: SASL_SSL, sasl.password: "${PASSWORD}"}
+    spark: {spark.sql.shuffle.partitions: 2}
+
+Relative paths are relative to the file. Sinks leave out the metadata columns (`_key`, `_offset`…) unless they have
+other names; key, order_by, delete_when and partition_by may name them.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from moldau.pipelines.definition import PipelineDefinition, PipelineError
+from moldau.pipelines.spec.parser import parse_pipeline, parse_pipeline_settings
+from moldau.pipelines.spec.python_file import load_python_file
+from moldau.pipelines.spec.section import FileLocations, SpecSection
+from moldau.pipelines.spec.validation import find_problems
+from moldau.pipelines.spec.yaml_file import parse_yaml
+
+
+def load(path: Path, *, overrides: Mapping[str, str] = {}) -> PipelineDefinition:
+    """Raises PipelineError with the file, the line and what to do.
+
+    `overrides` go over what the file sets for the pipeline as a whole: `bootstrap`, `rate_limit`, `kafka.<option>`…
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PipelineError(f"cannot read the pipeline {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PipelineError(f"the pipeline {path} is not text in UTF-8") from None
+    if path.suffix in (".yaml", ".yml"):
+        tree, locations = parse_yaml(path, text, os.environ)
+        pipeline = parse_pipeline(SpecSection(tree, (), locations), path.absolute())
+    elif path.suffix == ".py":
+        written = load_python_file(path, text)
+        pipeline, locations = written.definition(), written.locations
+    else:
+        raise PipelineError(f"{path}: a pipeline is a .yaml or a .py file")
+    pipeline = _apply_overrides(pipeline, overrides)
+    for where, message in find_problems(pipeline):
+        raise locations.error(where, message)
+    return pipeline
+
+
+def check_definition(pipeline: PipelineDefinition) -> PipelineDefinition:
+    """The same, for one that no file was read for; raises PipelineError."""
+    for where, message in find_problems(pipeline):
+        raise PipelineError(f"{'.'.join(where)}: {message}")
+    return pipeline
+
+
+def _apply_overrides(pipeline: PipelineDefinition, overrides: Mapping[str, str]) -> PipelineDefinition:
+    if not overrides:
+        return pipeline
+    tree: dict[str, object] = {
+        "name": pipeline.name,
+        "bootstrap": pipeline.bootstrap,
+        "on_bad": pipeline.on_bad.value,
+        "dead_letters": pipeline.dead_letter_topic,
+        "trigger": pipeline.trigger,
+        "rate_limit": pipeline.rate_limit,
+        "checkpoint": pipeline.checkpoint,
+    }
+    kafka, spark = dict(pipeline.kafka), dict(pipeline.spark)
+    for name, value in overrides.items():
+        if name.startswith("kafka."):
+            kafka[name.removeprefix("kafka.")] = value
+        elif name.startswith("spark."):
+            spark[name] = value
+        else:
+            tree[name] = value
+    if "dead_letters" in overrides and "on_bad" not in overrides:
+        del tree["on_bad"]
+    given = SpecSection({**tree, "kafka": kafka, "spark": spark}, (), FileLocations("the command line", {}))
+    changed = parse_pipeline_settings(given, pipeline.sources, pipeline.views, pipeline.sinks, None)
+    return replace(changed, file=pipeline.file)

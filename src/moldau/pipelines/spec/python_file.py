@@ -1,0 +1,190 @@
+"""A pipeline written in Python: functions from DataFrames to DataFrames, with what they read and write above them.
+
+    from moldau.pipelines import Pipeline
+
+    pipeline = Pipeline("revenue", bootstrap="127.0.0.1:9092", dead_letters="orders.dead")
+
+    @pipeline.source(topic="orders", schema="product STRING, quantity INT, price DOUBLE")
+    def orders(records):
+        return records.where("quantity > 0")
+
+    @pipeline.view
+    def revenue(orders):
+        return orders.selectExpr("product", "quantity * price AS revenue")
+
+    @pipeline.sink(topic="revenue", key="product")
+    def out(revenue):
+        return revenue
+
+What a function's parameters are called says which views it gets; a source's function gets the decoded records. Settings
+are called as in YAML, and are checked in the same way.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moldau.pipelines import definition
+from moldau.pipelines.definition import PipelineError, Sink, Source, View
+from moldau.pipelines.spec.parser import parse_pipeline_settings, parse_sink, parse_source
+from moldau.pipelines.spec.section import FileLocations, SpecSection
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NO_SESSION_ERROR = "SESSION_OR_CONTEXT_NOT_EXISTS"
+
+
+class Pipeline:
+    """Collects what a file declares; `definition()` is the pipeline then."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        """As in YAML: bootstrap, kafka, on_bad, dead_letters, trigger, rate_limit, checkpoint, spark."""
+        self._file, line = _caller()
+        self._settings = {"name": name, **settings}
+        self._lines: dict[tuple[str, ...], int] = {(): line}
+        self._locations = FileLocations("" if self._file is None else str(self._file), self._lines)
+        self._sources: dict[str, Source] = {}
+        self._views: dict[str, View] = {}
+        self._sinks: dict[str, Sink] = {}
+
+    def source(self, name: str | None = None, /, **settings: Any) -> Callable[[F], F]:
+        """A view over topics. Used as a decorator, the function gets the decoded records and gives the view, which is
+        called like the function unless it has a name; used alone it needs a name."""
+        _, line = _caller()
+
+        def declare(name: str, transform: F | None) -> None:
+            path = ("sources", name)
+            self._lines[path] = line
+            source = parse_source(name, SpecSection(settings, path, self._locations), self._folder)
+            self._sources[name] = replace(source, transform=transform)
+
+        if name is not None:
+            declare(name, None)
+
+        def decorate(function: F) -> F:
+            declare(name or function.__name__, function)
+            return function
+
+        return decorate
+
+    def view(self, function: F) -> F:
+        """A step of the transformation."""
+        self._add_view(View(function.__name__, transform=function), _caller()[1])
+        return function
+
+    def sql(self, name: str, select: str) -> None:
+        """A step of the transformation, as SQL over the sources and the views before it."""
+        self._add_view(View(name, sql=select), _caller()[1])
+
+    def sink(self, name: str | None = None, /, **settings: Any) -> Callable[[F], F]:
+        """Where rows go. Used as a decorator, the function gives the rows; used alone it needs a name, and shows the
+        view that `view=` names, or the last one."""
+        _, line = _caller()
+        given = {("from" if key in ("view", "from_") else key): value for key, value in settings.items()}
+
+        def declare(name: str, view: str | None) -> None:
+            path = ("sinks", name)
+            self._lines[path] = line
+            sink = parse_sink(name, SpecSection(given, path, self._locations), self._folder)
+            self._sinks[name] = sink if view is None else replace(sink, view=view)
+
+        if name is not None:
+            declare(name, None)
+
+        def decorate(function: F) -> F:
+            called = name or function.__name__
+            view = f"_rows_of_{called}".replace("-", "_")
+            self._add_view(View(view, transform=function), line)
+            declare(called, view)
+            return function
+
+        return decorate
+
+    def definition(self) -> definition.PipelineDefinition:
+        given = SpecSection(self._settings, (), self._locations)
+        sinks = tuple(self._sinks.values())
+        views = tuple(self._views.values())
+        shown = tuple(view for view in views if not view.name.startswith("_rows_of_"))
+        pipeline = parse_pipeline_settings(given, tuple(self._sources.values()), shown, sinks, self._file)
+        return replace(pipeline, views=views)
+
+    @property
+    def locations(self) -> FileLocations:
+        return self._locations
+
+    @property
+    def _folder(self) -> Path | None:
+        return None if self._file is None else self._file.parent
+
+    def _add_view(self, view: View, line: int) -> None:
+        path = ("transform", view.name)
+        if view.name in self._views:
+            raise self._locations.error(path, f"there are two views called {view.name!r}")
+        self._lines[path] = line
+        self._views[view.name] = view
+
+
+def _caller() -> tuple[Path | None, int]:
+    """The file and line that called what called this."""
+    frame = sys._getframe(2)
+    name = frame.f_code.co_filename
+    return (None if name.startswith("<") else Path(name)), frame.f_lineno
+
+
+def load_python_file(path: Path, text: str) -> Pipeline:
+    """The one pipeline that a Python file makes; raises PipelineError."""
+    import importlib.util
+
+    from pyspark import cloudpickle
+
+    name = f"moldau_pipeline_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    # The folder's other modules can be imported, as when a script is run.
+    sys.path.insert(0, str(path.parent.absolute()))
+    try:
+        exec(compile(text, str(path.absolute()), "exec"), module.__dict__)
+    except PipelineError:
+        raise
+    except SyntaxError as error:
+        raise PipelineError(f"{path}:{error.lineno}: this is not Python: {error.msg}") from None
+    except SystemExit as error:
+        raise PipelineError(
+            f"{path}:{_line_of(error, path)}: the file ended itself with sys.exit({error.code!r}); a pipeline's file "
+            "only declares, and is read to its end"
+        ) from error
+    except Exception as error:
+        where = f"{path}:{_line_of(error, path)}"
+        if _NO_SESSION_ERROR in str(error):
+            raise PipelineError(
+                f"{where}: this asks Spark, which is not started when the file is read: give types as objects "
+                '(@F.udf(T.IntegerType()), not @F.udf("int")), and do what needs a session inside the functions of '
+                "sources, views and sinks"
+            ) from error
+        raise PipelineError(f"{where}: the file ended in {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent.absolute()))
+    # Executors do not have the file: what it defines travels with the functions.
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}
+    if len({id(each) for each in found.values()}) != 1:
+        told = f"has {len(found)} ({', '.join(found)})" if found else "has none"
+        raise PipelineError(
+            f"{path}: a file makes one pipeline (pipeline = Pipeline({path.stem!r})); this {told}"
+        )
+    return next(iter(found.values()))
+
+
+def _line_of(error: BaseException, path: Path) -> int:
+    """Where in the file it happened, be it deeper down."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path.absolute()):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,170 @@
+"""What must hold for any pipeline, however it was written. Needs no Spark and no cluster: `checking` asks those."""
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+
+from moldau.pipelines.definition import (
+    BadRecordPolicy,
+    Format,
+    PipelineDefinition,
+    Sink,
+    SinkKind,
+    Source,
+    View,
+)
+from moldau.pipelines.spec.cycles import find_cycles
+from moldau.pipelines.spec.parameters import parameters_of
+from moldau.pipelines.spec.values import SLUG_RULE, is_slug, is_sql_name
+from moldau.settings.values import did_you_mean
+
+Problem = tuple[tuple[str, ...], str]
+"""Where it is, as `("sources", "orders", "topic")`, and what is wrong."""
+
+_MODES = {
+    SinkKind.TOPIC: ("append", "update", "complete"),
+    SinkKind.PARQUET: ("append",),
+    SinkKind.DELTA: ("append", "upsert", "complete"),
+    SinkKind.CONSOLE: ("append", "update", "complete"),
+}
+
+
+def find_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
+    """In the order in which a reader of the file meets them."""
+    found = list(_definition_problems(pipeline))
+    yield from found
+    if not found:
+        # Who writes to whom can be asked when all names mean something.
+        yield from find_cycles(pipeline)
+
+
+def _definition_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
+    if not is_slug(pipeline.name):
+        yield ("name",), f"{pipeline.name!r} cannot name a pipeline: {SLUG_RULE}"
+    if not pipeline.sources:
+        yield ("sources",), "a pipeline needs a source: sources: {orders: {topic: orders, …}}"
+    if not pipeline.sinks:
+        yield ("sinks",), "a pipeline needs a sink; to see the rows: sinks: {screen: {console: true}}"
+    names: list[str] = []
+    for source in pipeline.sources:
+        yield from _source_problems(source)
+        yield from _duplicate_problems(("sources", source.name), source.name, names)
+        names.append(source.name)
+    for view in pipeline.views:
+        yield from _view_problems(view, names)
+        names.append(view.name)
+    seen: list[str] = []
+    for sink in pipeline.sinks:
+        yield from _sink_problems(sink, names)
+        yield from _duplicate_problems(("sinks", sink.name), sink.name, seen)
+        seen.append(sink.name)
+    yield from _table_problems(pipeline.sinks)
+    yield from _dead_letter_problems(pipeline)
+
+
+def _duplicate_problems(path: tuple[str, ...], name: str, before: Sequence[str]) -> Iterator[Problem]:
+    if name.lower() in (each.lower() for each in before):
+        yield path, f"there are two called {name!r}; SQL does not tell upper and lower case apart"
+
+
+def _source_problems(source: Source) -> Iterator[Problem]:
+    path = ("sources", source.name)
+    if not is_sql_name(source.name):
+        yield path, f"{source.name!r} cannot be a name in SQL: use letters, digits and _"
+    if source.pattern is not None:
+        try:
+            re.compile(source.pattern)
+        except re.error as error:
+            yield (*path, "pattern"), f"{source.pattern!r} is not a regular expression: {error}"
+    elif not source.topics or "" in source.topics:
+        yield (*path, "topic"), f"the source {source.name} has no topic"
+    if source.key_format not in (Format.BYTES, Format.STRING):
+        yield (*path, "key"), f"keys are bytes or string, not {source.key_format}"
+    if source.format is Format.AVRO:
+        yield from _avro_schema_problems(path, source.schema, "the source " + source.name)
+    elif source.schema is not None and source.format is not Format.JSON:
+        yield (*path, "schema"), f"{source.format} has no schema: its only column is `value`"
+
+
+def _avro_schema_problems(path: tuple[str, ...], schema: str | None, what: str) -> Iterator[Problem]:
+    if schema is None:
+        yield path, f"{what} is in Avro: it needs schema_file: …avsc (or schema: with the JSON itself)"
+        return
+    try:
+        json.loads(schema)
+    except ValueError as error:
+        yield (*path, "schema"), f"the Avro schema of {what} is not JSON: {error}"
+
+
+def _view_problems(view: View, before: Sequence[str]) -> Iterator[Problem]:
+    path = ("transform", view.name)
+    if not is_sql_name(view.name) and not view.name.startswith("_"):
+        yield path, f"{view.name!r} cannot be a name in SQL: use letters, digits and _"
+    yield from _duplicate_problems(path, view.name, before)
+    if view.transform is not None:
+        for parameter in parameters_of(view.transform):
+            if parameter not in before:
+                hint = did_you_mean(parameter, before) or f"; there are {', '.join(before)}"
+                yield (
+                    path,
+                    f"{view.name} takes {parameter!r}, which no source or view before it is called{hint}",
+                )
+    elif not (view.sql or "").strip():
+        yield path, f"the view {view.name} is empty: write a SELECT"
+
+
+def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
+    path = ("sinks", sink.name)
+    if not is_slug(sink.name):
+        yield path, f"{sink.name!r} cannot name a sink: {SLUG_RULE}"
+    if not sink.view:
+        yield path, f"the sink {sink.name} must say what it shows: from: {' or '.join(views) or 'a source'}"
+    elif sink.view not in views:
+        hint = did_you_mean(sink.view, views) or f"; there are {', '.join(views)}"
+        yield (*path, "from"), f"there is no source or view {sink.view!r}{hint}"
+    if sink.kind is not SinkKind.CONSOLE and not sink.target:
+        yield (*path, sink.kind.value), f"the sink {sink.name} needs a {sink.kind.value}"
+    modes = _MODES[sink.kind]
+    if sink.mode not in modes:
+        hint = did_you_mean(sink.mode, modes) or f"; there are {', '.join(modes)}"
+        yield (*path, "mode"), f"a {sink.kind} sink has no mode {sink.mode!r}{hint}"
+    if sink.mode == "upsert" and not sink.key:
+        yield path, "an upsert needs the columns that identify a row: key: [id]"
+    if sink.order_by and sink.mode != "upsert":
+        yield (*path, "order_by"), "order_by is for tables that are kept by key: mode: upsert"
+    if sink.delete_when and sink.mode != "upsert" and not (sink.kind is SinkKind.TOPIC and sink.key):
+        yield (
+            (*path, "delete_when"),
+            "delete_when is for what is kept by key: mode: upsert, or a topic with a key",
+        )
+    if sink.key and sink.mode != "upsert" and sink.kind is not SinkKind.TOPIC:
+        yield (*path, "key"), f"a {sink.kind} sink in mode {sink.mode} has no key; did you mean mode: upsert?"
+    if sink.partition_by and sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA):
+        yield (*path, "partition_by"), "partition_by is for Parquet and Delta"
+    if sink.kind is SinkKind.TOPIC and sink.format is Format.AVRO:
+        yield from _avro_schema_problems(path, sink.schema, f"the sink {sink.name}")
+
+
+def _table_problems(sinks: Sequence[Sink]) -> Iterator[Problem]:
+    """A table has one writer: two would take each other's batches for their own."""
+    writers: dict[str, str] = {}
+    for sink in sinks:
+        if sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA) or not sink.target:
+            continue
+        # The slashes of `s3a://bucket` are not of a path.
+        before, slashes, path = sink.target.rpartition("://")
+        directory = before + slashes + posixpath.normpath(path)
+        other = writers.setdefault(directory, sink.name)
+        if other != sink.name:
+            both = f"the sinks {other} and {sink.name} write to one directory, {directory}"
+            advice = "give each its own, or bring their rows together in one view with UNION ALL"
+            yield ("sinks", sink.name, sink.kind.value), f"{both}: {advice}"
+
+
+def _dead_letter_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
+    if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER and not pipeline.dead_letter_topic:
+        yield ("on_bad",), "on_bad: dead_letter needs the topic: dead_letters: <topic>"
+    if pipeline.on_bad is not BadRecordPolicy.DEAD_LETTER and pipeline.dead_letter_topic:
+        topic = pipeline.dead_letter_topic
+        yield ("on_bad",), f"on_bad: {pipeline.on_bad} sends nothing to dead_letters: {topic}; leave one out"

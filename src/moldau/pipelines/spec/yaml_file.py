@@ -1,0 +1,64 @@
+"""A pipeline file in YAML as plain mappings, lists and texts, and the line of each. Values stay as they are written:
+a time is not a date, and a version not a number."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moldau.pipelines.definition import PipelineError
+from moldau.pipelines.spec.environment import substitute_variables
+from moldau.pipelines.spec.section import FileLocations
+
+_NULLS = ("", "~", "null", "Null", "NULL")
+
+
+def parse_yaml(path: Path, text: str, environment: Mapping[str, str]) -> tuple[object, FileLocations]:
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise PipelineError(f"{where}: this is not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise PipelineError(f"{path}: this is not YAML: {error}") from None
+    lines: dict[tuple[str, ...], int] = {}
+    locations = FileLocations(str(path), lines)
+    if root is None:
+        raise PipelineError(f"{path}: the file is empty; a pipeline has at least a name, sources and sinks")
+    return _to_python(root, (), locations, lines, environment), locations
+
+
+def _to_python(
+    node: Any,
+    path: tuple[str, ...],
+    locations: FileLocations,
+    lines: dict[tuple[str, ...], int],
+    environment: Mapping[str, str],
+) -> object:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if node.id == "scalar":
+        if node.style is None and node.value in _NULLS:
+            return None
+        try:
+            return substitute_variables(node.value, environment)
+        except ValueError as error:
+            raise locations.error(path, f"{'.'.join(path)}: {error}") from None
+    if node.id == "sequence":
+        return [_to_python(each, path, locations, lines, environment) for each in node.value]
+    tree: dict[str, object] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        inside = (*path, key)
+        if key in tree:
+            raise locations.error(
+                inside, f"{'.'.join(inside)} is there twice, again at line {_line(key_node)}"
+            )
+        lines[inside] = _line(key_node)
+        tree[key] = _to_python(value_node, inside, locations, lines, environment)
+    return tree
+
+
+def _line(node: Any) -> int:
+    return int(node.start_mark.line) + 1

@@ -1,0 +1,113 @@
+"""Data made on the spot for the pipelines that come with Moldau: orders of a coffee house, and its customers.
+
+The same seed makes the same records, whatever the clock says: a record's time is counted from the start that is given.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from moldau.client.producer.producer import Producer
+
+PRICES = {"espresso": 2.4, "cappuccino": 3.6, "filter": 3.1, "tea": 2.9, "cake": 4.5, "croissant": 2.2}
+CITIES = ("Prague", "Brno", "Plzen", "Olomouc", "Tabor", "Vyssi Brod")
+PLANS = ("free", "silver", "gold")
+NAMES = ("Ada", "Bohumil", "Clara", "Dora", "Emil", "Franz", "Greta", "Hugo", "Ida", "Jan")
+
+JITTER_MS = 2_000
+"""Orders reach the topic in a slightly other order than they were placed."""
+LATE_MS = 180_000
+LATE_SHARE = 0.01
+BAD_SHARE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedRecord:
+    """A record to be sent."""
+
+    key: bytes
+    value: bytes | None
+
+
+def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[GeneratedRecord]:
+    """Orders without end, `rate` a second. A few are late by minutes, and a few are not orders at all."""
+    random_ = random.Random(seed)
+    products = list(PRICES)
+    number = 0
+    while True:
+        now_ms = start_ms + int(number * 1000 / rate)
+        number += 1
+        product = random_.choices(products, weights=(6, 5, 3, 2, 2, 3))[0]
+        at_ms = now_ms - random_.randrange(JITTER_MS)
+        if random_.random() < LATE_SHARE:
+            at_ms -= LATE_MS
+        order = {
+            "order_id": f"o-{seed}-{number:07}",
+            "product": product,
+            "quantity": random_.choice((1, 1, 1, 2, 2, 3)),
+            "price": PRICES[product],
+            "at": iso(at_ms),
+        }
+        value = json.dumps(order).encode()
+        if random_.random() < BAD_SHARE:
+            value = random_.choice((value[: len(value) // 2], json.dumps({**order, "price": -1.0}).encode()))
+        yield GeneratedRecord(product.encode(), value)
+
+
+def customers(
+    seed: int = 1, *, start_ms: int, count: int = 200, rate: float = 50.0
+) -> Iterator[GeneratedRecord]:
+    """What becomes of `count` customers, without end: they come, change, and sometimes go, which is a null value."""
+    random_ = random.Random(seed)
+    number = 0
+    while True:
+        at = iso(start_ms + int(number * 1000 / rate))
+        number += 1
+        customer = f"c-{random_.randrange(count):05}"
+        if random_.random() < 0.1:
+            yield GeneratedRecord(customer.encode(), None)
+            continue
+        state = {
+            "name": random_.choice(NAMES),
+            "city": random_.choice(CITIES),
+            "plan": random_.choice(PLANS),
+            "changed_at": at,
+        }
+        yield GeneratedRecord(customer.encode(), json.dumps(state).encode())
+
+
+def iso(time_ms: int) -> str:
+    time_ = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return time_.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def send(producer: Producer, topic: str, records: Iterable[GeneratedRecord]) -> int:
+    """Sends all of them as fast as they can be; gives how many were delivered, or raises."""
+    deliveries = [await producer.send(topic, each.value, key=each.key) for each in records]
+    await producer.flush()
+    for delivery in deliveries:
+        await delivery
+    return len(deliveries)
+
+
+async def send_at_rate(
+    producer: Producer,
+    topic: str,
+    records: Iterator[GeneratedRecord],
+    rate: float,
+    on_sent: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Sends `rate` records a second until it is cancelled. What was missed while the machine was busy is caught up."""
+    start_s = time.monotonic()
+    sent = 0
+    while True:
+        due = int((time.monotonic() - start_s) * rate) + 1
+        for _ in range(due - sent):
+            await producer.send(topic, (each := next(records)).value, key=each.key)
+        sent = max(sent, due)
+        on_sent(sent)
+        await asyncio.sleep(max(0.02, 1 / rate))

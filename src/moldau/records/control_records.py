@@ -1,0 +1,276 @@
+"""Control records: what brokers write between the producers' records. Consumers skip them.
+
+The key says what a record is (a version and a type, two 16-bit numbers), the value is a message of that type.
+"""
+
+import enum
+import io
+import struct
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from moldau.errors import CorruptRecordError
+from moldau.records.batch import NO_PRODUCER_ID
+from moldau.records.batch_builder import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, build_batch
+from moldau.records.record import Record
+from moldau.wire.kio import (
+    KRaftVersionRecord,
+    SerialError,
+    SnapshotFooterRecord,
+    SnapshotHeaderRecord,
+    entity_reader,
+    entity_writer,
+    leader_change_v0,
+    leader_change_v1,
+    voters_record,
+)
+
+_KEY = struct.Struct(">hh")
+_END_TRANSACTION = struct.Struct(">hi")
+"""The message's version, then the coordinator epoch: the one control message with its version before it."""
+_VERSION = 0
+
+
+class ControlRecordType(enum.IntEnum):
+    ABORT = 0
+    COMMIT = 1
+    LEADER_CHANGE = 2
+    SNAPSHOT_HEADER = 3
+    SNAPSHOT_FOOTER = 4
+    KRAFT_VERSION = 5
+    KRAFT_VOTERS = 6
+
+
+class LeaderChangeVoter(NamedTuple):
+    id: int
+    directory_id: UUID | None = None
+
+
+class LeaderChange(NamedTuple):
+    """A quorum leader began its epoch (the batch's leader epoch)."""
+
+    leader_id: int
+    voters: tuple[LeaderChangeVoter, ...]
+    granting_voters: tuple[LeaderChangeVoter, ...]
+
+
+class EndTransaction(NamedTuple):
+    """The batch's producer ended its transaction in this partition."""
+
+    commit: bool
+    coordinator_epoch: int
+
+
+class SnapshotHeader(NamedTuple):
+    last_contained_timestamp: int
+    """Append time of the last record of the log that the snapshot stands for."""
+
+
+class SnapshotFooter(NamedTuple):
+    """Nothing follows: the snapshot is whole."""
+
+
+class KRaftVersion(NamedTuple):
+    """From here on the quorum's records are of this version; 1 is the first in which voters can change."""
+
+    version: int
+
+
+class RecordedVoterEndpoint(NamedTuple):
+    listener: str
+    host: str
+    port: int
+
+
+class RecordedVoter(NamedTuple):
+    id: int
+    directory_id: UUID | None
+    endpoints: tuple[RecordedVoterEndpoint, ...]
+    lowest_version: int = 0
+    """Of the quorum's versions that the voter's software can work with."""
+    highest_version: int = 1
+
+
+class Voters(NamedTuple):
+    """From here on these are the voters of the quorum."""
+
+    voters: tuple[RecordedVoter, ...]
+
+
+class OtherControl(NamedTuple):
+    """A control record of a type that means nothing here."""
+
+    type: int
+    value: bytes | None
+
+
+ControlRecord = (
+    LeaderChange | EndTransaction | SnapshotHeader | SnapshotFooter | KRaftVersion | Voters | OtherControl
+)
+
+
+def control_batch(
+    control: ControlRecord,
+    *,
+    timestamp: int,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+) -> bytes:
+    """A batch of this one control record. Only the end of a transaction has a producer: its own."""
+    return build_batch(
+        [Record(timestamp=timestamp, key=encode_key(control), value=encode_value(control))],
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transactional=isinstance(control, EndTransaction),
+        control=True,
+    )
+
+
+def control_type(key: bytes | None) -> int:
+    """The type in a control record's key: a ControlType, or a number that is none."""
+    if key is None or len(key) < _KEY.size:
+        raise CorruptRecordError(f"a control record has the key {key!r}")
+    _, number = _KEY.unpack_from(key)
+    return int(number)
+
+
+def decode(record: Record) -> ControlRecord:
+    """Raises CorruptRecordError."""
+    number = control_type(record.key)
+    value = record.value or b""
+    try:
+        if number in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+            _, coordinator_epoch = _END_TRANSACTION.unpack_from(value)
+            return EndTransaction(number == ControlRecordType.COMMIT, coordinator_epoch)
+        if number == ControlRecordType.LEADER_CHANGE:
+            return _decode_leader_change(value)
+        if number == ControlRecordType.SNAPSHOT_HEADER:
+            header, _ = entity_reader(SnapshotHeaderRecord)(value, 0)
+            return SnapshotHeader(header.last_contained_log_timestamp)
+        if number == ControlRecordType.SNAPSHOT_FOOTER:
+            entity_reader(SnapshotFooterRecord)(value, 0)
+            return SnapshotFooter()
+        if number == ControlRecordType.KRAFT_VERSION:
+            message, _ = entity_reader(KRaftVersionRecord)(value, 0)
+            return KRaftVersion(message.k_raft_version)
+        if number == ControlRecordType.KRAFT_VOTERS:
+            return _decode_voters(value)
+    except (struct.error, SerialError, ValueError) as error:
+        raise CorruptRecordError(f"a control record of type {number} cannot be read: {error}") from None
+    return OtherControl(number, record.value)
+
+
+def encode_key(control: ControlRecord) -> bytes:
+    return _KEY.pack(_VERSION, _type_of(control))
+
+
+def encode_value(control: ControlRecord) -> bytes | None:
+    if isinstance(control, EndTransaction):
+        return _END_TRANSACTION.pack(_VERSION, control.coordinator_epoch)
+    if isinstance(control, LeaderChange):
+        return _encode_leader_change(control)
+    if isinstance(control, SnapshotHeader):
+        timestamp = control.last_contained_timestamp
+        return _write(SnapshotHeaderRecord, version=_VERSION, last_contained_log_timestamp=timestamp)
+    if isinstance(control, SnapshotFooter):
+        return _write(SnapshotFooterRecord, version=_VERSION)
+    if isinstance(control, KRaftVersion):
+        return _write(KRaftVersionRecord, version=_VERSION, k_raft_version=control.version)
+    if isinstance(control, Voters):
+        return _encode_voters(control)
+    return control.value
+
+
+def _type_of(control: ControlRecord) -> int:
+    if isinstance(control, EndTransaction):
+        return ControlRecordType.COMMIT if control.commit else ControlRecordType.ABORT
+    if isinstance(control, LeaderChange):
+        return ControlRecordType.LEADER_CHANGE
+    if isinstance(control, SnapshotHeader):
+        return ControlRecordType.SNAPSHOT_HEADER
+    if isinstance(control, SnapshotFooter):
+        return ControlRecordType.SNAPSHOT_FOOTER
+    if isinstance(control, KRaftVersion):
+        return ControlRecordType.KRAFT_VERSION
+    if isinstance(control, Voters):
+        return ControlRecordType.KRAFT_VOTERS
+    return control.type
+
+
+def _encode_leader_change(change: LeaderChange) -> bytes:
+    """Version 1 only where directory ids are known: it is for quorums whose voters can change."""
+    version = 1 if any(voter.directory_id for voter in change.voters) else 0
+    schema: Any = leader_change_v1 if version else leader_change_v0
+
+    def voters(of: tuple[LeaderChangeVoter, ...]) -> tuple[Any, ...]:
+        if version == 0:
+            return tuple(schema.Voter(voter_id=voter.id) for voter in of)
+        return tuple(schema.Voter(voter_id=voter.id, voter_directory_id=voter.directory_id) for voter in of)
+
+    return _write(
+        schema.LeaderChangeMessage,
+        version=version,
+        leader_id=change.leader_id,
+        voters=voters(change.voters),
+        granting_voters=voters(change.granting_voters),
+    )
+
+
+def _decode_leader_change(value: bytes) -> LeaderChange:
+    version = int.from_bytes(value[:2], "big", signed=True)
+    schema: Any = leader_change_v0 if version == 0 else leader_change_v1
+    message, _ = entity_reader(schema.LeaderChangeMessage)(value, 0)
+
+    def voters(of: Any) -> tuple[LeaderChangeVoter, ...]:
+        return tuple(
+            LeaderChangeVoter(voter.voter_id, getattr(voter, "voter_directory_id", None)) for voter in of
+        )
+
+    return LeaderChange(message.leader_id, voters(message.voters), voters(message.granting_voters))
+
+
+def _encode_voters(voters: Voters) -> bytes:
+    schema: Any = voters_record
+    return _write(
+        schema.VotersRecord,
+        version=_VERSION,
+        voters=tuple(
+            schema.Voter(
+                voter_id=voter.id,
+                voter_directory_id=voter.directory_id,
+                endpoints=tuple(
+                    schema.Endpoint(name=at.listener, host=at.host, port=at.port) for at in voter.endpoints
+                ),
+                k_raft_version_feature=schema.KRaftVersionFeature(
+                    min_supported_version=voter.lowest_version, max_supported_version=voter.highest_version
+                ),
+            )
+            for voter in voters.voters
+        ),
+    )
+
+
+def _decode_voters(value: bytes) -> Voters:
+    message, _ = entity_reader(voters_record.VotersRecord)(value, 0)
+    return Voters(
+        tuple(
+            RecordedVoter(
+                voter.voter_id,
+                voter.voter_directory_id,
+                tuple(RecordedVoterEndpoint(at.name, at.host, at.port) for at in voter.endpoints),
+                voter.k_raft_version_feature.min_supported_version,
+                voter.k_raft_version_feature.max_supported_version,
+            )
+            for voter in message.voters
+        )
+    )
+
+
+def _write(schema: Any, **fields: Any) -> bytes:
+    buffer = io.BytesIO()
+    entity_writer(schema)(buffer, schema(**fields))
+    return buffer.getvalue()

@@ -1,0 +1,82 @@
+"""Broker loggers as configs: how much each part of this node writes to its own log, told and changed by
+clients.
+
+`root` stands for all of Moldau. A change lasts until the process ends, and is that of the process, not of
+the cluster.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from moldau.controller.requests import ConfigChange, ConfigOperation
+from moldau.errors import InvalidConfigError, InvalidRequestError
+from moldau.observe.logging import ROOT
+
+KAFKA_ROOT = "root"
+LOGGER_SOURCE = 6
+LEVELS = {
+    "FATAL": logging.CRITICAL,
+    "ERROR": logging.ERROR,
+    "WARN": logging.WARNING,
+    "INFO": logging.INFO,
+    "DEBUG": logging.DEBUG,
+    "TRACE": logging.DEBUG,
+}
+
+
+def describe_loggers() -> list[dict[str, Any]]:
+    """As the entries of a DescribeConfigs answer."""
+    return [
+        {
+            "name": name,
+            "value": _level_name(logger.getEffectiveLevel()),
+            "read_only": False,
+            "config_source": LOGGER_SOURCE,
+            "is_sensitive": False,
+            "synonyms": [],
+            "config_type": 0,
+            "documentation": None,
+        }
+        for name, logger in _loggers().items()
+    ]
+
+
+def alter_loggers(changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
+    """All of the changes, or an error and none."""
+    loggers = _loggers()
+    levels = {change.name: _parse_level(change, loggers) for change in changes}
+    if not validate_only:
+        for name, level in levels.items():
+            loggers[name].setLevel(level)
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    found = {KAFKA_ROOT: logging.getLogger(ROOT)}
+    for name in sorted(logging.root.manager.loggerDict):
+        logger = logging.root.manager.loggerDict[name]
+        if name.startswith(f"{ROOT}.") and isinstance(logger, logging.Logger):
+            found[name] = logger
+    return found
+
+
+def _level_name(level: int) -> str:
+    """The strongest of Kafka's levels that a level reaches."""
+    return next((name for name, reached in LEVELS.items() if level >= reached), "TRACE")
+
+
+def _parse_level(change: ConfigChange, loggers: dict[str, logging.Logger]) -> int:
+    if change.operation not in (ConfigOperation.SET, ConfigOperation.DELETE):
+        raise InvalidRequestError(f"{change.operation.name} is not allowed for broker loggers")
+    if change.name not in loggers:
+        raise InvalidConfigError(f"Logger {change.name} does not exist!")
+    if change.operation is ConfigOperation.DELETE:
+        if change.name == KAFKA_ROOT:
+            raise InvalidRequestError(f"Removing the log level of the {KAFKA_ROOT} logger is not allowed")
+        return logging.NOTSET
+    if change.value not in LEVELS:
+        raise InvalidConfigError(
+            f"Cannot set the log level of {change.name} to {change.value}: "
+            f"it must be one of {', '.join(LEVELS)}"
+        )
+    return LEVELS[change.value]

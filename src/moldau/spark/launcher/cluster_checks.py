@@ -1,0 +1,121 @@
+"""Whether a standalone cluster can run what it is given: its master answers, it has executors, and these have the
+Python and the packages that are needed. What is missing is said before a query fails in a less plain way."""
+
+import errno
+import importlib.util
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.launcher.master_url import Master
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+REQUIRED_PACKAGES = ("pyarrow", "numpy", "pandas", "cramjam", "crc32c", "kio")
+"""What the data source imports on executors (numba makes it faster, and may be missing)."""
+RETRY_INTERVAL_S = 0.25
+POLL_INTERVAL_S = 0.05
+
+
+def reach_master(master: Master, within_s: float) -> str:
+    """The address of ours by which the master is reached, and by which executors will reach us. Raises LaunchError
+    where no master listens within this time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        failures = []
+        for host, port in master.addresses:
+            left_s = max(0.1, (deadline - time.monotonic()) / len(master.addresses))
+            try:
+                with socket.create_connection((host, port), timeout=left_s) as connection:
+                    return str(connection.getsockname()[0])
+            except socket.gaierror as error:
+                failures.append(f"the name {host} is not known ({error.strerror})")
+            except TimeoutError:
+                failures.append(f"{host}:{port} does not answer")
+            except OSError as error:
+                failures.append(f"{host}:{port}: {_connect_error_text(error)}")
+        if time.monotonic() + RETRY_INTERVAL_S > deadline:
+            raise LaunchError(
+                f"No Spark master at {master.url} within {within_s:.0f} s: {'; '.join(failures)}. Is it running "
+                "(`moldau spark master` starts one and prints its address), and does a firewall let this machine "
+                "through?"
+            )
+        time.sleep(RETRY_INTERVAL_S)
+
+
+def _connect_error_text(error: OSError) -> str:
+    return "nobody listens there" if error.errno == errno.ECONNREFUSED else error.strerror or str(error)
+
+
+def unresponsive_master_error(master: Master, within_s: float, version: str) -> LaunchError:
+    return LaunchError(
+        f"{master.url} takes connections but did not register this application within {within_s:.0f} s. Is it the "
+        f"port of a Spark master (not of its web page), and does it run the same Spark ({version})?"
+    )
+
+
+def wait_for_executors(context: "SparkContext", master: Master, within_s: float) -> None:
+    """Raises LaunchError where the master has none to give within this time."""
+    deadline = time.monotonic() + within_s
+    state = context._jsc.sc()
+    while True:
+        if state.isStopped():
+            raise LaunchError(
+                f"The master {master.url} has ended the application: its executors could not be started. The logs "
+                "of the workers (work/app-… below where they run) say why."
+            )
+        # The driver counts as one.
+        if state.getExecutorMemoryStatus().size() > 1:
+            return
+        if time.monotonic() > deadline:
+            conf = context.getConf()
+            raise LaunchError(
+                f"The master {master.url} gave no executor within {within_s:.0f} s. Has it workers (`moldau spark "
+                f"worker {master.url}` starts one), and have these a free core and "
+                f"{conf.get('spark.executor.memory', '1g')} of memory (spark.executor.memory), not taken by another "
+                "application (spark.cores.max)?"
+            )
+        time.sleep(POLL_INTERVAL_S)
+
+
+def check_executors(context: "SparkContext") -> None:
+    """Runs a task on executors that tells what they lack. Raises LaunchError with all of it."""
+    count = max(1, context.defaultParallelism)
+    try:
+        found = context.parallelize(range(count), count).mapPartitions(_find_missing_packages).collect()
+    except Exception as error:
+        raise LaunchError(executor_error_text(str(error), context.pythonExec)) from None
+    lacking = {host: missing for host, missing in found if missing}
+    if lacking:
+        raise LaunchError(
+            "; ".join(f"The executor on {host} lacks {', '.join(names)}" for host, names in lacking.items())
+            + ". Install there what Moldau stands on: pip install 'moldau[spark]' brings it all, into the Python that "
+            f"executors run ({context.pythonExec})."
+        )
+
+
+def _find_missing_packages(_: Iterable[int]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    missing = tuple(name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None)
+    yield socket.gethostname(), missing
+
+
+def executor_error_text(failure: str, python: str) -> str:
+    """Why executors could not run the first task, of what Spark says about it."""
+    if "PYTHON_VERSION_MISMATCH" in failure:
+        versions = re.search(r"version: (\S+) than that in driver:? (\S+?),", failure)
+        there, here = versions.groups() if versions else ("another version", "this one")
+        return (
+            f"Executors run Python {there} and this driver {here}: Spark needs the same minor version. Name the right "
+            f"one with the environment variable PYSPARK_PYTHON (it is {python} now)."
+        )
+    if re.search(r'Cannot run program "[^"]*"', failure):
+        return (
+            f"Executors have no program {python}. Name the Python that is on all of them with the environment variable "
+            "PYSPARK_PYTHON, or the setting spark.pyspark.python."
+        )
+    cause = re.search(r"(?:\w*Error|\w*Exception): [^\n]+", failure)
+    return f"Executors cannot run Python tasks: {cause.group() if cause else failure.splitlines()[0]}"

@@ -1,0 +1,61 @@
+"""What a master URL says about where a query runs."""
+
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from moldau.spark.launcher.errors import LaunchError
+
+DEFAULT_PORT = 7077
+
+
+class MasterKind(Enum):
+    LOCAL = auto()
+    """Driver and executors in one process on this machine."""
+    STANDALONE = auto()
+    CONNECT = auto()
+    OTHER = auto()
+    """yarn, k8s://…: handed to Spark as it is."""
+
+
+@dataclass(frozen=True)
+class Master:
+    url: str
+    kind: MasterKind
+    threads: int = 0
+    """Of a local one."""
+    addresses: tuple[tuple[str, int], ...] = ()
+    """Of a standalone one; several where masters stand by for each other."""
+
+
+def parse_master(url: str) -> Master:
+    """Raises LaunchError where it cannot be a master."""
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?", url)
+    if local:
+        threads = os.cpu_count() or 1 if local.group(1) == "*" else int(local.group(1) or 1)
+        if threads < 1:
+            raise LaunchError(f"{url!r} has no thread to run on: local[*] takes as many as there are cores.")
+        return Master(url, MasterKind.LOCAL, threads=threads)
+    if url.startswith("local-cluster["):
+        return Master(url, MasterKind.OTHER)
+    if url.startswith("spark://"):
+        return Master(url, MasterKind.STANDALONE, addresses=_addresses(url))
+    if url.startswith("sc://"):
+        return Master(url, MasterKind.CONNECT)
+    if url == "yarn" or url.startswith("k8s://"):
+        return Master(url, MasterKind.OTHER)
+    raise LaunchError(
+        f"{url!r} is not a master: give local[*] for this machine, spark://host:{DEFAULT_PORT} for a standalone "
+        "cluster, yarn, k8s://…, or sc://… for Spark Connect."
+    )
+
+
+def _addresses(url: str) -> tuple[tuple[str, int], ...]:
+    found = []
+    for each in url.removeprefix("spark://").split(","):
+        host, colon, port = each.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise LaunchError(f"{url!r} lacks a port: a standalone master is spark://host:{DEFAULT_PORT}.")
+        found.append((host.strip("[]"), int(port)))
+    return tuple(found)

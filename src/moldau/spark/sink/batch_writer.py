@@ -1,0 +1,68 @@
+"""`df.write.format("moldau")`: rows become records of topics.
+
+Delivery is at least once: a task that Spark tries again writes its rows again. Each attempt by itself writes its rows
+once and in their order, through an idempotent producer, and a task is done when the brokers have acknowledged all.
+
+Spark makes writers in short processes of the driver, so this file leaves it to the tasks to import what writes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from moldau.observe.logging import get_logger
+from moldau.spark.errors import OptionError, user_facing_errors
+from moldau.spark.sink.columns import sink_columns
+from moldau.spark.sink.options import parse_topic_options
+from moldau.spark.sink.spark_task import SparkTask, current_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_log = get_logger("spark.sink")
+
+
+@dataclass(frozen=True)
+class TopicCommitMessage(WriterCommitMessage):
+    """What a task has written, all of it acknowledged."""
+
+    task: SparkTask
+    counts: dict[tuple[str, int], int]
+    """Records by topic and partition."""
+
+
+class TopicRowWriter:
+    """What batch and streaming writes share."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._options = parse_topic_options(options)
+        self._columns = sink_columns(
+            schema,
+            has_topic=self._options.topic is not None,
+            includes_headers=self._options.includes_headers,
+        )
+
+    def write(self, batches: "Iterator[pa.RecordBatch]") -> TopicCommitMessage:
+        from moldau.spark.sink.task_writer import write_rows
+
+        task = current_task(TaskContext.get())
+        # Once in a query: writers are made several times for each batch, in processes that do not know of each other.
+        if self._columns.ignored and task.is_first:
+            _log.warning(f"a record has no columns {', '.join(self._columns.ignored)}: they are not written")
+        with user_facing_errors(self._options.bootstrap):
+            counts = write_rows(batches, self._options, self._columns)
+        return TopicCommitMessage(task, counts)
+
+
+class TopicWriter(DataSourceArrowWriter):
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
+        if overwrite:
+            raise OptionError("records are appended to a topic and never overwritten: use .mode('append')")
+        self._rows = TopicRowWriter(options, schema)
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        return self._rows.write(iterator)

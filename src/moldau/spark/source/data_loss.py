@@ -1,0 +1,64 @@
+"""Records that a query was to read and that are gone: an error or, with failOnDataLoss=false, a warning."""
+
+from typing import NamedTuple
+
+from moldau.observe.logging import get_logger
+from moldau.spark.errors import DataLossError
+from moldau.spark.source.offsets import StreamPosition, format_partitions
+from moldau.spark.source.options import Subscription
+
+_log = get_logger("spark.source")
+
+
+def report_data_loss(what: str, *, fails: bool, action: str) -> None:
+    """`what` tells of it; `action` is what the query does where it does not fail."""
+    if fails:
+        raise DataLossError(
+            f"{what}: records may have been lost. With failOnDataLoss set to false the query {action}"
+        )
+    _log.warning(f"{what}: records may have been lost; failOnDataLoss is false, so the query {action}")
+
+
+class DataLoss(NamedTuple):
+    what: str
+    action: str
+
+
+def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: Subscription) -> list[DataLoss]:
+    """What was read up to `start` and is not what it was: topics deleted, made anew, cut, or not asked for any more."""
+    found = [
+        DataLoss(
+            f"the topic {topic!r} was deleted and made anew since it was read", "reads it from its beginning"
+        )
+        for topic in start.recreated_topics(now)
+    ]
+    known = start.without_recreated(now)
+    missing = sorted(partition for partition in known if partition not in now.offsets)
+    dropped = [partition for partition in missing if not subscription.has(partition)]
+    if dropped:
+        found.append(
+            DataLoss(
+                f"{format_partitions(dropped)} was read before, and {subscription.option} does not name "
+                f"it any more. Name it "
+                "again, or begin anew with another checkpoint",
+                "goes on without it",
+            )
+        )
+    gone = [partition for partition in missing if subscription.has(partition)]
+    if gone:
+        found.append(
+            DataLoss(
+                f"{format_partitions(gone)} was read before and is not there any more", "reads the others"
+            )
+        )
+    found += [
+        DataLoss(
+            f"{partition} was read up to offset {known[partition]}, and its log ends at {end} now",
+            f"goes on at {end}"
+            if start.is_same_topic(partition.topic, now)
+            else "reads it from its beginning",
+        )
+        for partition, end in now.offsets.items()
+        if end < known.get(partition, 0)
+    ]
+    return found

@@ -1,0 +1,91 @@
+"""Shows how far a query has come to everybody else: its offsets, committed to its consumer group.
+
+The checkpoint alone says where a query goes on, so nothing is lost when this fails; it is a warning.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.group.offsets import GroupOffsets
+from moldau.client.net.cluster import Cluster
+from moldau.client.record import TopicPartition
+from moldau.observe.logging import get_logger
+from moldau.spark.source.offsets import Offsets
+
+TIMEOUT_MS = 10_000
+
+RECOMMIT_INTERVAL_S = 3600.0
+"""After so long the same offsets are published once more: brokers forget those of groups that are not heard of."""
+
+_log = get_logger("spark.source")
+
+
+class OffsetCommitter:
+    """Lives in the portal's loop. Commits go one after the other, and what is newer takes the place of what waits."""
+
+    def __init__(self, cluster: Cluster, group_id: str) -> None:
+        self._group_id = group_id
+        self._offsets = GroupOffsets(cluster, group_id)
+        self._committed: Offsets = {}
+        self._committed_at_s = -RECOMMIT_INTERVAL_S
+        self._pending: Offsets = {}
+        self._commit_task: asyncio.Task[None] | None = None
+        self._has_warned = False
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """In the background: no micro-batch waits for it."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._committed_at_s >= RECOMMIT_INTERVAL_S:
+            self._committed, self._committed_at_s = {}, now_s
+        self._pending = {
+            partition: offset
+            for partition, offset in offsets.items()
+            if self._committed.get(partition) != offset
+        }
+        if self._pending and self._commit_task is None:
+            self._commit_task = asyncio.get_running_loop().create_task(self._commit_pending())
+
+    async def drain(self) -> None:
+        """Waits until all that was given is published, or was given up."""
+        if self._commit_task is not None:
+            await asyncio.gather(self._commit_task, return_exceptions=True)
+
+    async def _commit_pending(self) -> None:
+        try:
+            while self._pending:
+                offsets, self._pending = self._pending, {}
+                await self._commit(offsets)
+                # Also what was refused: it is not tried again before it changes.
+                self._committed |= offsets
+        finally:
+            self._commit_task = None
+
+    async def _commit(self, offsets: Offsets) -> None:
+        wanted = {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
+        try:
+            outcomes = await self._offsets.commit_each(wanted, timeout_ms=TIMEOUT_MS)
+        except KafkaError as error:
+            self._warn(error)
+            return
+        refused = next((each for each in outcomes.values() if each is not None), None)
+        if refused is not None:
+            self._warn(refused)
+            return
+        self._has_warned = False
+
+    def _warn(self, error: KafkaError) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        members = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.rebalance_in_progress)
+        cause = (
+            "the group has members of its own: give the query a group that nobody else uses by kafka.group.id"
+            if error.code in members
+            else str(error)
+        )
+        _log.warning(
+            f"the offsets of the query could not be published to the group {self._group_id!r}, so its lag does not "
+            f"show there: {cause}"
+        )

@@ -1,0 +1,151 @@
+"""Follows the partitions of a streaming query on the driver: where they end now, which are new, which have gone."""
+
+import asyncio
+import time
+import uuid
+
+from moldau.spark.source.data_loss import DataLoss, find_data_loss, report_data_loss
+from moldau.spark.source.offset_committer import OffsetCommitter
+from moldau.spark.source.offset_ranges import OffsetRange
+from moldau.spark.source.offsets import Offsets, StreamPosition
+from moldau.spark.source.options import SourceOptions
+from moldau.spark.source.partition_catalog import PartitionCatalog
+from moldau.spark.source.range_planner import plan_start, stream_ranges
+from moldau.spark.source.trigger_limits import TriggerLimits, cap_offsets, is_delayed, pending_offsets
+
+
+class StreamOffsetTracker:
+    """Its coroutines run in the portal's loop, one at a time."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._catalog = PartitionCatalog(options, is_stream=True)
+        self._committer: OffsetCommitter | None = None
+        self._fixed_end: StreamPosition | None = None
+        """Where the query is to end, with Trigger.AvailableNow."""
+        self._log_starts: Offsets = {}
+        """Where the logs of partitions begin that are new to the query."""
+        self._last_batch_s: float | None = None
+        self.latest: Offsets = {}
+        """The ends of all logs, as they were found last."""
+
+    async def initial_position(self) -> StreamPosition:
+        """Where a new query begins; it gets a group of its own, unless it has one."""
+        start = await plan_start(self._catalog, self._options)
+        prefix = self._options.group_id_prefix
+        group = None if self._options.group_id else f"{prefix}-{uuid.uuid4().hex[:8]}"
+        return StreamPosition(start, await self._catalog.topic_ids(start), group)
+
+    async def fix_end(self) -> None:
+        self._fixed_end = await self._fetch_position(refresh_metadata=True)
+
+    async def next_position(self, start: StreamPosition, limits: TriggerLimits | None) -> StreamPosition:
+        """The end of the next batch; `start` itself where there is none. None for limits takes all there is."""
+        await self.commit_to_group(start)
+        now = await self._current_position(start)
+        known, end = start.resume_offsets(now), now.offsets
+        self.latest = end
+        self._log_starts = {
+            partition: offset for partition, offset in self._log_starts.items() if partition not in known
+        }
+        new = [partition for partition in end if partition not in known]
+        self._log_starts |= await self._catalog.earliest_offsets(
+            each for each in new if each not in self._log_starts
+        )
+        complete = {
+            **{partition: self._log_starts.get(partition, end[partition]) for partition in new},
+            **known,
+        }
+        count = pending_offsets(complete, end)
+        if count == 0:
+            if self._fixed_end is not None and self._committer is not None:
+                # The query is over, and with it this process.
+                await self._committer.drain()
+        elif limits is not None:
+            # After a loss the next records must not be taken for those that were lost: the position moves at once.
+            may_wait = self._fixed_end is None and known == start.offsets
+            if may_wait and is_delayed(limits, count, self._since_last_batch_ms()):
+                return start
+            if limits.offsets_max is not None:
+                end = cap_offsets(complete, end, limits.offsets_max)
+        if count or self._last_batch_s is None:
+            self._last_batch_s = time.monotonic()
+        return StreamPosition(end, now.topic_ids, start.group)
+
+    async def ranges(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
+        """What is read between the two. A batch that is repeated after a restart may be of a topic that is another one
+        by now: its offsets mean nothing there."""
+        recreated_topics = end.recreated_topics(
+            StreamPosition({}, await self._catalog.topic_ids(end.offsets))
+        )
+        if recreated_topics:
+            # The broker that said so may have been the one that is behind.
+            await self._catalog.list_partitions(refresh_metadata=True)
+            recreated_topics = end.recreated_topics(
+                StreamPosition({}, await self._catalog.topic_ids(end.offsets))
+            )
+        self._report(
+            [
+                DataLoss(
+                    f"the topic {topic!r} was deleted and made anew since this batch of it was planned",
+                    "leaves this batch of it out, and then reads it from its beginning",
+                )
+                for topic in recreated_topics
+            ]
+        )
+        there = {
+            partition: stop
+            for partition, stop in end.offsets.items()
+            if partition.topic not in recreated_topics
+        }
+        end = StreamPosition(there, end.topic_ids, end.group)
+        known = start.resume_offsets(end)
+        new = [
+            partition for partition in there if partition not in known and partition not in self._log_starts
+        ]
+        self._log_starts |= await self._catalog.earliest_offsets(new)
+        return stream_ranges(start, end, self._log_starts, self._options)
+
+    async def commit_to_group(self, position: StreamPosition) -> None:
+        """Shows the group, in the background, that all up to there is in the sink."""
+        group = self._options.group_id or position.group
+        if group is None or not self._options.publishes_offsets:
+            return
+        if self._committer is None:
+            self._committer = OffsetCommitter(await self._catalog.cluster(), group)
+        self._committer.commit(position.offsets)
+
+    async def stop(self) -> None:
+        if self._committer is not None:
+            await self._committer.drain()
+        self._catalog.close()
+
+    async def _fetch_position(self, *, refresh_metadata: bool) -> StreamPosition:
+        ends = await self._catalog.latest_offsets(
+            await self._catalog.list_partitions(refresh_metadata=refresh_metadata)
+        )
+        return StreamPosition(ends, await self._catalog.topic_ids(ends))
+
+    async def _current_position(self, start: StreamPosition) -> StreamPosition:
+        """Where the logs end; what was lost of those that were read is told."""
+        if self._fixed_end is not None:
+            self._report(find_data_loss(start, self._fixed_end, self._options.subscription))
+            return self._fixed_end
+        for attempt in range(1, self._options.offset_attempts + 1):
+            now = await self._fetch_position(refresh_metadata=attempt > 1)
+            lost = find_data_loss(start, now, self._options.subscription)
+            if not lost:
+                return now
+            if attempt < self._options.offset_attempts:
+                # A broker that has just begun to lead may not know better.
+                await asyncio.sleep(self._options.offset_retry_ms / 1000)
+        self._report(lost)
+        return now
+
+    def _report(self, lost: list[DataLoss]) -> None:
+        for loss in lost:
+            what = f"{loss.what} (at {self._options.bootstrap})"
+            report_data_loss(what, fails=self._options.fail_on_data_loss, action=loss.action)
+
+    def _since_last_batch_ms(self) -> int | None:
+        return None if self._last_batch_s is None else round((time.monotonic() - self._last_batch_s) * 1000)

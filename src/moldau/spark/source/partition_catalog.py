@@ -1,0 +1,214 @@
+"""The driver's view of what is read: which partitions there are, and where their logs begin and end."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.cluster import Cluster
+from moldau.client.net.metadata import TopicInfo
+from moldau.client.record import TopicPartition
+from moldau.settings.values import did_you_mean
+from moldau.spark.errors import OptionError, SparkSourceError
+from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.source.offsets import (
+    EarliestOrLatest,
+    GlobalTimestamp,
+    OffsetRangeLimit,
+    Offsets,
+    SpecificOffsets,
+    SpecificTimestamps,
+    check_complete,
+    format_partitions,
+)
+from moldau.spark.source.options import SourceOptions
+
+STREAM_METADATA_AGE_MS = 1_000
+"""How often a stream looks for new partitions, in the background, unless kafka.metadata.max.age.ms says otherwise."""
+
+_FIRST_ATTEMPT_MS = 1_000
+"""So long the first question for offsets is waited for, and each one after it twice as long."""
+
+_UNKNOWN_TOPIC_CODES = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
+
+
+class PartitionCatalog:
+    """Its coroutines run in the portal's loop."""
+
+    def __init__(self, options: SourceOptions, *, is_stream: bool) -> None:
+        self._options = options
+        self._subscription = options.subscription
+        self._settings: dict[str, Any] = dict(options.connection)
+        if is_stream:
+            self._settings.setdefault("metadata_max_age_ms", STREAM_METADATA_AGE_MS)
+        self._cluster: Cluster | None = None
+
+    async def cluster(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = cluster = await event_loop_thread().cluster(self._settings)
+            if self._subscription.pattern is not None:
+                cluster.track_all()
+            else:
+                cluster.track(self._topics())
+            try:
+                await self._refresh(cluster)
+            except BaseException:
+                self.close()
+                raise
+        return self._cluster
+
+    def close(self) -> None:
+        """The cluster need not look after these topics any more."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is None:
+            return
+        if self._subscription.pattern is not None:
+            cluster.untrack_all()
+        else:
+            cluster.untrack(self._topics())
+
+    async def list_partitions(self, *, refresh_metadata: bool) -> list[TopicPartition]:
+        """The partitions that are read and there; those of the last look at the cluster, unless a fresh one is asked
+        for."""
+        refresh_metadata = refresh_metadata and self._cluster is not None
+        cluster = await self.cluster()
+        if refresh_metadata:
+            await self._refresh(cluster)
+        pattern = self._subscription.pattern
+        if pattern is not None:
+            fitting = re.compile(pattern)
+            topics: Iterable[TopicInfo] = [
+                topic
+                for name, topic in cluster.topics.items()
+                if fitting.fullmatch(name) and not topic.is_internal
+            ]
+        else:
+            topics = [cluster.topics[name] for name in self._topics() if name in cluster.topics]
+        found = [TopicPartition(topic.name, each.index) for topic in topics for each in topic.partitions]
+        assigned = frozenset(self._subscription.partitions)
+        return sorted(each for each in found if not assigned or each in assigned)
+
+    async def topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
+        """Of the topics of these partitions, by the last look at the cluster."""
+        cluster = await self.cluster()
+        found = {}
+        for name in {partition.topic: None for partition in partitions}:
+            topic = cluster.topics.get(name)
+            if topic is not None and topic.topic_id:
+                found[name] = str(topic.topic_id)
+        return found
+
+    async def require_partitions(self) -> list[TopicPartition]:
+        """All that are asked for; raises SparkSourceError for what is named and is not there."""
+        partitions = await self.list_partitions(refresh_metadata=True)
+        cluster = await self.cluster()
+        for name in self._topics():
+            if name not in cluster.topics:
+                await self._raise_unknown_topic(cluster, name)
+                return await self.require_partitions()
+        missing = [each for each in self._subscription.partitions if each not in partitions]
+        if missing:
+            count = len(cluster.topics[missing[0].topic].partitions)
+            raise SparkSourceError(
+                f"assign names {format_partitions(missing)}, and the topic {missing[0].topic!r} at "
+                f"{self._options.bootstrap} "
+                f"has {count} partitions, counted from 0"
+            )
+        return partitions
+
+    async def earliest_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """The first offset of each log; partitions that have gone meanwhile are left out."""
+        return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))
+
+    async def latest_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """The offset behind the last record of each log that this query may see."""
+        return await self._list_offsets(dict.fromkeys(partitions, LATEST))
+
+    async def resolve(self, side: str, place: OffsetRangeLimit, partitions: list[TopicPartition]) -> Offsets:
+        """Where the partitions are read from ("starting") or up to ("ending"), with EARLIEST and LATEST still among
+        the offsets. Raises OptionError when the option does not fit the partitions there are."""
+        match place:
+            case EarliestOrLatest(offset):
+                return dict.fromkeys(partitions, offset)
+            case SpecificOffsets(offsets):
+                check_complete(f"{side}Offsets", offsets, partitions)
+                return dict(offsets)
+            case GlobalTimestamp(time_ms):
+                return await self._offsets_at_times(side, dict.fromkeys(partitions, time_ms))
+            case SpecificTimestamps(times_ms):
+                check_complete(f"{side}OffsetsByTimestamp", times_ms, partitions)
+                return await self._offsets_at_times(side, times_ms)
+
+    async def _offsets_at_times(self, side: str, times_ms: Mapping[TopicPartition, int]) -> Offsets:
+        found = await self._list_offsets(times_ms)
+        for partition, time_ms in times_ms.items():
+            if (
+                partition not in found
+                and side == "starting"
+                and not self._options.starts_at_latest_without_match
+            ):
+                raise OptionError(
+                    f"{partition} has no record at or after {time_ms}, where it is to be read from. To begin at its "
+                    'end there, set startingOffsetsByTimestampStrategy to "latest"'
+                )
+        return {partition: found.get(partition, LATEST) for partition in times_ms}
+
+    async def _list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        """What list_offsets finds, tried for as long as the options allow and there are such partitions."""
+        cluster = await self.cluster()
+        level = self._options.fetch_options.isolation_level
+        left = dict(times)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.fetch_options.timeout_ms / 1000
+        attempt_ms = _FIRST_ATTEMPT_MS
+        while left:
+            left_ms = max(1, round((deadline - loop.time()) * 1000))
+            # The last attempt has all the time that is left: one that is cut short would say nothing.
+            is_last = left_ms < 2 * attempt_ms
+            try:
+                found = await list_offsets(
+                    cluster, left, isolation_level=level, timeout_ms=left_ms if is_last else attempt_ms
+                )
+                return {partition: each.offset for partition, each in found.items()}
+            except KafkaError as error:
+                if not error.is_retriable:
+                    raise
+                if error.code in _UNKNOWN_TOPIC_CODES:
+                    there = set(await self.list_partitions(refresh_metadata=True))
+                    gone = [partition for partition in left if partition not in there]
+                    if gone:
+                        # It was because of these: the others have not had their turn.
+                        left = {partition: time for partition, time in left.items() if partition in there}
+                        deadline = max(deadline, loop.time() + _FIRST_ATTEMPT_MS / 1000)
+                        continue
+                if is_last:
+                    raise
+            attempt_ms = min(2 * attempt_ms, max(_FIRST_ATTEMPT_MS, cluster.request_timeout_ms))
+        return {}
+
+    async def _refresh(self, cluster: Cluster) -> None:
+        """A broker that starts again is waited for."""
+        retry = cluster.retry(self._options.fetch_options.timeout_ms)
+        while True:
+            try:
+                await cluster.refresh(timeout_ms=retry.remaining_ms)
+                return
+            except KafkaError as error:
+                await retry.wait_or_raise(error)
+
+    def _topics(self) -> list[str]:
+        named = self._subscription.topics or (each.topic for each in self._subscription.partitions)
+        return sorted(dict.fromkeys(named))
+
+    async def _raise_unknown_topic(self, cluster: Cluster, name: str) -> None:
+        """Returns only when the topic was about to be made, and is there now."""
+        code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
+        if code not in _UNKNOWN_TOPIC_CODES:
+            await cluster.wait_for_topics([name])
+            return
+        await cluster.refresh(all_topics=True)
+        known = sorted(each.name for each in cluster.topics.values() if not each.is_internal)
+        hint = did_you_mean(name, known) or f". Create it: moldau topic create {name}"
+        raise SparkSourceError(f"there is no topic {name!r} at {self._options.bootstrap}{hint}")

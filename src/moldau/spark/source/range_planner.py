@@ -1,0 +1,133 @@
+"""Where a query begins and what a batch reads, found out on the driver from the options and the logs there are."""
+
+import asyncio
+from collections.abc import Mapping
+
+from moldau.client.consumer.offset_lookup import EARLIEST
+from moldau.client.record import TopicPartition
+from moldau.spark.errors import OptionError
+from moldau.spark.source.data_loss import report_data_loss
+from moldau.spark.source.offset_ranges import OffsetRange
+from moldau.spark.source.offsets import OffsetRangeLimit, Offsets, SpecificOffsets, StreamPosition
+from moldau.spark.source.options import SourceOptions
+from moldau.spark.source.partition_catalog import PartitionCatalog
+
+
+async def plan_batch(options: SourceOptions) -> list[OffsetRange]:
+    catalog = PartitionCatalog(options, is_stream=False)
+    try:
+        return await _plan_batch(catalog, options)
+    finally:
+        catalog.close()
+
+
+async def _plan_batch(catalog: PartitionCatalog, options: SourceOptions) -> list[OffsetRange]:
+    partitions = await catalog.require_partitions()
+    starts, ends, first, last = await asyncio.gather(
+        catalog.resolve("starting", options.starting, partitions),
+        catalog.resolve("ending", options.ending, partitions),
+        catalog.earliest_offsets(partitions),
+        catalog.latest_offsets(partitions),
+    )
+    ranges = []
+    for partition in partitions:
+        if partition not in first or partition not in last:
+            _report_deleted(partition, options)
+            continue
+        log = range(first[partition], last[partition])
+        start = _to_log_offset(starts[partition], options.starting, log)
+        end = _to_log_offset(ends[partition], options.ending, log)
+        ranges.append(batch_range(OffsetRange(*partition, start, end), log, options))
+    return ranges
+
+
+async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offsets:
+    """Where a new stream begins."""
+    partitions = await catalog.require_partitions()
+    starts, first, last = await asyncio.gather(
+        catalog.resolve("starting", options.starting, partitions),
+        catalog.earliest_offsets(partitions),
+        catalog.latest_offsets(partitions),
+    )
+    found = {}
+    for partition in partitions:
+        if partition not in first or partition not in last:
+            _report_deleted(partition, options)
+            continue
+        log = range(first[partition], last[partition])
+        offset = _to_log_offset(starts[partition], options.starting, log)
+        if not log.start <= offset <= log.stop:
+            report_data_loss(
+                f"{partition} at {options.bootstrap} was to be read from offset {offset}, and its log has {log.start} "
+                f"to {log.stop}",
+                fails=options.fail_on_data_loss,
+                action=f"begins at {log.start}",
+            )
+            offset = log.start
+        found[partition] = offset
+    return found
+
+
+def batch_range(wanted: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
+    """What of a range is in the log. Raises DataLossError or OptionError for offsets that make no sense there."""
+    where = f"{wanted.topic_partition} at {options.bootstrap}"
+    if wanted.end < wanted.start:
+        if isinstance(options.starting, SpecificOffsets) or isinstance(options.ending, SpecificOffsets):
+            raise OptionError(
+                f"{where} would be read from {wanted.start} to {wanted.end}: the end lies before the start"
+            )
+        # Two times the wrong way round, or records that are not in the order of their times.
+        return wanted._replace(end=wanted.start)
+    if wanted.size and wanted.start < log.start:
+        report_data_loss(
+            f"{where} was to be read from offset {wanted.start}, and its log begins at {log.start}",
+            fails=options.fail_on_data_loss,
+            action=f"begins at {log.start}",
+        )
+        wanted = wanted._replace(start=log.start, end=max(log.start, wanted.end))
+    if wanted.size and wanted.end > log.stop:
+        report_data_loss(
+            f"{where} was to be read up to offset {wanted.end}, and its log ends at {log.stop}",
+            fails=options.fail_on_data_loss,
+            action=f"ends at {log.stop}",
+        )
+        wanted = wanted._replace(start=min(wanted.start, log.stop), end=log.stop)
+    return wanted
+
+
+def _to_log_offset(offset: int, place: OffsetRangeLimit, log: range) -> int:
+    if offset < 0:
+        return log.start if offset == EARLIEST else log.stop
+    if isinstance(place, SpecificOffsets):
+        return offset
+    # The log may have moved on between the two questions.
+    return min(max(offset, log.start), log.stop)
+
+
+def _report_deleted(partition: TopicPartition, options: SourceOptions) -> None:
+    report_data_loss(
+        f"{partition} at {options.bootstrap} was deleted while the read was planned",
+        fails=options.fail_on_data_loss,
+        action="reads the others",
+    )
+
+
+def stream_ranges(
+    start: StreamPosition, end: StreamPosition, first: Mapping[TopicPartition, int], options: SourceOptions
+) -> list[OffsetRange]:
+    """What a micro-batch reads. `first` tells where logs begin to which the start is not carried."""
+    carried = start.resume_offsets(end)
+    topics = {partition.topic for partition in carried}
+    ranges = []
+    for partition, stop in sorted(end.offsets.items()):
+        begin = carried.get(partition)
+        if begin is None:
+            begin = first.get(partition, stop)
+            if begin > 0 and partition.topic in topics and partition not in start.offsets:
+                report_data_loss(
+                    f"{partition} at {options.bootstrap} is new and already begins at offset {begin}",
+                    fails=options.fail_on_data_loss,
+                    action=f"begins at {begin}",
+                )
+        ranges.append(OffsetRange(*partition, min(begin, stop), stop))
+    return ranges

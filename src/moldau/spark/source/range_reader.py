@@ -1,0 +1,278 @@
+"""Reads one range of offsets in a task: batches are fetched in the portal's thread while the task's own decodes those
+before, and Arrow goes to Spark.
+
+A worker process is used for many tasks, mostly one after the other: its connections and its fetchers stay for the next.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from moldau.client.consumer.fetcher import CompletedFetch, Fetcher, LogTruncationError
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.cluster import Cluster
+from moldau.columnar.decode import to_arrow_batches
+from moldau.errors import MoldauError
+from moldau.observe.logging import get_logger
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.native import configure_native
+from moldau.spark.source.columns import SourceColumn
+from moldau.spark.source.data_loss import report_data_loss
+from moldau.spark.source.offset_ranges import OffsetRange
+from moldau.spark.source.options import FetchOptions, SourceOptions
+
+ARROW_BYTES = 8 * 1024 * 1024
+"""About how much of records goes to Spark at once."""
+
+_IDLE_CHECK_MS = 2_000
+"""After so long without news it is asked why."""
+_UNKNOWN_PARTITION_MS = 3_000
+"""A partition that brokers do not know for so long has gone; not all of them hear of a new one at once."""
+_REFRESH_TIMEOUT_MS = 1_000
+_LOG_OFFSETS_TIMEOUT_MS = 10_000
+"""So long it takes at most to find out what to say when the time is over: from the metadata, and from the log."""
+_RETRY_BACKOFF_MS = 100
+"""A leader that said something odd is asked again after this."""
+
+_idle_fetchers: dict[tuple[Cluster, FetchOptions], list[Fetcher]] = {}
+"""The fetchers that nobody reads with at the moment. A process that was forked has a portal of its own, and so clusters
+of its own."""
+
+_log = get_logger("spark.source")
+
+
+def read_range(
+    wanted: OffsetRange, options: SourceOptions, columns: Sequence[SourceColumn], schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The records of the range, as Spark expects them."""
+    configure_native()
+    names = [column.name for column in columns]
+    target = to_arrow_schema(schema, timezone="UTC")
+    reading = RangeReader(wanted, options)
+    gate = event_loop_thread()
+    try:
+        while (fetched := gate.run(reading.next())) is not None:
+            try:
+                for part in to_arrow_batches(
+                    wanted.topic,
+                    wanted.partition,
+                    fetched.batches,
+                    start=fetched.position,
+                    end=wanted.end,
+                    columns=names,
+                    arrow_batch_bytes=ARROW_BYTES,
+                ):
+                    yield to_spark_batch(part, columns, target, wanted)
+            except MoldauError as error:
+                raise SparkSourceError(
+                    f"{wanted.topic_partition} at {options.bootstrap} has a batch that cannot be read, at or behind "
+                    f"offset {fetched.position}: {error}"
+                ) from None
+    finally:
+        gate.run(reading.close())
+
+
+def to_spark_batch(
+    part: pa.RecordBatch, columns: Sequence[SourceColumn], target: pa.Schema, wanted: OffsetRange
+) -> pa.RecordBatch:
+    """With the very types and nullability that Spark checks for, and text where that is asked for."""
+    arrays = [
+        _decode_text(array, column, wanted) if column.is_text else array
+        for array, column in zip(part.columns, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _decode_text(array: pa.Array, column: SourceColumn, wanted: OffsetRange) -> pa.Array:
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise SparkSourceError(
+            f"the schema asks for {column.name} STRING, and {wanted} has one that is not UTF-8; ask for BINARY and "
+            "decode it in the query"
+        ) from None
+
+
+class RangeReader:
+    """One range, in the portal's loop."""
+
+    def __init__(self, wanted: OffsetRange, options: SourceOptions) -> None:
+        self._wanted = wanted
+        self._options = options
+        self._partition = wanted.topic_partition
+        self._position = wanted.start
+        self._cluster: Cluster | None = None
+        self._fetcher: Fetcher | None = None
+        self._failure: KafkaError | None = None
+        """Of what came behind the batches that were handed out last."""
+        self._idle_since_s = 0.0
+        self._is_rest_skipped = False
+        """The rest of the range is gone, which was told."""
+
+    async def next(self) -> CompletedFetch | None:
+        """The next batches, or None at the end of the range. Raises SparkSourceError and KafkaError."""
+        # Since the last call Spark was busy, which is not the partition's fault.
+        self._idle_since_s = self._now_s()
+        fetcher = self._fetcher or await self._open()
+        while True:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                await self._handle_error(fetcher, failure)
+            elif self._is_rest_skipped or self._position >= self._wanted.end:
+                return None
+            elif not (news := await fetcher.next(_IDLE_CHECK_MS)):
+                await self._check_partition()
+            else:
+                # There is one partition, and so one entry.
+                (fetched,) = news
+                self._failure = fetched.error
+                if fetched.is_empty:
+                    self._warn_empty()
+                if fetched.next_offset > self._position:
+                    self._position = fetched.next_offset
+                    self._idle_since_s = self._now_s()
+                if fetched.batches:
+                    return fetched
+
+    async def close(self) -> None:
+        if self._fetcher is None:
+            return
+        assert self._cluster is not None
+        fetcher, self._fetcher = self._fetcher, None
+        fetcher.assign({})
+        _idle_fetchers.setdefault((self._cluster, self._options.fetch_options), []).append(fetcher)
+
+    async def _open(self) -> Fetcher:
+        self._cluster = cluster = await event_loop_thread().cluster(self._options.connection)
+        self._fetcher = fetcher = _acquire_fetcher(cluster, self._options.fetch_options)
+        fetcher.assign({self._partition: self._wanted.start}, {self._partition: self._wanted.end})
+        if cluster.partition_info(self._partition) is None:
+            await self._check_partition()
+        return fetcher
+
+    async def _handle_error(self, fetcher: Fetcher, error: KafkaError) -> None:
+        """Goes on where the log begins, if records are gone and that is all right."""
+        if error.code != ErrorCode.offset_out_of_range:
+            raise error
+        first, last = await self._log_offsets()
+        if isinstance(error, LogTruncationError) or self._position > last:
+            self._skip_rest(f"its log was cut, and ends at {last}")
+        elif self._position < first:
+            self._report(f"its log begins at {first}", f"goes on at {first}")
+            self._position = first
+            fetcher.seek(self._partition, first)
+        else:
+            # The leader that said so may not have been the one that has the log.
+            if self._remaining_ms() <= 0:
+                raise self._timeout_error(str(error))
+            await asyncio.sleep(_RETRY_BACKOFF_MS / 1000)
+            fetcher.seek(self._partition, self._position)
+
+    async def _check_partition(self) -> None:
+        """Nothing came for a while: the leader is away, the partition has gone, or its log is shorter than it was."""
+        assert self._cluster is not None
+        left_ms = self._remaining_ms()
+        try:
+            await self._cluster.refresh([self._wanted.topic], timeout_ms=max(_REFRESH_TIMEOUT_MS, left_ms))
+            if self._cluster.partition_info(self._partition) is None:
+                code = self._cluster.topic_errors.get(
+                    self._wanted.topic, ErrorCode.unknown_topic_or_partition
+                )
+                is_long = left_ms <= self._options.fetch_options.timeout_ms - _UNKNOWN_PARTITION_MS
+                if code == ErrorCode.unknown_topic_or_partition and is_long:
+                    self._skip_rest("it does not exist any more")
+                    return
+            if left_ms <= 0:
+                _, last = await self._log_offsets()
+                if last < self._wanted.end:
+                    self._skip_rest(f"its log ends at {last}")
+                    return
+        except KafkaError as error:
+            if left_ms <= 0:
+                raise self._timeout_error(str(error)) from None
+        if left_ms <= 0:
+            raise self._timeout_error("it is there, and sends no records")
+
+    async def _log_offsets(self) -> tuple[int, int]:
+        """Where the log begins and ends."""
+        assert self._cluster is not None
+        level = self._options.fetch_options.isolation_level
+        first, last = await asyncio.gather(
+            *(
+                list_offsets(
+                    self._cluster,
+                    {self._partition: each},
+                    isolation_level=level,
+                    timeout_ms=_LOG_OFFSETS_TIMEOUT_MS,
+                )
+                for each in (EARLIEST, LATEST)
+            )
+        )
+        return first[self._partition].offset, last[self._partition].offset
+
+    def _skip_rest(self, cause: str) -> None:
+        self._report(cause, "leaves out the rest of it")
+        self._is_rest_skipped = True
+
+    def _warn_empty(self) -> None:
+        _log.warning(
+            f"{self._partition} at {self._options.bootstrap} holds no records from offset {self._position} to "
+            f"{self._wanted.end}: its leader had none however often it was asked, though its log goes on behind them. "
+            "They were compacted away, or the storage behind that broker is too slow"
+        )
+
+    def _report(self, cause: str, action: str) -> None:
+        report_data_loss(
+            f"{self._partition} at {self._options.bootstrap} was to be read from offset {self._position} to "
+            f"{self._wanted.end}, and {cause}",
+            fails=self._options.fail_on_data_loss,
+            action=action,
+        )
+
+    def _timeout_error(self, cause: str) -> SparkSourceError:
+        assert self._cluster is not None
+        leader = self._cluster.known_leader_of(self._partition)
+        broker = self._cluster.brokers.get(leader)
+        whom = (
+            "has no leader" if broker is None else f"is led by broker {leader} at {broker.host}:{broker.port}"
+        )
+        timeout_s = self._options.fetch_options.timeout_ms / 1000
+        return SparkSourceError(
+            f"{self._partition} could not be read from offset {self._position} on for {timeout_s:g} s: it {whom} "
+            f"({cause}). Check that the broker is up and that this machine reaches that address; "
+            "kafkaConsumer.pollTimeoutMs says how long to wait"
+        )
+
+    def _remaining_ms(self) -> int:
+        """How long the partition may still bring nothing."""
+        return self._options.fetch_options.timeout_ms - round((self._now_s() - self._idle_since_s) * 1000)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _acquire_fetcher(cluster: Cluster, how: FetchOptions) -> Fetcher:
+    """One for a single reading: tasks that share a process may be read in turns."""
+    idle = _idle_fetchers.get((cluster, how))
+    if idle:
+        return idle.pop()
+
+    async def end() -> None:
+        _idle_fetchers.pop((cluster, how), None)
+        await fetcher.close()
+
+    fetcher = Fetcher(
+        cluster,
+        max_bytes=how.max_bytes,
+        partition_max_bytes=how.partition_max_bytes,
+        buffered_bytes_max=2 * how.max_bytes,
+        isolation_level=how.isolation_level,
+    )
+    event_loop_thread().on_close(end)
+    return fetcher

@@ -1,0 +1,138 @@
+"""Single requests about groups, sent as they are to the coordinator: what hand-made clients of a scenario ask."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.testing.simulation.checkers.history import Partition
+from moldau.testing.simulation.checkers.history_groups import FinalGroupState, RequestIdentity
+from moldau.testing.simulation.workloads.recorder import RecordingCluster
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+from moldau.wire.consumer_protocol import (
+    PROTOCOL_TYPE,
+    Subscription,
+    decode_assignment,
+    encode_subscription,
+)
+
+
+async def _call_coordinator(
+    cluster: RecordingCluster, group: str, api: ApiKey, tree: Mapping[str, Any]
+) -> Message:
+    return await cluster.call(await cluster.coordinator_of(group), api, tree)
+
+
+async def fetch_offsets(
+    cluster: RecordingCluster, group: str, partitions: Sequence[Partition]
+) -> dict[Partition, int]:
+    """What is committed, where anything is; raises KafkaError, and looks for the coordinator anew afterwards."""
+    topics = [{"name": topic, "partition_indexes": [index]} for topic, index in partitions]
+    tree = {"groups": [{"group_id": group, "topics": topics}]}
+    found = (await _call_coordinator(cluster, group, ApiKey.OFFSET_FETCH, tree)).groups[0]
+    if found.error_code != ErrorCode.none:
+        cluster.forget_coordinator(group)
+        raise KafkaError(found.error_code)
+    return {
+        (topic.name, each.partition_index): each.committed_offset
+        for topic in found.topics
+        for each in topic.partitions
+        if each.committed_offset >= 0
+    }
+
+
+async def commit(
+    cluster: RecordingCluster, identity: RequestIdentity, offsets: Mapping[Partition, int]
+) -> ErrorCode:
+    tree = {
+        "group_id": identity.group,
+        "generation_id_or_member_epoch": identity.generation,
+        "member_id": identity.member,
+        "group_instance_id": identity.instance_id,
+        "topics": [
+            {
+                "name": topic,
+                "partitions": [
+                    {
+                        "partition_index": index,
+                        "committed_offset": offset,
+                        "committed_leader_epoch": -1,
+                        "committed_metadata": "",
+                    }
+                ],
+            }
+            for (topic, index), offset in offsets.items()
+        ],
+    }
+    answer = await _call_coordinator(cluster, identity.group, ApiKey.OFFSET_COMMIT, tree)
+    return ErrorCode(answer.topics[0].partitions[0].error_code)
+
+
+async def delete_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> Message:
+    topics = [{"name": topic, "partitions": [{"partition_index": index}]} for topic, index in partitions]
+    return await _call_coordinator(
+        cluster, group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": topics}
+    )
+
+
+async def delete_group(cluster: RecordingCluster, group: str) -> Message:
+    return await _call_coordinator(cluster, group, ApiKey.DELETE_GROUPS, {"groups_names": [group]})
+
+
+async def join(
+    cluster: RecordingCluster, group: str, topics: Sequence[str], assignors: Sequence[str], timeout_ms: int
+) -> ErrorCode:
+    """Becomes a member, and does no more."""
+    metadata = encode_subscription(Subscription(tuple(topics)))
+    tree = {
+        "group_id": group,
+        "session_timeout": timeout_ms,
+        "rebalance_timeout": timeout_ms,
+        "member_id": "",
+        "group_instance_id": None,
+        "protocol_type": PROTOCOL_TYPE,
+        "protocols": [{"name": name, "metadata": metadata} for name in assignors],
+        "reason": None,
+    }
+    answer = await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, tree)
+    if answer.error_code == ErrorCode.member_id_required:
+        answer = await _call_coordinator(
+            cluster, group, ApiKey.JOIN_GROUP, {**tree, "member_id": answer.member_id}
+        )
+    return ErrorCode(answer.error_code)
+
+
+async def heartbeat(cluster: RecordingCluster, identity: RequestIdentity) -> None:
+    tree = {
+        "group_id": identity.group,
+        "generation_id": identity.generation,
+        "member_id": identity.member,
+        "group_instance_id": identity.instance_id,
+    }
+    await _call_coordinator(cluster, identity.group, ApiKey.HEARTBEAT, tree)
+
+
+async def create_partitions(cluster: RecordingCluster, topic: str, partitions: int) -> ErrorCode:
+    tree = {
+        "topics": [{"name": topic, "count": partitions, "assignments": None}],
+        "timeout": cluster.request_timeout_ms,
+        "validate_only": False,
+    }
+    answer = await cluster.call(None, ApiKey.CREATE_PARTITIONS, tree)
+    return ErrorCode(answer.results[0].error_code)
+
+
+async def list_groups(cluster: RecordingCluster) -> None:
+    await cluster.call(None, ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []})
+
+
+async def describe_group(cluster: RecordingCluster, group: str) -> FinalGroupState:
+    """The group as its coordinator sees it, Dead if there is none; raises KafkaError."""
+    tree = {"groups": [group], "include_authorized_operations": False}
+    found = (await _call_coordinator(cluster, group, ApiKey.DESCRIBE_GROUPS, tree)).groups[0]
+    if found.error_code not in (ErrorCode.none, ErrorCode.group_id_not_found):
+        raise KafkaError(found.error_code)
+    return FinalGroupState(
+        found.group_state,
+        {each.member_id: decode_assignment(each.member_assignment).partitions for each in found.members},
+    )

@@ -1,0 +1,282 @@
+"""Writes the Python that reads a message; `codec.generated_source` shows what comes out.
+
+It is one function, the structs of a message inside each other as they are in its bytes. Fields of fixed size
+that lie side by side are taken in one go, and with them the length of whatever follows.
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moldau.wire.decoder_runtime import (
+    SAFE_STRING_BYTES,
+    Message,
+    ReadFunction,
+    id_of,
+    read_tags,
+    text,
+    text_varint,
+    too_many,
+    too_short,
+    varint,
+)
+from moldau.wire.schema import SchemaField, is_flexible, schema_fields
+from moldau.wire.source_builder import (
+    FIXED_SIZE_FORMATS,
+    SourceBuilder,
+    compile_namespace,
+    format_size,
+    struct_constant_name,
+)
+
+_NAMES = {
+    "Message": Message,
+    "Struct": struct.Struct,
+    "id_of": id_of,
+    "read_tags": read_tags,
+    "text": text,
+    "text_varint": text_varint,
+    "too_many": too_many,
+    "too_short": too_short,
+    "unpack_from": struct.unpack_from,
+    "varint": varint,
+}
+
+
+def compile_decoder(entity: type) -> ReadFunction:
+    space = compile_namespace(
+        decoder_source(entity), f"reading {entity.__module__}.{entity.__name__}", _NAMES
+    )
+    read: ReadFunction = space[f"read_{entity.__name__}"]
+    return read
+
+
+def decoder_source(entity: type) -> str:
+    source = SourceBuilder()
+    _write_definitions(source, entity)
+    _write_struct_function(source, entity)
+    return source.text()
+
+
+class _FixedSizeReads:
+    """Values of fixed size that lie side by side: they are collected, and taken in one go when the run ends."""
+
+    def __init__(self, source: SourceBuilder) -> None:
+        self._source = source
+        self._targets: list[str] = []
+        self._letters = ""
+        self._ids: list[str] = []
+
+    def add(self, target: str, letters: str) -> None:
+        self._targets.append(target)
+        self._letters += letters
+        if letters == FIXED_SIZE_FORMATS["uuid"]:
+            self._ids.append(target)
+
+    def end(self) -> None:
+        source, letters, targets = self._source, self._letters, self._targets
+        if not letters:
+            return
+        if letters == "B":
+            source.line(f"{targets[0]} = data[position]")
+        else:
+            unpack = source.constant(
+                struct_constant_name("unpack", letters), f'Struct(">{letters}").unpack_from'
+            )
+            comma = "," if len(targets) == 1 else ""
+            source.line(f"{', '.join(targets)}{comma} = {unpack}(data, position)")
+        source.line(f"position += {format_size(letters)}")
+        for target in self._ids:
+            source.line(f"{target} = id_of({target})")
+        self._targets, self._letters, self._ids = [], "", []
+
+
+def _write_definitions(source: SourceBuilder, entity: type) -> None:
+    """The class of an entity's messages and the readers of its tagged fields, and those of the entities in it."""
+    if not source.define_once(f"class {entity.__name__}"):
+        return
+    fields = schema_fields(entity)
+    for field in fields:
+        if field.entity is not None:
+            _write_definitions(source, field.entity)
+    with source.block(f"class {entity.__name__}(Message):"):
+        # Message's own would cost as much as reading the struct does.
+        source.line("__init__ = object.__init__")
+    known = [
+        f'{field.tag}: ("{field.name}", {_write_tag_function(source, entity, field)})'
+        for field in fields
+        if field.tag is not None
+    ]
+    if is_flexible(entity):
+        source.line(f"tags_of_{entity.__name__} = {{{', '.join(known)}}}")
+
+
+def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField) -> str:
+    """The function for a field that comes in a tag; gives its name."""
+    if field.entity is not None and not field.is_array:
+        # A struct in a tag is null by being absent, so that it needs no marker.
+        return _write_struct_function(source, field.entity)
+    name = f"read_{entity.__name__}_{field.name}"
+    with _function(source, name, "value"):
+        run = _FixedSizeReads(source)
+        _write_field(source, run, field, "value", flexible=True, depth=0)
+        run.end()
+    return name
+
+
+def _write_struct_function(source: SourceBuilder, entity: type) -> str:
+    name = f"read_{entity.__name__}"
+    if source.define_once(name):
+        with _function(source, name, "message"):
+            _write_struct(source, entity, "message", depth=0)
+    return name
+
+
+@contextmanager
+def _function(source: SourceBuilder, name: str, result: str) -> Iterator[None]:
+    with source.block(f"def {name}(frame, data, position, elements_left):"):
+        source.line("end = len(data)")
+        yield
+        source.line(f"return {result}, position, elements_left")
+
+
+def _write_struct(source: SourceBuilder, entity: type, target: str, depth: int) -> None:
+    fields, flexible = schema_fields(entity), is_flexible(entity)
+    source.line(f"{target} = {entity.__name__}()")
+    for field in fields:
+        if field.tag is not None:
+            source.line(f"{target}.{field.name} = {_default(source, entity, field)}")
+    run = _FixedSizeReads(source)
+    for field in fields:
+        if field.tag is None:
+            _write_field(source, run, field, f"{target}.{field.name}", flexible, depth)
+    if flexible:
+        run.add("tags", "B")
+    run.end()
+    if flexible:
+        with source.block("if tags:"):
+            source.line(
+                f"position, elements_left = read_tags("
+                f"frame, data, position - 1, elements_left, tags_of_{entity.__name__}, vars({target}))"
+            )
+
+
+def _default(source: SourceBuilder, entity: type, field: SchemaField) -> str:
+    if field.entity is None or not isinstance(field.default, dict):
+        return repr(field.default)
+    values = ", ".join(f"{name}={value!r}" for name, value in field.default.items())
+    return source.constant(f"no_{entity.__name__}_{field.name}", f"Message({values})")
+
+
+def _write_field(
+    source: SourceBuilder, run: _FixedSizeReads, field: SchemaField, target: str, flexible: bool, depth: int
+) -> None:
+    if field.is_array:
+        _write_size(source, run, "count", "i", "varint", flexible)
+        if flexible:
+            source.line("count -= 1")
+        with _unless_null(source, "count == -1", target, field.nullable):
+            _write_array(source, field, target, flexible, depth + 1)
+    elif field.entity is None:
+        _write_primitive(source, run, field.kafka_type, target, flexible, field.nullable)
+    else:
+        if field.nullable:
+            run.add("marker", "B")
+        run.end()
+        with _unless_null(source, "marker == 0xFF", target, field.nullable):
+            _write_struct(source, field.entity, f"inner_{depth + 1}", depth + 1)
+            source.line(f"{target} = inner_{depth + 1}")
+
+
+@contextmanager
+def _unless_null(source: SourceBuilder, is_null: str, target: str, nullable: bool) -> Iterator[None]:
+    if nullable:
+        with source.block(f"if {is_null}:"):
+            source.line(f"{target} = None")
+        with source.block("else:"):
+            yield
+    else:
+        yield
+
+
+def _write_size(
+    source: SourceBuilder, run: _FixedSizeReads, name: str, letter: str, read_long: str, flexible: bool
+) -> None:
+    """Takes a length or count, with the run before it. Null is -1; the compact encoding adds one to all of them."""
+    run.add(name, "B" if flexible else letter)
+    run.end()
+    if flexible:
+        with source.block(f"if {name} > 0x7F:"):
+            source.line(f"{name}, position = {read_long}(data, position - 1)")
+
+
+def _write_array(source: SourceBuilder, field: SchemaField, target: str, flexible: bool, depth: int) -> None:
+    size_min = _item_size_min(field, flexible)
+    source.line("elements_left -= count")
+    with source.block(f"if count < 0 or count * {size_min} > end - position or elements_left < 0:"):
+        source.line(f"raise too_many(count, {size_min}, end - position)")
+    if field.entity is None and field.kafka_type in FIXED_SIZE_FORMATS and field.kafka_type != "uuid":
+        letter = FIXED_SIZE_FORMATS[field.kafka_type]
+        source.line(f'{target} = list(unpack_from(f">{{count}}{letter}", data, position)) if count else []')
+        source.line(f"position += count * {size_min}")
+        return
+    items, item = f"items_{depth}", f"item_{depth}"
+    source.line(f"{target} = {items} = []")
+    with source.block("for _ in range(count):"):
+        if field.entity is None:
+            run = _FixedSizeReads(source)
+            _write_primitive(source, run, field.kafka_type, item, flexible, nullable=False)
+            run.end()
+        else:
+            _write_struct(source, field.entity, item, depth)
+        source.line(f"{items}.append({item})")
+
+
+def _write_primitive(
+    source: SourceBuilder, run: _FixedSizeReads, kafka_type: str, target: str, flexible: bool, nullable: bool
+) -> None:
+    if kafka_type in FIXED_SIZE_FORMATS:
+        run.add(target, FIXED_SIZE_FORMATS[kafka_type])
+        return
+    if kafka_type == "string":
+        _write_size(source, run, "size", "h", "text_varint", flexible)
+        # The same as `text` does, and without a call where it can be.
+        value = (
+            f'str(data[position:stop], "utf-8", "replace") if stop - position <= {SAFE_STRING_BYTES} '
+            "else text(data[position:stop])"
+        )
+    elif kafka_type in ("bytes", "records"):
+        _write_size(source, run, "size", "i", "varint", flexible)
+        value = "frame[position:stop]"
+    else:
+        raise LookupError(f"no reader for the type {kafka_type!r}")
+    with _unless_null(source, "size == 0" if flexible else "size == -1", target, nullable):
+        source.line("stop = position + size - 1" if flexible else "stop = position + size")
+        with source.block("if stop < position or stop > end:"):
+            source.line("raise too_short(stop - position, end - position)")
+        source.line(f"{target} = {value}")
+        source.line("position = stop")
+
+
+# The least number of bytes that something takes, by which announced counts are judged
+
+
+def _struct_size_min(entity: type) -> int:
+    flexible = is_flexible(entity)
+    return flexible + sum(_size_min(field, flexible) for field in schema_fields(entity) if field.tag is None)
+
+
+def _size_min(field: SchemaField, flexible: bool) -> int:
+    if field.is_array:
+        return 1 if flexible else 4
+    if field.entity is not None and field.nullable:
+        return 1
+    return _item_size_min(field, flexible)
+
+
+def _item_size_min(field: SchemaField, flexible: bool) -> int:
+    if field.entity is not None:
+        return _struct_size_min(field.entity)
+    if field.kafka_type in FIXED_SIZE_FORMATS:
+        return format_size(FIXED_SIZE_FORMATS[field.kafka_type])
+    return 1 if flexible else 2 if field.kafka_type == "string" else 4

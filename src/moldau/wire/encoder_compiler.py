@@ -1,0 +1,250 @@
+"""Writes the Python that writes a message; `codec.generated_source` shows what comes out.
+
+It is one function that appends a tree of dicts to a buffer, the structs of a message inside each other as they
+are in its bytes. Fields of fixed size that lie side by side are packed in one go. Keys that a struct has no field
+for are left alone, so that one tree serves every version.
+"""
+
+import struct
+
+from moldau.wire.decoder_runtime import NO_ID
+from moldau.wire.encoder_runtime import (
+    WriteFunction,
+    write_compact_records,
+    write_records,
+    write_tags,
+    write_unsigned_varint,
+)
+from moldau.wire.schema import REQUIRED, SchemaField, is_flexible, schema_fields
+from moldau.wire.source_builder import (
+    FIXED_SIZE_FORMATS,
+    SourceBuilder,
+    compile_namespace,
+    struct_constant_name,
+)
+
+_NAMES = {
+    "NO_ID": NO_ID,
+    "Struct": struct.Struct,
+    "write_compact_records": write_compact_records,
+    "write_records": write_records,
+    "write_tags": write_tags,
+    "write_unsigned_varint": write_unsigned_varint,
+}
+
+
+def compile_encoder(entity: type) -> WriteFunction:
+    space = compile_namespace(
+        encoder_source(entity), f"writing {entity.__module__}.{entity.__name__}", _NAMES
+    )
+    write: WriteFunction = space[f"write_{entity.__name__}"]
+    return write
+
+
+def encoder_source(entity: type) -> str:
+    source = SourceBuilder()
+    _write_definitions(source, entity)
+    _write_struct_function(source, entity)
+    return source.text()
+
+
+class _FixedSizeWrites:
+    """Values of fixed size that lie side by side: they are collected, and packed in one go when the run ends."""
+
+    def __init__(self, source: SourceBuilder) -> None:
+        self._source = source
+        self._values: list[str] = []
+        self._letters = ""
+
+    def add(self, value: str, letters: str) -> None:
+        self._values.append(value)
+        self._letters += letters
+
+    def add_zero(self) -> None:
+        self._letters += "x"
+
+    def end(self) -> None:
+        source, letters = self._source, self._letters
+        if letters == "x":
+            source.line("out.append(0)")
+        elif letters:
+            pack = source.constant(struct_constant_name("pack", letters), f'Struct(">{letters}").pack')
+            source.line(f"out += {pack}({', '.join(self._values)})")
+        self._values, self._letters = [], ""
+
+
+def _write_definitions(source: SourceBuilder, entity: type) -> None:
+    """The writers of an entity's tagged fields, and those of the entities in it."""
+    if not source.define_once(f"tags of {entity.__name__}"):
+        return
+    for field in schema_fields(entity):
+        if field.entity is not None:
+            _write_definitions(source, field.entity)
+        if field.tag is not None:
+            _write_tag_function(source, entity, field)
+
+
+def _tag_function(entity: type, field: SchemaField) -> str:
+    if field.entity is not None and not field.is_array:
+        return f"write_{field.entity.__name__}"
+    return f"write_{entity.__name__}_{field.name}"
+
+
+def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField) -> None:
+    """The function for a field that goes into a tag."""
+    if field.entity is not None and not field.is_array:
+        # A struct in a tag is null by being absent, so that it needs no marker.
+        _write_struct_function(source, field.entity)
+        return
+    with source.block(f"def {_tag_function(entity, field)}(out, value):"):
+        run = _FixedSizeWrites(source)
+        _write_field(source, run, field, "value", flexible=True, depth=0)
+        run.end()
+
+
+def _write_struct_function(source: SourceBuilder, entity: type) -> None:
+    name = f"write_{entity.__name__}"
+    if source.define_once(name):
+        with source.block(f"def {name}(out, tree):"):
+            _write_struct(source, entity, "tree", depth=0)
+
+
+def _write_struct(source: SourceBuilder, entity: type, tree: str, depth: int) -> None:
+    fields, flexible = schema_fields(entity), is_flexible(entity)
+    run = _FixedSizeWrites(source)
+    for field in fields:
+        if field.tag is None:
+            _write_field(source, run, field, _value(source, entity, field, tree), flexible, depth)
+    tagged = [field for field in fields if field.tag is not None]
+    if tagged:
+        run.end()
+        _write_tags_present(source, entity, tagged, tree)
+    elif flexible:
+        run.add_zero()
+    run.end()
+    if not fields and not flexible:
+        source.line("pass")
+
+
+def _value(source: SourceBuilder, entity: type, field: SchemaField, tree: str) -> str:
+    """The expression for a field's value: a KeyError where there must be one and is none."""
+    if field.default is REQUIRED:
+        return f'{tree}["{field.name}"]'
+    if field.default is None:
+        return f'{tree}.get("{field.name}")'
+    if isinstance(field.default, list):
+        return f'{tree}.get("{field.name}", {tuple(field.default)})'
+    return f'{tree}.get("{field.name}", {_default(source, entity, field)})'
+
+
+def _default(source: SourceBuilder, entity: type, field: SchemaField) -> str:
+    if isinstance(field.default, dict):
+        return source.constant(f"no_{entity.__name__}_{field.name}", repr(field.default))
+    return repr(field.default)
+
+
+def _write_tags_present(source: SourceBuilder, entity: type, tagged: list[SchemaField], tree: str) -> None:
+    source.line("tags = []")
+    for field in sorted(tagged, key=lambda field: field.tag or 0):
+        source.line(f'value = {tree}.get("{field.name}")')
+        with source.block(f"if value is not None and value != {_default(source, entity, field)}:"):
+            source.line(f"tags.append(({field.tag}, {_tag_function(entity, field)}, value))")
+    with source.block("if tags:"):
+        source.line("write_tags(out, tags)")
+    with source.block("else:"):
+        source.line("out.append(0)")
+
+
+def _write_field(
+    source: SourceBuilder, run: _FixedSizeWrites, field: SchemaField, value: str, flexible: bool, depth: int
+) -> None:
+    if field.is_array:
+        _write_array(source, run, field, value, flexible, depth + 1)
+    elif field.entity is None:
+        _write_primitive(source, run, field.kafka_type, value, flexible)
+    else:
+        run.end()
+        inner = f"tree_{depth + 1}"
+        source.line(f"{inner} = {value}")
+        if field.nullable:
+            with source.block(f"if {inner} is None:"):
+                source.line("out.append(0xFF)")
+            with source.block("else:"):
+                source.line("out.append(1)")
+                _write_struct(source, field.entity, inner, depth + 1)
+        else:
+            _write_struct(source, field.entity, inner, depth + 1)
+
+
+def _write_array(
+    source: SourceBuilder, run: _FixedSizeWrites, field: SchemaField, value: str, flexible: bool, depth: int
+) -> None:
+    source.line(f"items = {value}")
+    if flexible:
+        run.end()
+        with source.block("if items is None:"):
+            source.line("out.append(0)")
+        with source.block("else:"):
+            _write_compact_size(source, "items")
+            _write_items(source, field, flexible, depth)
+    else:
+        run.add("-1 if items is None else len(items)", "i")
+        run.end()
+        with source.block("if items:"):
+            _write_items(source, field, flexible, depth)
+
+
+def _write_items(source: SourceBuilder, field: SchemaField, flexible: bool, depth: int) -> None:
+    item = f"tree_{depth}" if field.entity else "item"
+    with source.block(f"for {item} in items:"):
+        if field.entity is not None:
+            _write_struct(source, field.entity, item, depth)
+        else:
+            run = _FixedSizeWrites(source)
+            _write_primitive(source, run, field.kafka_type, item, flexible)
+            run.end()
+
+
+def _write_primitive(
+    source: SourceBuilder, run: _FixedSizeWrites, kafka_type: str, value: str, flexible: bool
+) -> None:
+    if kafka_type == "uuid":
+        run.add(f"NO_ID if (uuid := {value}) is None else uuid.bytes", FIXED_SIZE_FORMATS["uuid"])
+    elif kafka_type in FIXED_SIZE_FORMATS:
+        run.add(value, FIXED_SIZE_FORMATS[kafka_type])
+    elif kafka_type == "records":
+        run.end()
+        source.line(f"{'write_compact_records' if flexible else 'write_records'}(out, {value})")
+    elif kafka_type in ("string", "bytes"):
+        source.line(f"raw = {value}")
+        _write_sized(source, run, kafka_type == "string", flexible)
+    else:
+        raise LookupError(f"no writer for the type {kafka_type!r}")
+
+
+def _write_sized(source: SourceBuilder, run: _FixedSizeWrites, is_text: bool, flexible: bool) -> None:
+    if flexible:
+        run.end()
+        with source.block("if raw is None:"):
+            source.line("out.append(0)")
+        with source.block("else:"):
+            if is_text:
+                source.line("raw = raw.encode()")
+            _write_compact_size(source, "raw")
+            source.line("out += raw")
+    else:
+        if is_text:
+            with source.block("if raw is not None:"):
+                source.line("raw = raw.encode()")
+        run.add("-1 if raw is None else len(raw)", "h" if is_text else "i")
+        run.end()
+        with source.block("if raw:"):
+            source.line("out += raw")
+
+
+def _write_compact_size(source: SourceBuilder, name: str) -> None:
+    source.line(f"size = len({name}) + 1")
+    with source.block("if size > 0x7F:"):
+        source.line("write_unsigned_varint(out, size)")
+    with source.block("else:"):
+        source.line("out.append(size)")

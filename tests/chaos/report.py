@@ -1,0 +1,56 @@
+"""What a run has to show: how often each fault came, how long writes stood still, and what must not have been."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from chaos.recorder import HistoryRecorder
+
+PROBLEMS_SHOWN_MAX = 50
+
+
+@dataclass(slots=True)
+class FaultStats:
+    kinds: Sequence[str]
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    pause_s: dict[str, float] = field(default_factory=dict)
+    """The longest time in which some partition had no write acknowledged."""
+    recovery_s: dict[str, float] = field(default_factory=dict)
+    """All together, until the cluster was well again."""
+
+    def note(self, kind: str, pause_s: float, recovery_s: float) -> None:
+        self.counts[kind] += 1
+        self.pause_s[kind] = max(pause_s, self.pause_s.get(kind, 0.0))
+        self.recovery_s[kind] = recovery_s + self.recovery_s.get(kind, 0.0)
+
+
+def render_report(
+    stats: FaultStats,
+    recorder: HistoryRecorder,
+    notes: Sequence[str],
+    packets: Mapping[str, int],
+    problems: Sequence[str],
+) -> str:
+    sends = recorder.history.sends
+    acknowledged = sum(send.is_acknowledged for send in sends)
+    read = sum(len(poll.records) for poll in recorder.history.polls)
+    delivered = sum(map(len, recorder.delivered.values()))
+    width = max(map(len, stats.kinds))
+    lines = [f"note: {note}" for note in notes]
+    lines += ["", f"{'fault':{width}}  times  mean until well  longest without a write to some partition"]
+    for kind in stats.kinds:
+        mean_s = stats.recovery_s.get(kind, 0.0) / max(1, stats.counts[kind])
+        lines.append(
+            f"{kind:{width}}  {stats.counts[kind]:5}  {mean_s:13.1f} s  {stats.pause_s.get(kind, 0.0):39.1f} s"
+        )
+    lines += [
+        ", ".join(f"{count} {what}" for what, count in packets.items()),
+        f"faults injected: {stats.counts.total()} in {stats.seconds:.0f} s",
+        f"operations acknowledged: {acknowledged} of {len(sends)} writes",
+        f"records read: {read}, and {delivered} delivered to a group",
+        f"longest time without progress: {max(stats.pause_s.values(), default=0.0):.1f} s",
+        f"anomalies: {len(problems)}",
+        *(f"  {problem}" for problem in problems[:PROBLEMS_SHOWN_MAX]),
+    ]
+    return "\n".join(lines)

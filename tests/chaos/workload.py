@@ -1,0 +1,161 @@
+"""Clients that work all the while, and write down what they did and saw: confluent-kafka and aiokafka, producing,
+reading by assignment and in a group."""
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaProducer  # type: ignore[import-untyped]
+from aiokafka.errors import KafkaError as AioKafkaError  # type: ignore[import-untyped]
+from confluent_kafka import KafkaError, Message, Producer
+
+from chaos.consumers import read_assigned, read_in_group
+from chaos.recorder import HistoryRecorder
+from moldau.testing.simulation.checkers.history import Partition, SendOperation
+
+# Faults are what this is about; clients need not write of each.
+logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+SEND_INTERVAL_S = 0.004
+POLL_S = 0.1
+DELIVERY_TIMEOUT_MS = 600_000
+"""Longer than any fault: a producer that gives up would leave open what became of its records."""
+STOP_TIMEOUT_S = 10.0
+
+
+class Workload:
+    def __init__(self, bootstrap: str, partitions: Sequence[Partition], recorder: HistoryRecorder) -> None:
+        self._bootstrap = bootstrap
+        self._partitions = list(partitions)
+        self._recorder = recorder
+        self._stop_sending = threading.Event()
+        self._stop_reading = threading.Event()
+        self._deadline = float("inf")
+        self._senders: list[threading.Thread] = []
+        self._readers: list[threading.Thread] = []
+
+    def start(self) -> None:
+        for number in range(2):
+            self._senders.append(self._thread(self._produce, f"confluent-{number}"))
+        self._senders.append(self._thread(self._produce_with_aiokafka, "aiokafka"))
+        self._readers.append(self._thread(self._reader(read_assigned), "reader-0"))
+        for number in range(2):
+            self._readers.append(self._thread(self._reader(read_in_group), f"member-{number}"))
+
+    def stop_sending(self, timeout_s: float) -> None:
+        """Returns when every producer has an answer for everything, or it is clear that there will be none."""
+        self._deadline = time.monotonic() + timeout_s
+        self._stop_sending.set()
+        self._join(self._senders, timeout_s + STOP_TIMEOUT_S)
+
+    def stop_reading(self, timeout_s: float) -> None:
+        self._stop_reading.set()
+        self._join(self._readers, timeout_s)
+
+    def _join(self, threads: list[threading.Thread], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self._recorder.fail(f"stuck: {thread.name} does not end")
+
+    def _thread(self, work: Callable[[str], None], name: str) -> threading.Thread:
+        def run() -> None:
+            try:
+                work(name)
+            except Exception as error:
+                self._recorder.fail(f"{name} ended: {error!r}")
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _reader(self, work: Callable[..., None]) -> Callable[[str], None]:
+        return lambda name: work(self._bootstrap, name, self._recorder, self._partitions, self._stop_reading)
+
+    def _produce(self, name: str) -> None:
+        producer = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "enable.idempotence": True,
+                "message.timeout.ms": DELIVERY_TIMEOUT_MS,
+                "request.timeout.ms": 5_000,
+                "log_level": 0,
+                "socket.timeout.ms": 6_000,
+                "linger.ms": 5,
+                "reconnect.backoff.max.ms": 500,
+                "topic.metadata.refresh.interval.ms": 2_000,
+            }
+        )
+        places = itertools.cycle(self._partitions)
+        for number in itertools.count():
+            if self._stop_sending.is_set():
+                break
+            topic, partition = next(places)
+            send = self._recorder.send(name, (topic, partition), f"{name}-{number}".encode())
+            while not self._stop_sending.is_set():
+                try:
+                    producer.produce(
+                        topic, send.values[0], partition=partition, on_delivery=self._delivered(send)
+                    )
+                    break
+                except BufferError:
+                    producer.poll(POLL_S)
+            producer.poll(0)
+            time.sleep(SEND_INTERVAL_S)
+        left = producer.flush(max(0.0, self._deadline - time.monotonic()))
+        if left:
+            self._recorder.fail(f"stuck: {name} has no answer for {left} records")
+            producer.purge()
+
+    def _delivered(self, send: SendOperation) -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                offset = message.offset()
+                # librdkafka says -1 where the broker confirmed a repetition without an offset.
+                self._recorder.acknowledge(send, offset if offset is not None and offset >= 0 else None)
+            elif error.code() != KafkaError._PURGE_QUEUE:
+                self._recorder.fail(f"{send.producer}: {error}")
+
+        return report
+
+    def _produce_with_aiokafka(self, name: str) -> None:
+        asyncio.run(self._aiokafka(name))
+
+    async def _aiokafka(self, name: str) -> None:
+        """One producer after the other: aiokafka gives up on some faults, and then says so."""
+        numbers = itertools.count()
+        for life in itertools.count():
+            if self._stop_sending.is_set():
+                return
+            await self._run_producer(f"{name}.{life}", numbers)
+
+    async def _run_producer(self, name: str, numbers: "itertools.count[int]") -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            enable_idempotence=True,
+            request_timeout_ms=6_000,
+            retry_backoff_ms=100,
+            metadata_max_age_ms=2_000,
+        )
+        try:
+            await producer.start()
+            places = itertools.cycle(self._partitions)
+            while not self._stop_sending.is_set():
+                topic, partition = next(places)
+                send = self._recorder.send(name, (topic, partition), f"aiokafka-{next(numbers)}".encode())
+                done: Any = await producer.send_and_wait(topic, send.values[0], partition=partition)
+                self._recorder.acknowledge(send, done.offset)
+        except AioKafkaError:
+            # What became of its last record is open; the checker allows for both.
+            await asyncio.sleep(POLL_S)
+        finally:
+            try:
+                await asyncio.wait_for(producer.stop(), STOP_TIMEOUT_S)
+            except (TimeoutError, AioKafkaError):
+                # It waits for answers that this life needs no more.
+                pass

@@ -1,0 +1,193 @@
+"""Asks admin handlers as a client would, through the codec of any version. The controller behind them decides
+like the real one and keeps what it decided in memory."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, TypeVar
+from uuid import UUID
+
+from moldau.controller.configuration_control import alter_configs
+from moldau.controller.requests import (
+    ConfigChange,
+    ConfigResult,
+    CreateTopicResult,
+    NewTopic,
+    PartitionIncrease,
+    TopicRef,
+    TopicResult,
+)
+from moldau.controller.state import ControllerState
+from moldau.controller.topics import create_partitions, create_topics, delete_topics
+from moldau.coordinator import CoordinatorResult
+from moldau.errors import MoldauError
+from moldau.handlers import REGISTRY
+from moldau.logs.store import LogName
+from moldau.metadata.image import (
+    BrokerRegistration,
+    ConfigResource,
+    Endpoint,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from moldau.metadata.records import Record
+from moldau.server.session import ClientConnection, Session
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message, decoder, encoder
+
+LISTENER = "CLIENTS"
+NOW_MS = 5_000
+
+T = TypeVar("T")
+
+
+def topic_id(number: int) -> UUID:
+    return UUID(int=0xA0000 + number)
+
+
+def versions_of(api_key: ApiKey) -> list[int]:
+    served = REGISTRY[api_key]
+    return list(range(served.min_version, served.max_version + 1))
+
+
+class FakeController:
+    """The controller's own decisions, applied at once: no quorum, no log. Raises `refuses` if it is set."""
+
+    def __init__(self, broker: "AdminBroker") -> None:
+        self.refuses: MoldauError | None = None
+        self.unready: Mapping[str, list[str]] | MoldauError = {}
+        self.waited_for: tuple[list[str], int, dict[str, int]] | None = None
+        self._broker = broker
+        self._state = ControllerState(broker.metadata.image)
+        self._random = random.Random(1)
+
+    def _take(self, decision: CoordinatorResult[Record, T]) -> T:
+        if self.refuses is not None:
+            raise self.refuses
+        self._state.apply(decision.records, self._state.image.offset + 1 + len(decision.records))
+        self._broker.metadata.image = self._state.image
+        self._broker.settings = EffectiveSettings(self._broker.settings.static, self._state.image)
+        return decision.reply
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> list[CreateTopicResult]:
+        settings = self._broker.settings
+        return self._take(
+            create_topics(self._state, topics, settings, self._random, validate_only=validate_only)
+        )
+
+    async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
+        return self._take(delete_topics(self._state, topics, self._broker.settings))
+
+    async def create_partitions(
+        self, changes: Sequence[PartitionIncrease], *, validate_only: bool = False
+    ) -> list[TopicResult]:
+        settings = self._broker.settings
+        return self._take(
+            create_partitions(self._state, changes, settings, self._random, validate_only=validate_only)
+        )
+
+    async def wait_replicas_ready(
+        self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
+    ) -> dict[str, list[str]]:
+        """All are ready at once, but for those that a test says are `unready`."""
+        self.waited_for = (list(topics), deadline_ms, dict(first_partition or {}))
+        if isinstance(self.unready, MoldauError):
+            raise self.unready
+        return {name: self.unready[name] for name in self.waited_for[0] if name in self.unready}
+
+    async def alter_configs(
+        self,
+        changes: Mapping[ConfigResource, Sequence[ConfigChange]],
+        *,
+        incremental: bool,
+        validate_only: bool = False,
+    ) -> list[ConfigResult]:
+        settings = self._broker.settings
+        return self._take(
+            alter_configs(
+                self._state, changes, settings, incremental=incremental, validate_only=validate_only
+            )
+        )
+
+
+@dataclass
+class FakePartitionTable:
+    """The partition table as DescribeLogDirs sees it: sizes by partition, and a volume."""
+
+    sizes: dict[LogName, int] = field(default_factory=dict)
+    space: tuple[int, int] | OSError = (1000, 400)
+
+    def __iter__(self) -> Any:
+        for name in sorted(self.sizes):
+            yield SimpleNamespace(name=name, lag=0, log=SimpleNamespace(size=self.sizes[name]))
+
+    @property
+    def store(self) -> Any:
+        def space() -> tuple[int, int]:
+            if isinstance(self.space, OSError):
+                raise self.space
+            return self.space
+
+        return SimpleNamespace(space=space)
+
+
+def image_of(
+    topics: Mapping[str, int],
+    *,
+    brokers: Iterable[BrokerRegistration] = (),
+    configs: Mapping[ConfigResource, Mapping[str, str]] = MappingProxyType({}),
+) -> MetadataImage:
+    """Topics by their number of partitions, on broker 1; ids are numbered in the order of the mapping."""
+    found = {
+        name: TopicImage(
+            name, topic_id(number), tuple(PartitionRegistration(i, (1,), (1,), 1, 3, 0) for i in range(count))
+        )
+        for number, (name, count) in enumerate(topics.items())
+    }
+    all_brokers = {each.broker_id: each for each in (broker_image(1), *brokers)}
+    return MetadataImage(
+        cluster_id="the-cluster",
+        controller_id=1,
+        brokers=all_brokers,
+        topics=found,
+        topic_names={topic.topic_id: name for name, topic in found.items()},
+        configs=configs,
+    )
+
+
+def broker_image(broker_id: int, *, fenced: bool = False, listener: str = LISTENER) -> BrokerRegistration:
+    endpoint = Endpoint(listener, f"host{broker_id}", 9000 + broker_id)
+    return BrokerRegistration(broker_id, 7, UUID(int=broker_id), (endpoint,), f"rack{broker_id}", fenced)
+
+
+class AdminBroker:
+    def __init__(self, image: MetadataImage, settings: BrokerSettings | None = None) -> None:
+        self.broker_id = 1
+        self.platform = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: NOW_MS))
+        self.metadata = SimpleNamespace(image=image)
+        self.settings = EffectiveSettings(settings or BrokerSettings(), image)
+        self.controller = FakeController(self)
+        self.controller_channel = self.controller
+        self.ready = SimpleNamespace(is_set=lambda: True)
+        self.lifecycle = SimpleNamespace(lease=SimpleNamespace(is_valid=lambda: True))
+        self.partitions = FakePartitionTable()
+
+    def send(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:
+        """The answer. Both go through bytes, in the newest version unless one is given."""
+        if version is None:
+            version = REGISTRY[api_key].max_version
+        asked = bytearray()
+        encoder(api_key, version, "request")(asked, request)
+        session = Session(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")
+        handler: Any = REGISTRY[api_key].handler
+        tree = asyncio.run(handler(decoder(api_key, version, "request")(memoryview(asked)), session, self))
+        answered = bytearray()
+        encoder(api_key, version, "response")(answered, tree)
+        return decoder(api_key, version, "response")(memoryview(answered))

@@ -1,0 +1,152 @@
+"""A real `moldau serve` process on files: started, killed, stopped and started again on the same port and data."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+READY = "Moldau is ready on "
+"""What a node prints when clients are let in. It listens earlier, because nodes need each other before that."""
+
+START_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 20
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without MOLDAU_… variables: those would be settings of the node, and some are knobs of tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
+
+
+class BrokerProcess:
+    """One node's process. What it prints is kept in `log_path`, one run behind the other."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *arguments: str,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        wrapper: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.data_dir = data_dir
+        self.host = host
+        self.port = free_port() if port is None else port
+        self.log_path = data_dir.with_name(data_dir.name + ".out")
+        self._arguments = arguments
+        self._wrapper = wrapper
+        self._environment = {**clean_environment(), **(environment or {})}
+        self._run_start = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> "BrokerProcess":
+        self.spawn()
+        return self.wait_ready()
+
+    def wait_ready(self) -> "BrokerProcess":
+        process = self.process
+        assert process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._is_ready():
+            if process.poll() is not None:
+                self.process = None
+                raise RuntimeError(
+                    f"moldau serve ended with {process.returncode} before it was ready:\n{self.output()}"
+                )
+            if time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"moldau serve was not ready in {START_TIMEOUT_S} s:\n{self.output()}")
+            time.sleep(0.01)
+        return self
+
+    def start_and_kill(self, after_s: float) -> None:
+        """Starts and is killed, perhaps before it was ready: recovery is cut short too."""
+        self.spawn()
+        time.sleep(after_s)
+        self.kill()
+
+    def spawn(self) -> None:
+        """Starts it and does not wait for it."""
+        assert self.process is None, "it runs already"
+        command = [
+            *self._wrapper,
+            sys.executable,
+            "-m",
+            "moldau",
+            "serve",
+            "--listen",
+            self.bootstrap,
+        ]
+        command += ["--data-dir", str(self.data_dir), *self._arguments]
+        self._run_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environment
+            )
+
+    def _is_ready(self) -> bool:
+        _, ready, line = self.output().partition(READY)
+        if not ready or "\n" not in line:
+            return False
+        if self.port == 0:
+            told = re.match(re.escape(self.host) + r":(\d+)", line)
+            assert told is not None, line
+            self.port = int(told[1])
+        return True
+
+    def output(self) -> str:
+        """What the present (or last) run has printed."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._run_start)
+            return log.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        """kill -9: nothing is flushed, closed or told to anyone."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> int:
+        """Asks it to end and returns its exit code; a node that does not end is killed and is an error."""
+        assert self.process is not None
+        self.process.send_signal(by)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise RuntimeError(f"moldau serve did not end on {by.name}:\n{self.output()}") from None
+        finally:
+            self.process = None
+
+    def restart(self) -> "BrokerProcess":
+        self.stop()
+        return self.start()
+
+    def __enter__(self) -> "BrokerProcess":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.kill()

@@ -1,0 +1,204 @@
+"""Runs the commands of a transcript on one classic group, and tells what members ask, what the group becomes, what is
+written, and who is answered.
+
+    A joins [static NAME] [speaking range,sticky] [session 10s] [rebalance 60s] [at-once]
+    A syncs [A=orders-0 B=orders-1,orders-2]      A heartbeats      A commits [of 3]      A leaves      A restarts
+    operator removes NAME      3s pass      coordinator restarts
+"""
+
+from moldau.errors import MemberIdRequiredError, MoldauError, UnknownMemberIdError
+from moldau.groups.records import GroupMetadataRecord
+from moldau.groups.requests import (
+    UNKNOWN_MEMBER_ID,
+    GroupResponse,
+    GroupState,
+    JoinResponse,
+    LeaveResponse,
+    LeavingMember,
+    Protocol,
+    RequestId,
+    SyncResponse,
+)
+from support.classic_group import Stage, speaking
+
+
+class _Actor:
+    """One who is in the story, with what it knows of itself."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.instance: str | None = None
+        self.protocols: tuple[Protocol, ...] = speaking("range")
+        self.member_id = UNKNOWN_MEMBER_ID
+        self.generation = -1
+
+
+class GroupTranscriptRunner:
+    def __init__(self, stage: Stage | None = None) -> None:
+        self._stage = stage or Stage()
+        self._actors: dict[str, _Actor] = {}
+        self._asked: dict[RequestId, tuple[_Actor | None, str]] = {}
+        self._emitted: set[RequestId] = set()
+        self._ids = 0
+        self._written = 0
+        self._state = GroupState.EMPTY
+        self._began_ms = self._stage.now_ms
+        self._lines: list[str] = []
+
+    async def execute(self, command: str) -> list[str]:
+        self._lines = []
+        who, *words = command.split()
+        if words == ["pass"]:
+            self._let_pass(_ms(who))
+        elif (who, *words) == ("coordinator", "restarts"):
+            self._stage.crash()
+            self._emitted.update(self._asked)
+            self._emit_state()
+        elif who == "operator":
+            self._ask(None, "remove", self._stage.leave(LeavingMember(UNKNOWN_MEMBER_ID, words[-1])))
+        else:
+            actor = self._actors.setdefault(who, _Actor(who))
+            getattr(self, f"_{words[0]}")(actor, *words[1:])
+        return self._lines
+
+    # What actors do
+
+    def _joins(self, actor: _Actor, *how: str) -> None:
+        options = {"session": "10s", "rebalance": "60s"}
+        words = iter(how)
+        for word in words:
+            options[word] = "" if word == "at-once" else next(words)
+        actor.instance = options.get("static", actor.instance)
+        if "speaking" in options:
+            actor.protocols = speaking(*options["speaking"].split(","))
+        self._ids += actor.member_id == UNKNOWN_MEMBER_ID
+        ticket = self._stage.join(
+            actor.member_id,
+            instance=actor.instance,
+            protocols=actor.protocols,
+            session_ms=_ms(options["session"]),
+            rebalance_ms=_ms(options["rebalance"]),
+            asks_for_id="at-once" not in options,
+            fresh_id=f"{actor.name}{self._ids}",
+        )
+        self._ask(actor, "join", ticket)
+
+    def _syncs(self, actor: _Actor, *parts: str) -> None:
+        given = dict(part.split("=") for part in parts)
+        assignments = {
+            self._actors[name].member_id: partitions.encode() for name, partitions in given.items()
+        }
+        ticket = self._stage.sync(
+            actor.member_id, assignments, generation=actor.generation, instance=actor.instance
+        )
+        self._ask(actor, "sync", ticket)
+
+    def _heartbeats(self, actor: _Actor) -> None:
+        ticket = self._stage.heartbeat(actor.member_id, generation=actor.generation, instance=actor.instance)
+        self._ask(actor, "heartbeat", ticket)
+
+    def _commits(self, actor: _Actor, *of_generation: str) -> None:
+        generation = int(of_generation[-1]) if of_generation else actor.generation
+        try:
+            self._stage.commit(actor.member_id, generation=generation, instance=actor.instance)
+        except MoldauError as error:
+            self._emit(actor.name, f"may not commit: {_error_name(error)}")
+        else:
+            self._emit(actor.name, "may commit")
+
+    def _leaves(self, actor: _Actor) -> None:
+        ticket = self._stage.leave(LeavingMember(actor.member_id, actor.instance))
+        self._ask(actor, "leave", ticket)
+
+    def _restarts(self, actor: _Actor) -> None:
+        """The process is gone and back; the old one, if it still runs somewhere, is the name with a prime."""
+        shadow = _Actor(f"{actor.name}'")
+        shadow.instance, shadow.member_id = actor.instance, actor.member_id
+        shadow.generation, shadow.protocols = actor.generation, actor.protocols
+        self._actors[shadow.name] = shadow
+        for ticket, (asker, what) in self._asked.items():
+            if asker is actor and ticket not in self._emitted:
+                self._asked[ticket] = (shadow, what)
+        actor.member_id, actor.generation = UNKNOWN_MEMBER_ID, -1
+        self._emit(actor.name, "has forgotten who it was")
+
+    def _let_pass(self, delay_ms: int) -> None:
+        until_ms = self._stage.now_ms + delay_ms
+        while (due_ms := self._stage.group.next_deadline_ms) is not None and due_ms <= until_ms:
+            self._stage.wait(max(0, due_ms - self._stage.now_ms))
+            self._emit_changes()
+        self._stage.wait(until_ms - self._stage.now_ms)
+
+    # What is told
+
+    def _ask(self, actor: _Actor | None, what: str, ticket: RequestId) -> None:
+        self._asked[ticket] = (actor, what)
+        self._emit_changes()
+        if ticket not in self._emitted:
+            assert actor is not None
+            self._emit(actor.name, "waits")
+
+    def _emit(self, who: str, what: str) -> None:
+        self._lines.append(f"{who:<8} {what}")
+
+    def _emit_changes(self) -> None:
+        for record in self._stage.log[self._written :]:
+            assert isinstance(record, GroupMetadataRecord)
+            metadata = record.metadata
+            assert metadata is not None
+            parts = " ".join(f"{each.member_id}={each.assignment.decode()}" for each in metadata.members)
+            self._emit("log", f"generation {metadata.generation}: {parts or 'nobody'}")
+        self._written = len(self._stage.log)
+        self._emit_state()
+        for ticket, answer in self._stage.answers.items():
+            if ticket not in self._emitted:
+                self._emitted.add(ticket)
+                self._emit_response(*self._asked[ticket], answer)
+
+    def _emit_state(self) -> None:
+        group = self._stage.group
+        if group.state is not self._state:
+            self._state = group.state
+            seconds = (self._stage.now_ms - self._began_ms) / 1_000
+            self._emit(
+                "group", f"{group.state} at {seconds:g} s, with {', '.join(group.members) or 'nobody'}"
+            )
+
+    def _emit_response(self, actor: _Actor | None, asked: str, answer: GroupResponse | MoldauError) -> None:
+        who = "operator" if actor is None else actor.name
+        if isinstance(answer, JoinResponse):
+            assert actor is not None
+            actor.member_id, actor.generation = answer.member_id, answer.generation
+            self._emit(who, _format_join(answer))
+        elif isinstance(answer, SyncResponse):
+            self._emit(who, f"gets {answer.assignment.decode() or 'nothing'}")
+        elif isinstance(answer, LeaveResponse):
+            [left] = answer.members
+            self._emit(who, f"{asked}: {_error_name(left.error) if left.error else 'done'}")
+        elif isinstance(answer, MoldauError):
+            self._emit(who, f"{asked}: {_error_name(answer)}")
+            if actor is not None and isinstance(answer, MemberIdRequiredError):
+                actor.member_id = answer.member_id
+            elif actor is not None and isinstance(answer, UnknownMemberIdError):
+                actor.member_id = UNKNOWN_MEMBER_ID
+        else:
+            self._emit(who, f"{asked}: fine")
+
+
+def _format_join(reply: JoinResponse) -> str:
+    shown = (
+        f"is {reply.member_id} in generation {reply.generation}, {reply.protocol_name}, led by {reply.leader}"
+    )
+    if reply.members:
+        shown += f"; sees {', '.join(each.member_id for each in reply.members)}"
+    return shown + ("; the assignment stands" if reply.skip_assignment else "")
+
+
+def _error_name(error: MoldauError) -> str:
+    kind = type(error).__name__.removesuffix("Error")
+    given = f", as {error.member_id}" if isinstance(error, MemberIdRequiredError) else ""
+    return kind + given
+
+
+def _ms(text: str) -> int:
+    return int(float(text.removesuffix("s")) * 1_000)
