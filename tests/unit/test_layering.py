@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 # From the ground up. A module may import from its own layer and from those above it in this list; the
 # longest name that fits a module says which layer it is in.
 LAYERS = [
-    ["moldau.errors", "moldau.eager", "moldau.observe", "moldau.platform"],
+    ["moldau.errors", "moldau.concurrency", "moldau.observe", "moldau.platform"],
     ["moldau.wire", "moldau.metadata.image"],
     ["moldau.settings"],
     ["moldau.records"],
@@ -100,7 +100,7 @@ PURE = [
     "moldau.client.consumer.fetch_buffer",
     "moldau.client.net.api_versions",
     "moldau.client.group.assignment_user_data",
-    "moldau.client.net.backoff",
+    "moldau.concurrency.backoff",
     "moldau.partitions.leader_state",
     "moldau.groups.records",
     "moldau.groups.requests",
@@ -121,7 +121,7 @@ WORLDLY = {
     "moldau.testing",
     "moldau.cli",
     "moldau.network",
-    "moldau.eager",
+    "moldau.concurrency",
     "moldau.spark",
     "moldau.pipelines",
 }

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from moldau.eager import start_now
+from moldau.concurrency.eager import start_eagerly
 from moldau.logs.store import FileSlice
 from moldau.network.buffer_pool import BufferPool
 from moldau.network.frame_reader import LARGE_FRAME_BYTES_MIN, FrameReader, FrameTooLargeError
@@ -214,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
 
         request_processing = self._process_request(frame, release)
         del frame
-        task = start_now(request_processing, done)
+        task = start_eagerly(request_processing, done)
         if task is not None:
             self._tasks[slot] = task
 

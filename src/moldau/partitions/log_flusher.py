@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from moldau.eager import start_now
+from moldau.concurrency.eager import start_eagerly
 from moldau.errors import MoldauError, StorageError
 from moldau.logs.store import Log
 from moldau.observe.logging import get_logger
@@ -46,7 +46,7 @@ class LogFlusher:
             return
         self._cancel_retry()
         self._is_running = True
-        self._flush_task = start_now(self._flush_until_durable(), self._on_flush_done)
+        self._flush_task = start_eagerly(self._flush_until_durable(), self._on_flush_done)
 
     async def wait_until_durable(self, offset: int) -> None:
         """Returns when the log is safe below `offset`; raises when that can no longer be promised."""

@@ -5,6 +5,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from moldau.concurrency.notifier import Notifier
+from moldau.concurrency.serial_executor import SerialExecutor
 from moldau.errors import CorruptRecordError, MoldauError, NotControllerError, StorageError
 from moldau.logs.store import Log, is_transient
 from moldau.observe.logging import get_logger
@@ -50,7 +52,6 @@ from moldau.raft.messages import FetchSnapshotRequest, FetchSnapshotResponse, Sn
 from moldau.raft.network_channel import NetworkChannel, QuorumConfig
 from moldau.raft.quorum_state_store import QuorumStateStore
 from moldau.raft.request_sender import RequestSender
-from moldau.raft.serial_executor import Notifier, SerialExecutor
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.raft.snapshot_store import SnapshotStore
 from moldau.raft.state import QuorumState
@@ -98,7 +99,9 @@ class EffectExecutor:
         self._on_snapshot = on_load_snapshot
         self._on_leader_change = on_leader_change
         self._on_fatal = on_fatal
-        self._executor = SerialExecutor(self._after_event)
+        self._executor = SerialExecutor(
+            lambda: NotControllerError("this node is stopping"), self._after_event
+        )
         """An event and all its effects are one turn, so that effects happen in the order decided."""
         self._notifier = Notifier()
         """Rings whenever the state machine has taken an event."""

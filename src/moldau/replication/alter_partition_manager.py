@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Protocol
 from uuid import UUID
 
-from moldau.client.net.backoff import exponential_backoff_ms
+from moldau.concurrency.backoff import exponential_backoff_ms
 from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import (
     FencedLeaderEpochError,

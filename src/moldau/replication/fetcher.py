@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from moldau.client.errors import ErrorCode, to_error_code
-from moldau.eager import start_now
+from moldau.concurrency.eager import start_eagerly
 from moldau.errors import (
     FencedLeaderEpochError,
     MoldauError,
@@ -287,7 +287,7 @@ class ReplicaFetcher:
                 if asked is None or partition is None:
                     continue
                 # Most have nothing to wait for, or nothing at all: a task for each would cost more than the append.
-                task = start_now(self._process_partition(key, partition, asked, each), taken)
+                task = start_eagerly(self._process_partition(key, partition, asked, each), taken)
                 if task is not None:
                     taking.append(task)
                 size += len(each.records or b"")

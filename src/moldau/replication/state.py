@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from moldau.client.errors import ErrorCode
-from moldau.client.net.backoff import exponential_backoff_ms
+from moldau.concurrency.backoff import exponential_backoff_ms
 from moldau.replication.fetch_session import PartitionKey
 
 METADATA_BACKOFF_MS_MIN = 10

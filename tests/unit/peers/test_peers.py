@@ -10,7 +10,7 @@ import pytest
 
 from moldau.client.errors import ConnectionLostError
 from moldau.client.net.connection import Connection
-from moldau.eager import start_now
+from moldau.concurrency.eager import start_eagerly
 from moldau.errors import PeerUnreachableError
 from moldau.metadata.image import BrokerRegistration, Endpoint, MetadataDelta, MetadataImage
 from moldau.peers import probe as probing
@@ -288,7 +288,7 @@ def test_a_handler_may_call_before_it_has_a_task_of_its_own() -> None:
             def ended(result: Any, error: BaseException | None) -> None:
                 done.set_result(result if error is None else error)
 
-            start_now(ask(peers), ended)
+            start_eagerly(ask(peers), ended)
             assert not isinstance(await done, BaseException)
             await peers.close()
 

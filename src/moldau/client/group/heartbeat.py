@@ -1,6 +1,6 @@
 """The clocks of a group member, wound with the times that its steps are given."""
 
-from moldau.client.net.backoff import exponential_backoff_ms
+from moldau.concurrency.backoff import exponential_backoff_ms
 
 
 class Heartbeat:

@@ -13,10 +13,11 @@ from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError, ra
 from moldau.client.net.connection import Connection
 from moldau.client.net.connection_pool import Address, ConnectionPool, await_shared
 from moldau.client.net.metadata import NO_LEADER, BrokerInfo, Metadata, PartitionInfo, TopicInfo
-from moldau.client.net.retry import Backoff, Retry
+from moldau.client.net.retry import Retry
 from moldau.client.record import TopicPartition
 from moldau.client.security.channel_security import ChannelSecurity
 from moldau.client.security.config import Security
+from moldau.concurrency.backoff import Backoff
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock, SystemClock
 from moldau.wire.api_keys import ApiKey

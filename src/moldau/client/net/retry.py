@@ -1,35 +1,9 @@
-"""Waiting before the next attempt: longer each time, by chance a little more or less, and never past a deadline."""
+"""Retries of one operation, with backoff, until a deadline."""
 
 import asyncio
-import random
 
 from moldau.client.errors import KafkaError
-from moldau.client.net.backoff import exponential_backoff_ms
-
-_JITTER_FRACTION = 0.2
-"""Clients that failed together should not come back together."""
-
-
-class Backoff:
-    """How long to wait after each failure in a row."""
-
-    def __init__(self, random: random.Random, initial_ms: int, max_ms: int) -> None:
-        self._random = random
-        self._initial_ms = initial_ms
-        self._max_ms = max_ms
-        self._failures = 0
-
-    def next_delay_ms(self) -> int:
-        self._failures += 1
-        return self.delay_ms(self._failures)
-
-    def delay_ms(self, failures: int) -> int:
-        """The wait after so many failures, for those who count themselves."""
-        middle_ms = exponential_backoff_ms(failures, self._initial_ms, self._max_ms)
-        return round(middle_ms * self._random.uniform(1 - _JITTER_FRACTION, 1 + _JITTER_FRACTION))
-
-    def reset(self) -> None:
-        self._failures = 0
+from moldau.concurrency.backoff import Backoff
 
 
 class Retry:
@@ -40,7 +14,7 @@ class Retry:
         try:
             return await attempt()
         except KafkaError as error:
-            await retry.after(error)
+            await retry.wait_or_raise(error)
     """
 
     def __init__(self, backoff: Backoff, timeout_ms: int) -> None:

@@ -8,9 +8,9 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.connection import Connection
 from moldau.client.net.metadata import NO_LEADER
-from moldau.client.net.retry import Backoff
 from moldau.client.producer.record_accumulator import ProducerBatch, ProduceResult, RecordAccumulator
 from moldau.client.record import TopicPartition
+from moldau.concurrency.backoff import Backoff
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message

@@ -21,8 +21,8 @@ from moldau.client.net.cluster import Cluster, parse_bootstrap
 from moldau.client.net.connection import Connection
 from moldau.client.net.connection_pool import ConnectionPool
 from moldau.client.net.metadata import BrokerInfo, Metadata
-from moldau.client.net.retry import Backoff
 from moldau.client.record import TopicPartition
+from moldau.concurrency.backoff import Backoff
 from moldau.testing import Broker
 from moldau.testing.simulation.platform.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey

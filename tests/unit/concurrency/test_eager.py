@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from moldau.eager import start_now
+from moldau.concurrency.eager import start_eagerly
 
 
 async def _outcome(
@@ -12,7 +12,7 @@ async def _outcome(
 ) -> tuple[list[tuple[Any, BaseException | None]], bool]:
     """What `done` was told, and whether the coroutine needed a task."""
     told: list[tuple[Any, BaseException | None]] = []
-    task = start_now(coroutine, lambda result, error: told.append((result, error)))
+    task = start_eagerly(coroutine, lambda result, error: told.append((result, error)))
     if task is not None:
         await asyncio.wait([task])
         await asyncio.sleep(0)
@@ -89,7 +89,7 @@ def test_a_cancelled_one_cleans_up_even_if_its_task_never_ran() -> None:
             finally:
                 seen.append("cleaned up")
 
-        task = start_now(careful(), lambda _, error: seen.append(type(error).__name__))
+        task = start_eagerly(careful(), lambda _, error: seen.append(type(error).__name__))
         assert task is not None
         task.cancel()
         await asyncio.wait([task])

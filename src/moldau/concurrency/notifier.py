@@ -1,0 +1,38 @@
+"""A notifier: wakes every coroutine that waits at the moment of the notification."""
+
+import asyncio
+
+
+class Notifier:
+    """Edge-triggered, unlike `asyncio.Event`: a notification that nobody waits for is lost."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def notify_all(self) -> None:
+        """Wakes all current waiters, in the order in which they came."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            resolve(waiter)
+
+    async def wait(self, timeout_ms: int | None = None) -> None:
+        """Returns at the next notification, or when the timeout has passed."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        if timeout_ms is None:
+            await waiter
+            return
+        timer = loop.call_later(max(0, timeout_ms) / 1000, resolve, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+
+def resolve(waiter: "asyncio.Future[None]") -> None:
+    """Completes the future, unless it is complete or cancelled already."""
+    if not waiter.done():
+        waiter.set_result(None)
