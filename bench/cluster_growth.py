@@ -17,7 +17,7 @@ from bench.cluster_plan import ClusterPlan
 from bench.load import LoadFailed
 from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, count, decimals
-from moldau.client.net.api_versions import VERSIONS
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS
 from moldau.controller.messages import heartbeat_tree
 from moldau.controller.requests import Heartbeat
 from moldau.metadata.records import decode as decode_record
@@ -173,7 +173,7 @@ def _weigh(snapshot: Path) -> tuple[int, int]:
 
 def _heartbeat_bytes(metadata_offset: int) -> int:
     """One request as it goes over the wire."""
-    version = VERSIONS[ApiKey.BROKER_HEARTBEAT].high
+    version = SUPPORTED_VERSIONS[ApiKey.BROKER_HEARTBEAT].maximum
     frame = encode_request_header(ApiKey.BROKER_HEARTBEAT, version, 1, "node-1")
     encoder(ApiKey.BROKER_HEARTBEAT, version, "request")(
         frame, heartbeat_tree(Heartbeat(1, 5, metadata_offset))

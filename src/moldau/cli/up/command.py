@@ -97,7 +97,7 @@ async def _run(plan: ClusterPlan) -> int:
                 await _stop(processes)
     except asyncio.CancelledError:
         # A second signal: whoever sent it does not want to wait.
-        print_notice("ConnectionPool that had not stopped are killed.")
+        print_notice("Nodes that had not stopped are killed.")
         return KILLED
     finally:
         await kill_all(processes)
