@@ -105,7 +105,7 @@ def cases(value_bytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
 
 def main() -> None:
     start = time.perf_counter()
-    if not native.available():
+    if not native.is_available():
         raise SystemExit("numba does not work here: there is nothing to compare")
     print(f"kernels ready after {time.perf_counter() - start:.2f} s\n")
     print(f"{'million rows/s':40}{'native':>10}{'plain':>10}{'ratio':>8}")

@@ -120,7 +120,7 @@ def _open_connections(bench: Bench, broker: Broker) -> ManyConnections:
         for _ in range(bench.plan.connections):
             sock = stack.enter_context(raw.connect(broker.bootstrap))
             sock.sendall(raw.api_versions_frame())
-            raw.Answers(sock).next()
+            raw.Responses(sock).next()
         opened_s = time.monotonic() - began
         cpu = broker.cpu_s()
         time.sleep(WATCHED_IDLE_S)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from moldau.cli import cluster_access as asking
-from moldau.cli.commands import GROUPED, app
+from moldau.cli.commands import COMMANDS_BY_GROUP, app
 from moldau.testing import Broker
 
 Moldau = Callable[..., Result]
@@ -214,8 +214,8 @@ def test_offsets_are_shifted_where_there_are_any(moldau: Moldau, topic: str) -> 
     [
         ["produce"],
         ["consume"],
-        *(["topic", each] for each in GROUPED["topic"]),
-        *(["group", each] for each in GROUPED["group"]),
+        *(["topic", each] for each in COMMANDS_BY_GROUP["topic"]),
+        *(["group", each] for each in COMMANDS_BY_GROUP["group"]),
     ],
     ids=" ".join,
 )

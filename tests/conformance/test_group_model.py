@@ -237,7 +237,7 @@ class GroupModel(RuleBasedStateMachine):
         request_id = self.stage.heartbeat(
             client.member_id, generation=client.generation, instance=client.instance
         )
-        holder = client.instance and self.stage.group._roster.holder(client.instance)
+        holder = client.instance and self.stage.group._members.holder(client.instance)
         if holder is not None and holder != client.member_id:
             assert self.stage.refused(request_id) is FencedInstanceIdError
         if self.stage.answer(request_id) is EMPTY_RESPONSE:
@@ -331,32 +331,32 @@ class GroupModel(RuleBasedStateMachine):
         members, state = group.members, group.state
         assert (state is GroupState.EMPTY) == (not members) or state is GroupState.PREPARING_REBALANCE
         assert group.leader in members if members else group.leader is None
-        assert not group._joining or state is GroupState.PREPARING_REBALANCE
-        assert not group._syncing or state is GroupState.COMPLETING_REBALANCE
-        assert set(group._joining) | set(group._syncing) | set(group._unsynced) <= set(members)
-        assert not set(group._pending) & set(members)
+        assert not group._awaiting_join or state is GroupState.PREPARING_REBALANCE
+        assert not group._awaiting_sync or state is GroupState.COMPLETING_REBALANCE
+        assert set(group._awaiting_join) | set(group._awaiting_sync) | set(group._pending_sync_members) <= set(members)
+        assert not set(group._pending_join_members) & set(members)
         assert (group._join_deadline_ms is not None) == (state is GroupState.PREPARING_REBALANCE)
-        assert (group._sync_deadline_ms is not None) == bool(group._unsynced)
+        assert (group._sync_deadline_ms is not None) == bool(group._pending_sync_members)
         if state is GroupState.COMPLETING_REBALANCE:
             assert group._sync_deadline_ms is not None
         due_ms = group.next_deadline_ms
-        if group._joining or group._syncing:
+        if group._awaiting_join or group._awaiting_sync:
             assert due_ms is not None, "who waits is not forgotten"
 
     @invariant()
     def is_watched(self) -> None:
         """Every member either waits for an answer or has to show signs of life."""
         group = self.stage.group
-        watched = group._sessions._deadlines
+        watched = group._session_deadlines._deadlines
         for member_id, member in group.members.items():
-            is_waiting = member_id in group._joining or member_id in group._syncing
+            is_waiting = member_id in group._awaiting_join or member_id in group._awaiting_sync
             assert member_id in watched or (is_waiting and not member.is_new)
-        assert all(member_id in watched for member_id in group._pending)
+        assert all(member_id in watched for member_id in group._pending_join_members)
 
     @invariant()
     def is_not_too_big(self) -> None:
         group = self.stage.group
-        assert len(group._joining) <= self.stage.config.size_max
+        assert len(group._awaiting_join) <= self.stage.config.size_max
         if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             dynamic = [each for each in group.members.values() if not each.is_static]
             assert len(dynamic) <= self.stage.config.size_max

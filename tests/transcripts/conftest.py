@@ -42,8 +42,8 @@ class TranscriptItem(pytest.Item):
         written = self.path.read_text()
         runner = runner_for(self.name)
         factory = SimulatedLoop if isinstance(runner, BrokerTranscriptRunner) else None
-        with asyncio.Runner(loop_factory=factory) as runner:
-            replayed = runner.run(replay(written, runner))
+        with asyncio.Runner(loop_factory=factory) as loop_runner:
+            replayed = loop_runner.run(replay(written, runner))
         if self.config.getoption("--rewrite"):
             self.path.write_text(replayed)
         else:

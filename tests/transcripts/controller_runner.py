@@ -64,7 +64,7 @@ class ControllerTranscriptRunner:
         key, _, value = config.partition("=")
         changes = {ConfigResource(TOPIC_RESOURCE, topic): [ConfigChange(key, value)]}
         cluster = self._cluster
-        [result] = cluster.execute(
+        [result] = cluster.do(
             alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False)
         )
         return _format_error(result.error)
@@ -116,7 +116,7 @@ class ControllerTranscriptRunner:
         return _format_error(result.error)
 
     def _balance(self) -> None:
-        self._cluster.execute(balance_partition_leaders(self._cluster.state, self._cluster.settings))
+        self._cluster.do(balance_partition_leaders(self._cluster.state, self._cluster.settings))
 
     def _replicas_say(self, *given: str) -> list[str]:
         """Ends of logs as broker=epoch:offset, of all leaderless partitions that may be led uncleanly."""
@@ -128,7 +128,7 @@ class ControllerTranscriptRunner:
             ends[int(broker_id)] = EpochEndOffset(int(epoch), int(offset))
         asked = unclean_election_candidates(cluster.state, cluster.settings)
         answers = {name: {each: ends[each] for each in live if each in ends} for name, live in asked.items()}
-        cluster.execute(elect_unclean_leaders(cluster.state, cluster.settings, answers))
+        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, answers))
         return [f"{name.topic}-{name.partition}: asked {_list(live)}" for name, live in asked.items()] or [
             "nobody is asked"
         ]

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 from bench.plan import steady
-from bench.raw import Answers, batch_of, fetched, iterate_batches, records_per_batch
+from bench.raw import Responses, batch_of, fetched, records_per_batch, trim_partial_batch
 from bench.report import (
     OTHERS,
     Cell,
@@ -120,13 +120,13 @@ def test_a_built_batch_fills_its_size_without_going_over(value_bytes: int, batch
     number = records_per_batch(value_bytes, batch_bytes)
     batch = batch_of([bytes(value_bytes)] * number, timestamp_ms=1)
     assert batch_bytes * 0.9 < len(batch) <= batch_bytes
-    assert iterate_batches(memoryview(batch)) == (number, number)
+    assert trim_partial_batch(memoryview(batch)) == (number, number)
 
 
 def test_a_cut_batch_at_the_end_of_a_fetch_is_not_counted() -> None:
     batch = batch_of([b"a", b"b"], timestamp_ms=1)
-    assert iterate_batches(memoryview(batch + batch[:-1])) == (2, 2)
-    assert iterate_batches(memoryview(batch[:-1])) is None
+    assert trim_partial_batch(memoryview(batch + batch[:-1])) == (2, 2)
+    assert trim_partial_batch(memoryview(batch[:-1])) is None
 
 
 def test_fetch_answers_are_split_by_partition() -> None:
@@ -154,7 +154,7 @@ def test_answers_larger_than_the_buffer_arrive_whole() -> None:
 
     frames = [b"x" * size for size in (3, 40, 0, 25)]
     wire = Wire(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
-    answers = Answers(wire, buffer_bytes=16)  # type: ignore[arg-type]
+    answers = Responses(wire, buffer_bytes=16)  # type: ignore[arg-type]
     assert [bytes(answers.next()) for _ in frames] == frames
     with pytest.raises(ConnectionError):
         answers.next()

@@ -11,7 +11,7 @@ import pytest
 
 from moldau.controller.alter_partition import alter_partition
 from moldau.controller.offline_replicas import remove_offline_replicas, update_offline_replicas
-from moldau.controller.requests import Heartbeat, IsrChange, IsrChangeResult
+from moldau.controller.requests import BrokerHeartbeat, IsrChange, IsrChangeResult
 from moldau.controller.state import ControllerState
 from moldau.errors import StorageError
 from moldau.logs.files.store import FileLogStore
@@ -67,7 +67,7 @@ class QuorumController(FakeController):
         self._tasks.append(asyncio.get_running_loop().create_task(self.hears(node)))
 
     async def hears(self, node: Node) -> None:
-        beat = Heartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.not_ready())
+        beat = BrokerHeartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.not_ready())
         update_offline_replicas(self.state, beat)
         while (decision := remove_offline_replicas(self.state, node.settings, beat)).reply:
             await self._apply(decision.records)
