@@ -237,7 +237,7 @@ class GroupModel(RuleBasedStateMachine):
         request_id = self.stage.heartbeat(
             client.member_id, generation=client.generation, instance=client.instance
         )
-        holder = client.instance and self.stage.group._members.holder(client.instance)
+        holder = client.instance and self.stage.group._members.static_member_id(client.instance)
         if holder is not None and holder != client.member_id:
             assert self.stage.refused(request_id) is FencedInstanceIdError
         if self.stage.answer(request_id) is EMPTY_RESPONSE:
@@ -333,7 +333,9 @@ class GroupModel(RuleBasedStateMachine):
         assert group.leader in members if members else group.leader is None
         assert not group._awaiting_join or state is GroupState.PREPARING_REBALANCE
         assert not group._awaiting_sync or state is GroupState.COMPLETING_REBALANCE
-        assert set(group._awaiting_join) | set(group._awaiting_sync) | set(group._pending_sync_members) <= set(members)
+        assert set(group._awaiting_join) | set(group._awaiting_sync) | set(
+            group._pending_sync_members
+        ) <= set(members)
         assert not set(group._pending_join_members) & set(members)
         assert (group._join_deadline_ms is not None) == (state is GroupState.PREPARING_REBALANCE)
         assert (group._sync_deadline_ms is not None) == bool(group._pending_sync_members)

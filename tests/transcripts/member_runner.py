@@ -163,7 +163,7 @@ class MemberTranscriptRunner:
                     "; ".join(shares) or "what is mine?"
                 )
             case SendHeartbeat():
-                self._beat = effect.beat
+                self._beat = effect.heartbeat_id
                 return f"send     Heartbeat of generation {effect.generation.generation_id}"
             case SendLeave():
                 return f"send     LeaveGroup of {effect.member_id}: {effect.reason}"
@@ -191,7 +191,7 @@ class MemberTranscriptRunner:
         parts.append(
             "coordinator unknown" if member.coordinator is None else f"coordinator {member.coordinator}"
         )
-        beat_at_ms = member.heartbeat_at_ms()
+        beat_at_ms = member.next_heartbeat_at_ms()
         if beat_at_ms is not None:
             parts.append(f"next look in {beat_at_ms - self._now_ms} ms")
         return f"member   {', '.join(parts)}"
