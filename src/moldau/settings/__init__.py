@@ -1,1 +1,1 @@
-"""One registry of typed, documented settings, from which flags, file, DescribeConfigs and docs are made."""
+"""Typed settings: one registry for flags, environment, TOML file, DescribeConfigs and documentation."""

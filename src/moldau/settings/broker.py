@@ -1,4 +1,4 @@
-"""The settings of a broker, with the broker-wide defaults of topic settings as `topic_defaults`."""
+"""Broker settings, with the broker-wide defaults of topic settings in `topic_defaults`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ CLUSTER = "Cluster"
 REPLICATION = "Replication"
 TOPICS = "Topics"
 LIMITS = "Limits"
-LOG_MAINTENANCE = "Log upkeep"
-CONSUMER_GROUPS = "Groups"
+LOG_MAINTENANCE = "Log maintenance"
+CONSUMER_GROUPS = "Consumer groups"
 PROCESS = "Process"
-TOPIC_DEFAULTS = "Defaults of topic settings"
+TOPIC_DEFAULTS = "Topic defaults"
 SECTIONS = (
     START_HERE,
     IDENTITY,
@@ -41,40 +41,40 @@ class BrokerSettings:
     listen: tuple[str, ...] = setting(
         ("127.0.0.1:9092",),
         "listen",
-        "The addresses to listen on, as host:port or NAME://host:port. Only this machine can connect unless "
-        "you name another address; 0.0.0.0 needs advertised.listeners too. Port 0 takes any free port.",
-        values="host:port or NAME://host:port, several with commas between",
+        "Addresses to listen on, as host:port or NAME://host:port. The default accepts connections from "
+        "this machine only; 0.0.0.0 also needs advertised.listeners. Port 0 picks a free port.",
+        values="comma-separated host:port or NAME://host:port",
         aliases=(Alias("listeners"),),
         section=START_HERE,
     )
     advertised_listeners: tuple[str, ...] = setting(
         (),
         "advertised.listeners",
-        "The addresses that clients are told to connect to, matched to listen by name; those of listen when "
-        "empty.",
-        values="host:port or NAME://host:port, several with commas between",
+        "Addresses that clients connect to, matched with listen by listener name; if empty, the addresses "
+        "of listen.",
+        values="comma-separated host:port or NAME://host:port",
         section=START_HERE,
     )
     data_dir: str = setting(
         "./moldau-data",
         "data.dir",
-        "The directory that holds everything the broker keeps.",
+        "Directory for all data of the node.",
         aliases=(Alias("log.dirs"), Alias("log.dir")),
         values="a path",
-        check=lambda path: None if path else "A directory must be named",
+        check=lambda path: None if path else "Value must not be empty",
         section=START_HERE,
     )
     store: str = setting(
         "files",
         "store",
-        "Where records are kept: `files` in data.dir, or `memory`, which forgets all when the process ends.",
+        "Storage of records: `files` in data.dir, or `memory`, which loses them when the process exits.",
         choices=("files", "memory"),
         section=START_HERE,
     )
     node_id: int = setting(
         1,
         "node.id",
-        "The number of this node in its cluster.",
+        "Id of this node, unique in the cluster.",
         low=0,
         high=INT_MAX,
         aliases=(Alias("broker.id"),),
@@ -83,35 +83,38 @@ class BrokerSettings:
     cluster_id: str = setting(
         "",
         "cluster.id",
-        "The id of the cluster; when empty, one is made at the first start and kept in data.dir.",
+        "Id of the cluster; if empty, it is generated on first startup and stored in data.dir.",
         section=IDENTITY,
     )
     rack: str = setting(
         "",
         "broker.rack",
-        "Where this node stands: replicas are spread over racks, and consumers may read from their own.",
+        "Rack of this node. Replicas are spread over racks, and consumers can fetch from a replica in their"
+        " rack.",
         section=IDENTITY,
     )
     quorum_voters: tuple[str, ...] = setting(
         (),
         "controller.quorum.voters",
-        "The nodes that keep the cluster's metadata at its first start, each as id@host:port; this node alone "
-        "when empty. Later changes are made with `moldau cluster`, and the metadata itself remembers them.",
-        values="id@host:port, several with commas between",
+        "Voters of the metadata quorum when the cluster is created, each as id@host:port; if empty, this "
+        "node is the only voter. Change them later with `moldau cluster`: the metadata log stores the "
+        "current voters.",
+        values="comma-separated id@host:port",
         section=CLUSTER,
     )
     quorum_bootstrap: tuple[str, ...] = setting(
         (),
         "controller.quorum.bootstrap.servers",
-        "Nodes of the cluster that a new node asks for its way in, when it is not among the first voters.",
-        values="host:port, several with commas between",
+        "Nodes through which a new node that is not listed in controller.quorum.voters finds the cluster.",
+        values="comma-separated host:port",
         section=CLUSTER,
     )
     quorum_fetch_timeout_ms: int = setting(
         1_500,
         "controller.quorum.fetch.timeout.ms",
-        "How long a voter hears nothing of the quorum's leader before it looks for another one, and how long a "
-        "leader goes on without a majority. (Kafka's default is 2000.)",
+        "How long a voter waits for a successful fetch from the quorum leader before it becomes a "
+        "candidate, and how long a leader stays leader without fetches from a majority. (Kafka's default is"
+        " 2000.)",
         low=1,
         high=INT_MAX,
         section=CLUSTER,
@@ -119,8 +122,8 @@ class BrokerSettings:
     quorum_election_timeout_ms: int = setting(
         500,
         "controller.quorum.election.timeout.ms",
-        "How long an election may take before it is tried again, after a random time of as much at most. "
-        "(Kafka's default is 1000.)",
+        "Timeout of an election. A candidate starts the next election after a random delay of up to the "
+        "same time. (Kafka's default is 1000.)",
         low=1,
         high=INT_MAX,
         section=CLUSTER,
@@ -128,7 +131,7 @@ class BrokerSettings:
     quorum_request_timeout_ms: int = setting(
         1_000,
         "controller.quorum.request.timeout.ms",
-        "How long a voter waits for the answer of another one. (Kafka's default is 2000.)",
+        "How long a voter waits for a response from another voter. (Kafka's default is 2000.)",
         low=1,
         high=INT_MAX,
         section=CLUSTER,
@@ -136,7 +139,7 @@ class BrokerSettings:
     broker_heartbeat_interval_ms: int = setting(
         500,
         "broker.heartbeat.interval.ms",
-        "How often a broker tells the controller that it is alive. (Kafka's default is 2000.)",
+        "Interval between heartbeats from a broker to the controller. (Kafka's default is 2000.)",
         low=1,
         high=INT_MAX,
         section=CLUSTER,
@@ -144,8 +147,9 @@ class BrokerSettings:
     broker_session_timeout_ms: int = setting(
         3_000,
         "broker.session.timeout.ms",
-        "How long the controller waits for a silent broker before others lead in its place. A broker's lease ends "
-        "a little sooner: from then on it takes no writes. (Kafka's default is 9000.)",
+        "How long the controller waits for a heartbeat before it fences a broker and elects other leaders. "
+        "The broker's own lease expires slightly earlier, and it then rejects writes. (Kafka's default is "
+        "9000.)",
         low=1,
         high=INT_MAX,
         section=CLUSTER,
@@ -153,33 +157,35 @@ class BrokerSettings:
     inter_broker_listener_name: str = setting(
         "",
         "inter.broker.listener.name",
-        "The listener by which nodes talk to each other; the first one when empty. When it is named, requests that "
-        "only nodes make are served there and nowhere else.",
+        "Listener for requests between nodes; if empty, the first listener. If it is set, inter-broker "
+        "requests are accepted on this listener only.",
         section=CLUSTER,
     )
     controlled_shutdown_enable: bool = setting(
         True,
         "controlled.shutdown.enable",
-        "Hand leadership over to other nodes before stopping.",
+        "Move leadership to other nodes before shutting down.",
         section=CLUSTER,
     )
     auto_leader_rebalance_enable: bool = setting(
         True,
         "auto.leader.rebalance.enable",
-        "Give leadership back to the preferred replicas, by and by, when too many of a broker's are led elsewhere.",
+        "Move leadership back to the preferred replicas if too many of a broker's preferred partitions are "
+        "led by others.",
         section=CLUSTER,
     )
     leader_imbalance_check_interval_seconds: int = setting(
         300,
         "leader.imbalance.check.interval.seconds",
-        "How often the controller looks whether leaders are where they should be.",
+        "How often the controller checks the leader imbalance.",
         low=1,
         section=CLUSTER,
     )
     leader_imbalance_per_broker_percentage: int = setting(
         10,
         "leader.imbalance.per.broker.percentage",
-        "The share of a broker's preferred partitions that may be led elsewhere before they are given back.",
+        "Percentage of a broker's preferred partitions that other brokers may lead before leadership is "
+        "moved back.",
         low=0,
         high=100,
         section=CLUSTER,
@@ -187,8 +193,8 @@ class BrokerSettings:
     placement_policy: str = setting(
         "round-robin",
         "placement.policy",
-        "How replicas of new partitions are placed: `round-robin` over racks and brokers, or `load`, which begins "
-        "with the brokers that have the fewest.",
+        "Placement of the replicas of new partitions: `round-robin` over racks and brokers, or `load`, "
+        "which prefers the brokers with the fewest replicas.",
         choices=("round-robin", "load"),
         dynamic=True,
         section=CLUSTER,
@@ -196,28 +202,30 @@ class BrokerSettings:
     metadata_snapshot_bytes: int = setting(
         20_971_520,
         "metadata.log.max.record.bytes.between.snapshots",
-        "How many bytes the metadata log grows before a snapshot takes the place of its beginning.",
+        "Bytes of new metadata records after which a snapshot is written and the older part of the log is "
+        "removed.",
         low=1,
         section=CLUSTER,
     )
     metadata_snapshot_interval_ms: int = setting(
         3_600_000,
         "metadata.log.max.snapshot.interval.ms",
-        "The longest time between two snapshots of the metadata while it changes; 0 sets no limit.",
+        "Maximum time between two metadata snapshots while the metadata changes; 0 means no limit.",
         low=0,
         section=CLUSTER,
     )
     replica_lag_time_max_ms: int = setting(
         10_000,
         "replica.lag.time.max.ms",
-        "How long a follower may be behind before it is no longer waited for. (Kafka's default is 30000.)",
+        "How long a follower may lag behind before it is removed from the ISR. (Kafka's default is 30000.)",
         low=1,
         section=REPLICATION,
     )
     replica_fetch_max_bytes: int = setting(
         1_048_576,
         "replica.fetch.max.bytes",
-        "The most bytes that a follower asks for of one partition; a larger batch comes whole all the same.",
+        "Maximum bytes per partition in a follower's fetch; the first batch is returned even if it is "
+        "larger.",
         low=0,
         high=INT_MAX,
         section=REPLICATION,
@@ -225,7 +233,7 @@ class BrokerSettings:
     replica_fetch_response_max_bytes: int = setting(
         10_485_760,
         "replica.fetch.response.max.bytes",
-        "The most bytes that a follower asks for at a time, over all partitions.",
+        "Maximum bytes in the response to a follower's fetch, over all partitions.",
         low=0,
         high=INT_MAX,
         section=REPLICATION,
@@ -233,7 +241,8 @@ class BrokerSettings:
     replica_fetch_wait_max_ms: int = setting(
         500,
         "replica.fetch.wait.max.ms",
-        "How long a leader lets a follower wait while there is nothing new.",
+        "Maximum time that the leader delays its response to a follower's fetch while there are no new "
+        "records.",
         low=0,
         high=INT_MAX,
         section=REPLICATION,
@@ -241,7 +250,7 @@ class BrokerSettings:
     replica_fetch_backoff_ms: int = setting(
         200,
         "replica.fetch.backoff.ms",
-        "How long a follower rests after a fetch that failed. (Kafka's default is 1000.)",
+        "Backoff of a follower after a failed fetch. (Kafka's default is 1000.)",
         low=0,
         high=INT_MAX,
         section=REPLICATION,
@@ -249,7 +258,7 @@ class BrokerSettings:
     leader_replication_throttled_rate: int = setting(
         LONG_MAX,
         "leader.replication.throttled.rate",
-        "The most bytes a second that this broker sends of throttled replicas that are catching up.",
+        "Maximum bytes per second that this broker sends to throttled replicas that are catching up.",
         low=0,
         dynamic=True,
         section=REPLICATION,
@@ -257,7 +266,7 @@ class BrokerSettings:
     follower_replication_throttled_rate: int = setting(
         LONG_MAX,
         "follower.replication.throttled.rate",
-        "The most bytes a second that this broker fetches of throttled replicas that are catching up.",
+        "Maximum bytes per second that this broker fetches for throttled replicas that are catching up.",
         low=0,
         dynamic=True,
         section=REPLICATION,
@@ -265,8 +274,8 @@ class BrokerSettings:
     replica_selector_class: str = setting(
         "",
         "replica.selector.class",
-        "Set to RackAwareReplicaSelector (Kafka's full class name is taken too) to send consumers that say their "
-        "rack to a replica in it; when empty, everybody reads from leaders.",
+        "Set it to RackAwareReplicaSelector (or Kafka's full class name) to direct consumers with a "
+        "client.rack to a replica in that rack; if empty, consumers fetch from leaders.",
         check=lambda name: (
             None
             if name.rpartition(".")[2] in ("", "RackAwareReplicaSelector", "LeaderSelector")
@@ -277,7 +286,7 @@ class BrokerSettings:
     num_partitions: int = setting(
         1,
         "num.partitions",
-        "How many partitions a topic gets when its creator does not say.",
+        "Default number of partitions of a new topic.",
         low=1,
         high=INT_MAX,
         section=TOPICS,
@@ -285,7 +294,7 @@ class BrokerSettings:
     default_replication_factor: int = setting(
         1,
         "default.replication.factor",
-        "How many replicas a partition gets when the topic's creator does not say.",
+        "Default replication factor of a new topic.",
         low=1,
         high=INT_MAX,
         section=TOPICS,
@@ -293,19 +302,19 @@ class BrokerSettings:
     auto_create_topics_enable: bool = setting(
         True,
         "auto.create.topics.enable",
-        "Create a topic when a client that allows it first asks for it.",
+        "Create a topic when a client that allows it first requests its metadata.",
         section=TOPICS,
     )
     delete_topic_enable: bool = setting(
         True,
         "delete.topic.enable",
-        "Let clients delete topics.",
+        "Allow clients to delete topics.",
         section=TOPICS,
     )
     socket_request_max_bytes: int = setting(
         104_857_600,
         "socket.request.max.bytes",
-        "The largest request that is read; a connection that announces a larger one is closed.",
+        "Maximum size of a request; a connection that announces a larger one is closed.",
         low=1,
         high=INT_MAX,
         section=LIMITS,
@@ -313,17 +322,17 @@ class BrokerSettings:
     queued_max_request_bytes: int = setting(
         268_435_456,
         "queued.max.request.bytes",
-        "The bytes of requests that may be in work over all connections; beyond it those that have some in work, or "
-        "send large ones, are not read. A listener that only nodes use has a limit of its own, as large. (Kafka sets "
-        "no limit by default.)",
+        "Maximum bytes of requests in progress over all connections. Above it, the broker stops reading "
+        "from connections that have requests in progress or send large ones. A dedicated inter-broker "
+        "listener has a separate limit of the same size. (Kafka has no limit by default.)",
         low=1,
         section=LIMITS,
     )
     max_connections: int = setting(
         10_000,
         "max.connections",
-        "How many connections may be open; further ones are closed at once. Those of a listener that only nodes use "
-        "are counted by themselves. (Kafka sets no limit by default.)",
+        "Maximum number of open connections; further ones are closed at once. Connections to a dedicated "
+        "inter-broker listener are counted separately. (Kafka has no limit by default.)",
         low=1,
         high=INT_MAX,
         dynamic=True,
@@ -332,7 +341,7 @@ class BrokerSettings:
     max_connections_per_ip: int = setting(
         5_000,
         "max.connections.per.ip",
-        "How many connections one address may hold open. (Kafka sets no limit by default.)",
+        "Maximum number of open connections from one IP address. (Kafka has no limit by default.)",
         low=1,
         high=INT_MAX,
         dynamic=True,
@@ -341,14 +350,14 @@ class BrokerSettings:
     connections_max_idle_ms: int = setting(
         600_000,
         "connections.max.idle.ms",
-        "How long a connection may be silent before it is closed.",
+        "How long a connection may be idle before it is closed.",
         low=1,
         section=LIMITS,
     )
     fetch_max_bytes: int = setting(
         57_671_680,
         "fetch.max.bytes",
-        "The most bytes of records in one fetch answer, whatever the client asks for.",
+        "Maximum bytes of records in one fetch response, regardless of the client's limit.",
         low=1024,
         high=INT_MAX,
         section=LIMITS,
@@ -356,7 +365,8 @@ class BrokerSettings:
     max_incremental_fetch_session_cache_slots: int = setting(
         1000,
         "max.incremental.fetch.session.cache.slots",
-        "How many fetch sessions are remembered; clients without one send and get all partitions every time.",
+        "Maximum number of cached fetch sessions; clients without a session send and receive all partitions"
+        " in every fetch.",
         low=0,
         high=INT_MAX,
         section=LIMITS,
@@ -364,8 +374,8 @@ class BrokerSettings:
     group_min_session_timeout_ms: int = setting(
         6_000,
         "group.min.session.timeout.ms",
-        "The shortest session timeout that a member of a group may ask for. Shorter ones find dead members "
-        "sooner, and cost more heartbeats.",
+        "Minimum session timeout of a group member. A short timeout detects failed members sooner and needs"
+        " more frequent heartbeats.",
         low=0,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -373,8 +383,8 @@ class BrokerSettings:
     group_max_session_timeout_ms: int = setting(
         1_800_000,
         "group.max.session.timeout.ms",
-        "The longest session timeout that a member of a group may ask for. Longer ones leave more time "
-        "between heartbeats, and leave the partitions of a dead member unread for longer.",
+        "Maximum session timeout of a group member. A long timeout allows fewer heartbeats and leaves the "
+        "partitions of a failed member unread for longer.",
         low=0,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -382,8 +392,8 @@ class BrokerSettings:
     group_initial_rebalance_delay_ms: int = setting(
         3_000,
         "group.initial.rebalance.delay.ms",
-        "How long the first rebalance of an empty group waits for more members, so that a group which starts "
-        "all at once rebalances once. 0 lets a lone consumer begin at once.",
+        "How long the first rebalance of an empty group waits for more members, so that a group whose "
+        "members start together rebalances only once. 0 lets a single consumer start at once.",
         low=0,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -391,7 +401,7 @@ class BrokerSettings:
     group_max_size: int = setting(
         INT_MAX,
         "group.max.size",
-        "How many members a group may have.",
+        "Maximum number of members of a group.",
         low=1,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -399,7 +409,7 @@ class BrokerSettings:
     offset_metadata_max_bytes: int = setting(
         4_096,
         "offset.metadata.max.bytes",
-        "The longest text that a consumer may commit with an offset.",
+        "Maximum length of the metadata string of a committed offset.",
         low=0,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -407,9 +417,9 @@ class BrokerSettings:
     offsets_retention_minutes: int = setting(
         10_080,
         "offsets.retention.minutes",
-        "How long committed offsets are kept after the last member of their group has left; those of "
-        "consumers that are in no group, and of topics that a group no longer subscribes to, after their "
-        "last commit.",
+        "How long committed offsets are kept after the last member has left the group. For consumers "
+        "without a group membership, and for topics that the group no longer subscribes to, the time starts"
+        " at the last commit.",
         low=1,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -417,15 +427,14 @@ class BrokerSettings:
     offsets_retention_check_interval_ms: int = setting(
         600_000,
         "offsets.retention.check.interval.ms",
-        "How often groups are looked at for offsets that have expired.",
+        "How often groups are checked for expired offsets.",
         low=1,
         section=CONSUMER_GROUPS,
     )
     offsets_commit_timeout_ms: int = setting(
         5_000,
         "offsets.commit.timeout.ms",
-        "How long a group's change may take to be safe on disk before whoever waits for it is told to try "
-        "again.",
+        "How long a group change may take to be committed before the coordinator returns a retriable error.",
         low=1,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -433,8 +442,7 @@ class BrokerSettings:
     offsets_topic_num_partitions: int = setting(
         50,
         "offsets.topic.num.partitions",
-        "The partitions of __consumer_offsets, over which groups are spread. It counts only until the first "
-        "group makes the topic.",
+        "Number of partitions of __consumer_offsets. Only used when the topic is created.",
         low=1,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -442,8 +450,8 @@ class BrokerSettings:
     offsets_topic_replication_factor: int = setting(
         1,
         "offsets.topic.replication.factor",
-        "The replicas of __consumer_offsets when it is made. (Kafka's default is 3; on one node that would "
-        "keep groups from working at all.)",
+        "Replication factor of __consumer_offsets when it is created. (Kafka's default is 3, with which "
+        "groups cannot work on a single node.)",
         low=1,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -451,8 +459,8 @@ class BrokerSettings:
     offsets_topic_segment_bytes: int = setting(
         104_857_600,
         "offsets.topic.segment.bytes",
-        "The size of the segments of __consumer_offsets when it is made. Only closed segments are compacted: "
-        "small ones make loading quicker.",
+        "Segment size of __consumer_offsets when it is created. Only closed segments are compacted, so "
+        "smaller segments make groups load faster.",
         low=1024,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -460,7 +468,7 @@ class BrokerSettings:
     offsets_load_buffer_size: int = setting(
         5_242_880,
         "offsets.load.buffer.size",
-        "How many bytes of __consumer_offsets are read at a time when groups are loaded.",
+        "Bytes of __consumer_offsets that are read at a time when groups are loaded.",
         low=1,
         high=INT_MAX,
         section=CONSUMER_GROUPS,
@@ -468,7 +476,7 @@ class BrokerSettings:
     producer_id_expiration_ms: int = setting(
         86_400_000,
         "producer.id.expiration.ms",
-        "How long a silent idempotent producer is remembered.",
+        "How long the state of an inactive idempotent producer is kept.",
         low=1,
         high=INT_MAX,
         section=LOG_MAINTENANCE,
@@ -476,20 +484,20 @@ class BrokerSettings:
     log_retention_check_interval_ms: int = setting(
         300_000,
         "log.retention.check.interval.ms",
-        "How often logs are looked at for records to delete.",
+        "How often logs are checked for segments to delete.",
         low=1,
         section=LOG_MAINTENANCE,
     )
     log_cleaner_enable: bool = setting(
         True,
         "log.cleaner.enable",
-        "Compact topics whose cleanup.policy has `compact`. When off, they grow without end.",
+        "Compact topics whose cleanup.policy includes `compact`. If it is off, they grow without limit.",
         section=LOG_MAINTENANCE,
     )
     log_cleaner_backoff_ms: int = setting(
         15_000,
         "log.cleaner.backoff.ms",
-        "How long compaction rests when no log needs it.",
+        "How long the log cleaner pauses if no log needs compaction.",
         low=1,
         dynamic=True,
         section=LOG_MAINTENANCE,
@@ -497,64 +505,64 @@ class BrokerSettings:
     log_format: str = setting(
         "text",
         "log.format",
-        "How the broker's own log lines look: `text` for people, `json` for machines.",
+        "Format of log lines: `text` for people, `json` for machines.",
         choices=("text", "json"),
         section=PROCESS,
     )
     log_level: str = setting(
         "info",
         "log.level",
-        "The least important log lines that are written.",
+        "Minimum level of the log lines that are written.",
         choices=("debug", "info", "warning", "error"),
         section=PROCESS,
     )
     event_loop: str = setting(
         "auto",
         "event.loop",
-        "The event loop to run on; `auto` takes uvloop where it is installed.",
+        "Event loop implementation; `auto` uses uvloop if it is installed.",
         choices=("auto", "uvloop", "asyncio"),
         section=PROCESS,
     )
     topic_defaults: TopicSettings = field(default_factory=TopicSettings)
     explicitly_set: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """The names that a flag, the environment or the file set, even if to their default."""
+    """Names set by a flag, an environment variable or the config file, even if to the default value."""
 
     def __post_init__(self) -> None:
-        # Also for settings made in Python: no node may start on a listener that fails open.
+        # Also checked for settings built in Python: a node must not expose a listener by mistake.
         check_listeners(self.listeners, self.advertised)
         parse_voters(self.quorum_voters)
 
     def find_conflict(self) -> str | None:
-        """What two settings say against each other; such settings are refused."""
+        """Returns why two settings exclude each other, or None."""
         request_bytes_max = self.socket_request_max_bytes
         if self.queued_max_request_bytes < request_bytes_max:
             return (
                 f"queued.max.request.bytes ({self.queued_max_request_bytes}) is less than "
-                f"socket.request.max.bytes ({request_bytes_max}): the largest request could never be read"
+                f"socket.request.max.bytes ({request_bytes_max}): the largest request would never be read"
             )
         if self.topic_defaults.max_message_bytes > request_bytes_max:
             return (
-                f"message.max.bytes ({self.topic_defaults.max_message_bytes}) is more than "
-                f"socket.request.max.bytes ({request_bytes_max}): such a batch could never be read"
+                f"message.max.bytes ({self.topic_defaults.max_message_bytes}) is greater than "
+                f"socket.request.max.bytes ({request_bytes_max}): such a batch would be rejected"
             )
         if self.broker_heartbeat_interval_ms * 2 > self.broker_session_timeout_ms:
             return (
-                f"broker.session.timeout.ms ({self.broker_session_timeout_ms}) is less than two times "
-                f"broker.heartbeat.interval.ms ({self.broker_heartbeat_interval_ms}): one late heartbeat would "
-                f"cost a broker its place"
+                f"broker.session.timeout.ms ({self.broker_session_timeout_ms}) is less than twice "
+                f"broker.heartbeat.interval.ms ({self.broker_heartbeat_interval_ms}): one late heartbeat "
+                f"would fence a broker"
             )
         if self.inter_broker_listener not in [listener.name for listener in self.listeners]:
-            return f"inter.broker.listener.name: no listener is named {self.inter_broker_listener}"
+            return f"inter.broker.listener.name: listen has no listener {self.inter_broker_listener}"
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             return (
-                f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is more than "
+                f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is greater than "
                 f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms}): no member could join"
             )
         return self.topic_defaults.find_conflict()
 
     @property
     def voters(self) -> tuple[VoterAddress, ...]:
-        """The first voters as the settings name them; empty where this node is alone."""
+        """The voters of a new cluster; empty if this node is the only one."""
         return parse_voters(self.quorum_voters)
 
     @property
@@ -572,65 +580,60 @@ class BrokerSettings:
 
 @cache
 def _listeners(addresses: tuple[str, ...], setting: str) -> tuple[ListenerEndpoint, ...]:
-    """Asked for with every fetch of a follower."""
+    # Cached: called for every follower fetch.
     return parse_listeners(addresses, setting)
 
 
 @cache
 def broker_definitions() -> Mapping[str, SettingDefinition]:
-    """Every broker-wide setting by its one name, in the order people should read them."""
-    found = list(setting_definitions(BrokerSettings).values()) + [
-        _broker_wide_definition(each) for each in _topic_settings()
-    ]
-    found.sort(key=lambda each: SECTIONS.index(each.setting.section))
-    return MappingProxyType({each.setting.name: each for each in found})
+    """Returns all broker settings by name, in the order of the documentation."""
+    topic_defaults = map(_broker_wide_definition, setting_definitions(TopicSettings).values())
+    definitions = [*setting_definitions(BrokerSettings).values(), *topic_defaults]
+    definitions.sort(key=lambda each: SECTIONS.index(each.setting.section))
+    return MappingProxyType({each.setting.name: each for each in definitions})
 
 
 @cache
 def broker_aliases() -> Mapping[str, tuple[SettingDefinition, Alias]]:
-    """Every other name a broker-wide setting goes by."""
-    registry = broker_definitions().values()
+    """Returns the aliases of broker settings."""
+    definitions = broker_definitions().values()
     return MappingProxyType(
-        {alias.name: (each, alias) for each in registry for alias in each.setting.aliases}
+        {alias.name: (each, alias) for each in definitions for alias in each.setting.aliases}
     )
 
 
 def get_value(settings: BrokerSettings, name: str) -> Any:
-    found = broker_definitions()[name]
-    return getattr(settings.topic_defaults if found.is_topic_default else settings, found.attribute)
+    definition = broker_definitions()[name]
+    return getattr(settings.topic_defaults if definition.is_topic_default else settings, definition.attribute)
 
 
 def with_values(
     settings: BrokerSettings, values: Mapping[str, Any], explicitly_set: frozenset[str]
 ) -> BrokerSettings:
-    """The same settings with other values, by name."""
-    registry = broker_definitions()
-    own = {
-        registry[name].attribute: value
-        for name, value in values.items()
-        if not registry[name].is_topic_default
-    }
-    of_topics = {
-        registry[name].attribute: value for name, value in values.items() if registry[name].is_topic_default
-    }
-    topic_defaults = dataclasses.replace(settings.topic_defaults, **of_topics)
-    return dataclasses.replace(settings, **own, topic_defaults=topic_defaults, explicitly_set=explicitly_set)
-
-
-def _topic_settings() -> tuple[SettingDefinition, ...]:
-    return tuple(setting_definitions(TopicSettings).values())
-
-
-def _broker_wide_definition(is_topic_default: SettingDefinition) -> SettingDefinition:
-    made = is_topic_default.setting
-    assert made.broker_name is not None, made.name
-    doc = made.doc if made.broker_name == made.name else f"The default of {made.name}. {made.doc}"
-    broker_wide = dataclasses.replace(
-        made,
-        name=made.broker_name,
-        broker_name=None,
-        doc=doc,
-        dynamic=True,
-        section=made.section or TOPIC_DEFAULTS,
+    """Returns a copy with the values of some settings replaced."""
+    broker_values: dict[str, Any] = {}
+    topic_values: dict[str, Any] = {}
+    for name, value in values.items():
+        definition = broker_definitions()[name]
+        (topic_values if definition.is_topic_default else broker_values)[definition.attribute] = value
+    topic_defaults = dataclasses.replace(settings.topic_defaults, **topic_values)
+    return dataclasses.replace(
+        settings, **broker_values, topic_defaults=topic_defaults, explicitly_set=explicitly_set
     )
-    return dataclasses.replace(is_topic_default, setting=broker_wide, is_topic_default=True)
+
+
+def _broker_wide_definition(topic_definition: SettingDefinition) -> SettingDefinition:
+    """Returns the broker setting that is the default of a topic setting."""
+    setting = topic_definition.setting
+    assert setting.broker_name is not None, setting.name
+    broker_setting = dataclasses.replace(
+        setting,
+        name=setting.broker_name,
+        broker_name=None,
+        doc=setting.doc
+        if setting.broker_name == setting.name
+        else f"Default of {setting.name}. {setting.doc}",
+        dynamic=True,
+        section=setting.section or TOPIC_DEFAULTS,
+    )
+    return dataclasses.replace(topic_definition, setting=broker_setting, is_topic_default=True)

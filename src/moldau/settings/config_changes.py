@@ -1,4 +1,4 @@
-"""Changes to settings that clients ask for while the node runs: which are valid, and what lists become."""
+"""Validation of config changes by AlterConfigs and CreateTopics."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,58 +14,55 @@ from moldau.wire.decoder_runtime import STRING_BYTES_MAX
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], defaults: TopicSettings | None = None) -> None:
-    """All the configs a topic is to have of its own; InvalidConfigError for the first that cannot be."""
-    registry = setting_definitions(TopicSettings)
-    values = _parse_all(configs, registry, "topic")
-    changed = {registry[name].attribute: value for name, value in values.items()}
-    _raise_conflict(dataclasses.replace(defaults or TopicSettings(), **changed).find_conflict())
+    """Raises InvalidConfigError unless a topic can have all these configs together."""
+    definitions = setting_definitions(TopicSettings)
+    values = _parse_all(configs, definitions, "topic")
+    changes = {definitions[name].attribute: value for name, value in values.items()}
+    _raise_conflict(dataclasses.replace(defaults or TopicSettings(), **changes).find_conflict())
 
 
 def validate_broker_configs(configs: Mapping[str, str | None], static: BrokerSettings | None = None) -> None:
-    """All the dynamic configs a broker, or all brokers together, are to have."""
-    registry = broker_definitions()
-    values = _parse_all(configs, registry, "broker")
-    fixed = [name for name in values if not registry[name].setting.dynamic]
-    if fixed:
+    """Raises InvalidConfigError unless a broker, or the cluster-wide default, can have all these dynamic configs."""
+    definitions = broker_definitions()
+    values = _parse_all(configs, definitions, "broker")
+    static_names = [name for name in values if not definitions[name].setting.dynamic]
+    if static_names:
         raise InvalidConfigError(
-            f"Cannot update these configs dynamically: {', '.join(fixed)}; set them when starting the broker"
+            f"Cannot update these configs dynamically: {', '.join(static_names)}; set them when starting the broker"
         )
     settings = static or BrokerSettings()
     _raise_conflict(with_values(settings, values, settings.explicitly_set).find_conflict())
 
 
 def append_to_list(resource_type: int, name: str, current: str | None, added: str | None) -> str:
-    """What APPEND makes of a list config. `current` is the resource's own value; None means it has none."""
-    parts, change = _list_change(resource_type, name, current, added, "append")
-    return format_value(tuple(dict.fromkeys(parts + change)))
+    """Returns the value of a list config after APPEND; `current` is None if the resource does not set it."""
+    elements, change = _list_change(resource_type, name, current, added, "append")
+    return format_value(tuple(dict.fromkeys(elements + change)))
 
 
 def subtract_from_list(resource_type: int, name: str, current: str | None, removed: str | None) -> str:
-    """What SUBTRACT makes of a list config."""
-    parts, change = _list_change(resource_type, name, current, removed, "subtract")
-    return format_value(tuple(part for part in parts if part not in change))
+    """Returns the value of a list config after SUBTRACT; `current` is None if the resource does not set it."""
+    elements, change = _list_change(resource_type, name, current, removed, "subtract")
+    return format_value(tuple(element for element in elements if element not in change))
 
 
 def find_setting(resource_type: int, name: str) -> SettingDefinition:
-    """The setting of a topic or a broker by name; InvalidConfigError where there is none."""
-    is_topic = resource_type == TOPIC_RESOURCE
-    return _find(
-        name,
-        setting_definitions(TopicSettings) if is_topic else broker_definitions(),
-        "topic" if is_topic else "broker",
-    )
+    """Returns a setting of a topic or a broker; raises InvalidConfigError if the name is unknown."""
+    if resource_type == TOPIC_RESOURCE:
+        return _find(name, setting_definitions(TopicSettings), "topic")
+    return _find(name, broker_definitions(), "broker")
 
 
 def _list_change(
     resource_type: int, name: str, current: str | None, change: str | None, verb: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = find_setting(resource_type, name)
-    if found.type is not ConfigType.LIST:
+    definition = find_setting(resource_type, name)
+    if definition.type is not ConfigType.LIST:
         raise InvalidConfigError(f"Can't {verb} to key {name} because its type is not LIST")
     if change is None:
         raise InvalidConfigError(f"Null value not supported to {verb}: {name}")
-    # Not checked yet: the list as a whole is, when the change is validated.
-    return (found.default if current is None else _split_list(current)), _split_list(change)
+    # The elements are validated later, together with the rest of the change.
+    return (definition.default if current is None else _split_list(current)), _split_list(change)
 
 
 def _split_list(text: str) -> tuple[str, ...]:
@@ -73,38 +70,35 @@ def _split_list(text: str) -> tuple[str, ...]:
 
 
 def _parse_all(
-    configs: Mapping[str, str | None], registry: Mapping[str, SettingDefinition], kind: str
+    configs: Mapping[str, str | None], definitions: Mapping[str, SettingDefinition], kind: str
 ) -> dict[str, Any]:
     values = {}
     for name, text in configs.items():
-        found = _find(name, registry, kind)
+        definition = _find(name, definitions, kind)
         if text is None:
             raise InvalidConfigError(f"Null value not supported for {kind} configs: {name}")
-        _check_size(name, text)
-        values[name] = parse_value(found, text)
+        # APPEND can build a value that does not fit into a DescribeConfigs response.
+        size_bytes = len(text.encode())
+        if size_bytes > STRING_BYTES_MAX:
+            raise InvalidConfigError(
+                f"The value of configuration {name} has {size_bytes} bytes; the maximum is {STRING_BYTES_MAX}"
+            )
+        values[name] = parse_value(definition, text)
     return values
 
 
-def _check_size(name: str, text: str) -> None:
-    """What APPEND makes may be longer than any value that a client can send, and that a client can be told."""
-    size = len(text.encode())
-    if size > STRING_BYTES_MAX:
+def _find(name: str, definitions: Mapping[str, SettingDefinition], kind: str) -> SettingDefinition:
+    definition = definitions.get(name)
+    if definition is not None:
+        return definition
+    if kind == "broker" and name in broker_aliases():
+        target, _ = broker_aliases()[name]
         raise InvalidConfigError(
-            f"The value of configuration {name} would have {size} bytes, and cannot have more than {STRING_BYTES_MAX}"
+            f"Cannot update these configs dynamically: {name}; change {target.setting.name} instead"
         )
+    raise InvalidConfigError(f"Unknown {kind} config name: {name}{did_you_mean(name, definitions)}")
 
 
-def _find(name: str, registry: Mapping[str, SettingDefinition], kind: str) -> SettingDefinition:
-    found = registry.get(name)
-    if found is not None:
-        return found
-    alias = broker_aliases().get(name) if kind == "broker" else None
-    if alias is not None:
-        hint = f"; change {alias[0].setting.name} instead"
-        raise InvalidConfigError(f"Cannot update these configs dynamically: {name}{hint}")
-    raise InvalidConfigError(f"Unknown {kind} config name: {name}{did_you_mean(name, registry)}")
-
-
-def _raise_conflict(find_conflict: str | None) -> None:
-    if find_conflict is not None:
-        raise InvalidConfigError(find_conflict)
+def _raise_conflict(conflict: str | None) -> None:
+    if conflict is not None:
+        raise InvalidConfigError(conflict)

@@ -1,4 +1,4 @@
-"""Settings as DescribeConfigs tells them: each with its value, where that comes from, and what it hides."""
+"""Config entries of DescribeConfigs: value, source and synonyms of each setting."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from moldau.settings.values import format_value
 
 
 class ConfigSource(IntEnum):
-    """As DescribeConfigs numbers them, the strongest first."""
+    """Config sources with the numbers that DescribeConfigs uses, highest precedence first."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -31,99 +31,97 @@ class ConfigSynonym:
 class ConfigEntry:
     name: str
     value: str | None
-    """None where the setting is sensitive."""
+    """None if the setting is sensitive."""
     source: ConfigSource
     is_sensitive: bool
     read_only: bool
     type: ConfigType
     documentation: str
     synonyms: Sequence[ConfigSynonym]
-    """Every value the setting has anywhere, the one in force first."""
+    """The values from all sources, the effective one first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigLayers:
-    """Where a broker's settings come from."""
+    """The sources of a broker's settings."""
 
     static: BrokerSettings
     dynamic_default: Mapping[str, str]
-    """Changed for all brokers."""
+    """Dynamic configs of all brokers."""
     dynamic: Mapping[str, str]
-    """Changed for this broker."""
+    """Dynamic configs of this broker."""
 
 
 def describe_topic(overrides: Mapping[str, str], layers: ConfigLayers) -> list[ConfigEntry]:
     entries = []
-    for name, found in setting_definitions(TopicSettings).items():
-        assert found.setting.broker_name is not None
-        beneath = list(_broker_synonyms(broker_definitions()[found.setting.broker_name], layers))
-        own = [ConfigSynonym(name, overrides[name], ConfigSource.TOPIC)] if name in overrides else []
-        entries.append(_build_entry(name, found, own + beneath, read_only=False))
+    for name, definition in setting_definitions(TopicSettings).items():
+        assert definition.setting.broker_name is not None
+        synonyms = list(_broker_synonyms(broker_definitions()[definition.setting.broker_name], layers))
+        if name in overrides:
+            synonyms.insert(0, ConfigSynonym(name, overrides[name], ConfigSource.TOPIC))
+        entries.append(_build_entry(name, definition, synonyms, read_only=False))
     return entries
 
 
 def describe_broker(layers: ConfigLayers) -> list[ConfigEntry]:
     entries = []
-    for name, found in broker_definitions().items():
-        synonyms = list(_broker_synonyms(found, layers))
-        entries.append(_build_entry(name, found, synonyms, read_only=not found.setting.dynamic))
-        # Tools written for Kafka look for its names; those that cannot be changed here say so.
+    for name, definition in broker_definitions().items():
+        synonyms = list(_broker_synonyms(definition, layers))
+        entries.append(_build_entry(name, definition, synonyms, read_only=not definition.setting.dynamic))
+        # Kafka tools look up Kafka's names. They are read-only, because only the main name can be changed.
         entries += [
-            _build_entry(alias.name, found, [_alias_synonym(alias, found, synonyms)], read_only=True)
-            for alias in found.setting.aliases
+            _build_entry(alias.name, definition, [_alias_synonym(alias, synonyms[0])], read_only=True)
+            for alias in definition.setting.aliases
         ]
     return entries
 
 
 def describe_broker_defaults(layers: ConfigLayers) -> list[ConfigEntry]:
-    """Of all brokers together only what was changed is told."""
-    registry = broker_definitions()
+    """Returns only the settings that are changed for all brokers."""
+    definitions = broker_definitions()
     source = ConfigSource.DYNAMIC_DEFAULT_BROKER
     return [
-        _build_entry(name, registry[name], [ConfigSynonym(name, value, source)], read_only=False)
+        _build_entry(name, definitions[name], [ConfigSynonym(name, value, source)], read_only=False)
         for name, value in sorted(layers.dynamic_default.items())
-        if name in registry
+        if name in definitions
     ]
 
 
-def _broker_synonyms(found: SettingDefinition, layers: ConfigLayers) -> Iterator[ConfigSynonym]:
-    name = found.setting.name
+def _broker_synonyms(definition: SettingDefinition, layers: ConfigLayers) -> Iterator[ConfigSynonym]:
+    name = definition.setting.name
     if name in layers.dynamic:
         yield ConfigSynonym(name, layers.dynamic[name], ConfigSource.DYNAMIC_BROKER)
     if name in layers.dynamic_default:
         yield ConfigSynonym(name, layers.dynamic_default[name], ConfigSource.DYNAMIC_DEFAULT_BROKER)
     value = get_value(layers.static, name)
-    if name in layers.static.explicitly_set or value != found.default:
+    if name in layers.static.explicitly_set or value != definition.default:
         yield ConfigSynonym(name, format_value(value), ConfigSource.STATIC_BROKER)
-    yield ConfigSynonym(name, format_value(found.default), ConfigSource.DEFAULT)
+    yield ConfigSynonym(name, format_value(definition.default), ConfigSource.DEFAULT)
 
 
-def _alias_synonym(
-    alias: Alias, found: SettingDefinition, synonyms: Sequence[ConfigSynonym]
-) -> ConfigSynonym:
-    """The value in force under another name; None where the coarser unit cannot say it."""
-    in_force = synonyms[0]
-    value = in_force.value
+def _alias_synonym(alias: Alias, effective: ConfigSynonym) -> ConfigSynonym:
+    """Converts the effective value to the unit of an alias; None if it is not a multiple of that unit."""
+    value = effective.value
     if alias.factor > 1 and value is not None:
-        units, rest = divmod(int(value), alias.factor)
-        value = None if rest else str(units)
-    return ConfigSynonym(alias.name, value, in_force.source)
+        units, remainder = divmod(int(value), alias.factor)
+        value = None if remainder else str(units)
+    return ConfigSynonym(alias.name, value, effective.source)
 
 
 def _build_entry(
-    name: str, found: SettingDefinition, synonyms: Sequence[ConfigSynonym], *, read_only: bool
+    name: str, definition: SettingDefinition, synonyms: Sequence[ConfigSynonym], *, read_only: bool
 ) -> ConfigEntry:
-    sensitive = found.setting.sensitive
-    if sensitive:
+    is_sensitive = definition.setting.sensitive
+    if is_sensitive:
         synonyms = [ConfigSynonym(each.name, None, each.source) for each in synonyms]
-    in_force = synonyms[0]
+    effective = synonyms[0]
     return ConfigEntry(
         name=name,
-        value=in_force.value,
-        source=in_force.source,
-        is_sensitive=sensitive,
+        value=effective.value,
+        source=effective.source,
+        is_sensitive=is_sensitive,
         read_only=read_only,
-        type=found.type,
-        documentation=found.setting.doc,
+        type=definition.type,
+        documentation=definition.setting.doc,
         synonyms=synonyms,
     )

@@ -1,7 +1,7 @@
-"""The settings in force: what the node was started with, and over it what clients changed since.
+"""Effective settings of a node: its static settings overridden by dynamic configs from the metadata image.
 
-A topic's own configs go over this broker's dynamic ones, those over the dynamic ones of all brokers, those
-over what the node was started with, that over the defaults. Dynamic ones come from the metadata image.
+Precedence, highest first: topic configs, dynamic configs of this broker, dynamic configs of all brokers, static
+settings, defaults.
 """
 
 import dataclasses
@@ -55,31 +55,31 @@ class EffectiveSettings:
         self._image = image
         self._broker = self._apply_dynamic_configs()
         self._topics: dict[str, TopicSettings] = {}
-        """Only topics with configs of their own, so that asking for names that do not exist costs nothing."""
+        """Cache of topics that have configs; others share the broker's defaults, so unknown names use no memory."""
 
     @property
     def broker(self) -> BrokerSettings:
-        """With dynamic changes: ask again instead of keeping it."""
+        """The current broker settings; replaced on every dynamic change, so callers must not keep them."""
         return self._broker
 
     def topic(self, name: str) -> TopicSettings:
-        found = self._topics.get(name)
-        if found is None:
+        settings = self._topics.get(name)
+        if settings is None:
             overrides = self._image.config(ConfigResource(TOPIC_RESOURCE, name))
             if not overrides:
                 return self._broker.topic_defaults
-            found = self._topics[name] = self.topic_settings_with(overrides)
-        return found
+            settings = self._topics[name] = self.topic_settings_with(overrides)
+        return settings
 
     def topic_settings_with(self, overrides: Mapping[str, str]) -> TopicSettings:
-        """What a topic with these configs of its own would have."""
-        registry = setting_definitions(TopicSettings)
-        values = _parse_configs(overrides, registry)
-        changed = {registry[name].attribute: value for name, value in values.items()}
-        return dataclasses.replace(self._broker.topic_defaults, **changed)
+        """Returns the settings of a topic with these configs."""
+        definitions = setting_definitions(TopicSettings)
+        values = _parse_configs(overrides, definitions)
+        changes = {definitions[name].attribute: value for name, value in values.items()}
+        return dataclasses.replace(self._broker.topic_defaults, **changes)
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Takes the next image. Only what the delta names is looked at."""
+        """Switches to the next image and drops the cached settings that the delta changes."""
         self._image = image
         for topic in delta.topics_deleted:
             self._topics.pop(topic.name, None)
@@ -91,15 +91,15 @@ class EffectiveSettings:
                 self._topics.clear()
 
     def validate_topic_configs(self, configs: Mapping[str, str | None]) -> None:
-        """Like the function of this name, over this broker's defaults."""
+        """Validates topic configs on top of this broker's defaults."""
         validate_topic_configs(configs, self._broker.topic_defaults)
 
     def validate_broker_configs(self, configs: Mapping[str, str | None]) -> None:
-        """Like the function of this name, over what this broker was started with."""
+        """Validates dynamic broker configs on top of this broker's static settings."""
         validate_broker_configs(configs, self.static)
 
     def describe_topic(self, name: str, overrides: Mapping[str, str] | None = None) -> list[ConfigEntry]:
-        """`overrides` are the topic's own configs; those of the image when not given."""
+        """Describes a topic with the configs `overrides`, by default those of the metadata image."""
         if overrides is None:
             overrides = self._image.config(ConfigResource(TOPIC_RESOURCE, name))
         return describe.describe_topic(overrides, self._layers())
@@ -108,7 +108,7 @@ class EffectiveSettings:
         return describe.describe_broker(self._layers())
 
     def describe_broker_defaults(self) -> list[ConfigEntry]:
-        """The resource of all brokers, whose name is empty."""
+        """Describes the resource of all brokers, which has an empty name."""
         return describe.describe_broker_defaults(self._layers())
 
     def _layers(self) -> ConfigLayers:
@@ -118,23 +118,27 @@ class EffectiveSettings:
 
     def _apply_dynamic_configs(self) -> BrokerSettings:
         changes = {**self._image.config(ALL_BROKERS), **self._image.config(self._this_broker)}
-        dynamic = {name: found for name, found in broker_definitions().items() if found.setting.dynamic}
+        dynamic = {name: each for name, each in broker_definitions().items() if each.setting.dynamic}
         values = _parse_configs(changes, dynamic)
         if not values:
             return self.static
         return with_values(self.static, values, self.static.explicitly_set)
 
 
-def _parse_configs(configs: Mapping[str, str], registry: Mapping[str, SettingDefinition]) -> dict[str, Any]:
-    """Configs were checked before they were committed, but perhaps by another version: what this one does not
-    know is left at its default rather than keeping the node from starting."""
+def _parse_configs(
+    configs: Mapping[str, str], definitions: Mapping[str, SettingDefinition]
+) -> dict[str, Any]:
+    """Parses configs and ignores invalid ones.
+
+    They were validated before they were committed, but possibly by another version; they must not prevent startup.
+    """
     values = {}
     for name, text in configs.items():
-        if name not in registry:
-            log.warning("unknown config in the metadata is not used", name=name)
+        if name not in definitions:
+            log.warning("ignored unknown config in the metadata", name=name)
             continue
         try:
-            values[name] = parse_value(registry[name], text)
+            values[name] = parse_value(definitions[name], text)
         except InvalidConfigError as error:
-            log.warning("invalid config in the metadata is not used", name=name, reason=str(error))
+            log.warning("ignored invalid config in the metadata", name=name, reason=str(error))
     return values

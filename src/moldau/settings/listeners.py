@@ -1,4 +1,4 @@
-"""Listener addresses (`127.0.0.1:9092`, `PLAINTEXT://broker.example:9092`) and what clients are told."""
+"""Parser and checks of listeners (`127.0.0.1:9092`, `PLAINTEXT://broker.example:9092`) and advertised listeners."""
 
 import re
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ LISTENER_PATTERN = re.compile(
     re.ASCII,
 )
 WILDCARD_SPELLINGS = re.compile(r"0x0+|0+|(0x0+|0+)(\.(0x0+|0+)){1,3}")
-"""Spellings of 0.0.0.0 that the operating system takes and `ipaddress` does not."""
+"""Spellings of 0.0.0.0 that the operating system accepts and `ipaddress` rejects."""
 SECURE_PROTOCOLS = ("SSL", "SASL", "TLS")
 DEFAULT_NAME = "PLAINTEXT"
 
 
 class ListenerEndpoint(NamedTuple):
     name: str
-    """Clients that came in by a listener are told the advertised address of the same name."""
+    """Clients of a listener receive the advertised address of the same name."""
     host: str
     port: int
-    """0 takes any free port."""
+    """0 for any free port."""
 
     @property
     def is_wildcard(self) -> bool:
@@ -42,71 +42,71 @@ class ListenerEndpoint(NamedTuple):
 
 
 def parse_listeners(addresses: Sequence[str], setting: str) -> tuple[ListenerEndpoint, ...]:
-    """Listeners by unique name; those given without one are PLAINTEXT, PLAINTEXT_2, ..."""
+    """Parses listeners with unique names; unnamed ones become PLAINTEXT, PLAINTEXT_2, ..."""
     listeners: list[ListenerEndpoint] = []
     for position, address in enumerate(addresses, start=1):
         listener = _parse(address, setting, DEFAULT_NAME if position == 1 else f"{DEFAULT_NAME}_{position}")
         if any(listener.name == other.name for other in listeners):
             raise InvalidConfigError(
-                f"{setting}: two listeners are named {listener.name}; give each its own name"
+                f"{setting}: two listeners have the name {listener.name}; names must be unique"
             )
         if listener.port and any(listener[1:] == other[1:] for other in listeners):
-            raise InvalidConfigError(f"{setting}: {listener.address} is given twice")
+            raise InvalidConfigError(f"{setting}: {listener.address} is listed twice")
         listeners.append(listener)
     return tuple(listeners)
 
 
 def _parse(address: str, setting: str, default_name: str) -> ListenerEndpoint:
-    found = LISTENER_PATTERN.fullmatch(address.strip())
-    if found is None or int(found["port"]) > 65_535:
+    match = LISTENER_PATTERN.fullmatch(address.strip())
+    if match is None or int(match["port"]) > 65_535:
         raise InvalidConfigError(
-            f"{setting}: {address!r} is not an address; write host:port or NAME://host:port, "
+            f"{setting}: {address!r} is not an address; use host:port or NAME://host:port, "
             f"for example 127.0.0.1:9092"
         )
-    name = (found["name"] or default_name).upper()
+    name = (match["name"] or default_name).upper()
     if any(word in name for word in SECURE_PROTOCOLS):
         raise InvalidConfigError(
-            f"{setting}: {address} asks for a secured listener; only plaintext listeners are served, "
-            f"and one that merely has the name would be open to all"
+            f"{setting}: {address} requests a secured listener, but only plaintext is supported; "
+            f"a listener with this name would be open to everyone"
         )
-    if not found["host"]:
+    if not match["host"]:
         raise InvalidConfigError(
-            f"{setting}: {address} names no host; write 127.0.0.1:{found['port']} for this machine only, "
-            f"or 0.0.0.0:{found['port']} for every network it is on"
+            f"{setting}: {address} has no host; use 127.0.0.1:{match['port']} for this machine only, "
+            f"or 0.0.0.0:{match['port']} for all network interfaces"
         )
-    return ListenerEndpoint(name, found["host"].strip("[]"), int(found["port"]))
+    return ListenerEndpoint(name, match["host"].strip("[]"), int(match["port"]))
 
 
 def check_listeners(listeners: Sequence[ListenerEndpoint], advertised: Sequence[ListenerEndpoint]) -> None:
-    """Refuses what would leave clients with an address they cannot reach."""
+    """Raises InvalidConfigError if clients would receive an address that they cannot connect to."""
     if not listeners:
-        raise InvalidConfigError("listen: at least one address is needed, for example 127.0.0.1:9092")
+        raise InvalidConfigError("listen: at least one address is required, for example 127.0.0.1:9092")
     names = [listener.name for listener in listeners]
-    for told in advertised:
-        if told.name not in names:
+    for endpoint in advertised:
+        if endpoint.name not in names:
             raise InvalidConfigError(
-                f"advertised.listeners: no listener is named {told.name}; listen has {', '.join(names)}"
+                f"advertised.listeners: listen has no listener {endpoint.name}, only {', '.join(names)}"
             )
-        if told.is_wildcard:
+        if endpoint.is_wildcard:
             raise InvalidConfigError(
-                f"advertised.listeners: {told.address} is no address to connect to; name this machine"
+                f"advertised.listeners: clients cannot connect to {endpoint.address}; use the name of this machine"
             )
-    told_names = [told.name for told in advertised]
+    advertised_names = [endpoint.name for endpoint in advertised]
     for listener in listeners:
-        if listener.is_wildcard and listener.name not in told_names:
+        if listener.is_wildcard and listener.name not in advertised_names:
             raise InvalidConfigError(
-                f"listen: {listener.address} listens on every network, so clients must be told where to "
-                f"connect; set advertised.listeners, for example to my-host.example:{listener.port}"
+                f"listen: {listener.address} listens on all interfaces, so clients need an address to connect "
+                f"to; set advertised.listeners, for example to my-host.example:{listener.port}"
             )
 
 
 def advertised_endpoints(
     bound: Sequence[ListenerEndpoint], advertised: Sequence[ListenerEndpoint]
 ) -> tuple[ListenerEndpoint, ...]:
-    """What clients are told of listeners that are open now, with the ports they really got."""
-    told = {listener.name: listener for listener in advertised}
+    """Returns the endpoints to advertise for bound listeners, with the actual ports."""
+    by_name = {listener.name: listener for listener in advertised}
     endpoints = []
     for listener in bound:
-        endpoint = told.get(listener.name, listener)
+        endpoint = by_name.get(listener.name, listener)
         endpoints.append(endpoint._replace(port=endpoint.port or listener.port))
     return tuple(endpoints)

@@ -1,7 +1,7 @@
-"""How a setting is declared: a dataclass field that knows its Kafka name, its type, limits and why it exists.
+"""Declaration of settings as dataclass fields with a Kafka name, a type, limits and a description.
 
-`TopicSettings` and `BrokerSettings` are such dataclasses; flags, environment, the TOML file, DescribeConfigs
-and the settings page are all made from them.
+Flags, environment variables, the TOML file, DescribeConfigs and docs/settings.md are all derived from the fields of
+`TopicSettings` and `BrokerSettings`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ INT_MAX = 2**31 - 1
 
 
 class ConfigType(IntEnum):
-    """As DescribeConfigs numbers them."""
+    """Config types with the numbers that DescribeConfigs uses."""
 
     BOOLEAN = 1
     STRING = 2
@@ -34,54 +34,54 @@ class ConfigType(IntEnum):
 
 
 class Alias(NamedTuple):
-    """Another name of a setting, perhaps in a coarser unit (`log.retention.hours`)."""
+    """An alternative name of a setting, possibly in a coarser unit (`log.retention.hours`)."""
 
     name: str
     factor: int = 1
-    """How many of the setting's own units one of these is."""
+    """The setting's units per unit of the alias."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known of one setting besides its value."""
+    """The static description of one setting."""
 
     name: str
-    """Kafka's name (`retention.ms`), or ours where Kafka has none."""
+    """Kafka's name (`retention.ms`), or Moldau's own if Kafka has no such setting."""
     doc: str
-    """One or two plain sentences: what it does and why one would change it."""
+    """One or two sentences: what the setting does and why to change it."""
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    """The values allowed, for strings and for each element of a list."""
+    """Allowed values of a string, or of each element of a list."""
     values: str = ""
-    """The values allowed, in words, where type, limits and choices do not say it all."""
+    """Allowed values in words, if type, limits and choices do not describe them fully."""
     broker_name: str | None = None
-    """Topic settings: the broker-wide setting that is their default (`log.retention.ms`)."""
+    """Topic settings only: the broker setting that provides the default (`log.retention.ms`)."""
     aliases: tuple[Alias, ...] = ()
-    """Other names that the broker-wide setting goes by, the strongest first."""
+    """Alternative names of the broker setting, highest precedence first."""
     section: str = ""
-    """Broker settings: the chapter of the settings page and of `--help`."""
+    """Broker settings only: the section in docs/settings.md and `--help`."""
     dynamic: bool = False
-    """Broker settings: may be changed while the node runs, through AlterConfigs."""
+    """Broker settings only: can be changed at runtime with AlterConfigs."""
     sensitive: bool = False
     check: Callable[[Any], str | None] | None = None
-    """Gives a complaint for values that type, limits and choices do not catch."""
+    """Returns an error message for values that type, limits and choices do not reject."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingDefinition:
-    """A setting as its dataclass declares it."""
+    """A setting together with the dataclass field that holds its value."""
 
     setting: Setting
     attribute: str
     type: ConfigType
     default: Any
     is_topic_default: bool = False
-    """A broker-wide setting that is the default of a topic setting; `attribute` is the topic's."""
+    """True for a broker setting that is the default of a topic setting; `attribute` is then a TopicSettings field."""
 
 
 def setting(default: T, name: str, doc: str, **more: Any) -> T:
-    """A dataclass field that is a setting. Its Python type is the field's annotation."""
+    """Declares a dataclass field as a setting, with the field's annotation as its type."""
     metadata = {"setting": Setting(name=name, doc=doc, **more)}
     field: T = dataclasses.field(default=default, metadata=metadata)
     return field
@@ -89,19 +89,20 @@ def setting(default: T, name: str, doc: str, **more: Any) -> T:
 
 @cache
 def setting_definitions(settings: type) -> Mapping[str, SettingDefinition]:
-    """The settings of a dataclass by name, in the order they are declared."""
-    found = {}
+    """Returns the settings of a dataclass by name, in declaration order."""
+    definitions = {}
     for field in dataclasses.fields(settings):
         if "setting" in field.metadata:
-            made: Setting = field.metadata["setting"]
-            found[made.name] = SettingDefinition(made, field.name, _type_of(field.type, made), field.default)
-    return MappingProxyType(found)
+            setting: Setting = field.metadata["setting"]
+            type_ = _config_type(field.type, setting)
+            definitions[setting.name] = SettingDefinition(setting, field.name, type_, field.default)
+    return MappingProxyType(definitions)
 
 
-def _type_of(annotation: Any, made: Setting) -> ConfigType:
-    if made.sensitive:
+def _config_type(annotation: Any, setting: Setting) -> ConfigType:
+    if setting.sensitive:
         return ConfigType.PASSWORD
     if annotation is int:
-        return ConfigType.INT if made.high is not None and made.high <= INT_MAX else ConfigType.LONG
-    kinds = {bool: ConfigType.BOOLEAN, str: ConfigType.STRING, float: ConfigType.DOUBLE}
-    return kinds.get(annotation, ConfigType.LIST)
+        return ConfigType.INT if setting.high is not None and setting.high <= INT_MAX else ConfigType.LONG
+    types = {bool: ConfigType.BOOLEAN, str: ConfigType.STRING, float: ConfigType.DOUBLE}
+    return types.get(annotation, ConfigType.LIST)

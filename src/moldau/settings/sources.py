@@ -1,7 +1,7 @@
-"""Where a node's settings come from when it starts: defaults, over them a TOML file, the environment, flags.
+"""Sources of a node's static settings: defaults, TOML file, environment, flags, in increasing precedence.
 
-Whatever is wrong is refused with the place it was written at. Among the names of one setting within one
-source Kafka's order holds (log.retention.ms over .minutes over .hours); a stronger source always wins.
+Errors name the origin of the invalid value. Within one source, the aliases of a setting have Kafka's precedence
+(log.retention.ms over .minutes over .hours).
 """
 
 import re
@@ -24,22 +24,22 @@ CONFIG_VARIABLE = "MOLDAU_CONFIG"
 IGNORED_VARIABLES = re.compile(
     r"MOLDAU_(BOOTSTRAP|TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)"
 )
-"""Where commands find their broker, what steers tests, and what Kubernetes sets in every pod beside a service that
-is called moldau."""
+"""Variables that are not settings: the bootstrap servers of commands, test options, and those that Kubernetes sets in
+every pod for a service named moldau."""
 
 
 class RawSetting(NamedTuple):
-    """One setting as somebody wrote it."""
+    """A setting as written in one source."""
 
     name: str
     value: Any
     origin: str
     is_toml: bool = False
-    """TOML has types; flags and environment are text."""
+    """Whether the value has a TOML type; flags and environment variables are text."""
 
 
 class ResolvedSetting(NamedTuple):
-    """What a source says of a setting."""
+    """The parsed value of a setting in one source."""
 
     value: Any
     origin: str
@@ -51,25 +51,27 @@ def build_settings(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> BrokerSettings:
-    """The settings to start with. Flags and environment are text, by setting name and by variable name."""
-    chosen: dict[str, ResolvedSetting] = {}
+    """Builds the settings of a node from `flags` by setting name and `environment` by variable name."""
+    resolved: dict[str, ResolvedSetting] = {}
     environment = environment or {}
     file = file or environment.get(CONFIG_VARIABLE)
     if file:
-        chosen |= _resolve(_read_file(file))
-    chosen |= _resolve(_read_environment(environment))
-    chosen |= _resolve(
+        resolved |= _resolve(_read_file(file))
+    resolved |= _resolve(_read_environment(environment))
+    resolved |= _resolve(
         RawSetting(name, text, f"flag {flag_name(name)}") for name, text in (flags or {}).items()
     )
     try:
-        values = {name: choice.value for name, choice in chosen.items()}
-        settings = with_values(BrokerSettings(), values, frozenset(chosen))
-        find_conflict = settings.find_conflict()
-        if find_conflict is not None:
-            raise InvalidConfigError(find_conflict)
+        values = {name: each.value for name, each in resolved.items()}
+        settings = with_values(BrokerSettings(), values, frozenset(resolved))
+        conflict = settings.find_conflict()
+        if conflict is not None:
+            raise InvalidConfigError(conflict)
     except InvalidConfigError as error:
-        places = [f"{name} is set by {chosen[name].origin}" for name in chosen if _mentions(str(error), name)]
-        raise InvalidConfigError(f"{error} ({', '.join(places)})" if places else str(error)) from None
+        origins = [
+            f"{name} is set by {resolved[name].origin}" for name in resolved if _mentions(str(error), name)
+        ]
+        raise InvalidConfigError(f"{error} ({', '.join(origins)})" if origins else str(error)) from None
     return settings
 
 
@@ -94,12 +96,12 @@ def _read_environment(environment: Mapping[str, str]) -> Iterable[RawSetting]:
             yield RawSetting(names[variable], text, f"environment {variable}")
         elif not IGNORED_VARIABLES.fullmatch(variable):
             raise InvalidConfigError(
-                f"environment {variable}: there is no such setting{did_you_mean(variable, names)}"
+                f"environment {variable}: no such setting{did_you_mean(variable, names)}"
             )
 
 
 def _read_file(path: str) -> Iterable[RawSetting]:
-    # Few nodes have a file, and all of them should start fast.
+    # Imported lazily: most nodes have no config file and should start fast.
     from moldau.settings.toml_file import read_toml
 
     for name, value, origin in read_toml(path):
@@ -107,14 +109,15 @@ def _read_file(path: str) -> Iterable[RawSetting]:
 
 
 def _resolve(written: Iterable[RawSetting]) -> dict[str, ResolvedSetting]:
-    """The values of one source, under the one name each setting has."""
-    by_setting: dict[str, dict[str, ResolvedSetting]] = {}
+    """Parses the values of one source and resolves aliases."""
+    by_definition: dict[str, dict[str, ResolvedSetting]] = {}
     for each in written:
-        found, alias = _find_definition(each)
-        value = _parse_raw(found, alias, each)
-        by_setting.setdefault(found.setting.name, {})[each.name] = ResolvedSetting(value, each.origin)
+        definition, alias = _find_definition(each)
+        value = _parse_raw(definition, alias, each)
+        by_definition.setdefault(definition.setting.name, {})[each.name] = ResolvedSetting(value, each.origin)
     return {
-        name: _highest_precedence(broker_definitions()[name], given) for name, given in by_setting.items()
+        name: _highest_precedence(broker_definitions()[name], by_name)
+        for name, by_name in by_definition.items()
     }
 
 
@@ -126,54 +129,56 @@ def _find_definition(written: RawSetting) -> tuple[SettingDefinition, Alias]:
     if name in aliases:
         return aliases[name]
     hint = did_you_mean(name, (*registry, *aliases))
-    raise InvalidConfigError(f"{written.origin}: there is no setting {name}{hint}")
+    raise InvalidConfigError(f"{written.origin}: no such setting: {name}{hint}")
 
 
-def _highest_precedence(found: SettingDefinition, given: Mapping[str, ResolvedSetting]) -> ResolvedSetting:
-    order = [Alias(found.setting.name), *found.setting.aliases]
-    first, *others = [alias for alias in order if alias.name in given]
+def _highest_precedence(
+    definition: SettingDefinition, by_name: Mapping[str, ResolvedSetting]
+) -> ResolvedSetting:
+    order = [Alias(definition.setting.name), *definition.setting.aliases]
+    first, *others = [alias for alias in order if alias.name in by_name]
     for other in others:
-        if first.factor == other.factor and given[first.name].value != given[other.name].value:
+        if first.factor == other.factor and by_name[first.name].value != by_name[other.name].value:
             raise InvalidConfigError(
-                f"{given[first.name].origin} and {given[other.name].origin}: {first.name} and {other.name} are "
-                f"one setting and cannot have two values"
+                f"{by_name[first.name].origin} and {by_name[other.name].origin}: {first.name} and {other.name} are "
+                f"the same setting and cannot have two values"
             )
-    return given[first.name]
+    return by_name[first.name]
 
 
-def _parse_raw(found: SettingDefinition, alias: Alias, written: RawSetting) -> Any:
-    text = _toml_to_text(found, written.value) if written.is_toml else written.value
+def _parse_raw(definition: SettingDefinition, alias: Alias, written: RawSetting) -> Any:
+    text = _toml_to_text(definition, written.value) if written.is_toml else written.value
     try:
         if text is None:
-            raise InvalidConfigError("not of the setting's type")
-        return parse_value(found, text) if alias.factor == 1 else _parse_scaled(found, alias, text)
+            raise InvalidConfigError("wrong type")
+        return parse_value(definition, text) if alias.factor == 1 else _parse_scaled(definition, alias, text)
     except InvalidConfigError:
-        shown = "that value" if found.setting.sensitive else repr(written.value)
+        shown = "that value" if definition.setting.sensitive else repr(written.value)
         raise InvalidConfigError(
-            f"{written.origin}: {alias.name} cannot be {shown}; it takes {describe_allowed_values(found)}"
+            f"{written.origin}: {alias.name} cannot be {shown}; expected {describe_allowed_values(definition)}"
         ) from None
 
 
-def _parse_scaled(found: SettingDefinition, alias: Alias, text: str) -> Any:
-    """Negative numbers mean "none" or "for ever" in every unit."""
+def _parse_scaled(definition: SettingDefinition, alias: Alias, text: str) -> Any:
+    """Converts a value to the setting's unit; negative values such as -1 (no limit) have no unit."""
     value = parse_integer(text)
     if value is None:
-        raise InvalidConfigError(f"{text} is not a whole number")
-    return parse_value(found, str(value * alias.factor if value > 0 else value))
+        raise InvalidConfigError(f"{text} is not an integer")
+    return parse_value(definition, str(value * alias.factor if value > 0 else value))
 
 
-def _toml_to_text(found: SettingDefinition, value: Any) -> str | None:
-    """A TOML value as text; None where its type is not the setting's."""
-    match found.type:
+def _toml_to_text(definition: SettingDefinition, value: Any) -> str | None:
+    """Returns a TOML value as text, or None if its type does not match the setting."""
+    match definition.type:
         case ConfigType.BOOLEAN:
-            fits = isinstance(value, bool)
+            matches = isinstance(value, bool)
         case ConfigType.INT | ConfigType.LONG | ConfigType.SHORT:
-            fits = isinstance(value, int) and not isinstance(value, bool)
+            matches = isinstance(value, int) and not isinstance(value, bool)
         case ConfigType.DOUBLE:
-            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            matches = isinstance(value, int | float) and not isinstance(value, bool)
         case ConfigType.LIST if isinstance(value, list):
-            fits = all(isinstance(part, str) for part in value)
+            matches = all(isinstance(part, str) for part in value)
             value = tuple(value)
         case _:
-            fits = isinstance(value, str)
-    return format_value(value) if fits else None
+            matches = isinstance(value, str)
+    return format_value(value) if matches else None

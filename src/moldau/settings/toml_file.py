@@ -1,4 +1,4 @@
-"""A TOML file as dotted setting names, each with its value and the line it is set at."""
+"""Reader of TOML config files: dotted setting names with their values and line numbers."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from moldau.errors import InvalidConfigError
 
 
 def read_toml(file: str) -> Iterable[tuple[str, Any, str]]:
-    """Name, value and place, for messages, of everything the file sets."""
+    """Yields the name, value and origin (for error messages) of every setting in the file."""
     path = Path(file)
     try:
         text = path.read_text(encoding="utf-8")
@@ -18,12 +18,12 @@ def read_toml(file: str) -> Iterable[tuple[str, Any, str]]:
     except OSError as error:
         raise InvalidConfigError(f"cannot read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidConfigError(f"the config file {path} is not text in UTF-8") from None
+        raise InvalidConfigError(f"the config file {path} is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        # To TOML max.connections cannot be both a number and the table that holds per.ip.
-        hint = '; write the longer name in quotes: "max.connections.per.ip" = 5'
+        # In TOML, max.connections cannot be both a number and a table with the key per.ip.
+        hint = '; quote the longer name: "max.connections.per.ip" = 5'
         hint = hint if "overwrite" in str(error) else ""
-        raise InvalidConfigError(f"the config file {path} is not TOML: {error}{hint}") from None
+        raise InvalidConfigError(f"the config file {path} is not valid TOML: {error}{hint}") from None
     lines = _lines(text)
     for name, value in _flatten(tables, ""):
         yield name, value, f"{path} line {lines[name]}" if name in lines else str(path)
@@ -38,7 +38,7 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]
 
 
 def _lines(text: str) -> dict[str, int]:
-    """The line each dotted name is set at, for error messages. The TOML parser does not tell."""
+    """Returns the line number of each dotted name, which tomllib does not provide."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):

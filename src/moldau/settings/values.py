@@ -1,4 +1,4 @@
-"""Setting values as text and back: what a flag, the environment or AlterConfigs says, and what it means."""
+"""Parsing, validation and formatting of setting values."""
 
 import math
 import re
@@ -14,23 +14,24 @@ NUMBER_PATTERN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3
 
 
 def parse_value(definition: SettingDefinition, text: str) -> Any:
-    """The value that `text` stands for; InvalidConfigError, in Kafka's words, where it stands for none."""
+    """Parses and validates `text`; raises InvalidConfigError with the message that Kafka would give."""
     value = _parse_text(definition, text)
-    complaint = (
-        f"Not a number of type {definition.type.name}" if value is None else find_violation(definition, value)
-    )
-    if definition.type is ConfigType.BOOLEAN and value is None:
-        complaint = "Expected value to be either true or false"
-    if complaint is not None:
+    if value is not None:
+        violation = find_violation(definition, value)
+    elif definition.type is ConfigType.BOOLEAN:
+        violation = "Expected value to be either true or false"
+    else:
+        violation = f"Not a number of type {definition.type.name}"
+    if violation is not None:
         shown = "[hidden]" if definition.setting.sensitive else text
         raise InvalidConfigError(
-            f"Invalid value {shown} for configuration {definition.setting.name}: {complaint}"
+            f"Invalid value {shown} for configuration {definition.setting.name}: {violation}"
         )
     return value
 
 
 def _parse_text(definition: SettingDefinition, text: str) -> Any:
-    """None where the text is not of the setting's type."""
+    """Returns None if the text cannot be parsed as the setting's type."""
     match definition.type:
         case ConfigType.BOOLEAN:
             return {"true": True, "false": False}.get(text.strip().lower())
@@ -49,7 +50,7 @@ def parse_integer(text: str) -> int | None:
 
 
 def find_violation(definition: SettingDefinition, value: Any) -> str | None:
-    """What is wrong with a value of the right type, or None."""
+    """Returns why a value of the right type is not allowed, or None if it is."""
     setting = definition.setting
     if isinstance(value, bool):
         return None
@@ -61,14 +62,14 @@ def find_violation(definition: SettingDefinition, value: Any) -> str | None:
         if value > high:
             return f"Value must be no more than {high}"
     elif setting.choices:
-        for chosen in (value,) if isinstance(value, str) else value:
-            if chosen not in setting.choices:
-                return f"String must be one of: {', '.join(setting.choices)}"
+        elements = (value,) if isinstance(value, str) else value
+        if not set(elements) <= set(setting.choices):
+            return f"String must be one of: {', '.join(setting.choices)}"
     return None if setting.check is None else setting.check(value)
 
 
 def format_value(value: Any) -> str:
-    """The inverse of `parse_value`."""
+    """Formats a value so that `parse_value` returns it again."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
@@ -77,7 +78,7 @@ def format_value(value: Any) -> str:
 
 
 def describe_allowed_values(definition: SettingDefinition) -> str:
-    """The values a setting takes, for people: `a whole number from 1 to 9`."""
+    """Describes a setting's allowed values for documentation and errors: `an integer from 1 to 9`."""
     setting = definition.setting
     if setting.values:
         return setting.values
@@ -88,16 +89,16 @@ def describe_allowed_values(definition: SettingDefinition) -> str:
             return f"a list of: {', '.join(setting.choices)}" if setting.choices else "a list"
         case ConfigType.STRING | ConfigType.PASSWORD | ConfigType.CLASS:
             return f"one of: {', '.join(setting.choices)}" if setting.choices else "text"
-    kind = "a number" if definition.type is ConfigType.DOUBLE else "a whole number"
-    bounded = setting.high is not None and setting.high < INT_MAX
-    if setting.low is not None and bounded:
+    kind = "a number" if definition.type is ConfigType.DOUBLE else "an integer"
+    is_bounded = setting.high is not None and setting.high < INT_MAX
+    if setting.low is not None and is_bounded:
         return f"{kind} from {setting.low} to {setting.high}"
     if setting.low is not None:
         return f"{kind}, {setting.low} or more"
-    return f"{kind}, {setting.high} or less" if bounded else kind
+    return f"{kind}, {setting.high} or less" if is_bounded else kind
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean retention.ms?`, or nothing where no name is near."""
-    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
+    """Returns `; did you mean retention.ms?` for the known name closest to `name`, or an empty string."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -121,7 +121,7 @@ def test_configs_of_another_version_in_the_metadata_do_not_keep_a_node_from_star
         ({"cleanup.policy": "archive"}, "String must be one of: delete, compact"),
         (
             {"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"},
-            r"min.compaction.lag.ms \(5\) is more than",
+            r"min.compaction.lag.ms \(5\) is greater than",
         ),
         ({"log.retention.ms": "5"}, "Unknown topic config name: log.retention.ms"),
     ],
@@ -136,7 +136,7 @@ def test_topic_configs_that_cannot_be_are_refused(configs: dict[str, str | None]
 def test_topic_configs_are_checked_over_the_brokers_defaults() -> None:
     validate_topic_configs({"min.compaction.lag.ms": "5"})
     settings = EffectiveSettings(build_settings(flags={"log.cleaner.max.compaction.lag.ms": "4"}))
-    with pytest.raises(InvalidConfigError, match="is more than"):
+    with pytest.raises(InvalidConfigError, match="is greater than"):
         settings.validate_topic_configs({"min.compaction.lag.ms": "5"})
 
 
@@ -152,7 +152,7 @@ def test_topic_configs_are_checked_over_the_brokers_defaults() -> None:
         ),
         ({"log.retention.ms": None}, "Null value not supported for broker configs"),
         ({"max.connections": "0"}, "Value must be at least 1"),
-        ({"message.max.bytes": "104857601"}, "such a batch could never be read"),
+        ({"message.max.bytes": "104857601"}, "such a batch would be rejected"),
     ],
 )
 def test_broker_configs_that_cannot_be_are_refused(configs: dict[str, str | None], said: str) -> None:

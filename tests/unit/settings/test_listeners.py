@@ -46,7 +46,7 @@ def test_a_name_that_promises_security_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("address", [":9092", "PLAINTEXT://:9092"])
 def test_an_address_without_a_host_is_refused_rather_than_opened_to_all(address: str) -> None:
-    with pytest.raises(InvalidConfigError, match="names no host"):
+    with pytest.raises(InvalidConfigError, match="has no host"):
         BrokerSettings(listen=(address,))
 
 
@@ -72,10 +72,10 @@ def test_the_default_is_loopback() -> None:
     ("listen", "advertised", "complaint"),
     [
         ((), (), "at least one address"),
-        (("127.0.0.1:1", "127.0.0.1:1"), (), "given twice"),
-        (("A://127.0.0.1:1", "A://127.0.0.1:2"), (), "two listeners are named A"),
-        (("A://127.0.0.1:1",), ("B://host:1",), "no listener is named B; listen has A"),
-        (("A://127.0.0.1:1",), ("A://0.0.0.0:1",), "is no address to connect to"),
+        (("127.0.0.1:1", "127.0.0.1:1"), (), "listed twice"),
+        (("A://127.0.0.1:1", "A://127.0.0.1:2"), (), "two listeners have the name A"),
+        (("A://127.0.0.1:1",), ("B://host:1",), "listen has no listener B, only A"),
+        (("A://127.0.0.1:1",), ("A://0.0.0.0:1",), "clients cannot connect to"),
     ],
 )
 def test_listeners_that_contradict_each_other_are_refused(

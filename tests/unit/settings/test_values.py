@@ -65,8 +65,8 @@ def test_other_text_is_refused_in_kafkas_words(name: str, text: str, complaint: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("retention.ms", "a whole number, -1 or more"),
-        ("compression.lz4.level", "a whole number from 1 to 17"),
+        ("retention.ms", "an integer, -1 or more"),
+        ("compression.lz4.level", "an integer from 1 to 17"),
         ("min.cleanable.dirty.ratio", "a number from 0 to 1"),
         ("preallocate", "true or false"),
         ("cleanup.policy", "a list of: delete, compact"),
