@@ -1,0 +1,84 @@
+"""The first example of each documentation page runs as printed; only addresses and ports are replaced."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, blocks, free_ports, run, run_shell
+from moldau.testing import Broker
+
+
+def test_the_readme_quick_start_runs(tmp_path: Path) -> None:
+    bootstrap = f"127.0.0.1:{free_ports(1)}"
+    commands = next(block for block in blocks("README.md", "sh") if "moldau produce" in block)
+    output = run_shell(f"moldau serve &\n{commands}\nkill %1\n", tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert "hello" in output
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])
+def test_the_example_of_the_fixture_passes(page: str, tmp_path: Path) -> None:
+    example = next(block for block in blocks(page, "python") if "moldau_broker" in block)
+    (tmp_path / "test_example.py").write_text(example)
+    assert "1 passed" in run([sys.executable, "-m", "pytest", "test_example.py"], tmp_path, "")
+
+
+def test_the_example_of_a_cluster_in_a_test_passes(tmp_path: Path) -> None:
+    example = next(block for block in blocks("docs/testing.md", "python") if "moldau_cluster" in block)
+    (tmp_path / "test_example.py").write_text(example)
+    assert "1 passed" in run([sys.executable, "-m", "pytest", "test_example.py"], tmp_path, "")
+
+
+def test_the_example_of_the_client_runs(tmp_path: Path) -> None:
+    with Broker() as broker:
+        example = blocks("docs/client.md", "python")[0].replace(DEFAULT_BOOTSTRAP, broker.bootstrap)
+        assert "b'one'" in run([sys.executable, "-c", example], tmp_path, broker.bootstrap)
+
+
+def test_the_example_of_one_broker_runs(tmp_path: Path) -> None:
+    bootstrap = f"127.0.0.1:{free_ports(1)}"
+    output = run_shell(blocks("docs/node.md", "sh")[0], tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert "hello" in output
+    assert (tmp_path / "moldau-data" / "meta.properties").exists()
+
+
+def test_the_example_of_a_cluster_runs(tmp_path: Path) -> None:
+    port = free_ports(3)
+    script = blocks("docs/cluster.md", "sh")[0].replace("moldau up", f"moldau up --port {port}")
+    bootstrap = ",".join(f"127.0.0.1:{port + number}" for number in range(3))
+    output = run_shell(f"{script}\nwait\n", tmp_path, bootstrap)
+    assert "orders" in output or "node" in output
+
+
+def test_the_example_of_the_simulator_runs(tmp_path: Path) -> None:
+    script = blocks("docs/simulator.md", "sh")[0]
+    assert "0 seeds failed" in run_shell(script, tmp_path, "")
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(PROJECT)} links to {target}"
+
+
+def test_pages_are_wrapped_at_100_columns() -> None:
+    """Tables, code and generated pages are exempt."""
+    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+    for page in pages:
+        if page.name == "settings.md" or page.parent.name == "proof":
+            continue
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        for line in text.splitlines():
+            assert len(line) <= 100 or line.startswith("|"), f"{page.relative_to(PROJECT)}: {line[:60]}"
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    text = (PROJECT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z0-9_]+\.py)?)`", text)
+    assert len(named) > 50
+    for path in named:
+        roots = (PROJECT / "src" / "moldau", PROJECT)
+        assert any((root / path).exists() for root in roots), f"docs/architecture.md names {path}"
