@@ -11,9 +11,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions, NewTopic
 
 from moldau.client.consumer.consumer import Consumer
-from moldau.client.consumer.errors import CommitFailedError, NoOffsetForPartitionError
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
-from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
+from moldau.client.errors import (
+    CommitFailedError,
+    ErrorCode,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+)
 from moldau.client.record import ConsumerRecord, TopicPartition, decode_records
 from support.topics import QUIET, Topics, unique
 

@@ -86,7 +86,6 @@ PURE = [
     "moldau.client.security.config",
     "moldau.client.consumer.completed_fetch",
     "moldau.client.group.assignors",
-    "moldau.client.consumer.errors",
     "moldau.client.errors",
     "moldau.client.group.leader_assignment",
     "moldau.client.group.heartbeat",

@@ -1,8 +1,8 @@
-"""Moldau's asyncio client, for any Kafka-compatible cluster: admin, producer, raw fetcher and group consumer.
+"""Asyncio client for any Kafka-compatible cluster: admin, producer, fetcher and group consumer.
 
     from moldau.client import Admin, Consumer, Producer
 
-What is not used is not loaded.
+Modules are imported on first use of their names.
 """
 
 from importlib import import_module
@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moldau.client.admin.admin import Admin
     from moldau.client.consumer.consumer import Consumer
-    from moldau.client.consumer.errors import (
-        CommitFailedError,
-        NoOffsetForPartitionError,
-        RebalanceInProgressError,
-    )
     from moldau.client.consumer.fetcher import Fetcher
     from moldau.client.consumer.subscription_state import OffsetAndMetadata
     from moldau.client.errors import (
         AuthenticationError,
         ClientClosedError,
+        CommitFailedError,
         ConnectionLostError,
         ErrorCode,
         IllegalStateError,
         KafkaError,
+        NoOffsetForPartitionError,
+        RebalanceInProgressError,
         RequestTimedOutError,
     )
     from moldau.client.net.cluster import Cluster
@@ -55,31 +53,22 @@ __all__ = [
     "TopicPartition",
 ]
 
-_HOMES = {
+_MODULES = {
     "Admin": "moldau.client.admin.admin",
-    "AuthenticationError": "moldau.client.errors",
-    "ClientClosedError": "moldau.client.errors",
     "Cluster": "moldau.client.net.cluster",
-    "CommitFailedError": "moldau.client.consumer.errors",
-    "ConnectionLostError": "moldau.client.errors",
     "Consumer": "moldau.client.consumer.consumer",
     "ConsumerRecord": "moldau.client.record",
-    "ErrorCode": "moldau.client.errors",
     "Fetcher": "moldau.client.consumer.fetcher",
-    "IllegalStateError": "moldau.client.errors",
-    "KafkaError": "moldau.client.errors",
-    "NoOffsetForPartitionError": "moldau.client.consumer.errors",
     "OffsetAndMetadata": "moldau.client.consumer.subscription_state",
     "Producer": "moldau.client.producer.producer",
-    "RebalanceInProgressError": "moldau.client.consumer.errors",
     "RecordMetadata": "moldau.client.producer.producer",
-    "RequestTimedOutError": "moldau.client.errors",
     "Security": "moldau.client.security.config",
     "TopicPartition": "moldau.client.record",
 }
+"""The modules of all names that are not in `moldau.client.errors`."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES.get(name, "moldau.client.errors")), name)

@@ -1,15 +1,23 @@
-"""What goes wrong between a client and its brokers: Kafka's error codes, and connections that end."""
+"""Errors of the client: Kafka's error codes, lost connections, and misuse."""
+
+from typing import TYPE_CHECKING
 
 from moldau.wire.kio import ErrorCode
+
+if TYPE_CHECKING:
+    from moldau.client.record import TopicPartition
 
 __all__ = [
     "COORDINATOR_ERRORS",
     "AuthenticationError",
     "ClientClosedError",
+    "CommitFailedError",
     "ConnectionLostError",
     "ErrorCode",
     "IllegalStateError",
     "KafkaError",
+    "NoOffsetForPartitionError",
+    "RebalanceInProgressError",
     "RequestTimedOutError",
     "UnsupportedVersionError",
     "raise_for_code",
@@ -22,18 +30,18 @@ COORDINATOR_ERRORS = (
     ErrorCode.network_exception,
     ErrorCode.request_timed_out,
 )
-"""After these somebody else may be the coordinator: it is asked for again."""
+"""Errors after which the coordinator may have moved and is looked up again."""
 
 
 class KafkaError(Exception):
-    """An error with one of Kafka's codes: a broker answered with it, or the client found that it applies."""
+    """An error with a Kafka error code, returned by a broker or raised by the client itself."""
 
     def __init__(self, code: int, message: str | None = None) -> None:
         try:
             self.code = ErrorCode(code)
             name = self.code.name.upper()
         except ValueError:
-            # A broker newer than this client; all that is known of the error is its number.
+            # A newer broker: only the number of the error is known.
             self.code = ErrorCode.unknown_server_error
             name = f"ERROR_{code}"
         self.message = message or ""
@@ -46,9 +54,9 @@ class KafkaError(Exception):
 
 
 class ConnectionLostError(KafkaError):
-    """A connection could not be made or has ended: whether the broker saw the request is not known.
+    """A connection failed to open or was lost; the broker may or may not have received the request.
 
-    `errno` is what the operating system said, where it did.
+    `errno` is the operating system's error number, if it gave one.
     """
 
     def __init__(self, message: str, errno: int | None = None) -> None:
@@ -57,7 +65,7 @@ class ConnectionLostError(KafkaError):
 
 
 class ClientClosedError(ConnectionLostError):
-    """The client itself was closed, so no other attempt can help."""
+    """The client was closed; a retry cannot succeed."""
 
     def __init__(self) -> None:
         super().__init__("the client is closed")
@@ -68,14 +76,14 @@ class ClientClosedError(ConnectionLostError):
 
 
 class RequestTimedOutError(KafkaError):
-    """No answer came in time: whether the broker saw the request is not known."""
+    """No response arrived in time; the broker may or may not have received the request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.request_timed_out, message)
 
 
 class AuthenticationError(KafkaError):
-    """Client and broker do not trust each other: certificates or passwords are not right, which no retry mends."""
+    """TLS or SASL authentication failed; a retry cannot succeed."""
 
     def __init__(self, message: str, code: int = ErrorCode.sasl_authentication_failed) -> None:
         super().__init__(code, message)
@@ -86,22 +94,48 @@ class AuthenticationError(KafkaError):
 
 
 class UnsupportedVersionError(KafkaError):
-    """Client and broker have no version of an API in common."""
+    """Client and broker have no common version of an API."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.unsupported_version, message)
 
 
+class CommitFailedError(KafkaError):
+    """The group has rebalanced without this consumer, so its offsets were not committed.
+
+    Other members now own the partitions and read the uncommitted records again. The next poll rejoins the group.
+    """
+
+
+class RebalanceInProgressError(KafkaError):
+    """The group is rebalancing. Poll until the rebalance completes, then commit what is still assigned."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.rebalance_in_progress, message)
+
+
+class NoOffsetForPartitionError(KafkaError):
+    """A partition has no valid position, and auto_offset_reset is "none"."""
+
+    def __init__(self, partitions: list["TopicPartition"], why: str) -> None:
+        super().__init__(
+            ErrorCode.offset_out_of_range,
+            f"{why} for {', '.join(map(str, partitions))}, and auto_offset_reset is 'none': seek, or commit an "
+            "offset",
+        )
+        self.partitions = partitions
+
+
 class IllegalStateError(RuntimeError):
-    """A call that does not fit what the client is doing."""
+    """A call that the current state of the client does not allow."""
 
 
 def to_error_code(number: int) -> ErrorCode:
-    """A code that this client does not know, of a newer broker, is one that it cannot handle."""
+    """Returns the error code of a number, unknown_server_error for one that this client does not know."""
     return KafkaError(number).code
 
 
 def raise_for_code(code: int, message: str | None = None) -> None:
-    """Raises what a code of an answer stands for, unless it stands for success."""
+    """Raises KafkaError unless the code means success."""
     if code != ErrorCode.none:
         raise KafkaError(code, message)

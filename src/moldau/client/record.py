@@ -1,6 +1,6 @@
-"""What a user of the client holds: partitions, and records with the place they came from."""
+"""Partitions and consumed records, as users of the client see them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from moldau.records.batch import Batch
@@ -21,7 +21,7 @@ class ConsumerRecord(NamedTuple):
     partition: int
     offset: int
     timestamp: int
-    """Milliseconds since 1970; -1 where the record has none."""
+    """Milliseconds since 1970; -1 if the record has none."""
     is_log_append_time: bool
     key: bytes | None
     value: bytes | None
@@ -32,7 +32,7 @@ class ConsumerRecord(NamedTuple):
 def decode_records(
     source: TopicPartition, batch: Batch, from_offset: int = 0, limit: int = DECOMPRESSED_BYTES_MAX
 ) -> Iterator[ConsumerRecord]:
-    """The records of a batch from an offset on; none of a control batch. Raises CorruptRecordError."""
+    """Yields the records of a batch from an offset on, none of a control batch; raises CorruptRecordError."""
     if batch.is_control:
         return
     topic, partition = source
@@ -45,7 +45,7 @@ def decode_records(
 
 
 def is_valid_topic_name(name: object) -> bool:
-    """Whether it can be in a request at all; which names are allowed is the brokers' affair."""
+    """Returns whether a name can be encoded in a request; which names are allowed is the brokers' decision."""
     if not isinstance(name, str) or not name:
         return False
     try:
@@ -55,8 +55,8 @@ def is_valid_topic_name(name: object) -> bool:
     return True
 
 
-def group_by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
-    """The partition numbers of each topic, as requests group them."""
+def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Returns the partition indexes of each topic, as requests group them."""
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
 from moldau.client.errors import KafkaError, raise_for_code
+from moldau.client.net.cluster import Retry
 from moldau.client.net.metadata import BrokerInfo
-from moldau.client.net.retry import Retry
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message

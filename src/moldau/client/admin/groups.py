@@ -8,7 +8,7 @@ from moldau.client.admin.requester import AdminRequester, Results, single_result
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
 from moldau.client.group.offsets import GroupOffsets, parse_partition_errors
-from moldau.client.net.retry import Retry
+from moldau.client.net.cluster import Retry
 from moldau.client.record import TopicPartition, group_by_topic
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from moldau.client.admin.requester import AdminRequester, Results, to_error
 from moldau.client.errors import raise_for_code
-from moldau.client.net.retry import Retry
+from moldau.client.net.cluster import Retry
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 

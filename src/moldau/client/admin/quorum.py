@@ -7,7 +7,7 @@ from uuid import UUID
 
 from moldau.client.admin.requester import AdminRequester
 from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
-from moldau.client.net.retry import Retry
+from moldau.client.net.cluster import Retry
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 

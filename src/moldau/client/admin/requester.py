@@ -6,8 +6,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError
-from moldau.client.net.cluster import Cluster, resolve_cluster
-from moldau.client.net.retry import Retry
+from moldau.client.net.cluster import Cluster, Retry, resolve_cluster
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -8,8 +8,8 @@ from uuid import UUID
 from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
 from moldau.client.consumer.offset_lookup import OffsetAndTimestamp, list_offsets
 from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.cluster import Retry
 from moldau.client.net.metadata import TopicInfo
-from moldau.client.net.retry import Retry
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 

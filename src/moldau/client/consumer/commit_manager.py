@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
-from moldau.client.consumer.errors import CommitFailedError, RebalanceInProgressError
 from moldau.client.consumer.subscription_state import OffsetAndMetadata, SubscriptionState
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import CommitFailedError, ErrorCode, KafkaError, RebalanceInProgressError
 from moldau.client.group.driver import ConsumerCoordinator
 from moldau.client.group.events import CommitFailed
 from moldau.client.group.member_state import NO_GENERATION, Generation

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.net.cluster import Cluster
+from moldau.client.net.cluster import Cluster, Retry
 from moldau.client.net.metadata import NO_LEADER
-from moldau.client.net.retry import Retry
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from moldau.client.consumer.errors import NoOffsetForPartitionError
-from moldau.client.errors import IllegalStateError
+from moldau.client.errors import IllegalStateError, NoOffsetForPartitionError
 from moldau.client.record import TopicPartition
 
 

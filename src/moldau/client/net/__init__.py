@@ -1,1 +1,1 @@
-"""Connections to brokers, cluster metadata, and retries."""
+"""Network client: connections to brokers, API versions, cluster metadata and retries."""

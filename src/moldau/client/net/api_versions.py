@@ -1,7 +1,7 @@
-"""Which versions of each API this client speaks, and which of them it uses with a given broker.
+"""API versions: those that this client supports, and the one to use with a broker.
 
-Wherever a version names topics by id alone, the client stays below it: it works with names. The lowest
-versions are those from which on one shape of request serves all (Kafka 3.0 has them).
+The client addresses topics by name, so it stays below versions that know topics by id only. The lowest versions
+are those from which on one form of each request serves all (Kafka 3.0 has them).
 """
 
 from collections.abc import Mapping
@@ -69,28 +69,33 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
 
 
 def latest_usable_version(
-    api: ApiKey, offered: Mapping[int, VersionRange], version_max: int | None = None
+    api: ApiKey, broker_versions: Mapping[int, VersionRange], version_max: int | None = None
 ) -> int:
-    """The highest version both sides speak, at most `version_max`; raises UnsupportedVersionError."""
-    ours = SUPPORTED_VERSIONS[api]
-    theirs = offered.get(api)
-    if theirs is None:
-        raise UnsupportedVersionError(f"the broker does not have {api.name}")
-    maximum = min(ours.maximum, theirs.maximum)
+    """Returns the highest version that both sides support, at most `version_max`; raises UnsupportedVersionError."""
+    supported = SUPPORTED_VERSIONS[api]
+    offered = _offered_versions(api, broker_versions)
+    maximum = min(supported.maximum, offered.maximum)
     if version_max is not None:
         maximum = min(maximum, version_max)
-    if maximum < max(ours.minimum, theirs.minimum):
-        at_most = "" if version_max is None else f", here at most {version_max}"
+    if maximum < max(supported.minimum, offered.minimum):
+        limit = "" if version_max is None else f", here at most {version_max}"
         raise UnsupportedVersionError(
-            f"{api.name}: this client speaks versions {ours}{at_most}, and the broker {theirs}"
+            f"{api.name}: this client supports versions {supported}{limit}, the broker {offered}"
         )
     return maximum
 
 
-def check_version_usable(api: ApiKey, offered: Mapping[int, VersionRange], version: int) -> None:
-    """Raises UnsupportedVersionError where the broker does not have exactly this version."""
-    theirs = offered.get(api)
-    if theirs is None:
-        raise UnsupportedVersionError(f"the broker does not have {api.name}")
-    if not theirs.minimum <= version <= theirs.maximum:
-        raise UnsupportedVersionError(f"{api.name}: version {version} is needed, and the broker has {theirs}")
+def check_version_usable(api: ApiKey, broker_versions: Mapping[int, VersionRange], version: int) -> None:
+    """Raises UnsupportedVersionError if the broker does not support exactly this version."""
+    offered = _offered_versions(api, broker_versions)
+    if not offered.minimum <= version <= offered.maximum:
+        raise UnsupportedVersionError(
+            f"{api.name}: version {version} is needed, the broker supports {offered}"
+        )
+
+
+def _offered_versions(api: ApiKey, broker_versions: Mapping[int, VersionRange]) -> VersionRange:
+    offered = broker_versions.get(api)
+    if offered is None:
+        raise UnsupportedVersionError(f"the broker does not support {api.name}")
+    return offered

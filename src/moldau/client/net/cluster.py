@@ -1,6 +1,6 @@
-"""A cluster as its clients see it: metadata that is kept fresh, leaders, coordinators, and a way to call any node.
+"""The client's view of a cluster: fresh metadata, leaders, coordinators, and requests to any node.
 
-Admin, Producer, Fetcher and Consumer stand on one of these, each on its own or on one that they share.
+Admin, Producer, Fetcher and Consumer each use a Cluster, their own or a shared one.
 """
 
 import asyncio
@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
 from moldau.client.net.connection import Connection
-from moldau.client.net.connection_pool import Address, ConnectionPool, await_shared
+from moldau.client.net.connection_pool import Address, BrokerConnections, await_shared
 from moldau.client.net.metadata import NO_LEADER, BrokerInfo, Metadata, PartitionInfo, TopicInfo
-from moldau.client.net.retry import Retry
 from moldau.client.record import TopicPartition
 from moldau.client.security.channel_security import ChannelSecurity
 from moldau.client.security.config import Security
@@ -24,18 +23,48 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 GROUP, TRANSACTION = 0, 1
-"""The kinds of coordinators."""
+"""Coordinator types of FindCoordinator."""
 
 PORT_DEFAULT = 9092
 
 _log = get_logger("client.cluster")
 
 
+class Retry:
+    """The attempts at one operation, with backoff, until a deadline.
+
+    retry = Retry(...)
+    while True:
+        try:
+            return await attempt()
+        except KafkaError as error:
+            await retry.wait_or_raise(error)
+    """
+
+    def __init__(self, backoff: Backoff, timeout_ms: int) -> None:
+        self._backoff = backoff
+        self._deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+
+    @property
+    def remaining_ms(self) -> int:
+        """The remaining time, at least one millisecond, so that it can be used as a timeout."""
+        return max(1, round((self._deadline - asyncio.get_running_loop().time()) * 1000))
+
+    async def wait_or_raise(self, error: KafkaError) -> None:
+        """Waits before the next attempt; raises `error` if it is not retriable or the deadline is too near."""
+        if not error.is_retriable:
+            raise error
+        delay_s = self._backoff.next_delay_ms() / 1000
+        if asyncio.get_running_loop().time() + delay_s >= self._deadline:
+            raise error
+        await asyncio.sleep(delay_s)
+
+
 class _InFlightRefresh(NamedTuple):
-    """A metadata request under way."""
+    """A metadata request in flight."""
 
     topics: tuple[str, ...] | None
-    """None asks for all."""
+    """None requests all."""
     create: bool
     task: "asyncio.Task[None]"
 
@@ -46,7 +75,7 @@ class _InFlightRefresh(NamedTuple):
 
 
 class Cluster:
-    """Start it before use and close it after, or use it in `async with`."""
+    """A cluster and the connections to it. Start it before use and close it after, or use it in `async with`."""
 
     def __init__(
         self,
@@ -61,8 +90,10 @@ class Cluster:
         metadata_max_age_ms: int = 300_000,
         security: Security | None = None,
     ) -> None:
-        """`bootstrap` is `host:port`, several of them with commas between, or a list. Raises ValueError also where
-        `security` names files that are of no use."""
+        """`bootstrap` is a comma-separated string or a list of `host:port`.
+
+        Raises ValueError for invalid bootstrap servers and for unusable files that `security` names.
+        """
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
         self.random = random or _secure_random()
@@ -70,7 +101,7 @@ class Cluster:
         self.retry_backoff_ms = retry_backoff_ms
         self.retry_backoff_max_ms = retry_backoff_max_ms
         self.metadata_max_age_ms = metadata_max_age_ms
-        self._pool = ConnectionPool(
+        self._connections = BrokerConnections(
             parse_bootstrap(bootstrap),
             client_id=client_id,
             random=self.random,
@@ -79,7 +110,7 @@ class Cluster:
         )
         self._metadata = Metadata()
         self._tracked: dict[str, int] = {}
-        """How often each topic is tracked: several parts of a client may share the cluster."""
+        """How often each topic is tracked: several users may share the cluster."""
         self._track_all_count = 0
         self._update_listeners: list[Callable[[], None]] = []
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -87,10 +118,8 @@ class Cluster:
         self._update_requested = asyncio.Event()
         self._refresh_task: asyncio.Task[None] | None = None
 
-    # Life
-
     async def start(self) -> None:
-        """Fetches the first metadata; raises KafkaError when no server answers in request_timeout_ms."""
+        """Fetches the first metadata; raises KafkaError when no server responds within request_timeout_ms."""
         if self._refresh_task is not None:
             return
         retry = self.retry()
@@ -100,13 +129,13 @@ class Cluster:
                 await self.refresh(timeout_ms=retry.remaining_ms)
                 break
             except KafkaError as error:
-                # An attempt for which too little time is left knows less than those before it.
+                # A last attempt that had too little time says less than those before it.
                 failure = failure if failure and isinstance(error, RequestTimedOutError) else error
                 await retry.wait_or_raise(failure)
         if self._refresh_task is not None:
             return
         self._refresh_task = asyncio.get_running_loop().create_task(
-            self._refresh_loop(), name=f"{self.client_id} keeps its metadata fresh"
+            self._refresh_loop(), name=f"{self.client_id} refreshes its metadata"
         )
 
     async def close(self) -> None:
@@ -116,7 +145,7 @@ class Cluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._pool.close()
+        await self._connections.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -135,7 +164,7 @@ class Cluster:
         return Backoff(self.random, self.retry_backoff_ms, self.retry_backoff_max_ms)
 
     def retry(self, timeout_ms: int | None = None) -> Retry:
-        """The attempts at one operation, within request_timeout_ms if nothing else is said."""
+        """Returns the retries of one operation, within `timeout_ms` or else request_timeout_ms."""
         return Retry(self.backoff(), self.request_timeout_ms if timeout_ms is None else timeout_ms)
 
     # Requests
@@ -150,10 +179,10 @@ class Cluster:
         version_max: int | None = None,
         lane: str = "",
     ) -> Message:
-        """One request, never repeated; None picks the least busy broker. Codes in the answer are the caller's,
-        and its `api_version` says in which version it came.
+        """Sends one request, without retries, to a node or, for None, to the least loaded one.
 
-        Raises ConnectionLostError and RequestTimedOutError (both retriable), and UnsupportedVersionError.
+        Error codes in the response are left to the caller; its `api_version` is the version that was used. Raises
+        ConnectionLostError and RequestTimedOutError (both retriable), and UnsupportedVersionError.
         """
         limit = self.retry(timeout_ms)
         connection = await self.connection(node_id, lane, timeout_ms=limit.remaining_ms)
@@ -165,24 +194,24 @@ class Cluster:
             raise
         except asyncio.CancelledError:
             if api is ApiKey.FETCH:
-                # It waits at the broker, and whoever comes next on this connection would wait with it.
+                # The fetch still waits at the broker, and the next request on this connection would wait behind it.
                 connection.close_if_abandoned()
             raise
 
     async def connection(
         self, node_id: int | None, lane: str = "", *, timeout_ms: int | None = None
     ) -> Connection:
-        """For callers that pipeline: an open connection to a node, or to the least busy one."""
+        """Returns an open connection to a node, or to the least loaded one, for callers that pipeline requests."""
         timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
         try:
-            return await self._pool.connection(node_id, lane, timeout_ms)
+            return await self._connections.connection(node_id, lane, timeout_ms)
         except KafkaError:
             self.refresh_soon()
             raise
 
     def note_failure(self, connection: Connection) -> None:
-        """A connection has ended: leaders may have moved, and other brokers are asked first for a while."""
-        self._pool.note_failure(connection)
+        """Refreshes the metadata after a lost connection and prefers other brokers for a while."""
+        self._connections.note_failure(connection)
         self.refresh_soon()
 
     # Metadata
@@ -201,54 +230,53 @@ class Cluster:
 
     @property
     def topics(self) -> Mapping[str, TopicInfo]:
-        """What is known of topics that exist. Those that are not tracked are there only for a while after they were
-        asked for."""
+        """The existing topics that are tracked, and for a while those that were requested once."""
         return self._metadata.topics
 
     @property
     def topic_errors(self) -> Mapping[str, ErrorCode]:
-        """Why topics that were asked for are not in `topics`, as a broker said last."""
+        """The latest error of each requested topic that is not in `topics`."""
         return self._metadata.topic_errors
 
     def partition_info(self, partition: TopicPartition) -> PartitionInfo | None:
         return self._metadata.partition(partition)
 
     def known_leader_of(self, partition: TopicPartition) -> int:
-        """The leader as far as is known now, or -1."""
+        """Returns the leader in the current metadata, or -1."""
         found = self._metadata.partition(partition)
         return NO_LEADER if found is None else found.leader
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Takes over a leader that a broker named in an answer, if that is newer than what is known."""
+        """Adopts the leader that a broker named in a response, if its epoch is newer."""
         self._metadata.learn_leader(partition, leader, leader_epoch)
 
     def track(self, topics: Iterable[str]) -> None:
-        """Keeps these topics in the metadata, until `untrack` is called as often."""
+        """Keeps these topics in the metadata until `untrack` is called as often."""
         for name in topics:
             self._tracked[name] = self._tracked.get(name, 0) + 1
 
     def untrack(self, topics: Iterable[str]) -> None:
         for name in topics:
-            left = self._tracked.get(name, 0) - 1
-            if left > 0:
-                self._tracked[name] = left
+            count = self._tracked.get(name, 0) - 1
+            if count > 0:
+                self._tracked[name] = count
             else:
                 self._tracked.pop(name, None)
 
     def track_all(self) -> None:
-        """Keeps all topics in the metadata, also those to come, until `untrack_all` is called as often."""
+        """Keeps all topics, also new ones, in the metadata until `untrack_all` is called as often."""
         self._track_all_count += 1
 
     def untrack_all(self) -> None:
         self._track_all_count = max(0, self._track_all_count - 1)
 
     def on_update(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back whenever brokers or topics have changed; calling what this returns ends that."""
+        """Adds a listener for changes of brokers or topics; returns a function that removes it."""
         self._update_listeners.append(callback)
         return lambda: self._update_listeners.remove(callback)
 
     def refresh_soon(self) -> None:
-        """Has the metadata fetched in the background: something in it was found to be out of date."""
+        """Requests a metadata refresh in the background."""
         self._update_requested.set()
 
     async def refresh(
@@ -259,40 +287,40 @@ class Cluster:
         create: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """Fetches metadata now, of the tracked topics and these; one under way that covers them is joined.
+        """Fetches the metadata of the tracked topics and these, or joins a refresh in flight that covers them.
 
-        With `create` a broker that creates topics by itself may do so with the given ones. Raises KafkaError
-        when no broker answers, in `timeout_ms` if that is shorter than request_timeout_ms.
+        With `create` a broker with automatic topic creation may create the given ones. Raises KafkaError when no
+        broker responds within the shorter of `timeout_ms` and request_timeout_ms.
         """
-        wanted: tuple[str, ...] | None
+        requested: tuple[str, ...] | None
         if create:
-            wanted = tuple(topics or ())
+            requested = tuple(topics or ())
         elif all_topics or self._track_all_count:
-            wanted = None
+            requested = None
         else:
-            wanted = tuple(dict.fromkeys((*self._tracked, *(topics or ()))))
+            requested = tuple(dict.fromkeys((*self._tracked, *(topics or ()))))
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                await self._join_or_start_refresh(wanted, create)
+                await self._join_or_start_refresh(requested, create)
         except TimeoutError:
-            raise RequestTimedOutError(f"no broker told of its metadata within {timeout_ms} ms") from None
+            raise RequestTimedOutError(f"no broker returned metadata within {timeout_ms} ms") from None
 
-    async def _join_or_start_refresh(self, wanted: tuple[str, ...] | None, create: bool) -> None:
-        while (under_way := self._refresh_in_flight) is not None:
-            if under_way.covers(wanted, create):
-                await await_shared(under_way.task)
+    async def _join_or_start_refresh(self, requested: tuple[str, ...] | None, create: bool) -> None:
+        while (in_flight := self._refresh_in_flight) is not None:
+            if in_flight.covers(requested, create):
+                await await_shared(in_flight.task)
                 return
-            await asyncio.gather(asyncio.shield(under_way.task), return_exceptions=True)
+            await asyncio.gather(asyncio.shield(in_flight.task), return_exceptions=True)
         task = asyncio.get_running_loop().create_task(
-            self._fetch_metadata(wanted, create), name=f"{self.client_id} fetches metadata"
+            self._fetch_metadata(requested, create), name=f"{self.client_id} fetches metadata"
         )
-        self._refresh_in_flight = _InFlightRefresh(wanted, create, task)
+        self._refresh_in_flight = _InFlightRefresh(requested, create, task)
         await await_shared(task)
 
     async def wait_for_topics(
         self, topics: Iterable[str], *, timeout_ms: int | None = None, create: bool = False
     ) -> None:
-        """Waits until all these topics are known; raises UNKNOWN_TOPIC_OR_PARTITION when they do not appear."""
+        """Waits until all these topics exist; raises KafkaError when they do not appear in time."""
         names = list(topics)
         retry = self.retry(timeout_ms)
         while missing := [name for name in names if name not in self.topics]:
@@ -303,7 +331,7 @@ class Cluster:
                 await retry.wait_or_raise(error)
 
     async def leader_of(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
-        """The node that leads a partition, waited for; raises KafkaError when there is none in time."""
+        """Returns the leader of a partition, waiting for one; raises KafkaError when there is none in time."""
         retry = self.retry(timeout_ms)
         while (leader := self.known_leader_of(partition)) == NO_LEADER:
             try:
@@ -311,7 +339,7 @@ class Cluster:
                 self._check_topics_exist([partition.topic])
                 found = self.partition_info(partition)
                 if found is None:
-                    raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no {partition}")
+                    raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{partition} does not exist")
                 if found.leader == NO_LEADER:
                     raise KafkaError(ErrorCode.leader_not_available, f"{partition} has no leader")
             except KafkaError as error:
@@ -339,18 +367,18 @@ class Cluster:
                 if not self._track_all_count:
                     self._metadata.retain_topics(self._tracked)
             except KafkaError as error:
-                _log.debug("metadata could not be fetched", error=error)
+                _log.debug("metadata refresh failed", error=error)
                 self._update_requested.set()
             except Exception:
-                # A bug: without fresh metadata all else would slowly come to rest.
-                _log.exception("metadata could not be fetched")
+                # A bug. The loop goes on, because a client with stale metadata stops working.
+                _log.exception("metadata refresh failed")
                 self._update_requested.set()
-            # However often it is found to be stale, brokers are not asked more often than this.
+            # Limits the rate of refreshes, however often they are requested.
             await asyncio.sleep(backoff.next_delay_ms() / 1000)
 
     async def _fetch_metadata(self, topics: tuple[str, ...] | None, create: bool) -> None:
         try:
-            answer = await self._request_metadata(
+            response = await self._request_metadata(
                 {
                     "topics": None
                     if topics is None
@@ -362,89 +390,92 @@ class Cluster:
             )
         finally:
             self._refresh_in_flight = None
-        changed = self._metadata.update(answer, all_topics=topics is None)
-        self._pool.set_brokers(self._metadata.brokers)
+        changed = self._metadata.update(response, all_topics=topics is None)
+        self._connections.set_brokers(self._metadata.brokers)
         if changed:
             for callback in list(self._update_listeners):
                 try:
                     callback()
                 except Exception:
-                    _log.exception("somebody could not take in new metadata")
+                    _log.exception("a metadata listener failed")
 
     async def _request_metadata(self, tree: Mapping[str, Any]) -> Message:
-        """The first answer with metadata, in request_timeout_ms; each broker is asked once at most."""
+        """Returns the first metadata response within request_timeout_ms; tries each broker once."""
         limit = self.retry()
-        attempts = self._pool.address_count
+        attempts = self._connections.address_count
         while True:
-            connection = await self._pool.connection(None, "", limit.remaining_ms)
-            # One that hangs leaves the others their share of the time.
+            connection = await self._connections.connection(None, "", limit.remaining_ms)
+            # Each broker gets its share of the time, in case one hangs.
             timeout_ms = max(1, limit.remaining_ms // max(1, attempts))
             attempts -= 1
             try:
-                answer = await connection.call(ApiKey.METADATA, tree, timeout_ms=timeout_ms)
-                raise_for_code(answer.get("error_code", 0))
-                if not answer.brokers:
-                    raise KafkaError(ErrorCode.leader_not_available, "the broker knows of no brokers yet")
-                return answer
+                response = await connection.call(ApiKey.METADATA, tree, timeout_ms=timeout_ms)
+                raise_for_code(response.get("error_code", 0))
+                if not response.brokers:
+                    raise KafkaError(ErrorCode.leader_not_available, "the broker knows no brokers yet")
+                return response
             except KafkaError as error:
                 if not connection.is_open:
-                    self._pool.note_failure(connection)
+                    self._connections.note_failure(connection)
                 if attempts <= 0 or not error.is_retriable:
                     raise
 
     # Coordinators
 
     async def coordinator_of(self, key: str, kind: int = GROUP, *, timeout_ms: int | None = None) -> int:
-        """The node that coordinates a group (or transactional id): asked for once, then remembered."""
+        """Returns the coordinator of a group (or transactional id), from the cache after the first lookup."""
         retry = self.retry(timeout_ms)
-        hung = 0
+        timed_out_count = 0
         while (kind, key) not in self._coordinators:
             try:
-                # One that hangs leaves the others their share of the time.
-                share_ms = max(1, retry.remaining_ms // max(1, self._pool.address_count - hung))
+                # Each broker gets its share of the time, in case one hangs.
+                share_ms = max(
+                    1, retry.remaining_ms // max(1, self._connections.address_count - timed_out_count)
+                )
                 limit_ms = min(share_ms, self.request_timeout_ms)
                 self._coordinators[kind, key] = await self._find_coordinator(key, kind, limit_ms)
             except KafkaError as error:
-                hung += isinstance(error, RequestTimedOutError)
+                timed_out_count += isinstance(error, RequestTimedOutError)
                 await retry.wait_or_raise(error)
         return self._coordinators[kind, key]
 
     def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
-        """It has moved or cannot be reached: the next `coordinator_of` asks again."""
+        """Removes a coordinator that has moved or cannot be reached, so that `coordinator_of` looks it up again."""
         self._coordinators.pop((kind, key), None)
 
     async def _find_coordinator(self, key: str, kind: int, timeout_ms: int) -> int:
         tree = {"key_type": kind, "coordinator_keys": [key]}
-        answer = await self.call(None, ApiKey.FIND_COORDINATOR, tree, timeout_ms=timeout_ms)
-        found = answer.coordinators[0]
+        response = await self.call(None, ApiKey.FIND_COORDINATOR, tree, timeout_ms=timeout_ms)
+        found = response.coordinators[0]
         raise_for_code(found.error_code, found.error_message or f"the coordinator of {key!r}")
         node_id = int(found.node_id)
         if node_id not in self.brokers:
             await self.refresh(timeout_ms=timeout_ms)
             if node_id not in self.brokers:
                 raise KafkaError(
-                    ErrorCode.coordinator_not_available, f"node {node_id}, which coordinates {key!r}, is away"
+                    ErrorCode.coordinator_not_available,
+                    f"node {node_id}, the coordinator of {key!r}, is not in the cluster",
                 )
         return node_id
 
 
 def resolve_cluster(
-    given: str | Sequence[str] | Cluster, settings: Mapping[str, Any]
+    cluster: str | Sequence[str] | Cluster, settings: Mapping[str, Any]
 ) -> tuple[Cluster, bool]:
-    """The cluster that a client stands on, and whether the client has made it, with these settings, and owns it."""
-    if not isinstance(given, Cluster):
-        return Cluster(given, **settings), True
+    """Returns the cluster that a client uses, and whether the client owns it because it was created here."""
+    if not isinstance(cluster, Cluster):
+        return Cluster(cluster, **settings), True
     if settings:
-        raise TypeError(f"a cluster that is shared has settings of its own: {', '.join(settings)}")
-    return given, False
+        raise TypeError(f"a shared cluster has its own settings; not allowed here: {', '.join(settings)}")
+    return cluster, False
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Address]:
-    """The addresses in `host:port,[ipv6]:port`; raises ValueError for what is none."""
+    """Returns the addresses in `host:port,[ipv6]:port`; raises ValueError."""
     texts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     addresses = [_parse_server(text.strip()) for text in texts if text.strip()]
     if not addresses:
-        raise ValueError("bootstrap servers are needed, as host:port")
+        raise ValueError("no bootstrap server is given: name one as host:port")
     return addresses
 
 
@@ -458,5 +489,5 @@ def _parse_server(text: str) -> Address:
 
 
 def _secure_random() -> random.Random:
-    # Of a kind that nobody can foresee: nonces are made with it.
+    # Cryptographically secure, because SASL nonces come from it.
     return random.SystemRandom()

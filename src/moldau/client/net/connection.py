@@ -1,7 +1,7 @@
-"""One connection to a broker: requests go out as they are called and are answered in that order.
+"""One connection to a broker, with pipelined requests.
 
-Nothing is hidden here: no request is sent twice and no error code inside an answer is looked at. An answer that
-does not come in time ends the connection, because those behind it cannot come either.
+No request is retried here, and error codes inside responses are left to the caller. A request that times out
+closes the connection, because responses arrive in order and those behind it cannot arrive either.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexib
 from moldau.wire.frames import skip_tagged_fields
 
 FRAME_BYTES_MAX = 128 * 1024 * 1024
-"""The largest answer that is accepted. Whoever announces more does not speak Kafka."""
+"""The largest response that is accepted; a larger size means that the other side does not speak Kafka."""
 
 _log = get_logger("client.connection")
 
@@ -42,12 +42,12 @@ _HEADER = struct.Struct(">hhih")
 _READ_BUFFER_BYTES = 64 * 1024
 _CORRELATION_ID_LIMIT = 2**31
 _REAUTHENTICATION_FRACTION = 0.85
-"""The part of a session's time after which it is not used any more."""
+"""The part of a SASL session's lifetime after which a new connection replaces this one."""
 
 
 @dataclass(slots=True)
 class _InFlightRequest:
-    """A request that was sent and not yet answered."""
+    """A request without a response so far."""
 
     correlation_id: int
     api: ApiKey
@@ -57,24 +57,24 @@ class _InFlightRequest:
 
 
 class Connection:
-    """Use `open` to make one. When it has ended, `is_open` is false and every call raises ConnectionLostError."""
+    """A connection made by `open`. Once closed, `is_open` is false and every call raises ConnectionLostError."""
 
     def __init__(self, host: str, port: int, client_id: str) -> None:
         self.address = (host, port)
         self.versions: Mapping[int, VersionRange] = {}
-        """What the broker speaks."""
+        """The versions that the broker supports."""
         self._client_id = client_id.encode()
         self._transport: asyncio.Transport | None = None
         self._correlation_id = 0
         self._in_flight_requests: deque[_InFlightRequest] = deque()
         self._close_reason: str | None = None
         self._disconnect_hint = ""
-        """What may be wrong if the broker hangs up now: so they treat those who do not begin as they must."""
+        """The likely misconfiguration if the broker disconnects now: brokers do so without saying why."""
         self._closes_when_idle = False
         self.reauthenticate_at: float | None = None
-        """Loop time from which on another connection should be used: soon after, the broker wants a new proof."""
+        """The loop time from which on another connection should be used, because the SASL session expires soon after."""
         self.on_disconnect: Callable[[], None] | None = None
-        """Called once, at the moment the other side ends it or the network does; not when this side does."""
+        """Called once when the broker or the network closes the connection, not when this side does."""
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -89,8 +89,10 @@ class Connection:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         channel_security: ChannelSecurity | None = None,
     ) -> "Connection":
-        """Connects, agrees on versions and authenticates; raises ConnectionLostError, RequestTimedOutError or
-        AuthenticationError."""
+        """Connects, fetches the broker's API versions and authenticates.
+
+        Raises ConnectionLostError, RequestTimedOutError or AuthenticationError.
+        """
         connection = cls(host, port, client_id)
         connection._disconnect_hint = (
             TLS_HINT if channel_security is None else channel_security.disconnect_hint
@@ -108,7 +110,7 @@ class Connection:
                 if channel_security is not None:
                     await connection._authenticate(channel_security, timeout_ms)
         except TimeoutError:
-            connection._terminate("it took too long to connect")
+            connection._terminate("the connection attempt timed out")
             raise RequestTimedOutError(f"no connection to {host}:{port} within {timeout_ms} ms") from None
         except OSError as error:
             text = f"no connection to {host}:{port}: {error or type(error).__name__}"
@@ -116,7 +118,7 @@ class Connection:
                 text if error.errno else text + connection._disconnect_hint, error
             ) from None
         except BaseException:
-            connection._terminate("it could not be set up")
+            connection._terminate("the connection could not be set up")
             raise
         return connection
 
@@ -129,20 +131,20 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """How many requests wait for their answers."""
+        """The number of requests without a response so far."""
         return len(self._in_flight_requests)
 
     def close(self) -> None:
-        self._terminate("this client has closed it")
+        self._terminate("this client closed it")
 
     def close_when_idle(self) -> None:
-        """Closes it as soon as no answer is outstanding; nothing more is to be sent."""
+        """Closes the connection once all responses have arrived; the caller sends no more requests."""
         self._closes_when_idle = True
         if not self._in_flight_requests:
             self.close()
 
     def close_if_abandoned(self) -> None:
-        """Closes it if answers are outstanding and nobody waits for any of them."""
+        """Closes the connection if the callers of all in-flight requests have been cancelled."""
         if self._in_flight_requests and all(each.response.done() for each in self._in_flight_requests):
             self.close()
 
@@ -157,10 +159,11 @@ class Connection:
         version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
-        """The answer to a request; its attribute `api_version` says in which version the two were.
+        """Sends a request and returns the response, whose attribute `api_version` is the version of both.
 
-        `version` is for those who need exactly this one, among them nodes, whose messages clients do not send:
-        UnsupportedVersionError where the broker does not have it."""
+        `version` demands exactly that version, as requests between nodes do; raises UnsupportedVersionError if the
+        broker does not support it.
+        """
         return await self.send(api, tree, timeout_ms=timeout_ms, version_max=version_max, version=version)
 
     def send(
@@ -172,7 +175,7 @@ class Connection:
         version_max: int | None = None,
         version: int | None = None,
     ) -> "asyncio.Future[Message]":
-        """As `call`, without waiting: requests leave in the order of these calls."""
+        """As `call`, but returns the future of the response: requests are sent in the order of the calls."""
         if version is None:
             version = latest_usable_version(api, self.versions, version_max)
         else:
@@ -182,11 +185,11 @@ class Connection:
     def send_without_response(
         self, api: ApiKey, tree: Mapping[str, Any], *, version_max: int | None = None
     ) -> None:
-        """For the one kind of request that brokers do not answer: Produce with acks=0."""
+        """Sends the one kind of request that has no response: Produce with acks=0."""
         self._write(api, latest_usable_version(api, self.versions, version_max), tree)
 
     async def drain(self) -> None:
-        """Waits until what was sent has left, but for a little: for those whose requests nothing else holds back."""
+        """Waits until the write buffer has room, for callers that no in-flight limit holds back."""
         await self._writable.wait()
 
     async def _fetch_api_versions(self, timeout_ms: int) -> None:
@@ -197,12 +200,12 @@ class Connection:
             offered = {
                 each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys
             }
-            # Brokers of old say nothing of what they have; version 0 they all do.
+            # Old brokers do not list their versions then, but all of them support version 0.
             version = latest_usable_version(
                 ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered
             )
             response = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
-        raise_for_code(response.error_code, f"{self} does not say which versions it has")
+        raise_for_code(response.error_code, f"{self} rejected ApiVersions")
         self._disconnect_hint = SASL_HINT
         self.versions = {
             each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys
@@ -234,7 +237,7 @@ class Connection:
 
     def _write(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> int:
         if self._close_reason is not None or self._transport is None:
-            raise ConnectionLostError(f"the connection to {self} has ended: {self._close_reason}")
+            raise ConnectionLostError(f"the connection to {self} is closed: {self._close_reason}")
         correlation_id = (self._correlation_id + 1) % _CORRELATION_ID_LIMIT
         frame = bytearray(4)
         frame += _HEADER.pack(api, version, correlation_id, len(self._client_id))
@@ -252,11 +255,11 @@ class Connection:
             (each for each in self._in_flight_requests if each.correlation_id == correlation_id), None
         )
         if timed_out is not None:
-            text = f"{self} did not answer {timed_out.api.name} within {timeout_ms} ms"
+            text = f"{self} did not respond to {timed_out.api.name} within {timeout_ms} ms"
             _set_exception(timed_out.response, RequestTimedOutError(text))
             self._terminate(text)
 
-    # Answers
+    # Responses
 
     def _on_connected(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -265,17 +268,17 @@ class Connection:
 
     def _handle_frame(self, frame: memoryview) -> None:
         if self._close_reason is not None:
-            # It had arrived before the connection failed, but nobody waits for it any more.
+            # It arrived before the failure, but its request has failed already.
             return
         correlation_id = _SIZE.unpack_from(frame)[0]
         if not self._in_flight_requests or self._in_flight_requests[0].correlation_id != correlation_id:
-            self._handle_protocol_error(f"it sent an answer to request {correlation_id}, which was not due")
+            self._handle_protocol_error(f"unexpected response to request {correlation_id}")
             return
         request = self._in_flight_requests[0]
         try:
             response = _decode_response(frame, request.api, request.version)
         except DecodeError as error:
-            text = f"its answer to {request.api.name} version {request.version} cannot be read: {error}"
+            text = f"its response to {request.api.name} version {request.version} cannot be decoded: {error}"
             self._handle_protocol_error(text)
             return
         self._in_flight_requests.popleft()
@@ -288,9 +291,9 @@ class Connection:
             self.close()
 
     def _handle_protocol_error(self, reason: str) -> None:
-        """The other side does not keep to the protocol, which no retry mends: somebody should know."""
+        """Closes the connection and logs an error, because no retry helps against a protocol violation."""
         reason += self._disconnect_hint
-        _log.error("the broker does not keep to the protocol", broker=str(self), why=reason)
+        _log.error("the broker violated the protocol", broker=str(self), reason=reason)
         self._terminate(reason)
 
     def _on_connection_lost(self, cause: Exception | None) -> None:
@@ -303,7 +306,7 @@ class Connection:
             self.on_disconnect()
 
     def _terminate(self, reason: str, cause: Exception | None = None) -> None:
-        """Ends the connection; whoever waits for an answer hears of it."""
+        """Closes the connection and fails all in-flight requests."""
         if self._close_reason is None:
             self._close_reason = reason
             self._writable.set()
@@ -312,15 +315,15 @@ class Connection:
         while self._in_flight_requests:
             request = self._in_flight_requests.popleft()
             request.timer.cancel()
-            text = f"the connection to {self} ended before {request.api.name} was answered: {reason}"
+            text = f"the connection to {self} was lost before the response to {request.api.name}: {reason}"
             _set_exception(request.response, disconnect_error(text, cause))
 
 
 def _decode_response(frame: memoryview, api: ApiKey, version: int) -> Message:
     start = _SIZE.size
     if api is ApiKey.API_VERSIONS:
-        # Its header has no tags in any version, and a broker that lacks the version answers in version 0:
-        # whoever asks cannot know yet what the broker understands.
+        # Its header has no tags in any version. A broker that does not support the version responds in
+        # version 0, because the client cannot know yet what the broker supports.
         if len(frame) >= start + 2 and _CODE.unpack_from(frame, start)[0] == ErrorCode.unsupported_version:
             version = 0
     elif has_flexible_header(api, version):
@@ -333,25 +336,28 @@ def _decode_response(frame: memoryview, api: ApiKey, version: int) -> Message:
 def _set_exception(response: "asyncio.Future[Message]", error: KafkaError) -> None:
     if not response.done():
         response.set_exception(error)
-        # The sender of a pipelined request may have gone on: that nobody looks at the error is no bug.
+        # The caller may no longer await the response: asyncio must not report the exception as unretrieved.
         response.exception()
 
 
 class _FrameProtocol(asyncio.BufferedProtocol):
-    """Cuts what arrives into frames. Small ones are copied out of one buffer, the rest of a large one is received
-    straight into its place; a frame owns its memory, so record data in it may be kept."""
+    """Splits the received bytes into frames.
+
+    Small frames are copied out of a shared buffer; the rest of a large one is received straight into its own memory.
+    Every frame owns its memory, so callers may keep the record data in it.
+    """
 
     def __init__(self, connection: Connection, frame_bytes_max: int) -> None:
         self._connection = connection
         self._frame_bytes_max = frame_bytes_max
         self._buffer = memoryview(bytearray(_READ_BUFFER_BYTES))
         self._partial_bytes = 0
-        """Bytes at the start of the buffer: at most three, of a frame's size."""
+        """Bytes of an incomplete frame size at the start of the buffer, at most three."""
         self._frame: memoryview | None = None
         self._filled_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asserted, for uvloop's transports are no subclasses.
+        # A cast, because uvloop's transports are not subclasses of asyncio's.
         self._connection._on_connected(cast(asyncio.Transport, transport))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -386,7 +392,7 @@ class _FrameProtocol(asyncio.BufferedProtocol):
             size = _SIZE.unpack_from(view, position)[0]
             if not _SIZE.size <= size <= self._frame_bytes_max:
                 self._connection._handle_protocol_error(
-                    f"it sent a frame of {size} bytes; {self._frame_bytes_max} is the limit"
+                    f"invalid frame size of {size} bytes; the limit is {self._frame_bytes_max}"
                 )
                 return
             position += _SIZE.size

@@ -1,26 +1,103 @@
-"""The connections of a client: one for each node and lane, made when first needed and made again when lost.
+"""Connection pools: one connection per key, opened on first use and reopened after a loss.
 
-Answers on one connection come in the order of its requests. So whatever may wait long at the broker (fetches,
-joins) has a lane, that is a connection, of its own.
+Responses on one connection arrive in the order of its requests. So requests that may wait long at the broker
+(fetches, joins) get a lane, that is a connection, of their own.
 """
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from moldau.client.errors import ClientClosedError, ConnectionLostError, KafkaError, RequestTimedOutError
 from moldau.client.net.connection import Connection
 from moldau.client.net.metadata import BrokerInfo
 from moldau.client.security.channel_security import ChannelSecurity
+from moldau.observe.logging import get_logger
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 Address = tuple[str, int]
-_ConnectionKey = tuple[Address, str]
+
+_log = get_logger("client.pool")
 
 
-class ConnectionPool:
+class ConnectionPool(Generic[K]):
+    """Connections by key, and the attempts to open them, which concurrent callers share."""
+
+    def __init__(self) -> None:
+        self._connections: dict[K, Connection] = {}
+        self._attempts: dict[tuple[K, Address], asyncio.Task[Connection]] = {}
+        self.is_closed = False
+
+    def get(self, key: K) -> Connection | None:
+        """Returns the connection if it is open."""
+        connection = self._connections.get(key)
+        return connection if connection is not None and connection.is_open else None
+
+    def put(self, key: K, connection: Connection) -> None:
+        """Adds a new connection; the previous one closes when its requests are answered."""
+        connection.on_disconnect = lambda: self._on_disconnect(key, connection)
+        previous = self._connections.get(key)
+        if previous is not None and previous.is_open:
+            previous.close_when_idle()
+        self._connections[key] = connection
+
+    def attempt(
+        self, key: K, address: Address, connect: Callable[[], Coroutine[Any, Any, Connection]], name: str
+    ) -> "asyncio.Task[Connection]":
+        """Returns the running attempt to open this connection, or starts one in a task of this name."""
+        attempt = self._attempts.get((key, address))
+        if attempt is None:
+            attempt = asyncio.get_running_loop().create_task(connect(), name=name)
+            self._attempts[key, address] = attempt
+            attempt.add_done_callback(lambda task: self._on_attempt_done(key, address, task))
+        return attempt
+
+    def disconnect(self, key: K) -> None:
+        """Closes the connection and cancels the attempts to open it."""
+        for (attempted, _), attempt in list(self._attempts.items()):
+            if attempted == key:
+                attempt.cancel()
+        connection = self._connections.pop(key, None)
+        if connection is not None:
+            connection.close()
+
+    def remove(self, keep: Callable[[K], bool], *, when_idle: bool) -> None:
+        """Removes and closes all connections but those to keep, at once or when their requests are answered."""
+        for key in [key for key in self._connections if not keep(key)]:
+            connection = self._connections.pop(key)
+            if when_idle:
+                connection.close_when_idle()
+            else:
+                connection.close()
+
+    async def close(self) -> None:
+        self.is_closed = True
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
+            connection.close()
+
+    def _on_attempt_done(self, key: K, address: Address, attempt: "asyncio.Task[Connection]") -> None:
+        del self._attempts[key, address]
+        _retrieve_exception(attempt)
+
+    def _on_disconnect(self, key: K, connection: Connection) -> None:
+        if self._connections.get(key) is connection:
+            del self._connections[key]
+            if not self.is_closed:
+                _log.debug("connection lost", key=key, address=str(connection))
+
+
+class BrokerConnections:
+    """A client's connections to the brokers of its cluster, by address and lane."""
+
     def __init__(
         self,
         bootstrap: Sequence[Address],
@@ -34,36 +111,29 @@ class ConnectionPool:
         self._client_id = client_id
         self._random = random
         self._timeout_ms = timeout_ms
-        self._securing = channel_security
+        self._channel_security = channel_security
         self._brokers: Mapping[int, BrokerInfo] = {}
-        self._connections: dict[_ConnectionKey, Connection] = {}
-        self._connecting: dict[_ConnectionKey, asyncio.Task[Connection]] = {}
+        self._pool: ConnectionPool[tuple[Address, str]] = ConnectionPool()
         self._failed_at: dict[Address, float] = {}
-        self._is_closed = False
 
     def set_brokers(self, brokers: Mapping[int, BrokerInfo]) -> None:
-        """Takes over the brokers of new metadata; connections to addresses that are gone are closed."""
+        """Adopts the brokers of new metadata and closes connections to addresses that are no longer used."""
         self._brokers = brokers
         addresses = self._addresses()
-        for key in [key for key in self._connections if key[0] not in addresses]:
-            self._connections.pop(key).close()
+        self._pool.remove(lambda key: key[0] in addresses, when_idle=False)
 
     async def close(self) -> None:
-        self._is_closed = True
-        opening = list(self._connecting.values())
-        for task in opening:
-            task.cancel()
-        await asyncio.gather(*opening, return_exceptions=True)
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        await self._pool.close()
 
     @property
     def address_count(self) -> int:
         return len(self._addresses())
 
     async def connection(self, node_id: int | None, lane: str, timeout_ms: int) -> Connection:
-        """An open connection to a node, or to the best one; raises ConnectionLostError or RequestTimedOutError."""
+        """Returns an open connection to a node, or to the best one if none is named.
+
+        Raises ConnectionLostError or RequestTimedOutError.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         if node_id is not None:
             broker = self._brokers.get(node_id)
@@ -74,7 +144,7 @@ class ConnectionPool:
         addresses = self._addresses_by_preference(lane)
         for number, address in enumerate(addresses):
             now = asyncio.get_running_loop().time()
-            # One that hangs has its share of the time and no more.
+            # Each address gets its share of the remaining time, so that one that hangs does not use up all of it.
             until = now + (deadline - now) / (len(addresses) - number)
             try:
                 return await self._connect(address, lane, until)
@@ -83,17 +153,20 @@ class ConnectionPool:
         raise failure or ConnectionLostError("no broker is known")
 
     def note_failure(self, connection: Connection) -> None:
-        """Other nodes come before this one for a while."""
+        """Prefers other nodes to this one for a while."""
         self._failed_at[connection.address] = asyncio.get_running_loop().time()
 
     def _addresses(self) -> list[Address]:
-        """All that may be asked, each once: the brokers, then the servers that the client was given."""
+        """Returns the addresses of the brokers and of the bootstrap servers, each once."""
         brokers = [(each.host, each.port) for each in self._brokers.values()]
         return list(dict.fromkeys([*brokers, *self._bootstrap]))
 
     def _addresses_by_preference(self, lane: str) -> list[Address]:
-        """Connected and idle, then by how long ago they failed; among equals brokers before bootstrap servers. Those
-        that failed a moment ago come last, connected or not: another connection may not have noticed yet."""
+        """Orders the addresses: connected and idle ones first, then by the time of their last failure.
+
+        Addresses that failed recently come last even if connected, because an open connection may not have noticed
+        the failure yet. Brokers come before bootstrap servers of the same rank.
+        """
         brokers = [(each.host, each.port) for each in self._brokers.values()]
         self._random.shuffle(brokers)
         recent = asyncio.get_running_loop().time() - self._timeout_ms / 1000
@@ -107,73 +180,65 @@ class ConnectionPool:
         return sorted(dict.fromkeys([*brokers, *self._bootstrap]), key=preference)
 
     def _usable_connection(self, address: Address, lane: str) -> Connection | None:
-        connection = self._connections.get((address, lane))
-        if connection is None or not connection.is_open:
+        connection = self._pool.get((address, lane))
+        if connection is None:
             return None
-        if (
+        must_reauthenticate = (
             connection.reauthenticate_at is not None
             and asyncio.get_running_loop().time() >= connection.reauthenticate_at
-        ):
-            return None
-        return connection
+        )
+        return None if must_reauthenticate else connection
 
     async def _connect(self, address: Address, lane: str, deadline: float) -> Connection:
-        if self._is_closed:
+        if self._pool.is_closed:
             raise ClientClosedError
         connection = self._usable_connection(address, lane)
         if connection is not None:
             return connection
-        key = (address, lane)
-        opening = self._connecting.get(key)
-        if opening is None:
-            opening = asyncio.get_running_loop().create_task(
-                self._open_connection(key), name=f"{self._client_id} connects to {address[0]}:{address[1]}"
-            )
-            self._connecting[key] = opening
-            opening.add_done_callback(lambda task: self._connecting.pop(key, None))
+        name = f"{self._client_id} connects to {address[0]}:{address[1]}"
+        attempt = self._pool.attempt((address, lane), address, lambda: self._open(address, lane), name)
         try:
             async with asyncio.timeout_at(deadline):
-                return await await_shared(opening)
+                return await await_shared(attempt)
         except TimeoutError:
-            # It is still being opened, for whoever comes later; until then others are asked first.
+            # The attempt goes on for later callers; until it succeeds, other addresses are preferred.
             self._failed_at[address] = asyncio.get_running_loop().time()
             raise RequestTimedOutError(f"no connection to {address[0]}:{address[1]} in time") from None
 
-    async def _open_connection(self, key: _ConnectionKey) -> Connection:
-        (host, port), _ = key
+    async def _open(self, address: Address, lane: str) -> Connection:
+        host, port = address
         try:
             connection = await Connection.open(
                 host,
                 port,
                 client_id=self._client_id,
                 timeout_ms=self._timeout_ms,
-                channel_security=self._securing,
+                channel_security=self._channel_security,
             )
         except KafkaError:
-            self._failed_at[key[0]] = asyncio.get_running_loop().time()
+            self._failed_at[address] = asyncio.get_running_loop().time()
             raise
-        self._failed_at.pop(key[0], None)
-        before = self._connections.get(key)
-        if before is not None and before.is_open:
-            before.close_when_idle()
-        self._connections[key] = connection
+        self._failed_at.pop(address, None)
+        self._pool.put((address, lane), connection)
         return connection
 
 
 async def await_shared(task: "asyncio.Task[T]") -> T:
-    """What a task gives that several may wait for: cancelling one of them does not end it. When the client is closed,
-    which does, they hear of that."""
+    """Awaits a task that others may await too: cancelling one of them does not cancel the task.
+
+    Raises ClientClosedError if the task was cancelled, which happens when the client is closed.
+    """
     task.add_done_callback(_retrieve_exception)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        waiting = asyncio.current_task()
-        if task.cancelled() and waiting is not None and not waiting.cancelling():
+        current = asyncio.current_task()
+        if task.cancelled() and current is not None and not current.cancelling():
             raise ClientClosedError from None
         raise
 
 
 def _retrieve_exception(task: "asyncio.Task[Any]") -> None:
-    """Whoever waited has heard of a failure; if nobody waits any more, nobody needs to."""
+    """Keeps asyncio from logging the exception of a task whose waiters have all given up."""
     if not task.cancelled():
         task.exception()

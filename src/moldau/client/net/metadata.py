@@ -1,4 +1,4 @@
-"""What a client knows of a cluster: brokers, topics, leaders. Answers to Metadata requests are merged into it."""
+"""Cluster metadata of the client: brokers, topics and leaders, merged from Metadata responses."""
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class BrokerInfo(NamedTuple):
 class PartitionInfo:
     index: int
     leader: int
-    """-1 while there is none."""
+    """NO_LEADER while there is none."""
     leader_epoch: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
@@ -34,7 +34,7 @@ class TopicInfo(NamedTuple):
     name: str
     topic_id: UUID | None
     partitions: tuple[PartitionInfo, ...]
-    """In the order of their numbers."""
+    """Ordered by index."""
     is_internal: bool = False
 
     def partition(self, index: int) -> PartitionInfo | None:
@@ -44,51 +44,54 @@ class TopicInfo(NamedTuple):
 
 
 class Metadata:
+    """The latest known state of a cluster."""
+
     def __init__(self) -> None:
         self.cluster_id: str | None = None
         self.controller_id = -1
         self.brokers: dict[int, BrokerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
-        """Those that exist, as far as they were asked for."""
+        """Existing topics, as far as they were requested."""
         self.topic_errors: dict[str, ErrorCode] = {}
-        """Why the others are not there."""
+        """The error of each requested topic that is not in `topics`."""
         self._removed_topics: dict[str, TopicInfo] = {}
-        """Those that were there before a broker, which may have heard of less than others, said that they are not."""
+        """Topics reported missing, perhaps by a broker with stale metadata: their leader epochs are still valid."""
 
     def partition(self, partition: TopicPartition) -> PartitionInfo | None:
         topic = self.topics.get(partition.topic)
         return None if topic is None else topic.partition(partition.partition)
 
-    def update(self, answer: Message, *, all_topics: bool) -> bool:
-        """Merges an answer; one to a request for all topics is also the news of those that are gone.
+    def update(self, response: Message, *, all_topics: bool) -> bool:
+        """Merges a response and returns whether brokers or topics have changed.
 
-        Says whether brokers or topics have changed.
+        With `all_topics` the request was for all topics, so those that the response lacks were deleted.
         """
         before = (self.brokers, dict(self.topics))
-        self.cluster_id = answer.cluster_id
-        self.controller_id = answer.controller_id
+        self.cluster_id = response.cluster_id
+        self.controller_id = response.controller_id
         self.brokers = {
-            each.node_id: BrokerInfo(each.node_id, each.host, each.port, each.rack) for each in answer.brokers
+            each.node_id: BrokerInfo(each.node_id, each.host, each.port, each.rack)
+            for each in response.brokers
         }
         known = self.topics
         if all_topics:
             self.topics, self.topic_errors = {}, {}
-            told = {topic.name for topic in answer.topics}
+            names = {topic.name for topic in response.topics}
             self._removed_topics = {
-                name: topic for name, topic in self._removed_topics.items() if name in told
+                name: topic for name, topic in self._removed_topics.items() if name in names
             }
-        for topic in answer.topics:
+        for topic in response.topics:
             self._update_topic(topic, known.get(topic.name))
         return before != (self.brokers, self.topics)
 
     def retain_topics(self, names: Container[str]) -> None:
-        """Drops what nobody keeps fresh, so that whoever needs it again asks for it."""
+        """Drops all other topics, which are no longer refreshed."""
         self.topics = {name: topic for name, topic in self.topics.items() if name in names}
         self.topic_errors = {name: code for name, code in self.topic_errors.items() if name in names}
         self._removed_topics = {name: topic for name, topic in self._removed_topics.items() if name in names}
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Takes over a leader that a broker named beside an error, if that is news."""
+        """Adopts the leader that a broker named in an error response, if its epoch is newer."""
         topic, known = self.topics.get(partition.topic), self.partition(partition)
         if topic is None or known is None or leader_epoch <= known.leader_epoch or leader not in self.brokers:
             return
@@ -102,12 +105,12 @@ class Metadata:
             self._mark_missing(name, known, to_error_code(topic.error_code))
             return
         if not topic.partitions:
-            # It is being created: there is nothing yet that could be written to.
+            # The topic is being created and cannot be written to yet.
             self._mark_missing(name, known, ErrorCode.leader_not_available)
             return
         self.topic_errors.pop(name, None)
-        missed = self._removed_topics.pop(name, None)
-        known = known or missed
+        removed = self._removed_topics.pop(name, None)
+        known = known or removed
         same = known if known is not None and known.topic_id == topic.topic_id else None
         partitions = sorted(
             (_merge_partition(each, same) for each in topic.partitions), key=lambda each: each.index
@@ -117,21 +120,21 @@ class Metadata:
     def _mark_missing(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:
         self.topics.pop(name, None)
         self.topic_errors[name] = code
-        # Without an id nobody could tell whether the topic that comes back is the same.
+        # Without an id, a topic that reappears could not be told from a new one of the same name.
         if known is not None and known.topic_id is not None:
             self._removed_topics[name] = known
 
 
-def _merge_partition(told: Message, topic: TopicInfo | None) -> PartitionInfo:
-    """What is told of a partition, unless more recent things are known: not all brokers hear of news at once."""
-    known = None if topic is None else topic.partition(told.partition_index)
-    if known is not None and told.leader_epoch < known.leader_epoch:
+def _merge_partition(update: Message, topic: TopicInfo | None) -> PartitionInfo:
+    """Returns the newer of the reported and the known state, because a broker's metadata may be stale."""
+    known = None if topic is None else topic.partition(update.partition_index)
+    if known is not None and update.leader_epoch < known.leader_epoch:
         return known
     return PartitionInfo(
-        told.partition_index,
-        told.leader_id,
-        told.leader_epoch,
-        tuple(told.replica_nodes),
-        tuple(told.isr_nodes),
-        tuple(told.offline_replicas),
+        update.partition_index,
+        update.leader_id,
+        update.leader_epoch,
+        tuple(update.replica_nodes),
+        tuple(update.isr_nodes),
+        tuple(update.offline_replicas),
     )

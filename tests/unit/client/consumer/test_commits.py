@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from moldau.client.consumer.commit_manager import CommitManager
-from moldau.client.consumer.errors import CommitFailedError
 from moldau.client.consumer.subscription_state import (
     OffsetAndMetadata,
     OffsetResetStrategy,
     SubscriptionState,
 )
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import CommitFailedError, ErrorCode, KafkaError
 from moldau.client.group.assignors import get_assignor
 from moldau.client.group.driver import ConsumerCoordinator
 from moldau.client.group.member_state import NO_GENERATION, Generation, GroupRebalanceConfig

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 
 from moldau.client.consumer.consumer import Consumer
-from moldau.client.consumer.errors import (
-    CommitFailedError,
-    NoOffsetForPartitionError,
-    RebalanceInProgressError,
-)
 from moldau.client.errors import (
     ClientClosedError,
+    CommitFailedError,
     ConnectionLostError,
     ErrorCode,
     IllegalStateError,
     KafkaError,
+    NoOffsetForPartitionError,
+    RebalanceInProgressError,
     RequestTimedOutError,
 )
 from moldau.client.net.metadata import PartitionInfo, TopicInfo

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from moldau.client.consumer.completed_fetch import CompletedFetch
-from moldau.client.consumer.errors import NoOffsetForPartitionError
 from moldau.client.consumer.fetch_buffer import FetchBuffer, PartitionFetchError
 from moldau.client.consumer.subscription_state import (
     OffsetAndMetadata,
@@ -13,7 +12,7 @@ from moldau.client.consumer.subscription_state import (
     SubscriptionState,
     SubscriptionType,
 )
-from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError
+from moldau.client.errors import ErrorCode, IllegalStateError, KafkaError, NoOffsetForPartitionError
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch

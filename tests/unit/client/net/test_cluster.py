@@ -19,7 +19,7 @@ from moldau.client.errors import (
 )
 from moldau.client.net.cluster import Cluster, parse_bootstrap
 from moldau.client.net.connection import Connection
-from moldau.client.net.connection_pool import ConnectionPool
+from moldau.client.net.connection_pool import BrokerConnections
 from moldau.client.net.metadata import BrokerInfo, Metadata
 from moldau.client.record import TopicPartition
 from moldau.concurrency.backoff import Backoff
@@ -191,7 +191,7 @@ def test_a_node_that_has_just_failed_is_asked_last_though_it_is_still_connected(
 
     async def scenario() -> None:
         settings: Any = {"client_id": "c", "random": random.Random(0), "timeout_ms": 30_000}
-        nodes = ConnectionPool([("a", 1), ("b", 1), ("c", 1)], **settings)
+        nodes = BrokerConnections([("a", 1), ("b", 1), ("c", 1)], **settings)
         nodes.set_brokers({number: BrokerInfo(number, host, 1) for number, host in enumerate("abc")})
         await asyncio.sleep(1)
         connected = [await nodes.connection(number, "", 1_000) for number in (0, 1)]
