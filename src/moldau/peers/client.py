@@ -12,16 +12,14 @@ from typing import Any, NamedTuple, Protocol
 
 from moldau.client.errors import ConnectionLostError, KafkaError, UnsupportedVersionError
 from moldau.client.net.connection import Connection
+from moldau.client.net.connection_pool import ConnectionPool
 from moldau.errors import PeerUnreachableError
-from moldau.observe.logging import get_logger
 from moldau.peers.probe import ProbeResult, probe_address
 from moldau.platform.clock import Clock
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 __all__ = ["PeerClient", "ProbeResult"]
-
-log = get_logger(__name__)
 
 PROBE_TIMEOUT_MS = 1_000
 """How long it is tried to find out whether a name with several addresses refuses at all of them."""
@@ -62,9 +60,7 @@ class PeerClient:
         """As they were last told."""
         self._quorum_addresses: dict[int, Address] = {}
         """Of those, what the quorum told."""
-        self._connections: dict[_ConnectionKey, Connection] = {}
-        self._opening: dict[tuple[_ConnectionKey, Address], asyncio.Task[Connection]] = {}
-        self._is_closed = False
+        self._pool: ConnectionPool[_ConnectionKey] = ConnectionPool()
 
     # Who is where
 
@@ -136,7 +132,7 @@ class PeerClient:
         """As `call`, for a node of which nothing but its address is known: a connection for this call alone."""
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
-        if self._is_closed:
+        if self._pool.is_closed:
             raise PeerUnreachableError("this node is closing")
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         address = Address(host, port)
@@ -160,37 +156,23 @@ class PeerClient:
 
     def disconnect(self, node_id: int, lane: str) -> None:
         """Ends a connection, or the attempt to open it: whoever waits for an answer on it gets PeerUnreachableError."""
-        key = (node_id, lane)
-        for (opened, _), attempt in list(self._opening.items()):
-            if opened == key:
-                attempt.cancel()
-        connection = self._connections.pop(key, None)
-        if connection is not None:
-            connection.close()
+        self._pool.disconnect((node_id, lane))
 
     async def close(self) -> None:
-        self._is_closed = True
-        opening = list(self._opening.values())
-        for task in opening:
-            task.cancel()
-        await asyncio.gather(*opening, return_exceptions=True)
-        connections = list(self._connections.values())
-        self._connections.clear()
-        for connection in connections:
-            connection.close()
+        await self._pool.close()
 
     # Connections
 
     async def _get_connection(self, node_id: int, lane: str, deadline_ms: int) -> Connection:
         key = (node_id, lane)
         while True:
-            if self._is_closed:
+            if self._pool.is_closed:
                 raise PeerUnreachableError("this node is closing")
             address = self._addresses.get(node_id)
             if address is None:
                 raise PeerUnreachableError(f"no address of node {node_id} is known")
-            connection = self._connections.get(key)
-            if connection is not None and connection.is_open:
+            connection = self._pool.get(key)
+            if connection is not None:
                 return connection
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
@@ -199,25 +181,16 @@ class PeerClient:
 
     async def _wait_until_open(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> None:
         """Waits for the one attempt to open this connection, no longer than it was given; raises as `call` does."""
-        opening = self._opening.get((key, address))
-        if opening is None:
-            # No longer than the call has: after a network has healed, a new attempt comes through at once, and an old
-            # one only when TCP tries again.
-            limit_ms = min(timeout_ms, self._request_timeout_ms)
-            opening = asyncio.get_running_loop().create_task(
-                self._open_and_store(key, address, limit_ms), name=f"{self._client_id} connects to {address}"
-            )
-            self._opening[key, address] = opening
-            opening.add_done_callback(lambda task: self._on_attempt_done(key, address, task))
-        await _wait_for_attempt(opening, timeout_ms)
-
-    def _on_attempt_done(
-        self, key: _ConnectionKey, address: Address, attempt: "asyncio.Task[Connection]"
-    ) -> None:
-        del self._opening[key, address]
-        if not attempt.cancelled():
-            # All who waited for it may have given up before it failed.
-            attempt.exception()
+        # No longer than the call has: after a network has healed, a new attempt comes through at once, and an old
+        # one only when TCP tries again.
+        limit_ms = min(timeout_ms, self._request_timeout_ms)
+        attempt = self._pool.attempt(
+            key,
+            address,
+            lambda: self._open_and_store(key, address, limit_ms),
+            name=f"{self._client_id} connects to {address}",
+        )
+        await _wait_for_attempt(attempt, timeout_ms)
 
     async def _open_and_store(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> Connection:
         node_id = key[0]
@@ -227,11 +200,7 @@ class PeerClient:
             raise PeerUnreachableError(f"node {node_id} is no longer at {address}")
         if not connection.is_open:
             raise PeerUnreachableError(f"node {node_id} ({address}) has hung up at once")
-        connection.on_disconnect = lambda: self._on_connection_lost(key, connection)
-        before = self._connections.get(key)
-        if before is not None:
-            before.close_when_idle()
-        self._connections[key] = connection
+        self._pool.put(key, connection)
         return connection
 
     async def _open(self, address: Address, timeout_ms: int) -> Connection:
@@ -245,15 +214,8 @@ class PeerClient:
                 str(address), error, is_connection_refused=is_connection_refused
             ) from None
 
-    def _on_connection_lost(self, key: _ConnectionKey, connection: Connection) -> None:
-        if self._connections.get(key) is connection:
-            del self._connections[key]
-            if not self._is_closed:
-                log.debug("connection lost", node=key[0], lane=key[1], address=str(connection))
-
     def _drain_connections(self, node_id: int) -> None:
-        for key in [key for key in self._connections if key[0] == node_id]:
-            self._connections.pop(key).close_when_idle()
+        self._pool.remove(lambda key: key[0] != node_id, when_idle=True)
 
 
 async def _wait_for_attempt(opening: "asyncio.Task[Connection]", timeout_ms: int) -> None:

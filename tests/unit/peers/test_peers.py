@@ -175,7 +175,7 @@ def test_a_connection_that_the_other_side_closes_is_opened_again() -> None:
             peers = made(broker)
             await ask(peers, "heartbeats")
             broker.hang_up()
-            while peers._connections:
+            while peers._pool._connections:
                 await asyncio.sleep(0.001)
             await ask(peers, "heartbeats")
             assert broker.connections == 2
