@@ -72,7 +72,7 @@ class Connection:
         """The likely misconfiguration if the broker disconnects now: brokers do so without saying why."""
         self._closes_when_idle = False
         self.reauthenticate_at: float | None = None
-        """The loop time from which on another connection should be used, because the SASL session expires soon after."""
+        """The loop time from which on another connection should be used: the SASL session expires soon after."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called once when the broker or the network closes the connection, not when this side does."""
         self._writable = asyncio.Event()
