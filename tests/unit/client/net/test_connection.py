@@ -109,7 +109,9 @@ def test_exactly_the_version_that_is_asked_for_is_used_or_none() -> None:
 def test_nodes_may_use_versions_that_the_client_does_not() -> None:
     assert SUPPORTED_VERSIONS[ApiKey.FETCH].maximum < 17
     check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 17)
-    with pytest.raises(UnsupportedVersionError, match="FETCH: version 18 is needed, the broker supports 4-17"):
+    with pytest.raises(
+        UnsupportedVersionError, match="FETCH: version 18 is needed, the broker supports 4-17"
+    ):
         check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 18)
 
 
