@@ -10,7 +10,7 @@ import pytest
 from moldau.errors import OffsetOutOfRangeError, OutOfOrderSequenceError
 from moldau.logs.files.store import FileLogStore
 from moldau.logs.memory import MemoryLogStore
-from moldau.logs.store import NOTHING, Log, LogName, LogStore, TimestampAndOffset
+from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, TimestampAndOffset
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.records.batch import Batch, split
@@ -67,8 +67,8 @@ def test_a_new_log_is_empty(make_store: MakeStore) -> None:
         async with opened(make_store) as log:
             assert (log.start_offset, log.end_offset, log.durable_offset, log.size) == (0, 0, 0, 0)
             assert (log.name, log.topic_id) == (NAME, TOPIC_ID)
-            assert await log.read(0, 1000, 0) == NOTHING
-            assert await log.read(0, 1000, 10) == NOTHING
+            assert await log.read(0, 1000, 0) == EMPTY_SLICES
+            assert await log.read(0, 1000, 10) == EMPTY_SLICES
             assert await log.offset_for_timestamp(0, 10) is None
             assert await log.max_timestamp(10) is None
             await flush_and_finalize(log)
@@ -139,8 +139,8 @@ def test_nothing_at_or_above_the_bound_is_read(make_store: MakeStore) -> None:
             for below in range(41):
                 whole = [batch.to_bytes() for batch in batches if batch.next_offset <= below]
                 assert (await log.read(0, 1_000_000, below)).read() == b"".join(whole)
-            assert await log.read(10, 1_000_000, 10) == NOTHING
-            assert await log.read(11, 1_000_000, 10) == NOTHING
+            assert await log.read(10, 1_000_000, 10) == EMPTY_SLICES
+            assert await log.read(11, 1_000_000, 10) == EMPTY_SLICES
 
     asyncio.run(body())
 
@@ -354,7 +354,7 @@ def test_a_log_begins_anew_anywhere(make_store: MakeStore, offset: int) -> None:
             await log.truncate_fully_and_start_at(offset)
             assert (log.start_offset, log.end_offset, log.durable_offset) == (offset,) * 3
             assert (log.size, list(log.epochs), len(log.producers)) == (0, [], 0)
-            assert await log.read(offset, 1000, offset + 1) == NOTHING
+            assert await log.read(offset, 1000, offset + 1) == EMPTY_SLICES
             assert await log.max_timestamp(offset + 1) is None
             await append(log, b"x", leader_epoch=2)
             await append(log, big(b"y"), leader_epoch=2)

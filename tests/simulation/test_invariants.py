@@ -30,24 +30,24 @@ class FakePartition:
         self.name = LogName("orders", 0)
         self.topic_id = TOPIC_ID
         self.log = FakeLog(end)
-        self._leader: Any = None
+        self.leader: Any = SimpleNamespace(state=None)
         self.leader_epoch = -1
         self.high_watermark = 0
 
     @property
     def is_leader(self) -> bool:
-        return self._leader is not None
+        return self.leader.state is not None
 
     def lead(self, epoch: int, high_watermark: int, isr: tuple[int, ...] = (1, 2)) -> None:
         self.leader_epoch, self.high_watermark = epoch, high_watermark
-        self._leader = SimpleNamespace(
+        self.leader.state = SimpleNamespace(
             high_watermark=high_watermark,
             maximal_isr=lambda: isr,
             image=SimpleNamespace(partition_epoch=0),
         )
 
     def follow(self) -> None:
-        self._leader = None
+        self.leader.state = None
 
 
 class FakeServer:

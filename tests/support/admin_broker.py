@@ -126,7 +126,9 @@ class FakePartitionTable:
 
     def __iter__(self) -> Any:
         for name in sorted(self.sizes):
-            yield SimpleNamespace(name=name, lag=0, log=SimpleNamespace(size=self.sizes[name]))
+            yield SimpleNamespace(
+                name=name, follower=SimpleNamespace(lag=0), log=SimpleNamespace(size=self.sizes[name])
+            )
 
     @property
     def store(self) -> Any:

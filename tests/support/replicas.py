@@ -8,7 +8,7 @@ from uuid import UUID
 from moldau.logs.memory import PRODUCER_EXPIRATION_MS, MemoryLog
 from moldau.logs.store import LogName
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration
-from moldau.partitions.leader_state import ReplicaFetch
+from moldau.partitions.leader_state import FollowerFetch
 from moldau.partitions.partition import DivergingEpochError, LogAppendInfo, LogReadInfo, Partition
 from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import Batch
@@ -150,10 +150,10 @@ class Replicas:
         await asyncio.sleep(0)
         return appended
 
-    def build_fetch(self, follower: int) -> ReplicaFetch:
-        position = self[follower].fetch_position()
+    def build_fetch(self, follower: int) -> FollowerFetch:
+        position = self[follower].follower.fetch_position()
         assert position is not None, "it has nobody to fetch from, or something that is not safe"
-        return ReplicaFetch(
+        return FollowerFetch(
             follower,
             self.brokers[follower].epoch,
             position.offset,
@@ -167,7 +167,7 @@ class Replicas:
         return await self[self[follower].leader_id].read_for_follower(self.build_fetch(follower), bytes_max)
 
     async def apply_fetch(self, follower: int, fetched: LogReadInfo, leader_epoch: int | None = None) -> None:
-        await self[follower].append_as_follower(
+        await self[follower].follower.append_as_follower(
             memoryview(fetched.records.read()),
             self[follower].leader_epoch if leader_epoch is None else leader_epoch,
             fetched.high_watermark,
@@ -181,7 +181,7 @@ class Replicas:
             fetched = await self.send_fetch(follower)
         except DivergingEpochError as diverged:
             end = EpochEndOffset(diverged.epoch, diverged.end_offset)
-            await self[follower].truncate_to_divergence(end, epoch)
+            await self[follower].follower.truncate_to_divergence(end, epoch)
             return end
         await self.apply_fetch(follower, fetched)
         return fetched

@@ -77,7 +77,7 @@ class ReplicaTranscriptRunner:
         try:
             fetched = await self._replicas.send_fetch(follower)
         except DivergingEpochError as diverged:
-            await self._replicas[follower].truncate_to_divergence(
+            await self._replicas[follower].follower.truncate_to_divergence(
                 EpochEndOffset(diverged.epoch, diverged.end_offset), asked.current_leader_epoch
             )
             return f"{said}: epoch {diverged.epoch} ended at {diverged.end_offset}"
@@ -106,7 +106,7 @@ class ReplicaTranscriptRunner:
         return ""
 
     async def _proposes(self, node: str) -> str:
-        change = self._replicas[int(node)].propose_isr_change(LAG_MS)
+        change = self._replicas[int(node)].leader.propose_isr_change(LAG_MS)
         if change is None:
             return "wants no other in-sync set"
         members = ",".join(str(each) for each, _ in change.isr)
@@ -116,13 +116,13 @@ class ReplicaTranscriptRunner:
         """The controller commits what the leader proposed, and answers it."""
         image = self._replicas.image
         leader = self._replicas[image.leader]
-        change = leader.pending_isr_change
+        change = leader.leader.pending_isr_change
         assert change is not None
         isr = tuple(each for each, _ in change.isr)
         self._replicas.image = type(image)(
             0, image.replicas, isr, image.leader, image.leader_epoch, image.partition_epoch + 1
         )
-        leader.on_alter_partition_response(
+        leader.leader.on_alter_partition_response(
             IsrChangeResult(
                 TOPIC_ID, 0, image.leader, image.leader_epoch, isr, False, image.partition_epoch + 1
             )

@@ -157,7 +157,7 @@ class ShardDriver:
         self._state = state
         self.is_loading = False
         self._runtime.load(state, end_offset)
-        for news in (self.partition.high_watermark_listeners, self.partition.lease_listeners):
+        for news in (self.partition.delayed.high_watermark_listeners, self.partition.delayed.lease_listeners):
             self._listener_registrations.append((news, news.add(self._on_partition_progress)))
         self.run(lambda state, now: state.on_loaded(now))
         self._on_partition_progress()

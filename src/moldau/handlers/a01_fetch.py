@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from moldau.errors import MoldauError
-from moldau.logs.store import NOTHING
+from moldau.logs.store import EMPTY_SLICES
 from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
 from moldau.server.broker import Broker
 from moldau.server.current_leader import current_leader, node_endpoints
@@ -169,7 +169,7 @@ def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
     """Whether the asker is a follower in sync; where there is no news, it has all there is."""
     if partition is None or not params.is_replica:
         return False
-    return partition.on_repeated_fetch(params.replica_id, params.broker_epoch)
+    return partition.leader.on_repeated_fetch(params.replica_id, params.broker_epoch)
 
 
 def _requested_partitions(request: Any, broker: Broker) -> Iterable[FetchPartition]:
@@ -208,7 +208,7 @@ def _update_session(
         else:
             last_sent = LastSentOffsets(result.high_watermark, result.last_stable_offset, result.start_offset)
             is_other = fetch_session.last_sent.get(key) != last_sent
-            changed = result.records.size > 0 or result.nearest_replica >= 0 or is_other
+            changed = result.records.size > 0 or result.preferred_read_replica >= 0 or is_other
             fetch_session.last_sent[key] = last_sent
         if changed or not only_changes:
             shown.append((wanted, result))
@@ -243,7 +243,7 @@ class _ResponseBuilder:
                 "last_stable_offset": result.last_stable_offset,
                 "log_start_offset": result.start_offset,
                 "aborted_transactions": [] if self._committed_only else None,
-                "preferred_read_replica": result.nearest_replica,
+                "preferred_read_replica": result.preferred_read_replica,
                 "records": result.records,
             }
         diverging = leader = None
@@ -262,5 +262,5 @@ class _ResponseBuilder:
             "preferred_read_replica": -1,
             "diverging_epoch": diverging,
             "current_leader": leader,
-            "records": NOTHING,
+            "records": EMPTY_SLICES,
         }

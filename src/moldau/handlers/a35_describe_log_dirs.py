@@ -59,7 +59,7 @@ def _topics(request: Message, broker: Broker) -> list[dict[str, Any]]:
             size = {
                 "partition_index": index,
                 "partition_size": partition.log.size,
-                "offset_lag": partition.lag,
+                "offset_lag": partition.follower.lag,
                 "is_future_key": False,
             }
             sizes.setdefault(topic, []).append(size)

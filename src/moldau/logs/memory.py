@@ -16,7 +16,7 @@ from moldau.logs.compaction_policy import (
 )
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
-from moldau.logs.store import NOTHING, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
+from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
@@ -75,7 +75,7 @@ class MemoryLog(Log):
         self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
     ) -> RecordSlices:
         if offset >= below:
-            return NOTHING
+            return EMPTY_SLICES
         parts: list[bytes] = []
         size = 0
         for index in range(bisect_left(self._last_offsets, offset), len(self._batches)):
@@ -86,7 +86,7 @@ class MemoryLog(Log):
                 break
             parts.append(data)
             size += len(data)
-        return RecordSlices(parts, size) if parts else NOTHING
+        return RecordSlices(parts, size) if parts else EMPTY_SLICES
 
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):

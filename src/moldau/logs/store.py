@@ -68,7 +68,7 @@ class RecordSlices(NamedTuple):
         return b"".join(part.read() if isinstance(part, FileSlice) else part for part in self.parts)
 
 
-NOTHING = RecordSlices((), 0)
+EMPTY_SLICES = RecordSlices((), 0)
 
 
 class TimestampAndOffset(NamedTuple):

@@ -32,7 +32,7 @@ def check_epoch(current_leader_epoch: int, leader_epoch: int) -> None:
     raise UnknownLeaderEpochError(f"leader epoch {current_leader_epoch} is not known here yet")
 
 
-class ReplicaFetch(NamedTuple):
+class FollowerFetch(NamedTuple):
     """What a follower says when it fetches."""
 
     replica_id: int
@@ -139,7 +139,7 @@ class LeaderState:
         self.durable_offset = offset
         return self.advance_high_watermark()
 
-    def on_fetch(self, fetch: ReplicaFetch, now_ms: int) -> bool:
+    def on_fetch(self, fetch: FollowerFetch, now_ms: int) -> bool:
         """A follower asks: below its offset it has everything on disk. True where the high watermark moved."""
         follower = self.followers.get(fetch.replica_id)
         if follower is None:
@@ -333,7 +333,7 @@ class LeaderState:
                 + (" here, and more at the controller" if len(self.image.isr) >= self.min_isr else "")
             )
 
-    def check_follower_fetch(self, fetch: ReplicaFetch) -> None:
+    def check_follower_fetch(self, fetch: FollowerFetch) -> None:
         """Refuses whoever only says it is a follower, and followers of another epoch or a former life."""
         if fetch.current_leader_epoch < 0:
             raise FencedLeaderEpochError("a follower must say which leader epoch it follows")

@@ -1,10 +1,11 @@
-"""A partition as its callers see it: takes appends in order, knows who may read what, and wakes who waits."""
+"""A partition that this broker has a replica of: its log, its role, and the operations that wait for it."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+from uuid import UUID
 
-from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import (
     MoldauError,
     NotEnoughReplicasAfterAppendError,
@@ -14,16 +15,33 @@ from moldau.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
-from moldau.logs.store import NOTHING, RecordSlices, TimestampAndOffset, copy_error
+from moldau.logs.store import EMPTY_SLICES, Log, LogName, RecordSlices, TimestampAndOffset, copy_error
+from moldau.metadata.image import NO_LEADER, BrokerRegistration, PartitionRegistration
+from moldau.observe.logging import get_logger
+from moldau.partitions.follower_replica import FollowerReplica
 from moldau.partitions.follower_state import FollowerState
-from moldau.partitions.leader_state import NO_EPOCH, LeaderState, ReplicaFetch
-from moldau.partitions.replica import Replica
+from moldau.partitions.guarded_log import GuardedLog
+from moldau.partitions.leader_replica import LeaderReplica
+from moldau.partitions.leader_state import NO_EPOCH, FollowerFetch, LeaderState
+from moldau.partitions.waiters import DelayedOperations
+from moldau.platform.clock import Clock
 from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import NO_TIMESTAMP, Batch
+from moldau.settings.topic import TopicSettings
+
+log = get_logger(__name__)
+
+NO_BROKERS: Mapping[int, BrokerRegistration] = MappingProxyType({})
+
+
+class Lease(Protocol):
+    """The controller's promise that no other broker leads in this one's place."""
+
+    def is_valid(self) -> bool: ...
 
 
 class DivergingEpochError(MoldauError):
-    """The caller's last fetched epoch ended earlier here: it has records that this log has not."""
+    """The caller's last fetched epoch ends earlier in this log: the caller has records that are not in it."""
 
     def __init__(self, epoch: int, end_offset: int) -> None:
         super().__init__(f"epoch {epoch} ended at {end_offset}")
@@ -32,7 +50,7 @@ class DivergingEpochError(MoldauError):
 
 
 class OutOfLogRangeError(OffsetOutOfRangeError):
-    """The offset is not in the log, which begins at `start_offset`: a follower that is before it begins anew there."""
+    """The offset is not in the log, which starts at `start_offset`; a follower below that resets its log to it."""
 
     def __init__(self, message: str, start_offset: int) -> None:
         super().__init__(message)
@@ -42,11 +60,11 @@ class OutOfLogRangeError(OffsetOutOfRangeError):
 class LogAppendInfo(NamedTuple):
     base_offset: int
     next_offset: int
-    """What the high watermark has to reach for the records to be committed."""
+    """The records are committed when the high watermark reaches it."""
     append_time_ms: int
-    """NO_TIMESTAMP unless the topic's records carry the broker's time."""
+    """NO_TIMESTAMP unless the topic uses LogAppendTime."""
     leader_epoch: int
-    """In which they are in the log. In a later one the same offsets may be those of other records."""
+    """The epoch of the append. In a later epoch the same offsets may belong to other records."""
 
 
 class LogReadInfo(NamedTuple):
@@ -54,31 +72,188 @@ class LogReadInfo(NamedTuple):
     high_watermark: int
     last_stable_offset: int
     start_offset: int
-    nearest_replica: int = -1
-    """Where the consumer should rather read; then there are no records."""
+    preferred_read_replica: int = -1
+    """The replica that the consumer should fetch from instead; then there are no records."""
 
 
-class Partition(Replica):
-    """A partition that this node has a replica of."""
+class Partition:
+    """Has at most one role: `leader.state` or `follower.state` is set.
 
-    # Leading
+    Outside of the lock the offsets of the log may be slightly old, because a log store may await.
+    """
+
+    def __init__(
+        self,
+        name: LogName,
+        topic_id: UUID,
+        replica_id: int,
+        log_: Log,
+        clock: Clock,
+        lease: Lease | None = None,
+    ) -> None:
+        """Without a lease the broker leads whatever the metadata says."""
+        self.name = name
+        self.topic_id = topic_id
+        self.log = log_
+        self.delayed = DelayedOperations()
+        self.guarded_log = GuardedLog(log_, self.delayed, on_flushed=self._on_flushed)
+        self.leader = LeaderReplica(name, topic_id, self.guarded_log, self.delayed, clock)
+        self.follower = FollowerReplica(name, topic_id, replica_id, self.guarded_log, self.delayed)
+        self._replica_id = replica_id
+        self._clock = clock
+        self._lease = lease
+        self._lock = self.guarded_log.lock
+        self._flusher = self.guarded_log.flusher
+
+    # The role
+
+    async def apply_image(
+        self, image: PartitionRegistration, *, brokers: Mapping[int, BrokerRegistration] = NO_BROKERS
+    ) -> None:
+        """Becomes leader or follower as the metadata says. Ignores an image older than the current one.
+
+        Takes the lock, so that a running append ends in the epoch in which it began.
+        """
+        async with self._lock:
+            if self.guarded_log.is_closed or self._is_stale(image):
+                return
+            if image.leader != self._replica_id:
+                self._become_follower(image)
+            elif image.leader_epoch >= self.log.epochs.latest:
+                self._become_leader(image, brokers)
+            else:
+                # The metadata that a replica is opened with knows every epoch in its log.
+                self.guarded_log.mark_offline(
+                    StorageError(
+                        f"{self.name} is led in epoch {image.leader_epoch}, but its log has records of epoch "
+                        f"{self.log.epochs.latest}: they are damaged, or belong to another cluster"
+                    )
+                )
+                return
+            self._flusher.start()
+
+    def _is_stale(self, image: PartitionRegistration) -> bool:
+        role = self.leader.state or self.follower.state
+        if role is None:
+            return False
+        known = role.image
+        return image.leader_epoch < known.leader_epoch or image.partition_epoch < known.partition_epoch
+
+    def _become_leader(self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration]) -> None:
+        min_isr = image.min_isr(self.log.settings.min_insync_replicas)
+        if self.leader.state is not None and self.leader.state.leader_epoch == image.leader_epoch:
+            self.leader.on_image(image, brokers, min_isr)
+            return
+        high_watermark, end_offset = self.high_watermark, self.log.end_offset
+        self.log.epochs.assign(image.leader_epoch, end_offset)
+        self.follower.state = None
+        self.leader.state = LeaderState.begin(
+            self._replica_id,
+            image,
+            brokers,
+            min_isr=min_isr,
+            high_watermark=high_watermark,
+            end_offset=end_offset,
+            now_ms=self._clock.monotonic_ms(),
+        )
+        log.debug(
+            "became leader",
+            partition=str(self.name),
+            epoch=image.leader_epoch,
+            end=end_offset,
+            committed=high_watermark,
+        )
+        self._on_flushed()
+        self.delayed.notify_all()
+
+    def _become_follower(self, image: PartitionRegistration) -> None:
+        if self.follower.state is not None and self.follower.state.leader_epoch == image.leader_epoch:
+            self.follower.state.image = image
+            return
+        self.follower.state = FollowerState(image, self.high_watermark)
+        self.leader.state = None
+        self.delayed.fail_all(
+            NotLeaderOrFollowerError(f"{self.name} has a new leader", image.leader, image.leader_epoch)
+        )
+        self.delayed.notify_all()
+
+    @property
+    def leader_epoch(self) -> int:
+        role = self.leader.state or self.follower.state
+        return NO_EPOCH if role is None else role.leader_epoch
+
+    @property
+    def leader_id(self) -> int:
+        if self.leader.state is not None:
+            return self._replica_id
+        return NO_LEADER if self.follower.state is None else self.follower.state.leader_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader.state is not None
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether there is a leader to follow."""
+        return self.follower.state is not None and self.follower.state.has_leader
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the partition is offline."""
+        return self.guarded_log.failure
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset below which everything is committed and in this log; more may be committed."""
+        role = self.leader.state or self.follower.state
+        if role is not None:
+            return role.high_watermark
+        return max(self.log.start_offset, min(self.log.checkpointed_high_watermark, self.log.end_offset))
+
+    @property
+    def last_stable_offset(self) -> int:
+        """What read_committed consumers see. There are no transactions yet, so it is the high watermark."""
+        return self.high_watermark
+
+    def configure(self, settings: TopicSettings) -> None:
+        self.log.configure(settings)
+        self.leader.on_min_insync_replicas(settings.min_insync_replicas)
+        self._on_flushed()
+        self._flusher.complete_waiters()
+        self._flusher.start()
+
+    def _on_flushed(self) -> None:
+        self.leader.on_flushed(self._flusher.flushed_offset())
+
+    async def close(self) -> None:
+        """Fails all delayed operations and waits for the running flush. The log stays open."""
+        self.guarded_log.is_closed = True
+        self.log.checkpointed_high_watermark = self.high_watermark
+        self.leader.state = self.follower.state = None
+        self.guarded_log.fail_waiters(NotLeaderOrFollowerError(f"{self.name} is closing on this broker"))
+        async with self._lock:
+            await self._flusher.stop()
+
+    # Leadership checks
 
     def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> LeaderState:
-        """The leader's state, for a caller that knows `current_leader_epoch`; raises where it cannot be asked of
-        this node."""
+        """Returns the leader's state for a caller in `current_leader_epoch`.
+
+        Raises NotLeaderOrFollowerError, FencedLeaderEpochError, UnknownLeaderEpochError or StorageError.
+        """
         role = self._require_role(current_leader_epoch)
         if isinstance(role, LeaderState):
             return role
         raise NotLeaderOrFollowerError(
-            f"this node does not lead {self.name}", self.leader_id, self.leader_epoch
+            f"this broker does not lead {self.name}", self.leader_id, self.leader_epoch
         )
 
     def _require_role(self, current_leader_epoch: int) -> LeaderState | FollowerState:
-        if self._failure is not None:
-            raise copy_error(self._failure)
-        role = self._leader or self._follower
+        if self.guarded_log.failure is not None:
+            raise copy_error(self.guarded_log.failure)
+        role = self.leader.state or self.follower.state
         if role is None:
-            raise NotLeaderOrFollowerError(f"this node does not lead {self.name}")
+            raise NotLeaderOrFollowerError(f"this broker does not lead {self.name}")
         role.check_epoch(current_leader_epoch)
         return role
 
@@ -87,34 +262,25 @@ class Partition(Replica):
         return self._lease is None or self._lease.is_valid()
 
     def check_lease(self) -> None:
-        """Refuses to promise anything once others may lead in this node's place."""
+        """Raises NotLeaderOrFollowerError once another broker may have become leader."""
         if not self.has_lease:
             raise NotLeaderOrFollowerError(
-                f"this node has not heard of the controller for too long to lead {self.name}"
+                f"this broker has lost contact with the controller and may no longer lead {self.name}"
             )
 
     def on_lease_lost(self) -> None:
-        """Whoever waits for a commit is told now: this node could not promise it, however long they wait. Those who
-        read go on."""
-        waiting = [
-            each
-            for each in (self._commit_waiters, self._acks_all_waiters, self._low_watermark_waiters)
-            if each
-        ]
+        """Fails all pending acks: without a lease this broker can no longer commit them. Reads are not affected."""
+        delayed = self.delayed
+        waiting = [each for each in (delayed.commits, delayed.acks_all, delayed.deletions) if each]
         if waiting:
             try:
                 self.check_lease()
             except NotLeaderOrFollowerError as error:
                 for each in waiting:
                     each.fail_all(error)
-        self.lease_listeners.notify()
+        delayed.lease_listeners.notify()
 
-    @property
-    def last_stable_offset(self) -> int:
-        """What read_committed sees. No transaction is ever open yet, so it is the high watermark."""
-        return self.high_watermark
-
-    # Writing
+    # Appending
 
     async def append(
         self,
@@ -124,10 +290,12 @@ class Partition(Replica):
         acks_all: bool = False,
         current_leader_epoch: int = NO_EPOCH,
     ) -> LogAppendInfo:
-        """Gives the batches their offsets and appends them; the records are committed once the high
-        watermark reaches `next_offset` in the same leader epoch (`commit_future`). A repeated batch of an idempotent
-        producer is not appended again: the caller gets the offset it had. `acks_all` asks for min.insync.replicas
-        to be there, `current_leader_epoch` for the leader epoch in which the caller has thought the records up."""
+        """Assigns offsets to the batches and appends them. `commit_future` tells when they are committed.
+
+        A repeated batch of an idempotent producer is not appended again: the result has the offset of the first. With
+        `acks_all` the ISR must have min.insync.replicas. A caller that decided on these records in a certain leader
+        epoch gives it as `current_leader_epoch`.
+        """
         async with self._lock:
             leader = self.require_leader(current_leader_epoch)
             log_ = self.log
@@ -153,47 +321,45 @@ class Partition(Replica):
                 batch.leader_epoch = leader.leader_epoch
                 offset = batch.next_offset
             try:
-                await self._append(batches)
+                await self.guarded_log.append(batches)
             except StorageError as error:
                 log_.producers.note_rejected(first, error)
                 raise
             leader.on_append(offset, self._clock.monotonic_ms())
-        self.append_listeners.notify()
+        self.delayed.append_listeners.notify()
         if self.log.settings.write_caching:
-            self._on_durable_offset()
+            self._on_flushed()
         self._flusher.start()
         return LogAppendInfo(base_offset, offset, append_time_ms, leader.leader_epoch)
 
     def commit_future(
         self, next_offset: int, leader_epoch: int, *, acks_all: bool = False
     ) -> "asyncio.Future[None] | None":
-        """Done when the high watermark reaches `next_offset` in the epoch that the records are of, failed when that can
-        no longer be promised; None where it is there already. `acks_all` fails, too, once fewer than
-        min.insync.replicas are in sync."""
-        leader = self.require_leader()
-        self._check_leader_epoch(leader, leader_epoch)
-        if acks_all and not leader.has_min_isr:
-            raise NotEnoughReplicasAfterAppendError(
-                f"only {len(leader.isr)} replicas of {self.name} are in sync since the records were appended"
-            )
-        if leader.high_watermark >= next_offset:
-            return None
-        return (self._acks_all_waiters if acks_all else self._commit_waiters).add(next_offset)
+        """Returns a future that completes when the high watermark reaches `next_offset`; None if it has.
 
-    def _check_leader_epoch(self, leader: LeaderState, leader_epoch: int) -> None:
-        """Others may have led since, cut the records off and put their own in their place."""
+        The future fails when the leader epoch of the records ends. With `acks_all` it also fails when the ISR shrinks
+        below min.insync.replicas.
+        """
+        leader = self.require_leader()
         if leader.leader_epoch != leader_epoch:
+            # Leaders in between may have truncated the records and written others at their offsets.
             raise NotLeaderOrFollowerError(
-                f"{self.name} has had another leader since the records were appended: they may be gone",
+                f"{self.name} had another leader after the records were appended: they may be lost",
                 self.leader_id,
                 leader.leader_epoch,
             )
+        if acks_all and not leader.has_min_isr:
+            raise NotEnoughReplicasAfterAppendError(
+                f"the ISR of {self.name} shrank to {len(leader.isr)} replicas after the records were appended"
+            )
+        if leader.high_watermark >= next_offset:
+            return None
+        return (self.delayed.acks_all if acks_all else self.delayed.commits).add(next_offset)
 
     async def wait_for_flush(self) -> None:
-        """Lets the sync of what is appended come to its end, for callers who ask where the log ends: a
-        producer that did not wait for the sync should find its own records counted all the same."""
-        if self._leader is not None and self._flusher.is_running:
-            await self._flusher.wait_until_durable(self.log.end_offset)
+        """Waits for the running flush, so that a producer with acks=1 finds its records below the high watermark."""
+        if self.leader.state is not None and self._flusher.is_running:
+            await self._flusher.wait_until_flushed(self.log.end_offset)
 
     # Reading
 
@@ -208,8 +374,10 @@ class Partition(Replica):
         min_one_batch: bool = True,
         from_follower: bool = False,
     ) -> LogReadInfo:
-        """What a consumer may see from `offset` on, of a leader or, if it may be `from_follower`, of any replica.
-        Raises OffsetOutOfRangeError, Diverged, or as `require_leader` does."""
+        """Returns what a consumer may see from `offset` on; `from_follower` allows a follower to serve it.
+
+        Raises OffsetOutOfRangeError, DivergingEpochError, OffsetNotAvailableError, or as `require_leader` does.
+        """
         role = (
             self._require_role(current_leader_epoch)
             if from_follower
@@ -221,71 +389,60 @@ class Partition(Replica):
             self._check_fetch_offset(offset, last_fetched_epoch)
         except (DivergingEpochError, OffsetOutOfRangeError):
             if isinstance(role, LeaderState):
-                # Another may have gone on from here since: records that this one has not are not lost.
+                # Without a lease there may be a newer leader, whose log may have this offset.
                 self.check_lease()
             raise
         log_ = self.log
-        high_watermark, stable = role.high_watermark, self.last_stable_offset
+        high_watermark, last_stable_offset = role.high_watermark, self.last_stable_offset
         below = self.visible_end(committed_only=committed_only)
-        records = NOTHING
+        records = EMPTY_SLICES
         if offset < below:
-            records = await self._guard_log(log_.read(offset, bytes_max, below, min_one_batch=min_one_batch))
-        return LogReadInfo(records, high_watermark, stable, log_.start_offset)
+            records = await self.guarded_log.guard(
+                log_.read(offset, bytes_max, below, min_one_batch=min_one_batch)
+            )
+        return LogReadInfo(records, high_watermark, last_stable_offset, log_.start_offset)
 
     def _check_follower_has(self, follower: FollowerState, offset: int, last_fetched_epoch: int) -> None:
-        """What a follower has not got yet, or has not cut yet, says nothing of what there is: the consumer must neither
-        begin anew nor take its records for lost."""
+        """Raises OffsetNotAvailableError for records that this follower may only lack yet: an OFFSET_OUT_OF_RANGE would
+        make the consumer reset its position, a diverging epoch would make it report lost records."""
         is_newer = last_fetched_epoch > self.log.epochs.latest and offset > follower.high_watermark
         if offset > self.log.end_offset or is_newer:
-            raise OffsetNotAvailableError(f"this follower of {self.name} has not come to offset {offset} yet")
+            raise OffsetNotAvailableError(f"this follower of {self.name} does not have offset {offset} yet")
 
     def visible_end(self, *, committed_only: bool) -> int:
-        """Consumers see nothing that could still be lost."""
+        """Returns the offset up to which consumers may read."""
         return self.last_stable_offset if committed_only else self.high_watermark
 
     async def read_for_follower(
-        self, fetch: ReplicaFetch, bytes_max: int, *, min_one_batch: bool = True, is_new_request: bool = True
+        self, fetch: FollowerFetch, bytes_max: int, *, min_one_batch: bool = True, is_new_request: bool = True
     ) -> LogReadInfo:
-        """What a follower is to append: all there is from its offset on. That it asks from there says what it has on
-        disk; `is_new_request` is False where the same request is looked at again. Raises as `read` does, and
-        StaleBrokerEpochError."""
+        """Returns everything from the follower's offset on, and counts what is below as replicated.
+
+        `is_new_request` is False when a delayed fetch is tried again. Raises as `read` does, and StaleBrokerEpochError.
+        """
         leader = self.require_leader()
         leader.check_follower_fetch(fetch)
         log_ = self.log
         if fetch.last_fetched_epoch > leader.leader_epoch:
-            # There was no such leader: the epoch, which no checksum covers, was damaged on the follower's disk.
+            # There is no such epoch yet: the follower's disk has damaged it (no checksum covers the epoch).
             raise DivergingEpochError(log_.epochs.latest, log_.end_offset)
         self._check_fetch_offset(fetch.offset, fetch.last_fetched_epoch)
         if is_new_request:
-            self._update_follower(leader, fetch)
+            self.leader.on_follower_fetch(leader, fetch)
         end_offset = log_.end_offset
-        records = NOTHING
+        records = EMPTY_SLICES
         if fetch.offset < end_offset:
-            records = await self._guard_log(
+            records = await self.guarded_log.guard(
                 log_.read(fetch.offset, bytes_max, end_offset, min_one_batch=min_one_batch)
             )
         return LogReadInfo(records, leader.high_watermark, leader.high_watermark, log_.start_offset)
-
-    def _update_follower(self, leader: LeaderState, fetch: ReplicaFetch) -> None:
-        if leader.on_fetch(fetch, self._clock.monotonic_ms()):
-            self._on_high_watermark_advanced()
-        if self._low_watermark_waiters:
-            self._low_watermark_waiters.complete_up_to(leader.low_watermark(self.log.start_offset))
-
-    def on_repeated_fetch(self, replica_id: int, broker_epoch: int) -> bool:
-        """Notes that a follower in sync asks on from where it asked last; False where it is none, or has to be looked
-        at as a whole."""
-        leader = self._leader
-        if leader is None or self._failure is not None:
-            return False
-        return leader.on_repeated_fetch(replica_id, broker_epoch, self._clock.monotonic_ms())
 
     def _check_fetch_offset(self, offset: int, last_fetched_epoch: int) -> None:
         log_ = self.log
         if last_fetched_epoch >= 0 and offset >= log_.start_offset:
             epoch, end_offset = log_.epochs.end_offset_for(last_fetched_epoch, log_.end_offset)
             if epoch < 0:
-                raise OffsetOutOfRangeError(f"nothing is known here of leader epoch {last_fetched_epoch}")
+                raise OffsetOutOfRangeError(f"leader epoch {last_fetched_epoch} is unknown")
             if epoch < last_fetched_epoch or end_offset < offset:
                 raise DivergingEpochError(epoch, end_offset)
         if not log_.start_offset <= offset <= log_.end_offset:
@@ -294,10 +451,13 @@ class Partition(Replica):
                 log_.start_offset,
             )
 
+    # Offsets
+
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int = NO_EPOCH) -> EpochEndOffset:
-        """The newest epoch up to `epoch` that there are records of (-1: none), and where they end. Raises as
-        `require_leader`
-        does; as does a leader without a lease of what may have gone on, or ended sooner, elsewhere."""
+        """Returns the latest epoch up to `epoch` that has records (-1: none), and its end offset.
+
+        Raises as `require_leader` does, and without a lease if a newer leader could give another answer.
+        """
         leader = self.require_leader(current_leader_epoch)
         found = EpochEndOffset(*self.log.epochs.end_offset_for(epoch, self.log.end_offset))
         if found.epoch < epoch or found.offset > leader.high_watermark:
@@ -305,18 +465,19 @@ class Partition(Replica):
         return found
 
     def latest_epoch_and_end_offset(self) -> EpochEndOffset:
-        """The newest epoch and the end of this replica's log, whatever its role."""
-        if self._failure is not None:
-            raise copy_error(self._failure)
+        """Returns the end of this replica's log, in any role."""
+        self.guarded_log.check_online()
         return EpochEndOffset(self.log.epochs.latest, self.log.end_offset)
 
     def latest_offset(self, current_leader_epoch: int = NO_EPOCH) -> int:
-        """The high watermark, for a caller that takes it for the end of the log; raises OffsetNotAvailableError where
-        a new leader does not know yet what its predecessor has committed."""
+        """Returns the high watermark as the end of the log.
+
+        Raises OffsetNotAvailableError while a new leader does not know yet what its predecessor committed.
+        """
         leader = self.require_leader(current_leader_epoch)
         if leader.high_watermark < leader.epoch_start:
             raise OffsetNotAvailableError(
-                f"the leader of {self.name} is new and does not know yet what is committed: ask again"
+                f"the leader of {self.name} is new and does not know the high watermark yet: retry"
             )
         return leader.high_watermark
 
@@ -326,48 +487,10 @@ class Partition(Replica):
     async def max_timestamp(self) -> TimestampAndOffset | None:
         return await self.log.max_timestamp(self.high_watermark)
 
-    # The in-sync set
-
-    def can_join_isr(self, replica_id: int) -> bool:
-        """Whether the last fetch of this follower has brought it far enough to be in sync again."""
-        return self._leader is not None and self._leader.can_join_isr(replica_id)
-
-    def propose_isr_change(self, lag_ms: int) -> IsrChange | None:
-        """What to ask of the controller, where the in-sync set should be another one. Until the answer is given to
-        `on_alter_partition_response`, or the metadata shows a later state, `pending_isr_change` gives it again."""
-        leader = self._leader
-        if leader is None or self._failure is not None:
-            return None
-        wanted = leader.wanted_isr(self._clock.monotonic_ms(), lag_ms)
-        if wanted is not None:
-            leader.propose(wanted)
-        if leader.advance_high_watermark():
-            # Somebody who kept up has stopped, and is no longer waited for.
-            self._on_high_watermark_advanced()
-        return None if wanted is None else self.pending_isr_change
-
-    @property
-    def pending_isr_change(self) -> IsrChange | None:
-        """The change that was proposed and of which it is not known what became of it."""
-        leader = self._leader
-        if leader is None or leader.proposal is None:
-            return None
-        return IsrChange(
-            topic_id=self.topic_id,
-            partition=self.name.partition,
-            leader_epoch=leader.leader_epoch,
-            partition_epoch=leader.proposal.partition_epoch,
-            isr=tuple(zip(leader.proposal.isr, leader.proposal.broker_epochs, strict=True)),
-        )
-
-    def on_alter_partition_response(self, result: IsrChangeResult) -> None:
-        if self._leader is not None and result.topic_id == self.topic_id:
-            self._on_isr_changed(self._leader.on_alter_partition_response(result))
-
-    # Keeping
+    # Deletion and compaction
 
     async def delete_records(self, before_offset: int) -> int:
-        """Moves the start up to `before_offset` (-1: the high watermark); gives the new start here."""
+        """Advances the start offset to `before_offset` (-1: the high watermark) and returns it."""
         await self.wait_for_flush()
         async with self._lock:
             high_watermark = self.require_leader().high_watermark
@@ -375,33 +498,33 @@ class Partition(Replica):
             target = high_watermark if before_offset == -1 else before_offset
             if not 0 <= target <= high_watermark:
                 raise OffsetOutOfRangeError(
-                    f"{target} is beyond the high watermark {high_watermark} of {self.name}"
+                    f"offset {target} is beyond the high watermark {high_watermark} of {self.name}"
                 )
             if target > self.log.start_offset:
-                await self._guard_log(self.log.advance_start_offset(target))
-                self.append_listeners.notify()
+                await self.guarded_log.guard(self.log.advance_start_offset(target))
+                self.delayed.append_listeners.notify()
             return target
 
-    def low_watermark_future(self, before_offset: int) -> "asyncio.Future[None] | None":
-        """Done when the log begins at `before_offset` or later on every living replica; None where it does."""
-        if self.low_watermark >= before_offset:
+    def low_watermark_future(self, offset: int) -> "asyncio.Future[None] | None":
+        """Returns a future that completes when the low watermark reaches `offset`; None if it has."""
+        if self.low_watermark >= offset:
             return None
-        return self._low_watermark_waiters.add(before_offset)
+        return self.delayed.deletions.add(offset)
 
     @property
     def low_watermark(self) -> int:
-        """Where the log begins on every living replica."""
+        """The lowest start offset of all live replicas."""
         return self.require_leader().low_watermark(self.log.start_offset)
 
     async def apply_retention(self, now_ms: int) -> None:
-        """Old records go where this node leads; a follower's log begins where its leader's does."""
+        """Deletes old records if this broker leads; the start offset of a follower follows the leader's."""
         async with self._lock:
             below = self.high_watermark if self.is_leader else self.log.start_offset
             start_offset = self.log.start_offset
-            await self._guard_log(self.log.apply_retention(now_ms, below))
+            await self.guarded_log.guard(self.log.apply_retention(now_ms, below))
             if self.log.start_offset > start_offset:
-                self.append_listeners.notify()
+                self.delayed.append_listeners.notify()
 
     async def compact(self, now_ms: int) -> bool:
-        """Beside appends, not behind the lock: it works on closed segments, and takes long."""
-        return await self._guard_log(self.log.compact(now_ms, self.high_watermark))
+        """Runs one round of compaction without the lock: it works on closed segments, and takes long."""
+        return await self.guarded_log.guard(self.log.compact(now_ms, self.high_watermark))

@@ -18,8 +18,7 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.observe.logging import get_logger
-from moldau.partitions.partition import Partition
-from moldau.partitions.replica import Lease
+from moldau.partitions.partition import Lease, Partition
 from moldau.platform.clock import Clock
 from moldau.settings.effective import EffectiveSettings
 
@@ -146,7 +145,7 @@ class ReplicaManager:
         )
         if delta.brokers_changed:
             for partition in self.leader_partitions():
-                partition.on_brokers(image.brokers)
+                partition.leader.on_brokers(image.brokers)
         self._configure(delta)
         self._notify_changed(touched)
 
@@ -191,7 +190,7 @@ class ReplicaManager:
                 opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease
             )
             self._sorted_partitions = None
-            partition.on_error_changed = functools.partial(self._on_error_changed, key, partition)
+            partition.guarded_log.on_error_changed = functools.partial(self._on_error_changed, key, partition)
         await partition.apply_image(image, brokers=self._image.brokers)
         return partition
 
@@ -201,8 +200,8 @@ class ReplicaManager:
         self._unwritable.pop(key, None)
         if partition.failure is not None:
             self._offline[key] = partition.failure
-        elif partition.transient_error is not None:
-            self._unwritable[key] = partition.transient_error
+        elif partition.guarded_log.transient_error is not None:
+            self._unwritable[key] = partition.guarded_log.transient_error
         self._notify_not_ready()
 
     def _notify_not_ready(self) -> None:
@@ -294,7 +293,7 @@ class ReplicaManager:
         refusing = sorted(self._unwritable)
         self._defers_notification = True
         for key in refusing:
-            self._partitions[key].clear_transient_error()
+            self._partitions[key].guarded_log.clear_transient_error()
         self._defers_notification = False
         if refusing:
             self._notify_not_ready()

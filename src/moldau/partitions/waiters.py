@@ -1,24 +1,24 @@
-"""Requests that wait for a partition: produces for the high watermark to pass them, fetches for news.
+"""Operations that wait for a partition, as Kafka's purgatories hold them: produces for the high watermark, fetches for
+new records, deletions for the low watermark.
 
-Parked with whoever is to be told; nothing here polls, and deadlines are the waiting request's own timers.
+Nothing here polls. The deadline of a delayed operation is a timer of its own request.
 """
 
 import asyncio
 import heapq
 from collections.abc import Callable
 
-Listener = Callable[[], None]
+from moldau.concurrency.notifier import resolve
 
 
 class OffsetWaiters:
-    """Futures that are done when an offset is reached, the lowest first."""
+    """Futures that complete when an offset is reached, the lowest offset first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = 0
 
     def __bool__(self) -> bool:
-        """Whether anybody waits."""
         return bool(self._heap)
 
     def add(self, offset: int) -> "asyncio.Future[None]":
@@ -30,9 +30,7 @@ class OffsetWaiters:
     def complete_up_to(self, offset: int) -> None:
         heap = self._heap
         while heap and heap[0][0] <= offset:
-            future = heapq.heappop(heap)[2]
-            if not future.done():
-                future.set_result(None)
+            resolve(heapq.heappop(heap)[2])
 
     def fail_all(self, error: Exception) -> None:
         waiting, self._heap = self._heap, []
@@ -42,29 +40,61 @@ class OffsetWaiters:
 
 
 class CallbackList:
-    """Fetches that want to be told of something; told in the order they came."""
+    """Callbacks for one kind of event, called in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._listeners: dict[int, Listener] = {}
+        self._callbacks: dict[int, Callable[[], None]] = {}
         self._count = 0
         self._is_closed = False
 
-    def add(self, listener: Listener) -> int:
+    def add(self, callback: Callable[[], None]) -> int:
+        """Returns the key for `remove`."""
         self._count += 1
-        self._listeners[self._count] = listener
+        self._callbacks[self._count] = callback
         if self._is_closed:
-            listener()
+            callback()
         return self._count
 
-    def remove(self, ticket: int) -> None:
-        self._listeners.pop(ticket, None)
+    def remove(self, key: int) -> None:
+        self._callbacks.pop(key, None)
 
     def close(self) -> None:
-        """Tells all, and from now on whoever comes at once: there will be no other news."""
+        """Calls all callbacks a last time; one that is added later is called at once."""
         self._is_closed = True
         self.notify()
 
     def notify(self) -> None:
-        if self._listeners:
-            for listener in list(self._listeners.values()):
-                listener()
+        if self._callbacks:
+            for callback in list(self._callbacks.values()):
+                callback()
+
+
+class DelayedOperations:
+    """Everything that waits for one partition."""
+
+    def __init__(self) -> None:
+        self.high_watermark_listeners = CallbackList()
+        """Called when consumers may read more, and on errors."""
+        self.append_listeners = CallbackList()
+        """Called when the log has grown, for followers, which read up to its end; and on errors."""
+        self.lease_listeners = CallbackList()
+        """Called when this broker has lost its lease."""
+        self.commits = OffsetWaiters()
+        """Records that wait for the high watermark."""
+        self.acks_all = OffsetWaiters()
+        """The same for acks=all: these fail when the ISR shrinks below min.insync.replicas."""
+        self.deletions = OffsetWaiters()
+        """DeleteRecords requests that wait for the low watermark."""
+
+    def complete_commits(self, high_watermark: int) -> None:
+        self.commits.complete_up_to(high_watermark)
+        self.acks_all.complete_up_to(high_watermark)
+        self.high_watermark_listeners.notify()
+
+    def fail_all(self, error: Exception) -> None:
+        for waiters in (self.commits, self.acks_all, self.deletions):
+            waiters.fail_all(error)
+
+    def notify_all(self) -> None:
+        self.high_watermark_listeners.notify()
+        self.append_listeners.notify()

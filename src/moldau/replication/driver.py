@@ -4,7 +4,10 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
+from uuid import UUID
 
+from moldau.errors import MoldauError
+from moldau.logs.store import LogName
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
 from moldau.replication.alter_partition_manager import (
@@ -18,9 +21,19 @@ from moldau.replication.quota import ReplicationQuotaManager
 from moldau.settings.effective import EffectiveSettings
 
 
-class ReplicatedPartition(FollowerPartition, LeaderPartition, Protocol):
+class ReplicatedPartition(Protocol):
     """A partition in either role, or in none any more."""
 
+    @property
+    def name(self) -> LogName: ...
+    @property
+    def topic_id(self) -> UUID: ...
+    @property
+    def failure(self) -> MoldauError | None: ...
+    @property
+    def leader(self) -> LeaderPartition: ...
+    @property
+    def follower(self) -> FollowerPartition: ...
     @property
     def is_follower(self) -> bool: ...
     @property
@@ -75,7 +88,7 @@ class ReplicaFetcherManager:
         """Of all that is followed."""
         self.alter_partition_manager = AlterPartitionManager(
             node_id,
-            table.leader_partitions,
+            lambda: [each.leader for each in table.leader_partitions()],
             controller_channel,
             lambda: lifecycle.broker_epoch,
             settings,
@@ -101,7 +114,7 @@ class ReplicaFetcherManager:
         """Only these are looked at: there may be thousands of others."""
         if self._is_closed:
             return
-        taken: dict[int, list[ReplicatedPartition]] = {}
+        taken: dict[int, list[FollowerPartition]] = {}
         removed: dict[int, list[PartitionKey]] = {}
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
@@ -111,7 +124,7 @@ class ReplicaFetcherManager:
                 removed.setdefault(former, []).append(key)
             if leader is not None:
                 self._leader_by_partition[key] = leader
-                taken.setdefault(leader, []).append(partition)
+                taken.setdefault(leader, []).append(partition.follower)
         for leader_id in sorted({*taken, *removed}):
             if leader_id not in self._fetchers:
                 self._fetchers[leader_id] = ReplicaFetcher(leader_id, self._fetcher_context)

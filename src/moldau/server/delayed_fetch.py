@@ -12,7 +12,7 @@ from moldau.errors import (
     UnsupportedCompressionError,
 )
 from moldau.logs.store import FileSlice, RecordSlices
-from moldau.partitions.leader_state import ReplicaFetch
+from moldau.partitions.leader_state import FollowerFetch
 from moldau.partitions.partition import LogReadInfo, Partition
 from moldau.partitions.waiters import CallbackList
 from moldau.server.broker import Broker
@@ -155,17 +155,19 @@ class DelayedFetch:
     def _watch(self, key: PartitionKey, partition: Partition) -> None:
         """Followers read all of a log, consumers what is committed."""
         if not self._params.is_replica:
-            self._watcher.watch(key, partition, wake_on=[partition.high_watermark_listeners])
+            self._watcher.watch(key, partition, wake_on=[partition.delayed.high_watermark_listeners])
         elif self._is_follower_fetch_enabled:
             self._watcher.watch(
-                key, partition, wake_on=[partition.append_listeners, partition.high_watermark_listeners]
+                key,
+                partition,
+                wake_on=[partition.delayed.append_listeners, partition.delayed.high_watermark_listeners],
             )
         else:
             self._watcher.watch(
                 key,
                 partition,
-                wake_on=[partition.append_listeners],
-                mark_on=[partition.high_watermark_listeners],
+                wake_on=[partition.delayed.append_listeners],
+                mark_on=[partition.delayed.high_watermark_listeners],
             )
 
     def _is_satisfied(self) -> bool:
@@ -178,7 +180,7 @@ class DelayedFetch:
         if isinstance(result, MoldauError):
             return True
         if not self._params.is_replica:
-            return result.nearest_replica >= 0
+            return result.preferred_read_replica >= 0
         if 0 <= self.read_partitions[key].start_offset < result.start_offset:
             return True
         if not self._is_follower_fetch_enabled:
@@ -257,7 +259,7 @@ class DelayedFetch:
             min_one_batch=min_one_batch and nearest is None,
             from_follower=version >= FOLLOWER_FETCH_VERSION,
         )
-        return fetched if nearest is None else fetched._replace(nearest_replica=nearest)
+        return fetched if nearest is None else fetched._replace(preferred_read_replica=nearest)
 
     def _select_replica(self, partition: Partition, offset: int) -> int | None:
         return select_replica(
@@ -288,7 +290,7 @@ class DelayedFetch:
             )
         if self._is_throttled(partition):
             bytes_max, min_one_batch = 0, False
-        fetch = ReplicaFetch(
+        fetch = FollowerFetch(
             params.replica_id,
             params.broker_epoch,
             wanted.offset,
@@ -302,10 +304,10 @@ class DelayedFetch:
         if (
             is_new_request
             and self._broker.replication is not None
-            and partition.can_join_isr(params.replica_id)
+            and partition.leader.can_join_isr(params.replica_id)
         ):
             # It has caught up by what it has just said.
-            self._broker.replication.alter_partition_manager.check_isr(partition)
+            self._broker.replication.alter_partition_manager.check_isr(partition.leader)
         return fetched
 
     # Throttling followers that catch up

@@ -371,7 +371,7 @@ def test_a_partition_that_fails_takes_its_groups_with_it() -> None:
         await stage.member()
         parked = stage.join()
         await turns()
-        stage.partition.mark_offline(StorageError("the disk is gone"))
+        stage.partition.guarded_log.mark_offline(StorageError("the disk is gone"))
         with pytest.raises(NotCoordinatorError):
             await parked
         with pytest.raises(NotCoordinatorError):

@@ -7,7 +7,7 @@ from moldau.client.errors import ErrorCode
 from moldau.handlers import REGISTRY
 from moldau.handlers.a00_produce import _check_leases, _PendingAck, _success_response, _wait_until_committed
 from moldau.metadata.image import PartitionRegistration
-from moldau.partitions.leader_state import ReplicaFetch
+from moldau.partitions.leader_state import FollowerFetch
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.session import ClientConnection
 from moldau.testing import Broker
@@ -112,7 +112,7 @@ def test_records_that_wait_for_their_commit_do_not_keep_the_frame_they_came_in()
             await released.wait()
             await cpu_budget()
             assert not answering.done()
-            await orders.read_for_follower(ReplicaFetch(2, 200, 1, 50, 50, 0), 1000)
+            await orders.read_for_follower(FollowerFetch(2, 200, 1, 50, 50, 0), 1000)
             parts = await answering
             assert parts is not None
             response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])

@@ -135,7 +135,7 @@ def test_another_leads_while_the_leaders_disk_is_full_and_it_joins_again_when_th
             assert (controller.partition.leader, controller.partition.isr) == (2, (2, 3))
             await commit(nodes[2], b"b")
             await nodes[1].housekeeping.check_disk_space()
-            assert nodes[1].partition.transient_error is not None, "there is no room yet"
+            assert nodes[1].partition.guarded_log.transient_error is not None, "there is no room yet"
             nodes[1].empty_disk()
             await until(lambda: controller.partition.isr == (1, 2, 3))
             assert nodes[1].table.not_ready() == ()

@@ -133,10 +133,10 @@ def test_what_is_committed_is_not_cut_off_for_a_leader_that_lost_it() -> None:
     async def main() -> None:
         three = await with_a_leader_that_lost_its_disk()
         for node in (2, 3):
-            with pytest.raises(StorageError, match="lacks records from offset 0 to 1"):
+            with pytest.raises(StorageError, match="lacks the committed records from offset 0 to 1"):
                 await three.fetch(node)
             assert three[node].failure is not None
-            assert three[node].fetch_position() is None
+            assert three[node].follower.fetch_position() is None
             assert await three.values(node) == ["a@0", "b@0"]
 
     run(main())
@@ -167,7 +167,7 @@ def test_what_was_committed_since_an_unclean_election_is_not_cut_off() -> None:
         three.open(1, PageCacheLog(three.settings))
         three.elect(1, [1])
         await three.publish_image()
-        with pytest.raises(StorageError, match="lacks records from offset 0 to 0"):
+        with pytest.raises(StorageError, match="lacks the committed records from offset 0 to 0"):
             await three.fetch(2)
         assert await three.values(2) == ["new@1"]
 

@@ -26,7 +26,7 @@ def test_an_answer_of_another_epoch_is_not_taken() -> None:
         with pytest.raises(FencedLeaderEpochError):
             await both.apply_fetch(2, late, leader_epoch=0)
         with pytest.raises(FencedLeaderEpochError):
-            await both[2].truncate_to_divergence(EpochEndOffset(0, 0), 0)
+            await both[2].follower.truncate_to_divergence(EpochEndOffset(0, 0), 0)
         both.elect(2)
         await both.publish_image()
         with pytest.raises(NotLeaderOrFollowerError):
@@ -59,9 +59,9 @@ def test_a_batch_that_was_damaged_on_its_way_is_not_taken_and_one_that_is_cut_of
         data = bytearray((await both.send_fetch(2)).records.read())
         data[-1] ^= 1
         with pytest.raises(CorruptRecordError):
-            await both[2].append_as_follower(data, 0, 0, 0)
+            await both[2].follower.append_as_follower(data, 0, 0, 0)
         assert both.log(2).end_offset == 0
-        await both[2].append_as_follower(memoryview(data)[:-10], 0, 0, 0)
+        await both[2].follower.append_as_follower(memoryview(data)[:-10], 0, 0, 0)
         assert await both.values(2) == ["a@0"]
 
     run(main())
@@ -73,7 +73,7 @@ def test_a_follower_takes_gaps_that_compaction_left() -> None:
         await both.begin()
         later = batch(b"later")
         later.base_offset, later.leader_epoch = 40, 0
-        await both[2].append_as_follower(later.to_bytes(), 0, 0, 0)
+        await both[2].follower.append_as_follower(later.to_bytes(), 0, 0, 0)
         assert both.log(2).end_offset == 41
 
     run(main())
@@ -107,7 +107,7 @@ def test_a_follower_whose_leader_has_deleted_all_that_it_has_begins_anew() -> No
         with pytest.raises(OffsetOutOfRangeError) as refused:
             await both.send_fetch(2)
         start_offset = refused.value.start_offset  # type: ignore[attr-defined]
-        await both[2].reset_to(start_offset, 0)
+        await both[2].follower.reset_to(start_offset, 0)
         # The log begins inside of a batch, which comes whole.
         await both.replicate(2)
         assert (both.log(2).start_offset, both.log(2).end_offset) == (2, 4)

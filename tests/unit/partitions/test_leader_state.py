@@ -16,7 +16,7 @@ from moldau.errors import (
     UnknownLeaderEpochError,
 )
 from moldau.metadata.image import PartitionRegistration
-from moldau.partitions.leader_state import LeaderState, ReplicaFetch
+from moldau.partitions.leader_state import FollowerFetch, LeaderState
 from support.replicas import broker_image
 
 LAG_MS = 1_000
@@ -51,8 +51,10 @@ def leader(
 
 def fetch(
     replica: int, offset: int, *, broker_epoch: int = -1, epoch: int = 4, start: int = 0
-) -> ReplicaFetch:
-    return ReplicaFetch(replica, replica * 100 if broker_epoch < 0 else broker_epoch, offset, 4, epoch, start)
+) -> FollowerFetch:
+    return FollowerFetch(
+        replica, replica * 100 if broker_epoch < 0 else broker_epoch, offset, 4, epoch, start
+    )
 
 
 def grown(state: LeaderState, end_offset: int, now_ms: int = 0) -> LeaderState:
@@ -420,7 +422,7 @@ def test_writes_need_min_in_sync() -> None:
         "unknown life",
     ],
 )
-def test_a_follower_is_refused_that_is_none(asked: ReplicaFetch, expected_error: type[Exception]) -> None:
+def test_a_follower_is_refused_that_is_none(asked: FollowerFetch, expected_error: type[Exception]) -> None:
     with pytest.raises(expected_error):
         leader().check_follower_fetch(asked)
     leader().check_follower_fetch(fetch(2, 0))

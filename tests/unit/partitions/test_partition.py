@@ -134,7 +134,7 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
         appended = await partition.append([batch()])
         commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
         told: list[str] = []
-        partition.high_watermark_listeners.add(lambda: told.append("fetch"))
+        partition.delayed.high_watermark_listeners.add(lambda: told.append("fetch"))
         held.release.set()
         assert commit_future is not None
         with pytest.raises(StorageError):

@@ -41,8 +41,8 @@ def test_followers_are_woken_by_appends_and_consumers_by_commits() -> None:
         both = Replicas((1, 2))
         await both.begin()
         told: list[str] = []
-        both[1].append_listeners.add(lambda: told.append("follower"))
-        both[1].high_watermark_listeners.add(lambda: told.append("consumer"))
+        both[1].delayed.append_listeners.add(lambda: told.append("follower"))
+        both[1].delayed.high_watermark_listeners.add(lambda: told.append("consumer"))
         await both.produce(1, b"a")
         assert told == ["follower"]
         await both.fetch(2)
@@ -86,7 +86,7 @@ def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None
         assert acknowledged is not None
         assert committed is not None
         answer = IsrChangeResult(TOPIC_ID, 0, 1, 0, (1,), False, 1)
-        three[1].on_alter_partition_response(answer)
+        three[1].leader.on_alter_partition_response(answer)
         with pytest.raises(NotEnoughReplicasAfterAppendError):
             await acknowledged
         assert not committed.done(), "the records may still be committed, and who loads groups waits for that"
@@ -188,17 +188,17 @@ def test_a_proposal_is_the_same_until_it_is_answered() -> None:
         await three.produce(1, b"a")
         await three.replicate(2, times=2)
         await three.fetch(3)
-        assert not three[1].can_join_isr(3)
+        assert not three[1].leader.can_join_isr(3)
         await three.fetch(3)
-        assert three[1].can_join_isr(3)
-        change = three[1].propose_isr_change(10_000)
+        assert three[1].leader.can_join_isr(3)
+        change = three[1].leader.propose_isr_change(10_000)
         assert change is not None
         assert change.isr == ((1, 100), (2, 200), (3, 300))
         assert (change.leader_epoch, change.partition_epoch) == (0, 0)
-        assert three[1].propose_isr_change(10_000) is None
-        assert three[1].pending_isr_change == change
-        three[1].on_alter_partition_response(IsrChangeResult(TOPIC_ID, 0, 1, 0, (1, 2, 3), False, 1))
-        assert three[1].pending_isr_change is None
+        assert three[1].leader.propose_isr_change(10_000) is None
+        assert three[1].leader.pending_isr_change == change
+        three[1].leader.on_alter_partition_response(IsrChangeResult(TOPIC_ID, 0, 1, 0, (1, 2, 3), False, 1))
+        assert three[1].leader.pending_isr_change is None
         assert three[1].require_leader().isr == (1, 2, 3)
 
     run(main())

@@ -65,7 +65,7 @@ class Follower:
         offset = partition.log.end_offset
         batch = batch_at(offset, [b"%d" % offset + b"x" * 300], leader_epoch=epoch)
         data = b"".join(bytes(part) for part in batch.parts())
-        await partition.append_as_follower(data, epoch, committed, start)
+        await partition.follower.append_as_follower(data, epoch, committed, start)
 
 
 def test_what_is_appended_is_synced_though_the_start_cannot_be_moved() -> None:
@@ -73,13 +73,13 @@ def test_what_is_appended_is_synced_though_the_start_cannot_be_moved() -> None:
         follower = Follower(0, committed=2)
         partition = await follower.start()
         told: list[int] = []
-        partition.high_watermark_listeners.add(lambda: told.append(partition.high_watermark))
+        partition.delayed.high_watermark_listeners.add(lambda: told.append(partition.high_watermark))
         await until(lambda: not partition._flusher.is_running)
         follower.disk.inject("append", "*log-start-offset*", error=errno.ENOSPC)
         with pytest.raises(StorageError):
             await follower.apply_fetch(partition, 0, 3, start=1)
         assert told == [3]
-        await until(lambda: partition.fetch_position() is not None)
+        await until(lambda: partition.follower.fetch_position() is not None)
         await follower.apply_fetch(partition, 0, 4, start=1)
         assert (partition.log.start_offset, partition.log.durable_offset) == (1, 4)
 
@@ -103,14 +103,14 @@ def test_a_cut_that_the_disk_has_no_room_for_is_made_later(operation: str, path:
         epochs = list(partition.log.epochs)
         follower.disk.inject(operation, path, error=errno.ENOSPC)
         with pytest.raises(StorageError):
-            await partition.truncate_to_divergence(EpochEndOffset(0, 2), 3)
+            await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 3)
         assert partition.failure is None
         assert (partition.log.end_offset, list(partition.log.epochs)) == (6, epochs)
         await partition.log.finalize_segments()
         again = await opened(follower.disk.kill())
         assert (again.log.end_offset, list(again.log.epochs)) == (6, epochs)
         await again.apply_image(image(LEADER, 3))
-        await again.truncate_to_divergence(EpochEndOffset(0, 2), 3)
+        await again.follower.truncate_to_divergence(EpochEndOffset(0, 2), 3)
         assert (again.log.end_offset, list(again.log.epochs)) == (2, [(0, 0)])
 
     run(body)
@@ -126,7 +126,7 @@ def test_a_cut_whose_names_are_not_safe_yet_is_made() -> None:
         )
         # The first sync of the directory is for the epochs, the second for the segments that are gone.
         fault = follower.disk.inject("sync_directory", f"*{NAME}", error=errno.EMFILE, after=1, times=2)
-        await partition.truncate_to_divergence(EpochEndOffset(0, 2), 2)
+        await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         assert fault.times == 1
         assert (partition.failure, partition.high_watermark, partition.log.end_offset) == (None, 2, 2)
         with pytest.raises(StorageError):
@@ -173,7 +173,7 @@ def test_a_log_that_cannot_begin_anew_for_want_of_room_goes_on_as_it_is() -> Non
         partition = await follower.start()
         follower.disk.inject("append", "*begin-anew*", error=errno.ENOSPC)
         with pytest.raises(StorageError):
-            await partition.reset_to(10, 0)
+            await partition.follower.reset_to(10, 0)
         assert (partition.failure, partition.high_watermark, partition.log.end_offset) == (None, 2, 2)
         await follower.apply_fetch(partition, 0)
         again = await opened(follower.disk.kill())
@@ -188,7 +188,7 @@ def test_a_log_of_which_the_next_start_would_begin_anew_is_offline() -> None:
         partition = await follower.start()
         follower.disk.inject("sync_directory", f"*{NAME}", error=errno.ENOSPC)
         with pytest.raises(StorageError):
-            await partition.reset_to(10, 0)
+            await partition.follower.reset_to(10, 0)
         assert partition.failure is not None
         again = await opened(follower.disk.kill())
         assert (again.log.start_offset, again.log.end_offset) == (10, 10)
@@ -210,7 +210,7 @@ def test_damage_found_in_the_middle_of_a_cut_takes_the_log_offline(monkeypatch: 
 
         monkeypatch.setattr(LogSegment, "truncate_to_position", damaged_cut)
         with pytest.raises(StorageError):
-            await partition.truncate_to_divergence(EpochEndOffset(0, 2), 2)
+            await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         assert partition.failure is not None
 
     run(body)
@@ -232,10 +232,10 @@ def test_no_high_watermark_above_the_cut_is_saved_while_a_log_is_cut(monkeypatch
         monkeypatch.setattr(partition.log, "truncate_to", truncate_to)
         follower.disk.inject("append", "*leader-epoch-checkpoint*", error=errno.ENOSPC, times=None)
         with pytest.raises(StorageError):
-            await partition.truncate_to_divergence(EpochEndOffset(0, 2), 2)
+            await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         follower.disk.faults.clear()
         assert (seen, partition.high_watermark) == ([2], 4), "nothing was cut"
-        await partition.truncate_to_divergence(EpochEndOffset(0, 2), 2)
+        await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         assert (seen, partition.high_watermark) == ([2, 2], 2)
 
     run(body)
@@ -248,7 +248,7 @@ def test_a_log_with_records_of_an_epoch_that_never_was_is_offline_and_says_why()
         await append(partition.log, b"y", leader_epoch=3 + (1 << 20))
         await flush_and_finalize(partition.log)
         told: list[str] = []
-        partition.on_error_changed = lambda: told.append(str(partition.failure))
+        partition.guarded_log.on_error_changed = lambda: told.append(str(partition.failure))
         await partition.apply_image(image(SELF, 4))
         assert not partition.is_leader
         assert "epoch 1048579" in told[0]
@@ -295,7 +295,7 @@ def test_an_offline_partition_does_not_hold_on_to_who_has_asked() -> None:
     async def body() -> None:
         partition = await opened(SimulatedDisk(random.Random(1), settings=QUICK))
         await partition.apply_image(image(LEADER, 0))
-        partition.mark_offline(StorageError("EIO"))
+        partition.guarded_log.mark_offline(StorageError("EIO"))
         for ask in (partition.latest_epoch_and_end_offset, partition.require_leader):
             lengths = []
             for _ in range(3):

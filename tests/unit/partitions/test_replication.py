@@ -59,10 +59,10 @@ def test_a_follower_vouches_only_for_what_it_has_synced() -> None:
             await asyncio.sleep(0)
         assert not taking.done()
         assert both.log(2).end_offset == 1
-        assert both[2].fetch_position() is None
+        assert both[2].follower.fetch_position() is None
         both.log(2).free_disk()
         await taking
-        position = both[2].fetch_position()
+        position = both[2].follower.fetch_position()
         assert position is not None
         assert position.offset == 1
 
@@ -90,11 +90,11 @@ def test_a_former_leader_asks_when_its_own_last_records_are_safe() -> None:
         await both.produce(1, b"a", acks_all=False)
         both.elect(2, [2])
         await both.publish_image()
-        assert both[1].fetch_position() is None
+        assert both[1].follower.fetch_position() is None
         both.log(1).free_disk()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert both[1].fetch_position() is not None
+        assert both[1].follower.fetch_position() is not None
 
     run(main())
 
@@ -106,7 +106,7 @@ def test_a_follower_of_a_former_life_or_epoch_does_not_count() -> None:
         await both.produce(1, b"a")
         asked = both.build_fetch(2)._replace(offset=1)
         both.brokers = {**both.brokers, 2: broker_image(2, epoch=999)}
-        both[1].on_brokers(both.brokers)
+        both[1].leader.on_brokers(both.brokers)
         with pytest.raises(StaleBrokerEpochError):
             await both[1].read_for_follower(asked, 1000)
         with pytest.raises(FencedLeaderEpochError):
@@ -156,7 +156,7 @@ def test_a_batch_of_an_epoch_to_come_is_not_taken_from_a_leader() -> None:
         records = bytearray((await both.send_fetch(2)).records.read())
         records[12:16] = (1 << 20).to_bytes(4, "big")
         with pytest.raises(CorruptRecordError):
-            await both[2].append_as_follower(memoryview(records), 0, 0, 0)
+            await both[2].follower.append_as_follower(memoryview(records), 0, 0, 0)
 
     run(main())
 
@@ -206,7 +206,7 @@ def test_a_partition_without_a_leader_is_followed_by_nobody_and_keeps_what_it_kn
         both.elect(-1, [2])
         await both.publish_image(2)
         assert not both[2].is_follower
-        assert both[2].fetch_position() is None
+        assert both[2].follower.fetch_position() is None
         assert both[2].high_watermark == 1
         assert both[2].latest_epoch_and_end_offset() == EpochEndOffset(0, 1)
 

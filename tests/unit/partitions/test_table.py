@@ -302,7 +302,7 @@ def test_a_log_that_fails_later_is_told_at_once() -> None:
         )
         partition = table.table.get("orders", 1)
         assert partition is not None
-        partition.mark_offline(StorageError("EIO"))
+        partition.guarded_log.mark_offline(StorageError("EIO"))
         assert told == ["1: EIO"]
         await table.publish()
         assert table.table.not_ready() == ()
@@ -388,7 +388,7 @@ def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
         for name in names:
             partition = table.table.get(name, 0)
             assert partition is not None
-            partition._set_transient_error(StorageError("no room"))
+            partition.guarded_log._set_transient_error(StorageError("no room"))
         assert not_ready == list(range(1, 21))
         assert table.table.probe_disk_space()
         assert not_ready[20:] == [0]

@@ -117,7 +117,7 @@ def test_a_session_that_has_ended_holds_on_to_no_partition() -> None:
         watcher.close()
         # A fetch that was reading when its connection closed comes to the next partition.
         watcher.watch(("orders", 0), stage.partition, wake_on=[changed])
-        assert not changed._listeners
+        assert not changed._callbacks
         assert watcher.partition(("orders", 0)) is None
 
     with_session(scene)

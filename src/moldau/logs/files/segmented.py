@@ -16,7 +16,7 @@ from moldau.logs.files.recovery import LoadedLog, damage_message
 from moldau.logs.files.scan import read_batch
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.store import (
-    NOTHING,
+    EMPTY_SLICES,
     TRANSIENT_ERRNOS,
     FileSlice,
     Log,
@@ -303,7 +303,7 @@ class SegmentedLog(Log):
         self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
     ) -> RecordSlices:
         if offset >= below:
-            return NOTHING
+            return EMPTY_SLICES
         try:
             return self._read(offset, bytes_max, below, min_one_batch)
         except CorruptRecordError as error:
@@ -323,10 +323,10 @@ class SegmentedLog(Log):
                     size = self._size_within_limit(segment, start, bytes_max, min_one_batch)
                 if segment is not self._active:
                     self._retain_indexes(segment)
-                return RecordSlices((FileSlice(segment.file, start, size),), size) if size else NOTHING
+                return RecordSlices((FileSlice(segment.file, start, size),), size) if size else EMPTY_SLICES
             if end < segment.size:
                 break
-        return NOTHING
+        return EMPTY_SLICES
 
     def _size_within_limit(self, segment: LogSegment, start: int, bytes_max: int, min_one_batch: bool) -> int:
         """How many bytes to give of those from `start` on, of which there are more than bytes_max."""

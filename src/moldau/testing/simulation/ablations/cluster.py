@@ -11,11 +11,11 @@ from moldau.controller import alter_partition as isr
 from moldau.controller import cluster_control as brokers
 from moldau.groups.shard_driver import ShardDriver
 from moldau.logs.leader_epochs import LeaderEpochCache
-from moldau.partitions import replica
+from moldau.partitions import follower_replica
+from moldau.partitions.follower_replica import FollowerReplica
 from moldau.partitions.leader_state import LeaderState
 from moldau.partitions.log_flusher import LogFlusher
 from moldau.partitions.partition import Partition
-from moldau.partitions.replica import Replica
 from moldau.raft.events import ElectionState
 from moldau.raft.leader_state import Leadership
 from moldau.raft.messages import EpochEndOffset
@@ -45,19 +45,19 @@ def _in(profile: str, **changes: Any) -> Callable[[FaultPlan], FaultPlan]:
 def without_fsync() -> AbstractContextManager[None]:
     """What is appended counts as safe, on leaders and followers."""
 
-    def durable_offset(syncing: LogFlusher) -> int:
-        return syncing._log.end_offset
+    def flushed_offset(flusher: LogFlusher) -> int:
+        return flusher._log.end_offset
 
-    return patched(LogFlusher, "durable_offset", durable_offset)
+    return patched(LogFlusher, "flushed_offset", flushed_offset)
 
 
 def with_unsynced_followers() -> AbstractContextManager[None]:
     """A follower vouches for what it has not synced."""
 
-    def replicated_offset(follower: Replica) -> int:
+    def replicated_offset(follower: FollowerReplica) -> int:
         return follower.log.end_offset
 
-    return patched(Replica, "replicated_offset", replicated_offset)
+    return patched(FollowerReplica, "replicated_offset", replicated_offset)
 
 
 def without_truncation() -> AbstractContextManager[None]:
@@ -66,7 +66,7 @@ def without_truncation() -> AbstractContextManager[None]:
     def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
         return end_offset
 
-    return patched(replica, "truncation_offset", truncation_offset)
+    return patched(follower_replica, "truncation_offset", truncation_offset)
 
 
 def without_maximal_in_sync() -> AbstractContextManager[None]:
@@ -98,13 +98,13 @@ def without_high_watermark() -> AbstractContextManager[None]:
 
 def without_producers_on_followers() -> AbstractContextManager[None]:
     """A follower does not remember what producers have written last."""
-    append = Replica._append_from_leader
+    append = FollowerReplica._append_from_leader
 
-    async def append_followed(follower: Replica, batches: list[Batch]) -> None:
+    async def append_followed(follower: FollowerReplica, batches: list[Batch]) -> None:
         await append(follower, batches)
         follower.log.producers.rebuild(None, ())
 
-    return patched(Replica, "_append_from_leader", append_followed)
+    return patched(FollowerReplica, "_append_from_leader", append_followed)
 
 
 # The controller

@@ -354,7 +354,7 @@ class InvariantChecker:
         those that the controller would elect."""
         topic = partition.name.topic
         is_cached = partition.log.settings.write_caching
-        state = partition._leader
+        state = partition.leader.state
         isr = dict.fromkeys(state.maximal_isr())
         newest = None if self._newest_image is None else self._newest_image.partition(*partition.name)
         if (

@@ -1,0 +1,100 @@
+"""The log of a partition behind a lock, with its flusher and the state of its disk."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from moldau.errors import MoldauError, StorageError
+from moldau.logs.store import Log, copy_error
+from moldau.observe.logging import get_logger
+from moldau.partitions.log_flusher import LogFlusher
+from moldau.partitions.waiters import DelayedOperations
+from moldau.records.batch import Batch
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class GuardedLog:
+    """Takes the partition offline, with everything that waits for it, when its disk fails."""
+
+    on_error_changed: Callable[[], None] | None = None
+    """Called when `failure` or `transient_error` has changed."""
+
+    def __init__(self, log_: Log, delayed: DelayedOperations, *, on_flushed: Callable[[], None]) -> None:
+        self.log = log_
+        self.lock = asyncio.Lock()
+        """Held by appends, truncations and changes of the start offset."""
+        self.flusher = LogFlusher(log_, on_flushed=on_flushed, on_error=self._on_flush_error)
+        self.failure: StorageError | None = None
+        """Why the partition is offline until a restart."""
+        self.transient_error: StorageError | None = None
+        """Why the last append failed, if later ones may succeed (the disk is full, say). Reads are not affected."""
+        self.is_closed = False
+        self._delayed = delayed
+
+    def check_online(self) -> None:
+        if self.failure is not None:
+            raise copy_error(self.failure)
+
+    async def append(self, batches: Sequence[Batch]) -> None:
+        try:
+            await self.log.append(batches)
+        except StorageError as error:
+            if self.log.failure is None:
+                self._set_transient_error(copy_error(error))
+            else:
+                self.mark_offline(error)
+            raise
+        if self.transient_error is not None:
+            self._set_transient_error(None)
+
+    async def guard(self, work: Awaitable[T]) -> T:
+        """Awaits work on the log and takes the partition offline if that has failed for good."""
+        try:
+            return await work
+        except StorageError as error:
+            if self.log.failure is not None:
+                self.mark_offline(error)
+            raise
+
+    def clear_transient_error(self) -> None:
+        """Declares the partition writable again because the disk has room."""
+        if self.transient_error is not None:
+            self._set_transient_error(None)
+
+    def _set_transient_error(self, error: StorageError | None) -> None:
+        if (self.transient_error is None) == (error is None):
+            # The text differs from attempt to attempt; only the first one is reported.
+            return
+        self.transient_error = error
+        if error is not None:
+            log.warning("partition is not writable for now", partition=str(self.log.name), why=str(error))
+        else:
+            log.info("partition is writable again", partition=str(self.log.name))
+        if self.on_error_changed is not None:
+            self.on_error_changed()
+
+    def mark_offline(self, error: StorageError) -> None:
+        """Fails everything that waits; all later requests fail with the same error."""
+        if self.failure is None and not self.is_closed:
+            log.error("partition is offline", partition=str(self.log.name), why=str(error))
+            self.failure = copy_error(error)
+            self.fail_waiters(error)
+            if self.on_error_changed is not None:
+                self.on_error_changed()
+
+    def fail_waiters(self, error: MoldauError) -> None:
+        self._delayed.fail_all(error)
+        self.flusher.fail_waiters(error)
+        self._delayed.notify_all()
+
+    def _on_flush_error(self, error: StorageError, is_permanent: bool) -> None:
+        if is_permanent:
+            self.mark_offline(error)
+            # Also when the partition was offline or closed before: no other flush will complete these.
+            self.flusher.fail_waiters(error)
+        else:
+            # The flush is retried, but requests that wait now cannot be promised anything.
+            self.fail_waiters(error)

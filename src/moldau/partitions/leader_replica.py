@@ -1,0 +1,119 @@
+"""The leader side of a partition: applies what `LeaderState` decides to the operations that wait for it."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from moldau.controller.requests import IsrChange, IsrChangeResult
+from moldau.errors import NotEnoughReplicasAfterAppendError
+from moldau.logs.store import LogName
+from moldau.metadata.image import BrokerRegistration, PartitionRegistration
+from moldau.partitions.guarded_log import GuardedLog
+from moldau.partitions.leader_state import FollowerFetch, LeaderState
+from moldau.partitions.waiters import DelayedOperations
+from moldau.platform.clock import Clock
+
+
+class LeaderReplica:
+    state: LeaderState | None = None
+    """None while this broker does not lead the partition."""
+
+    def __init__(
+        self, name: LogName, topic_id: UUID, guarded_log: GuardedLog, delayed: DelayedOperations, clock: Clock
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self._guarded_log = guarded_log
+        self._log = guarded_log.log
+        self._delayed = delayed
+        self._clock = clock
+
+    # The high watermark
+
+    def on_flushed(self, offset: int) -> None:
+        if self.state is not None and self.state.on_durable(offset):
+            self._delayed.complete_commits(self.state.high_watermark)
+
+    def on_brokers(self, brokers: Mapping[int, BrokerRegistration]) -> None:
+        """Takes a new state of the brokers while the partition itself is unchanged."""
+        if self.state is not None:
+            if self.state.on_brokers(brokers):
+                self._delayed.complete_commits(self.state.high_watermark)
+            self._complete_deletions(self.state)
+
+    def on_image(
+        self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int
+    ) -> None:
+        """Takes a new state of the partition in the current leader epoch."""
+        if self.state is not None:
+            self._on_isr_changed(self.state, self.state.on_image(image, brokers, min_isr))
+
+    def on_min_insync_replicas(self, min_insync_replicas: int) -> None:
+        if self.state is not None:
+            min_isr = self.state.image.min_isr(min_insync_replicas)
+            self._on_isr_changed(self.state, self.state.on_min_isr(min_isr))
+
+    def on_follower_fetch(self, state: LeaderState, fetch: FollowerFetch) -> None:
+        if state.on_fetch(fetch, self._clock.monotonic_ms()):
+            self._delayed.complete_commits(state.high_watermark)
+        if self._delayed.deletions:
+            self._complete_deletions(state)
+
+    def on_repeated_fetch(self, replica_id: int, broker_epoch: int) -> bool:
+        """Counts a fetch of an in-sync follower from an unchanged offset; False if the fetch needs full handling."""
+        if self.state is None or self._guarded_log.failure is not None:
+            return False
+        return self.state.on_repeated_fetch(replica_id, broker_epoch, self._clock.monotonic_ms())
+
+    def _complete_deletions(self, state: LeaderState) -> None:
+        self._delayed.deletions.complete_up_to(state.low_watermark(self._log.start_offset))
+
+    # The ISR
+
+    def can_join_isr(self, replica_id: int) -> bool:
+        """Whether this follower has caught up with its last fetch."""
+        return self.state is not None and self.state.can_join_isr(replica_id)
+
+    def propose_isr_change(self, lag_ms: int) -> IsrChange | None:
+        """Returns the ISR change to request from the controller, if the ISR should change.
+
+        It stays `pending_isr_change` until `on_alter_partition_response`, or until the metadata is newer.
+        """
+        state = self.state
+        if state is None or self._guarded_log.failure is not None:
+            return None
+        wanted = state.wanted_isr(self._clock.monotonic_ms(), lag_ms)
+        if wanted is not None:
+            state.propose(wanted)
+        if state.advance_high_watermark():
+            # A follower outside the ISR no longer keeps up, so the high watermark no longer waits for it.
+            self._delayed.complete_commits(state.high_watermark)
+        return None if wanted is None else self.pending_isr_change
+
+    @property
+    def pending_isr_change(self) -> IsrChange | None:
+        """The proposed change whose outcome is not known yet."""
+        state = self.state
+        if state is None or state.proposal is None:
+            return None
+        return IsrChange(
+            topic_id=self.topic_id,
+            partition=self.name.partition,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.proposal.partition_epoch,
+            isr=tuple(zip(state.proposal.isr, state.proposal.broker_epochs, strict=True)),
+        )
+
+    def on_alter_partition_response(self, result: IsrChangeResult) -> None:
+        if self.state is not None and result.topic_id == self.topic_id:
+            self._on_isr_changed(self.state, self.state.on_alter_partition_response(result))
+
+    def _on_isr_changed(self, state: LeaderState, has_high_watermark_advanced: bool) -> None:
+        if not state.has_min_isr:
+            self._delayed.acks_all.fail_all(
+                NotEnoughReplicasAfterAppendError(
+                    f"the ISR of {self.name} shrank to {len(state.isr)} replicas after the records were appended: "
+                    "they may or may not be kept"
+                )
+            )
+        if has_high_watermark_advanced:
+            self._delayed.complete_commits(state.high_watermark)
