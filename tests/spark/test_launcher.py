@@ -17,9 +17,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 import moldau.spark
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.class_cache import ClassCache, cache_directory
 from moldau.spark.launcher.driver import class_cache_options
-from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.java import find_java
 from moldau.spark.launcher.spark_home import find_spark
 

@@ -10,8 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.runtime.progress import QueryStatus, latest_progress
-from moldau.pipelines.runtime.progress_file import read_lines
+from moldau.pipelines.runtime.progress import QueryStatus, latest_progress, read_lines
 from moldau.pipelines.runtime.stop_request import StopRequest
 from moldau.pipelines.templates.generator import GeneratedRecord
 from moldau.testing import Broker

@@ -4,8 +4,7 @@ import re
 
 from moldau.client.errors import KafkaError
 from moldau.pipelines.definition import PipelineError
-from moldau.spark.errors import SparkSourceError, find_user_message
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError, SparkSourceError, find_user_message
 
 USER_ERRORS = (PipelineError, SparkSourceError, LaunchError, KafkaError)
 """What these say is meant for people as it is."""

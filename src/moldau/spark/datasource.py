@@ -41,15 +41,15 @@ class MoldauDataSource(DataSource):
             return columns.schema(include_headers=includes_headers(self.options))
 
     def reader(self, schema: StructType) -> "DataSourceReader":
-        from moldau.spark.source.batch_reader import TopicBatchReader
         from moldau.spark.source.options import parse_source_options
+        from moldau.spark.source.readers import TopicBatchReader
 
         with self._user_facing_errors():
             return TopicBatchReader(parse_source_options(self.options, is_stream=False), schema)
 
     def streamReader(self, schema: StructType) -> "DataSourceStreamReader":
         from moldau.spark.source.options import parse_source_options
-        from moldau.spark.source.stream_reader import FailingStreamReader, TopicStreamReader
+        from moldau.spark.source.readers import FailingStreamReader, TopicStreamReader
 
         try:
             return TopicStreamReader(parse_source_options(self.options, is_stream=True), schema)
@@ -57,13 +57,13 @@ class MoldauDataSource(DataSource):
             return FailingStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "DataSourceArrowWriter":
-        from moldau.spark.sink.batch_writer import TopicWriter
+        from moldau.spark.sink.writers import TopicWriter
 
         with self._user_facing_errors():
             return TopicWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "DataSourceStreamArrowWriter":
-        from moldau.spark.sink.stream_writer import TopicStreamWriter
+        from moldau.spark.sink.writers import TopicStreamWriter
 
         with self._user_facing_errors():
             return TopicStreamWriter(self.options, schema, overwrite)

@@ -65,3 +65,10 @@ def _hide_traceback() -> None:
     """Spark asks for this variable when it writes down an error, after which the worker ends: nobody else is meant."""
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+
+
+class LaunchError(Exception):
+    """Its text is all that a user needs: the cause, and the way out."""
+
+
+NO_PYSPARK = "PySpark is not installed: pip install 'moldau[spark]'"

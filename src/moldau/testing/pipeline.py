@@ -27,7 +27,7 @@ from moldau.pipelines.definition import (
     SinkKind,
     Source,
 )
-from moldau.pipelines.records.error_headers import PREFIX
+from moldau.pipelines.records.columns import PREFIX
 from moldau.pipelines.spec.loader import check_definition, load
 from moldau.pipelines.spec.python_file import Pipeline
 from moldau.settings.values import did_you_mean

@@ -8,20 +8,21 @@ import pytest
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, SinkKind, Source, View
 from moldau.pipelines.error_summary import summarize_error
-from moldau.pipelines.planner.checkpoint_identity import (
-    FILE,
+from moldau.pipelines.planner.ownership import (
+    IDENTITY_FILE,
+    OWNER_FILE,
     QueryIdentity,
+    check_owner,
     claim_checkpoint,
+    claim_directory,
     identity_of,
     sql_hash,
 )
-from moldau.pipelines.planner.parquet_owner import FILE as OWNER
-from moldau.pipelines.planner.parquet_owner import check_owner, claim_directory
 from moldau.pipelines.records.redrive import RedrivenRecord, original_record
 from moldau.pipelines.spec.dependencies import dependencies_of
-from moldau.pipelines.spec.environment import substitute_variables
 from moldau.pipelines.spec.section import is_secret
 from moldau.pipelines.spec.values import is_slug, parse_duration, parse_starting, parse_time_ms
+from moldau.pipelines.spec.yaml_file import substitute_variables
 
 ORDERS = Source("orders", ("orders",))
 CUSTOMERS = Source("customers", ("customers",))
@@ -172,13 +173,13 @@ def test_a_checkpoint_that_spark_made_for_something_else_is_refused() -> None:
 
 
 def test_a_damaged_identity_is_named_and_not_overwritten() -> None:
-    files = Files({f"ck/{FILE}": "{nonsense"})
+    files = Files({f"ck/{IDENTITY_FILE}": "{nonsense"})
     with pytest.raises(PipelineError, match="cannot be read"):
         claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
-    assert files[f"ck/{FILE}"] == "{nonsense"
+    assert files[f"ck/{IDENTITY_FILE}"] == "{nonsense"
     good = Files()
     claim_checkpoint(good, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
-    assert json.loads(good[f"ck/{FILE}"])["sources"] == {"orders": "orders"}
+    assert json.loads(good[f"ck/{IDENTITY_FILE}"])["sources"] == {"orders": "orders"}
 
 
 def test_the_sql_of_a_query_is_remembered_and_may_change() -> None:
@@ -222,7 +223,7 @@ def test_a_directory_that_another_program_writes_to_is_refused() -> None:
     with pytest.raises(PipelineError, match="something else than a pipeline of Moldau"):
         claim_directory(Files({"d/_spark_metadata": ""}), "d", identity())
     with pytest.raises(PipelineError, match="cannot be read"):
-        claim_directory(Files({f"d/{OWNER}": "{}"}), "d", identity())
+        claim_directory(Files({f"d/{OWNER_FILE}": "{}"}), "d", identity())
 
 
 # Dead letters

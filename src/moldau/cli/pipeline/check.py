@@ -13,7 +13,7 @@ from moldau.cli.cluster_access import out_console, pluralize, print_notice, prin
 from moldau.cli.pipeline.parameters import Bootstrap, File, State, load_pipeline, state_directory
 from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
 from moldau.pipelines.runtime.run import now
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 
 
 def pipeline_check(

@@ -9,8 +9,7 @@ from moldau.cli.cluster_access import out_console, print_table, table
 from moldau.cli.pipeline.display import format_rate
 from moldau.cli.pipeline.parameters import Json, Name, State, find_run
 from moldau.cli.spark.parameters import exit_on_error
-from moldau.pipelines.runtime.progress import latest_progress
-from moldau.pipelines.runtime.progress_file import read_lines
+from moldau.pipelines.runtime.progress import latest_progress, read_lines
 from moldau.pipelines.runtime.run import file_hash, now
 from moldau.pipelines.runtime.state_directory import RunRecord, StateDirectory
 from moldau.pipelines.runtime.times import elapsed_text

@@ -12,7 +12,7 @@ import typer
 
 from moldau.cli.spark.parameters import MasterUrl, PythonFiles, Settings, exit_on_error, parse_spark_conf
 from moldau.pipelines.error_summary import USER_ERRORS
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 
 
 def spark_submit(

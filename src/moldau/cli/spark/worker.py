@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from moldau.cli.spark.parameters import exit_on_error
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.cluster_checks import reach_master
-from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.master_url import MasterKind, parse_master
 from moldau.spark.launcher.standalone import WorkerOptions, exec_worker
 

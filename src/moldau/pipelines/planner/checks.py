@@ -22,16 +22,21 @@ from moldau.pipelines.definition import (
     Source,
 )
 from moldau.pipelines.error_summary import summarize_error
-from moldau.pipelines.planner.checkpoint_identity import QueryIdentity, check_identity, read_identity
-from moldau.pipelines.planner.findings import Finding, error, warning
 from moldau.pipelines.planner.hadoop_files import HadoopFiles
-from moldau.pipelines.planner.output_modes import output_mode_problem
-from moldau.pipelines.planner.parquet_owner import check_owner
-from moldau.pipelines.planner.plan_analysis import empty_stream, unsupported_reason
+from moldau.pipelines.planner.ownership import QueryIdentity, check_identity, check_owner, read_identity
+from moldau.pipelines.planner.plan_analysis import empty_stream, output_mode_problem, unsupported_reason
 from moldau.pipelines.planner.query_planner import CheckpointLocation, query_identities
 from moldau.pipelines.planner.replay import sink_for_generation
 from moldau.pipelines.planner.sink_writers import prepare_for_sink
-from moldau.pipelines.planner.topic_checks import ClusterTopics, check_topics, fetch_topics, missing_topics
+from moldau.pipelines.planner.topic_checks import (
+    ClusterTopics,
+    Finding,
+    check_topics,
+    error,
+    fetch_topics,
+    missing_topics,
+    warning,
+)
 from moldau.pipelines.planner.topic_streams import (
     data_source_options,
     read_sample,

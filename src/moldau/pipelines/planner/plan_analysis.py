@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from moldau.pipelines.definition import Source
+from moldau.pipelines.definition import PipelineError, Sink, SinkKind, Source
 from moldau.pipelines.error_summary import summarize_error
 from moldau.pipelines.records.decoder import raw_schema
 
@@ -83,3 +83,26 @@ def _expression_ids(attributes: Any) -> set[int]:
 
 def _scala_items(scala: Any) -> list[Any]:
     return [scala.apply(index) for index in range(scala.size())]
+
+
+def output_mode_problem(frame: DataFrame, sink: Sink) -> tuple[str, str] | None:
+    """What is wrong, and what to do; of a frame that is `prepare_for_sink` the sink."""
+    tried: tuple[str, ...] = ("update", "append") if sink.mode == "upsert" else (sink.mode,)
+    if sink.kind is SinkKind.CONSOLE:
+        tried = (sink.mode, "append", "complete")
+    reasons = [unsupported_reason(frame, mode) for mode in tried]
+    if None in reasons:
+        return None
+    others = [mode for mode in ("append", "update", "complete") if unsupported_reason(frame, mode) is None]
+    fix = f"mode: {' or '.join(others)}" if others else "see Spark's guide to structured streaming"
+    if sink.mode == "append" and others:
+        fix += ", or a watermark on its source and a window in GROUP BY"
+    return reasons[0] or "", fix
+
+
+def check_output_mode(frame: DataFrame, sink: Sink) -> None:
+    """Raises PipelineError."""
+    problem = output_mode_problem(frame, sink)
+    if problem is not None:
+        what, fix = problem
+        raise PipelineError(f"the sink {sink.name}: {what.rstrip('.')}. What helps: {fix}")

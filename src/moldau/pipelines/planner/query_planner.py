@@ -11,19 +11,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, Sink, SinkKind, Source
-from moldau.pipelines.planner.checkpoint_identity import (
+from moldau.pipelines.planner.console import print_batch
+from moldau.pipelines.planner.hadoop_files import HadoopFiles
+from moldau.pipelines.planner.ownership import (
     QueryIdentity,
+    check_owner,
     claim_checkpoint,
+    claim_directory,
     identity_of,
     read_identity,
     sink_text,
     sql_hash,
 )
-from moldau.pipelines.planner.console import print_batch
-from moldau.pipelines.planner.hadoop_files import HadoopFiles
-from moldau.pipelines.planner.output_modes import check_output_mode
-from moldau.pipelines.planner.parquet_owner import check_owner, claim_directory
-from moldau.pipelines.planner.plan_analysis import empty_stream, required_columns
+from moldau.pipelines.planner.plan_analysis import check_output_mode, empty_stream, required_columns
 from moldau.pipelines.planner.replay import sink_for_generation
 from moldau.pipelines.planner.sink_writers import ShowBatch, prepare_for_sink, sink_writer, topic_writer
 from moldau.pipelines.planner.starting_offsets import starting_options_for

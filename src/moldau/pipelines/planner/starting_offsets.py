@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from moldau.client.record import TopicPartition
 from moldau.pipelines.definition import PipelineDefinition, PipelineError, Source
-from moldau.pipelines.planner.checkpoint_identity import FileStore
+from moldau.pipelines.planner.ownership import FileStore
 from moldau.pipelines.planner.topic_streams import (
     StartPosition,
     data_source_options,

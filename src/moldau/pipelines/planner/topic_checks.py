@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.cluster import ConfigResource, ResourceType
@@ -11,12 +12,30 @@ from moldau.client.errors import KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, PipelineError, SinkKind, Source
 from moldau.pipelines.planner.connection import cluster_settings
-from moldau.pipelines.planner.findings import Finding, error, warning
 from moldau.settings.values import did_you_mean
 
 CLUSTER_TIMEOUT_MS = 5_000
 """How long the cluster may take, where the pipeline does not say."""
 _AUTO_CREATE = "auto.create.topics.enable"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    severity: Literal["error", "warning"]
+    """An error would keep the pipeline from running, or end it."""
+    where: str
+    """As in the file: `sources.orders.topic`."""
+    message: str
+    fix: str = ""
+    """What to do about it."""
+
+
+def error(where: str, message: str, fix: str = "") -> Finding:
+    return Finding("error", where, message, fix)
+
+
+def warning(where: str, message: str, fix: str = "") -> Finding:
+    return Finding("warning", where, message, fix)
 
 
 @dataclass(frozen=True)

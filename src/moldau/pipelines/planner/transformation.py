@@ -11,12 +11,10 @@ from pyspark.sql import types as T
 
 from moldau.pipelines.definition import PipelineDefinition, PipelineError, Source, TransformFunction, View
 from moldau.pipelines.error_summary import summarize_error
-from moldau.pipelines.records.bad_records import good_records
+from moldau.pipelines.records.bad_records import apply_expectations, good_records
 from moldau.pipelines.records.columns import METADATA
 from moldau.pipelines.records.decoder import decode_records
-from moldau.pipelines.records.expectations import apply_expectations
-from moldau.pipelines.spec.dependencies import dependencies_of
-from moldau.pipelines.spec.parameters import parameters_of
+from moldau.pipelines.spec.dependencies import dependencies_of, parameters_of
 from moldau.settings.values import did_you_mean
 from moldau.spark.errors import SparkSourceError
 

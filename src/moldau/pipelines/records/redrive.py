@@ -16,7 +16,7 @@ from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.pipelines.definition import PipelineDefinition, PipelineError
 from moldau.pipelines.planner.connection import cluster_settings
-from moldau.pipelines.records.error_headers import PREFIX, REDRIVEN, ErrorHeader
+from moldau.pipelines.records.columns import PREFIX, REDRIVEN, ErrorHeader
 
 POLL_MS = 1_000
 BATCH_RECORDS = 500

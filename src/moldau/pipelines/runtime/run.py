@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.error_summary import summarize_error
-from moldau.pipelines.runtime.process_identity import own_process_start
-from moldau.pipelines.runtime.progress import Progress, QueryState, to_json
-from moldau.pipelines.runtime.progress_file import ProgressFile
-from moldau.pipelines.runtime.state_directory import Generation, Generations, RunRecord, StateDirectory
+from moldau.pipelines.runtime.progress import Progress, ProgressFile, QueryState, to_json
+from moldau.pipelines.runtime.state_directory import (
+    Generation,
+    Generations,
+    RunRecord,
+    StateDirectory,
+    own_process_start,
+)
 from moldau.pipelines.runtime.stop_request import StopRequest
 from moldau.pipelines.runtime.times import iso
 

@@ -11,6 +11,7 @@ error.log                all that is known about the last failure
 import fcntl
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.runtime.process_identity import own_process_start, process_start
 from moldau.pipelines.spec.values import SLUG_RULE, is_slug
 
 DIRECTORY = "moldau-pipelines"
@@ -262,3 +262,28 @@ def _local_path(checkpoint: str) -> Path | None:
     if checkpoint.startswith("file:"):
         return Path("/" + checkpoint.removeprefix("file:").lstrip("/"))
     return None if "://" in checkpoint else Path(checkpoint)
+
+
+def process_start(pid: int) -> str | None:
+    """When a process was started, as its system counts; None where there is no such process."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        # The name of the program is in parentheses and may contain anything, so what counts follows the last one.
+        fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else _process_start_from_ps(pid)
+
+
+def _process_start_from_ps(pid: int) -> str | None:
+    """For systems without /proc."""
+    done = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or None
+
+
+def own_process_start() -> str:
+    start = process_start(os.getpid())
+    assert start is not None, "this process runs"
+    return start

@@ -1,9 +1,11 @@
 """Which sources and views a view is made of. Pure."""
 
+import inspect
 import re
+from collections.abc import Callable
+from typing import Any
 
 from moldau.pipelines.definition import PipelineDefinition, Source, View
-from moldau.pipelines.spec.parameters import parameters_of
 
 
 def dependencies_of(pipeline: PipelineDefinition, name: str) -> list[Source | View]:
@@ -28,3 +30,12 @@ def _referenced_names(view: View, before: list[str]) -> list[str]:
     words = {word.lower() for word in re.findall(r"\w+", view.sql or "")}
     # A word may be a column's name as well. Then a view is made that nobody reads, which costs next to nothing.
     return [name for name in before if name.lower() in words]
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    return [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and each.default is each.empty
+    ]

@@ -15,7 +15,7 @@ from moldau.pipelines.definition import (
     View,
 )
 from moldau.pipelines.spec.cycles import find_cycles
-from moldau.pipelines.spec.parameters import parameters_of
+from moldau.pipelines.spec.dependencies import parameters_of
 from moldau.pipelines.spec.values import SLUG_RULE, is_slug, is_sql_name
 from moldau.settings.values import did_you_mean
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.master_url import Master
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 
 START_TIMEOUT_S = 120.0
 """Packages may have to be fetched (`spark.jars.packages`)."""

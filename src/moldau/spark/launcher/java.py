@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 
 RELEASE_MIN = 17
 """The first release that Spark 4 runs on."""

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 
 DEFAULT_PORT = 7077
 

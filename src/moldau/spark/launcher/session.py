@@ -1,14 +1,20 @@
 """`moldau.spark.session()`: a Spark session with nothing to install or to set beforehand."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moldau.spark.launcher import code_archive
+from moldau.spark.errors import LaunchError
+from moldau.spark.launcher import session as code_archive
 from moldau.spark.launcher.cluster_checks import (
     check_executors,
     reach_master,
@@ -16,7 +22,6 @@ from moldau.spark.launcher.cluster_checks import (
     wait_for_executors,
 )
 from moldau.spark.launcher.driver import start_driver
-from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.gateway import Gateway
 from moldau.spark.launcher.java_command import PYTHON_FILES, python_files, session_settings
 from moldau.spark.launcher.master_url import Master, MasterKind
@@ -268,3 +273,32 @@ def _connect_session(where: Master, chosen: Mapping[str, str]) -> "SparkSession"
     session: SparkSession = SparkSession.builder.remote(where.url).config(map=dict(settings)).getOrCreate()
     session.addArtifact(str(code_archive.build_code_archive()), pyfile=True)
     return session
+
+
+PACKAGES = ("moldau", "pyspark_moldau")
+
+
+def build_code_archive() -> Path:
+    """A fresh zip of the code that runs here, which is there as long as this process is."""
+    directory = Path(tempfile.mkdtemp(prefix="moldau-code-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = directory / "moldau.zip"
+    write_code_archive([_directory(name) for name in PACKAGES], path)
+    return path
+
+
+def _directory(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise LaunchError(
+            f"The package {package} is not installed as it should be: pip install 'moldau[spark]'"
+        )
+    return Path(spec.origin).parent
+
+
+def write_code_archive(packages: list[Path], path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in packages:
+            for file in sorted(package.rglob("*")):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    archive.write(file, file.relative_to(package.parent))

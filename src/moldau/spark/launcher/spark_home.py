@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moldau.spark.launcher.errors import NO_PYSPARK, LaunchError
+from moldau.spark.errors import NO_PYSPARK, LaunchError
 
 
 @dataclass(frozen=True)

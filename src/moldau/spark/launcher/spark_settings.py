@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.master_url import Master, MasterKind, parse_master
 
 SOCKET_PATH_BYTES_MAX = 100

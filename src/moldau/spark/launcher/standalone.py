@@ -1,20 +1,21 @@
 """Master and workers of a standalone cluster, each as a process of Spark's that takes the place of this one."""
 
+import hashlib
 import os
 import re
+import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.class_cache import cache_directory
 from moldau.spark.launcher.driver import class_cache_options, log_options, write_stderr
-from moldau.spark.launcher.errors import LaunchError
-from moldau.spark.launcher.java import find_java
+from moldau.spark.launcher.java import Java, find_java
 from moldau.spark.launcher.java_command import MASTER_CLASS, WORKER_CLASS, java_command
-from moldau.spark.launcher.java_wrapper import make_java_home
 from moldau.spark.launcher.spark_home import SparkHome, find_spark
 
 MEMORY = "1g"
@@ -94,3 +95,30 @@ def worker_environment(spark: SparkHome) -> Mapping[str, str]:
     if scala:
         found["SPARK_SCALA_VERSION"] = scala.group(1)
     return found
+
+
+VECTOR_MODULE_OPTION = "--add-modules=jdk.incubator.vector"
+DROP_VECTOR_SCRIPT = f"""for argument do
+  shift
+  [ "$argument" = {VECTOR_MODULE_OPTION} ] || set -- "$@" "$argument"
+done
+"""
+
+
+def wrapper_script(java: Java, options: Sequence[str]) -> str:
+    dropping = "" if "jdk.incubator.vector" in java.modules else DROP_VECTOR_SCRIPT
+    return f'#!/bin/sh\n{dropping}exec {shlex.join([str(java.program), *options])} "$@"\n'
+
+
+def make_java_home(directory: Path, java: Java, options: Sequence[str]) -> Path:
+    """Made where it is not there yet; it is only ever put in its place as a whole."""
+    text = wrapper_script(java, options)
+    home = directory / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    program = home / "bin" / "java"
+    if not program.exists():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        new = program.with_name(f"java.new-{os.getpid()}")
+        new.write_text(text)
+        new.chmod(0o755)
+        os.replace(new, program)
+    return home

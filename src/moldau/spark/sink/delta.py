@@ -36,7 +36,7 @@ from moldau.spark.sink.delta_commits import check_table_schema, commit_files, op
 from moldau.spark.sink.delta_files import TableFiles, WrittenFile
 from moldau.spark.sink.delta_options import FORMAT, DeltaOptions, parse_delta_options
 from moldau.spark.sink.delta_schema import as_nullable, check_row_schema
-from moldau.spark.sink.spark_task import current_task
+from moldau.spark.sink.writers import current_task
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,32 @@
 """The rows of a task into topics: encoded here, in the thread that Spark calls, and sent meanwhile by the client's."""
 
+import asyncio
+import os
 import random
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.cluster import ConfigResource, ResourceType
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.cluster import Cluster
+from moldau.client.net.metadata import NO_LEADER
+from moldau.client.producer.producer import Producer
 from moldau.columnar.encode import to_sections
+from moldau.columnar.native import use_native
 from moldau.records.batch import HEADER_SIZE
+from moldau.records.batch_builder import Section
 from moldau.records.compression import CODECS_BY_NAME
-from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.native import configure_native
+from moldau.spark.errors import SparkSourceError
+from moldau.spark.loop_thread import EventLoopThread, event_loop_thread, settings_key
 from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import TopicSinkOptions
 from moldau.spark.sink.records import (
@@ -21,7 +36,6 @@ from moldau.spark.sink.records import (
     record_columns,
     split_by_topic,
 )
-from moldau.spark.sink.section_sender import SectionSender
 
 MERGED_BATCH_BYTES_MIN = 4 * 1024 * 1024
 
@@ -30,7 +44,7 @@ def write_rows(
     batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns
 ) -> dict[tuple[str, int], int]:
     """Returns when all rows are acknowledged, with their counts by topic and partition."""
-    configure_native()
+    use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     sending = SectionSender(event_loop_thread(), options)
     try:
         counts = _send(batches, options, columns, sending)
@@ -42,7 +56,10 @@ def write_rows(
 
 
 def _send(
-    batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns, sending: SectionSender
+    batches: Iterator[pa.RecordBatch],
+    options: TopicSinkOptions,
+    columns: SinkColumns,
+    sending: "SectionSender",
 ) -> dict[tuple[str, int], int]:
     request_bytes_max = options.producer["max_request_size"] - HEADER_SIZE
     batch_bytes = max(1, min(options.producer["batch_size"] - HEADER_SIZE, request_bytes_max))
@@ -74,3 +91,172 @@ def _send(
                 where = (topic, int(partition))
                 counts[where] = counts.get(where, 0) + int(count)
     return counts
+
+
+TOPIC_WAIT_MS = 15_000
+"""So long a topic is waited for that is not there. One that the broker creates by itself appears within it."""
+
+CONFIGS_WAIT_MS = 5000
+"""So long a broker is waited for that is to tell a topic's limit."""
+
+SECTIONS_MAX = 1000
+"""As many are under way at most, however small they are."""
+
+_producers: dict[tuple[EventLoopThread, Any], Producer] = {}
+"""By the process's portal: what a fork has copied belongs to its parent's, and is never found."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTarget:
+    partition_count: int
+    available: tuple[int, ...]
+    """The partitions with a leader."""
+    batch_bytes_max: int | None
+    """What the topic takes at once, the batch's header included; None where the broker does not say."""
+
+
+class SectionSender:
+    """The sections of one task. All calls come from one thread."""
+
+    def __init__(self, event_loop_thread: EventLoopThread, options: TopicSinkOptions) -> None:
+        self._portal = event_loop_thread
+        self._options = options
+        self._producer_key = (
+            event_loop_thread,
+            (settings_key(options.connection), settings_key(options.producer)),
+        )
+        self._in_flight: deque[tuple[int, Future[None]]] = deque()
+        self._in_flight_bytes = 0
+        self._bytes_max = int(options.producer["buffer_memory"])
+        self._targets: dict[str, TopicTarget] = {}
+        try:
+            self._producer, self._send_lock = event_loop_thread.run(self._open())
+        except KafkaError as error:
+            raise SparkSourceError(
+                f"no broker answers at {options.bootstrap} ({error}): check kafka.bootstrap.servers, the security "
+                "options, and that the brokers run"
+            ) from error
+
+    async def _open(self) -> tuple[Producer, asyncio.Lock]:
+        producer = _producers.get(self._producer_key)
+        if producer is None:
+            cluster = await self._portal.cluster(self._options.connection)
+            producer = Producer(cluster, **self._options.producer)
+            await producer.start()
+            _producers[self._producer_key] = producer
+            self._portal.on_close(partial(_close_producer, self._producer_key))
+        return producer, asyncio.Lock()
+
+    def topic_target(self, topic: str) -> TopicTarget:
+        """As it is when the task first asks: its rows are placed by one count of partitions, and not by what an
+        earlier task has learnt about a topic that was since made anew."""
+        if topic not in self._targets:
+            self._targets[topic] = self._portal.run(self._fetch_target(topic))
+        return self._targets[topic]
+
+    async def _fetch_target(self, topic: str) -> TopicTarget:
+        cluster = await self._portal.cluster(self._options.connection)
+        wait_ms = min(TOPIC_WAIT_MS, int(self._options.producer.get("max_block_ms", TOPIC_WAIT_MS)))
+        try:
+            if topic in cluster.topics:
+                await cluster.refresh([topic], timeout_ms=wait_ms)
+            await cluster.wait_for_topics([topic], timeout_ms=wait_ms, create=True)
+            count = await self._producer.partition_count(topic)
+        except KafkaError as error:
+            raise _user_error(error, topic, self._options) from error
+        partitions = cluster.topics[topic].partitions
+        available = tuple(each.index for each in partitions if each.leader != NO_LEADER)
+        return TopicTarget(count, available, await _batch_bytes_max(cluster, topic))
+
+    def send(self, topic: str, partition: int, section: Section) -> None:
+        """Takes a section; waits while too much is under way. Raises what became of an earlier one."""
+        size = len(section.data)
+        while self._in_flight and (
+            # What has failed is known at the next call and not only at the end.
+            self._in_flight[0][1].done()
+            or self._in_flight_bytes + size > self._bytes_max
+            or len(self._in_flight) >= SECTIONS_MAX
+        ):
+            self._wait_for_oldest()
+        self._in_flight.append((size, self._portal.start(self._deliver(topic, partition, section))))
+        self._in_flight_bytes += size
+
+    def flush(self) -> None:
+        """Returns when everything is acknowledged."""
+        while self._in_flight:
+            self._wait_for_oldest()
+
+    def abort(self) -> None:
+        """Something failed: what has not left stays here."""
+        for _, each in self._in_flight:
+            each.cancel()
+        self._in_flight.clear()
+        _producers.pop(self._producer_key, None)
+        self._portal.run(self._producer.abort())
+
+    def _wait_for_oldest(self) -> None:
+        size, oldest = self._in_flight[0]
+        oldest.result()
+        self._in_flight.popleft()
+        self._in_flight_bytes -= size
+
+    async def _deliver(self, topic: str, partition: int, section: Section) -> None:
+        try:
+            # One after another: a lock is given in the order in which it was asked for.
+            async with self._send_lock:
+                delivered = await self._producer.send_section(topic, partition, section)
+            await delivered
+        except KafkaError as error:
+            raise _user_error(error, topic, self._options, partition) from error
+
+
+async def _close_producer(producer_key: tuple[EventLoopThread, Any]) -> None:
+    producer = _producers.pop(producer_key, None)
+    if producer is not None:
+        await producer.abort()
+
+
+async def _batch_bytes_max(cluster: Cluster, topic: str) -> int | None:
+    """Sections cannot be split once they are built. A broker that does not tell, because nobody may ask or it does not
+    know how, refuses what is too large."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    found = (await Admin(cluster, timeout_ms=CONFIGS_WAIT_MS).describe_configs([resource]))[resource]
+    limit = None if isinstance(found, KafkaError) else found.get("max.message.bytes")
+    if limit is None or limit.value is None or not limit.value.isdecimal():
+        return None
+    return int(limit.value)
+
+
+def _user_error(
+    error: KafkaError, topic: str, options: TopicSinkOptions, partition: int | None = None
+) -> SparkSourceError:
+    """The cause and what to do, for who wrote the query."""
+    where = repr(topic) if partition is None else f"partition {partition} of {topic!r}"
+    match error.code:
+        case ErrorCode.unknown_topic_or_partition if partition is not None:
+            text = (
+                f"{where} at {options.bootstrap} is not there any more ({error}): the topic was deleted or made anew "
+                "with fewer partitions while it was written to. Start the write again"
+            )
+        case ErrorCode.unknown_topic_or_partition:
+            text = (
+                f"the topic {topic!r} is not there, and the broker at {options.bootstrap} does not create topics by "
+                "itself: create it, or correct the name"
+            )
+        case ErrorCode.invalid_topic_exception:
+            text = f"{topic!r} is refused as the name of a topic ({error}): correct the name"
+        case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
+            text = (
+                f"{topic!r} takes no batch of this size ({error}): raise the topic's max.message.bytes or make the "
+                "values smaller; where many rows make the batch set kafka.batch.size below max.message.bytes"
+            )
+        case ErrorCode.topic_authorization_failed | ErrorCode.cluster_authorization_failed:
+            text = f"writing to {topic!r} is not allowed ({error}): ask for the right to write, or change the user"
+        case ErrorCode.request_timed_out | ErrorCode.network_exception:
+            text = (
+                f"{where} at {options.bootstrap} took no records in time ({error}): see whether its brokers run and "
+                "the partition is still there, or raise kafka.delivery.timeout.ms"
+            )
+        case _:
+            text = f"writing to {topic!r} failed: {error}"
+    return SparkSourceError(text)

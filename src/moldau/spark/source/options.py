@@ -13,6 +13,7 @@ from moldau.client.record import TopicPartition
 from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError
 from moldau.spark.source.kafka_settings import PREFIX, SECURITY, kafka_settings
+from moldau.spark.source.offset_ranges import TriggerLimits
 from moldau.spark.source.offsets import (
     EarliestOrLatest,
     GlobalTimestamp,
@@ -23,7 +24,6 @@ from moldau.spark.source.offsets import (
     parse_offset_limit,
     parse_times,
 )
-from moldau.spark.source.trigger_limits import TriggerLimits
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ A worker process is used for many tasks, mostly one after the other: its connect
 """
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -16,11 +17,11 @@ from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.columnar.decode import to_arrow_batches
+from moldau.columnar.native import use_native
 from moldau.errors import MoldauError
 from moldau.observe.logging import get_logger
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.native import configure_native
 from moldau.spark.source.columns import SourceColumn
 from moldau.spark.source.data_loss import report_data_loss
 from moldau.spark.source.offset_ranges import OffsetRange
@@ -50,7 +51,7 @@ def read_range(
     wanted: OffsetRange, options: SourceOptions, columns: Sequence[SourceColumn], schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """The records of the range, as Spark expects them."""
-    configure_native()
+    use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     names = [column.name for column in columns]
     target = to_arrow_schema(schema, timezone="UTC")
     reading = RangeReader(wanted, options)

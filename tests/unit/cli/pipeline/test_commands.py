@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 from moldau.cli.commands import app
 from moldau.cli.pipeline.parameters import load_pipeline, state_directory
 from moldau.cli.spark.parameters import exit_on_error
-from moldau.pipelines.planner.findings import Finding
-from moldau.pipelines.runtime.process_identity import process_start
+from moldau.pipelines.planner.topic_checks import Finding
 from moldau.pipelines.runtime.progress import Progress, to_json
 from moldau.pipelines.runtime.run import file_hash
-from moldau.pipelines.runtime.state_directory import RunRecord, StateDirectory
+from moldau.pipelines.runtime.state_directory import RunRecord, StateDirectory, process_start
 from moldau.pipelines.spec.loader import load
 from moldau.pipelines.templates import TEMPLATES
 from moldau.spark.errors import SparkSourceError

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher import java as java_module
-from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.java import Java, find_java, parse_release, parse_release_file
-from moldau.spark.launcher.java_wrapper import VECTOR_MODULE_OPTION, make_java_home
+from moldau.spark.launcher.standalone import VECTOR_MODULE_OPTION, make_java_home
 
 
 def make_java(

@@ -20,11 +20,10 @@ from pyspark.sql.types import (
 )
 
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink import batch_writer as writer
 from moldau.spark.sink import task_writer as topic_rows
-from moldau.spark.sink.batch_writer import TopicRowWriter
+from moldau.spark.sink import writers as writer
 from moldau.spark.sink.columns import SinkColumns, sink_columns
-from moldau.spark.sink.spark_task import SparkTask
+from moldau.spark.sink.writers import SparkTask, TopicRowWriter
 
 STRING, BINARY, INT, BIGINT, TIMESTAMP = (
     StringType(),

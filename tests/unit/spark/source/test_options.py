@@ -8,6 +8,7 @@ import pytest
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
+from moldau.spark.source.offset_ranges import TriggerLimits
 from moldau.spark.source.offsets import EarliestOrLatest, GlobalTimestamp, SpecificOffsets, SpecificTimestamps
 from moldau.spark.source.options import (
     SourceOptions,
@@ -19,7 +20,6 @@ from moldau.spark.source.options import (
     parse_duration_ms,
     parse_source_options,
 )
-from moldau.spark.source.trigger_limits import TriggerLimits
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from moldau.pipelines.definition import PipelineError
-from moldau.pipelines.runtime.process_identity import own_process_start, process_start
 from moldau.pipelines.runtime.state_directory import (
     Generation,
     Generations,
     RunRecord,
     StateDirectory,
+    own_process_start,
+    process_start,
     state_directories,
     state_root,
 )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.cluster_checks import executor_error_text, reach_master
-from moldau.spark.launcher.code_archive import build_code_archive, write_code_archive
-from moldau.spark.launcher.errors import LaunchError
 from moldau.spark.launcher.gateway import parse_connection
 from moldau.spark.launcher.master_url import parse_master
+from moldau.spark.launcher.session import build_code_archive, write_code_archive
 from moldau.spark.launcher.spark_home import SparkHome
 from moldau.spark.launcher.standalone import (
     MasterOptions,

@@ -15,11 +15,10 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.columnar.encode import to_sections
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.loop_thread import EventLoopThread, event_loop_thread
-from moldau.spark.sink import section_sender as sending_module
+from moldau.spark.sink import task_writer as sending_module
 from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import TopicSinkOptions, parse_topic_options
-from moldau.spark.sink.section_sender import SectionSender
-from moldau.spark.sink.task_writer import write_rows
+from moldau.spark.sink.task_writer import SectionSender, write_rows
 from moldau.testing import Broker
 from support.log_reader import all_records
 from support.log_writer import LogWriter

@@ -11,19 +11,47 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from moldau.observe.logging import get_logger
 from moldau.spark.errors import OptionError, user_facing_errors
 from moldau.spark.sink.columns import sink_columns
 from moldau.spark.sink.options import parse_topic_options
-from moldau.spark.sink.spark_task import SparkTask, current_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = get_logger("spark.sink")
+
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTask:
+    query_id: str | None
+    """The same over restarts of a streaming query: it is kept in the checkpoint. None in a batch write."""
+    batch_id: int | None
+    partition_id: int
+    attempt: int
+
+    @property
+    def is_first(self) -> bool:
+        """Of a write, or of the first batch of a streaming query."""
+        return self.partition_id == 0 and self.attempt == 0 and self.batch_id in (None, 0)
+
+
+def current_task(context: TaskContext | None) -> SparkTask:
+    assert context is not None, "rows are written in a task of Spark's"
+    batch_id = context.getLocalProperty(_BATCH_ID)
+    return SparkTask(
+        context.getLocalProperty(_QUERY_ID),
+        None if batch_id is None else int(batch_id),
+        context.partitionId(),
+        context.attemptNumber(),
+    )
 
 
 @dataclass(frozen=True)
@@ -66,3 +94,23 @@ class TopicWriter(DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
         return self._rows.write(iterator)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """Made anew several times for each batch, so making it has no effect on anything."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
+        if overwrite:
+            raise OptionError(
+                "records are appended to a topic and never overwritten: use .outputMode('append') or 'update'"
+            )
+        self._rows = TopicRowWriter(options, schema)
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        return self._rows.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """The records are visible since they were acknowledged: nothing is left to do."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """What some of the tasks have written stays: the batch is written again when the query is restarted."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, Source, View
 
-FILE = "pipeline.json"
+IDENTITY_FILE = "pipeline.json"
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,20 @@ def claim_checkpoint(files: FileStore, checkpoint: str, wanted: QueryIdentity) -
             "another place with checkpoint: …"
         )
     new = replace(wanted, id=uuid.uuid4().hex)
-    files.write(f"{checkpoint}/{FILE}", json.dumps(asdict(new), indent=2) + "\n")
+    files.write(f"{checkpoint}/{IDENTITY_FILE}", json.dumps(asdict(new), indent=2) + "\n")
     return new
 
 
 def read_identity(files: FileStore, checkpoint: str) -> QueryIdentity | None:
-    text = files.read(f"{checkpoint}/{FILE}")
+    text = files.read(f"{checkpoint}/{IDENTITY_FILE}")
     if text is None:
         return None
     try:
         return QueryIdentity(**json.loads(text))
     except (ValueError, TypeError):
         raise PipelineError(
-            f"{checkpoint}/{FILE} cannot be read: it says whose checkpoint this is. Restore it, or begin anew with "
-            "moldau pipeline replay --from earliest"
+            f"{checkpoint}/{IDENTITY_FILE} cannot be read. It identifies the owner of the checkpoint: restore it, or "
+            "start over with moldau pipeline replay --from earliest"
         ) from None
 
 
@@ -104,3 +104,47 @@ def check_identity(checkpoint: str, found: QueryIdentity, wanted: QueryIdentity)
 
 def _sources_text(sources: dict[str, str]) -> str:
     return "; ".join(f"{name} ({read})" for name, read in sources.items())
+
+
+OWNER_FILE = "_moldau_owner.json"
+"""Names that begin so are no rows to those who read the directory."""
+
+
+def check_owner(files: FileStore, directory: str, query: str, known: QueryIdentity | None) -> None:
+    """Raises PipelineError where another query than the one with this checkpoint wrote there. None: it has none yet."""
+    owner = files.read(f"{directory}/{OWNER_FILE}")
+    if owner is None and not files.exists(f"{directory}/_spark_metadata"):
+        return
+    if known is None:
+        raise PipelineError(
+            f"the sink {query} begins anew, and {directory} has the rows of another query: {_ADVICE}"
+        )
+    if owner is None:
+        raise PipelineError(
+            f"the sink {query} would write to {directory}, which something else than a pipeline of Moldau writes to: "
+            f"{_ADVICE}"
+        )
+    try:
+        found = json.loads(owner)
+        of = f"the query {found['query']} of the pipeline {found['pipeline']}"
+        is_own = found["id"] == known.id
+    except (ValueError, TypeError, KeyError):
+        raise PipelineError(
+            f"{directory}/{OWNER_FILE} cannot be read: it says whose this directory is. {_ADVICE.capitalize()}"
+        ) from None
+    if not is_own:
+        raise PipelineError(
+            f"the sink {query} would write to {directory}, which belongs to {of} with another checkpoint: {_ADVICE}"
+        )
+
+
+_ADVICE = "move that directory away, or name another one"
+
+
+def claim_directory(files: FileStore, directory: str, identity: QueryIdentity) -> None:
+    """Before the query writes its first batch there. Raises PipelineError."""
+    check_owner(files, directory, identity.query, identity)
+    path = f"{directory}/{OWNER_FILE}"
+    if not files.exists(path):
+        owner = {"pipeline": identity.pipeline, "query": identity.query, "id": identity.id}
+        files.write(path, json.dumps(owner, indent=2) + "\n")

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from moldau.client.net.cluster import Cluster
 from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.sink import section_sender as sending
+from moldau.spark.sink import task_writer as sending
 from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import parse_topic_options
 from moldau.spark.sink.task_writer import write_rows

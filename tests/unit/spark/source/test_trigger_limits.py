@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moldau.client.record import TopicPartition
-from moldau.spark.source.trigger_limits import TriggerLimits, cap_offsets, is_delayed, pending_offsets
+from moldau.spark.source.offset_ranges import TriggerLimits, cap_offsets, is_delayed, pending_offsets
 
 A, B, C = (TopicPartition("t", index) for index in range(3))
 MINUTE_MS = 60_000

@@ -19,12 +19,11 @@ from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source import offset_committer as publishing
 from moldau.spark.source import partition_catalog as catalog
 from moldau.spark.source.offset_committer import OffsetCommitter
-from moldau.spark.source.offset_ranges import OffsetRange
+from moldau.spark.source.offset_ranges import OffsetRange, TriggerLimits
 from moldau.spark.source.offset_tracker import StreamOffsetTracker
 from moldau.spark.source.offsets import StreamPosition
 from moldau.spark.source.options import SourceOptions, parse_source_options
 from moldau.spark.source.range_planner import plan_batch
-from moldau.spark.source.trigger_limits import TriggerLimits
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from support.log_writer import LogWriter, ProducedRecord

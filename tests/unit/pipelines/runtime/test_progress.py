@@ -8,15 +8,16 @@ import pytest
 
 from moldau.pipelines.runtime.progress import (
     Progress,
+    ProgressFile,
     QueryState,
     QueryStatus,
     from_json,
     lag_of,
     latest_progress,
     parse_progress,
+    read_lines,
     to_json,
 )
-from moldau.pipelines.runtime.progress_file import ProgressFile, read_lines
 
 
 def source(end: object, latest: object, **others: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moldau.spark.launcher.errors import LaunchError
+from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.java import Java
 from moldau.spark.launcher.java_command import (
     gateway_command,
