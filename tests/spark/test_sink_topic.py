@@ -153,7 +153,7 @@ def test_rows_without_a_key_are_spread_over_the_partitions(
         ),
         (["'k' AS key"], {}, "there is no column 'value': select what"),
         (["NULL AS value"], {}, "the column 'value' is VOID"),
-        (["'v' AS value", "IF(id = 1, NULL, 'a') AS topic"], {"topic": ""}, "'' is no topic's name"),
+        (["'v' AS value", "IF(id = 1, NULL, 'a') AS topic"], {"topic": ""}, "'' is not a topic name"),
         (["'v' AS value"], {"acks": "5"}, "kafka.acks is all"),
         (["'v' AS value"], {"ackz": "5"}, "given as kafka.ackz; did you mean kafka.acks?"),
         (

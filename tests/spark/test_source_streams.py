@@ -207,7 +207,7 @@ def test_records_that_were_deleted_before_they_were_read_stop_the_query_unless_l
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"endingOffsets": "latest"}, "endingOffsets makes no sense in a stream"),
+        ({"endingOffsets": "latest"}, "endingOffsets is for batch queries: a stream has no end"),
         ({"subscribe": "no-such-topic"}, "there is no topic 'no-such-topic'"),
         ({"maxOffsetsPerTriger": "5"}, "did you mean maxOffsetsPerTrigger?"),
     ],

@@ -9,9 +9,9 @@ from typing import NamedTuple, NoReturn
 
 from moldau.errors import InvalidConfigError
 from moldau.settings.broker import broker_aliases, broker_definitions
+from moldau.settings.option_parser import did_you_mean
 from moldau.settings.registry import ConfigType
 from moldau.settings.sources import flag_name
-from moldau.settings.values import did_you_mean
 
 
 class Flags(NamedTuple):

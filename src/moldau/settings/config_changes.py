@@ -7,9 +7,10 @@ from typing import Any
 from moldau.errors import InvalidConfigError
 from moldau.metadata.image import TOPIC_RESOURCE
 from moldau.settings.broker import BrokerSettings, broker_aliases, broker_definitions, with_values
+from moldau.settings.option_parser import did_you_mean
 from moldau.settings.registry import ConfigType, SettingDefinition, setting_definitions
 from moldau.settings.topic import TopicSettings
-from moldau.settings.values import did_you_mean, format_value, parse_value
+from moldau.settings.values import format_value, parse_value
 from moldau.wire.decoder_runtime import STRING_BYTES_MAX
 
 

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from moldau.errors import InvalidConfigError
 from moldau.settings.broker import BrokerSettings, broker_aliases, broker_definitions, with_values
+from moldau.settings.option_parser import OptionValueError, did_you_mean, parse_integer
 from moldau.settings.registry import Alias, ConfigType, SettingDefinition
 from moldau.settings.values import (
     describe_allowed_values,
-    did_you_mean,
     format_value,
-    parse_integer,
     parse_value,
 )
 
@@ -161,9 +160,10 @@ def _parse_raw(definition: SettingDefinition, alias: Alias, written: RawSetting)
 
 def _parse_scaled(definition: SettingDefinition, alias: Alias, text: str) -> Any:
     """Converts a value to the setting's unit; negative values such as -1 (no limit) have no unit."""
-    value = parse_integer(text)
-    if value is None:
-        raise InvalidConfigError(f"{text} is not an integer")
+    try:
+        value = parse_integer(text)
+    except OptionValueError:
+        raise InvalidConfigError(f"{text} is not an integer") from None
     return parse_value(definition, str(value * alias.factor if value > 0 else value))
 
 

@@ -1,27 +1,23 @@
 """Parsing, validation and formatting of setting values."""
 
 import math
-import re
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from moldau.errors import InvalidConfigError
+from moldau.settings.option_parser import OptionValueError, parse_boolean, parse_integer, parse_number
 from moldau.settings.registry import INT_MAX, LONG_MAX, LONG_MIN, ConfigType, SettingDefinition
-
-INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-NUMBER_PATTERN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 def parse_value(definition: SettingDefinition, text: str) -> Any:
     """Parses and validates `text`; raises InvalidConfigError with the message that Kafka would give."""
-    value = _parse_text(definition, text)
-    if value is not None:
+    try:
+        value = _parse_text(definition, text)
         violation = find_violation(definition, value)
-    elif definition.type is ConfigType.BOOLEAN:
-        violation = "Expected value to be either true or false"
-    else:
-        violation = f"Not a number of type {definition.type.name}"
+    except OptionValueError:
+        if definition.type is ConfigType.BOOLEAN:
+            violation = "Expected value to be either true or false"
+        else:
+            violation = f"Not a number of type {definition.type.name}"
     if violation is not None:
         shown = "[hidden]" if definition.setting.sensitive else text
         raise InvalidConfigError(
@@ -31,22 +27,17 @@ def parse_value(definition: SettingDefinition, text: str) -> Any:
 
 
 def _parse_text(definition: SettingDefinition, text: str) -> Any:
-    """Returns None if the text cannot be parsed as the setting's type."""
     match definition.type:
         case ConfigType.BOOLEAN:
-            return {"true": True, "false": False}.get(text.strip().lower())
+            return parse_boolean(text)
         case ConfigType.INT | ConfigType.LONG | ConfigType.SHORT:
             return parse_integer(text)
         case ConfigType.DOUBLE:
-            return float(text) if NUMBER_PATTERN.fullmatch(text.strip()) else None
+            return parse_number(text)
         case ConfigType.LIST:
             return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         case _:
             return text.strip()
-
-
-def parse_integer(text: str) -> int | None:
-    return int(text) if INTEGER_PATTERN.fullmatch(text.strip()) else None
 
 
 def find_violation(definition: SettingDefinition, value: Any) -> str | None:
@@ -96,9 +87,3 @@ def describe_allowed_values(definition: SettingDefinition) -> str:
     if setting.low is not None:
         return f"{kind}, {setting.low} or more"
     return f"{kind}, {setting.high} or less" if is_bounded else kind
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean retention.ms?` for the known name closest to `name`, or an empty string."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""

@@ -30,7 +30,7 @@ from moldau.pipelines.definition import (
 from moldau.pipelines.records.columns import PREFIX
 from moldau.pipelines.spec.loader import check_definition, load
 from moldau.pipelines.spec.python_file import Pipeline
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import suggest_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +95,7 @@ def run_pipeline(
         if name not in names:
             raise PipelineError(
                 f"rows are given for {name!r}, which is no source of {pipeline.name}"
-                f"{did_you_mean(name, names) or '; there are ' + ', '.join(names)}"
+                f"{suggest_names(name, names)}"
             )
     return _TestRun(spark or _session(), pipeline, rows).run()
 

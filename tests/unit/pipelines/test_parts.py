@@ -21,7 +21,7 @@ from moldau.pipelines.planner.ownership import (
 from moldau.pipelines.records.redrive import RedrivenRecord, original_record
 from moldau.pipelines.spec.dependencies import dependencies_of
 from moldau.pipelines.spec.section import is_secret
-from moldau.pipelines.spec.values import is_slug, parse_duration, parse_starting, parse_time_ms
+from moldau.pipelines.spec.values import is_slug, parse_interval, parse_starting, parse_time_ms
 from moldau.pipelines.spec.yaml_file import substitute_variables
 
 ORDERS = Source("orders", ("orders",))
@@ -69,7 +69,7 @@ def test_settings_that_must_not_be_shown_are_known(key: str) -> None:
 
 
 def test_durations_are_as_spark_takes_them() -> None:
-    assert [parse_duration(each) for each in ("1 second", "500ms", "10 MINUTES", "2h")] == [
+    assert [parse_interval(each) for each in ("1 second", "500ms", "10 MINUTES", "2h")] == [
         "1 second",
         "500 milliseconds",
         "10 minutes",
@@ -77,7 +77,7 @@ def test_durations_are_as_spark_takes_them() -> None:
     ]
     for wrong in ("", "soon", "1", "-1 s", "1 fortnight"):
         with pytest.raises(ValueError, match="is not a duration"):
-            parse_duration(wrong)
+            parse_interval(wrong)
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "_a", "-a", "a b", "a/b", "ä", "x" * 129])

@@ -3,9 +3,10 @@
 import pytest
 
 from moldau.errors import InvalidConfigError
+from moldau.settings.option_parser import did_you_mean
 from moldau.settings.registry import setting_definitions
 from moldau.settings.topic import TopicSettings
-from moldau.settings.values import describe_allowed_values, did_you_mean, parse_value
+from moldau.settings.values import describe_allowed_values, parse_value
 
 TOPIC = setting_definitions(TopicSettings)
 

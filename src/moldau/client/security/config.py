@@ -11,7 +11,7 @@ from typing import Any
 
 from moldau.client.security.jaas import parse_jaas_config
 from moldau.observe.logging import get_logger
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import did_you_mean
 
 PLAIN = "PLAIN"
 SCRAM_SHA_256, SCRAM_SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"

@@ -12,7 +12,7 @@ from moldau.client.errors import KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, PipelineError, SinkKind, Source
 from moldau.pipelines.planner.connection import cluster_settings
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import did_you_mean
 
 CLUSTER_TIMEOUT_MS = 5_000
 """How long the cluster may take, where the pipeline does not say."""

@@ -15,7 +15,7 @@ from moldau.pipelines.records.bad_records import apply_expectations, good_record
 from moldau.pipelines.records.columns import METADATA
 from moldau.pipelines.records.decoder import decode_records
 from moldau.pipelines.spec.dependencies import dependencies_of, parameters_of
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import suggest_names
 from moldau.spark.errors import SparkSourceError
 
 ReadRecords = Callable[[Source], DataFrame]
@@ -60,7 +60,7 @@ def _source_view(frame: DataFrame, source: Source) -> DataFrame:
         return frame
     column = source.watermark.column
     if column not in frame.columns:
-        hint = did_you_mean(column, frame.columns) or f"; there are {', '.join(frame.columns)}"
+        hint = suggest_names(column, frame.columns)
         raise PipelineError(
             f"the watermark of the source {source.name} is on {column!r}, which is no column{hint}"
         )

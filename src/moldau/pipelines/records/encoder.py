@@ -15,7 +15,7 @@ from moldau.pipelines.records.avro_types import parsed_schema
 from moldau.pipelines.records.columns import METADATA
 from moldau.pipelines.records.decoder import avro_wire
 from moldau.pipelines.records.sql_text import literal, quoted
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import did_you_mean, suggest_names
 
 
 def encode_records(frame: DataFrame, sink: Sink) -> DataFrame:
@@ -97,7 +97,7 @@ def _avro(whole: str, columns: list[str], sink: Sink) -> Column:
     fields = [each["name"] for each in schema.get("fields", ())]
     for field in schema.get("fields", ()):
         if field["name"] not in columns and "default" not in field:
-            hint = did_you_mean(field["name"], columns) or f"; there are {', '.join(columns)}"
+            hint = suggest_names(field["name"], columns)
             raise PipelineError(
                 f"{what} has the Avro field {field['name']!r}, which the view does not have{hint}"
             )

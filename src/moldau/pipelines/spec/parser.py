@@ -15,7 +15,7 @@ from moldau.pipelines.definition import (
     Watermark,
 )
 from moldau.pipelines.spec.section import SpecSection
-from moldau.pipelines.spec.values import parse_duration, parse_starting
+from moldau.pipelines.spec.values import parse_interval, parse_starting
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
@@ -49,7 +49,7 @@ def parse_pipeline_settings(
             "on_bad", BadRecordPolicy, BadRecordPolicy.FAIL if topic is None else BadRecordPolicy.DEAD_LETTER
         ),
         dead_letter_topic=topic,
-        trigger=given.read("trigger", parse_duration),
+        trigger=given.read("trigger", parse_interval),
         rate_limit=given.number("rate_limit"),
         checkpoint=_resolve_path(given.text("checkpoint"), None if file is None else file.parent),
         spark=given.settings("spark"),
@@ -129,7 +129,7 @@ def _watermark(given: SpecSection) -> Watermark | None:
     inside = given.section("watermark")
     if inside is None:
         return None
-    column, delay = inside.text("column"), inside.read("delay", parse_duration)
+    column, delay = inside.text("column"), inside.read("delay", parse_interval)
     inside.finish()
     if column is None or delay is None:
         raise given.error(

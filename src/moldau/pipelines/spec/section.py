@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moldau.pipelines.definition import PipelineError
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import (
+    OptionValueError,
+    did_you_mean,
+    parse_boolean,
+    parse_choice,
+    parse_integer,
+    suggest_names,
+)
 
 E = TypeVar("E", bound=StrEnum)
+T = TypeVar("T")
 
 _SECRETS = ("password", "secret", "token", "jaas", "credential", "ssl.key", "private")
 
@@ -59,9 +67,8 @@ class SpecSection:
         """Raises for the first key that nobody asked for."""
         for key in self._tree:
             if key not in self._known:
-                known = ", ".join(self._known)
-                hint = did_you_mean(str(key), self._known) or f"; there are {known}"
-                raise self.error(str(key), f"{self._name()} knows no {str(key)!r}{hint}")
+                hint = suggest_names(str(key), self._known)
+                raise self.error(str(key), f"{self._name()} has no option {str(key)!r}{hint}")
 
     def has(self, key: str) -> bool:
         self._add_known(key)
@@ -93,30 +100,25 @@ class SpecSection:
         value = self._value(key)
         if value is None:
             return None
-        text = str(value).replace("_", "")
-        if isinstance(value, bool) or not text.isdecimal() or int(text) < 1:
-            raise self._type_error(key, "a whole number from 1")
-        return int(text)
+        return self._parse(key, str(value).replace("_", ""), lambda text: parse_integer(text, 1))
 
     def flag(self, key: str) -> bool:
         value = self._value(key)
         if value is None:
             return False
-        text = str(value).lower()
-        if text not in ("true", "false"):
-            raise self._type_error(key, "true or false")
-        return text == "true"
+        return self._parse(key, str(value), parse_boolean)
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
         value = self._value(key)
         if value is None:
             return default
+        return kind(self._parse(key, str(value), lambda text: parse_choice(text, kind)))
+
+    def _parse(self, key: str, text: str, parse: Callable[[str], T]) -> T:
         try:
-            return kind(str(value).lower())
-        except ValueError:
-            choices = [each.value for each in kind]
-            hint = did_you_mean(str(value), choices)
-            raise self._type_error(key, f"one of {', '.join(choices)}", hint) from None
+            return parse(text)
+        except OptionValueError as error:
+            raise self._type_error(key, str(error)) from None
 
     def settings(self, key: str) -> dict[str, str]:
         """A mapping of names to texts; nested mappings are names with dots."""
@@ -174,7 +176,7 @@ class SpecSection:
         for key in self._tree:
             hint = "" if key in self._known else did_you_mean(str(key), keys)
             if hint:
-                raise self.error(str(key), f"{self._name()} knows no {str(key)!r}{hint}")
+                raise self.error(str(key), f"{self._name()} has no option {str(key)!r}{hint}")
         raise self.error(None, f"{self._name()} needs {' or '.join(keys)}")
 
     def file_text(self, key: str, beside: Path | None) -> str | None:
@@ -207,10 +209,10 @@ class SpecSection:
         if key not in self._known:
             self._known.append(key)
 
-    def _type_error(self, key: str, wanted: str, hint: str = "") -> PipelineError:
+    def _type_error(self, key: str, expected: str) -> PipelineError:
         path = (*self.path, key)
         shown = _value_text(path, self._tree.get(key))
-        return self.error(key, f"{'.'.join(path)} must be {wanted}, not {shown}{hint}")
+        return self.error(key, f"{'.'.join(path)} must be {expected}, not {shown}")
 
     def _name(self) -> str:
         return ".".join(self.path) or "a pipeline"

@@ -17,7 +17,7 @@ from moldau.pipelines.definition import (
 from moldau.pipelines.spec.cycles import find_cycles
 from moldau.pipelines.spec.dependencies import parameters_of
 from moldau.pipelines.spec.values import SLUG_RULE, is_slug, is_sql_name
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import suggest_names
 
 Problem = tuple[tuple[str, ...], str]
 """Where it is, as `("sources", "orders", "topic")`, and what is wrong."""
@@ -105,7 +105,7 @@ def _view_problems(view: View, before: Sequence[str]) -> Iterator[Problem]:
     if view.transform is not None:
         for parameter in parameters_of(view.transform):
             if parameter not in before:
-                hint = did_you_mean(parameter, before) or f"; there are {', '.join(before)}"
+                hint = suggest_names(parameter, before)
                 yield (
                     path,
                     f"{view.name} takes {parameter!r}, which no source or view before it is called{hint}",
@@ -121,13 +121,13 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
     if not sink.view:
         yield path, f"the sink {sink.name} must say what it shows: from: {' or '.join(views) or 'a source'}"
     elif sink.view not in views:
-        hint = did_you_mean(sink.view, views) or f"; there are {', '.join(views)}"
+        hint = suggest_names(sink.view, views)
         yield (*path, "from"), f"there is no source or view {sink.view!r}{hint}"
     if sink.kind is not SinkKind.CONSOLE and not sink.target:
         yield (*path, sink.kind.value), f"the sink {sink.name} needs a {sink.kind.value}"
     modes = _MODES[sink.kind]
     if sink.mode not in modes:
-        hint = did_you_mean(sink.mode, modes) or f"; there are {', '.join(modes)}"
+        hint = suggest_names(sink.mode, modes)
         yield (*path, "mode"), f"a {sink.kind} sink has no mode {sink.mode!r}{hint}"
     if sink.mode == "upsert" and not sink.key:
         yield path, "an upsert needs the columns that identify a row: key: [id]"

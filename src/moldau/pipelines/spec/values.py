@@ -3,21 +3,20 @@
 import re
 from datetime import UTC, datetime
 
-_DURATION = re.compile(r"\s*(\d+)\s*(ms|milliseconds?|s|seconds?|min|minutes?|h|hours?|d|days?)\s*", re.I)
-_UNITS = {"ms": "milliseconds", "s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
+from moldau.settings.option_parser import OptionValueError, parse_duration
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 """What pipelines and sinks are called: it is part of paths, of groups' ids and of command lines."""
 SLUG_RULE = "use letters, digits, - and _, a letter or digit first, at most 128"
 
 
-def parse_duration(text: str) -> str:
-    """As Spark takes it; raises ValueError."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is not a duration such as 10 seconds, 500 ms or 1 hour")
-    number, unit = found.groups()
-    return f"{int(number)} {_UNITS.get(unit.lower(), unit.lower())}"
+def parse_interval(text: str) -> str:
+    """Returns a duration as Spark writes intervals, `10 seconds`; raises ValueError."""
+    try:
+        return str(parse_duration(text))
+    except OptionValueError as error:
+        raise ValueError(f"{text!r} is not {error}") from None
 
 
 def parse_starting(text: str) -> str:

@@ -140,10 +140,10 @@ def _new_context(
     files = [] if _submitted_settings else python_files(prepared)
     if where.kind is not MasterKind.STANDALONE:
         return SparkContext(conf=conf, pyFiles=files)
-    with _startup_deadline(where, parse_seconds(chosen[MASTER_TIMEOUT])):
+    with _startup_deadline(where, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT])):
         context = SparkContext(conf=conf, pyFiles=files)
     try:
-        wait_for_executors(context, where, parse_seconds(chosen[EXECUTOR_TIMEOUT]))
+        wait_for_executors(context, where, parse_seconds(EXECUTOR_TIMEOUT, chosen[EXECUTOR_TIMEOUT]))
         check_executors(context)
     except BaseException:
         context.stop()
@@ -156,7 +156,7 @@ def _with_runtime_settings(where: Master, chosen: Mapping[str, str]) -> dict[str
     prepared = dict(chosen)
     if where.kind is MasterKind.STANDALONE:
         # As the master sees it: a host's own name often means something else to other machines.
-        address = reach_master(where, parse_seconds(chosen[MASTER_TIMEOUT]))
+        address = reach_master(where, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT]))
         prepared.setdefault("spark.driver.host", address)
     if where.kind is not MasterKind.LOCAL:
         prepared[PYTHON_FILES] = ",".join([str(code_archive.build_code_archive()), *python_files(chosen)])

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from moldau.settings.option_parser import OptionValueError, parse_duration
 from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.master_url import Master, MasterKind, parse_master
 
@@ -69,13 +70,12 @@ def default_settings(master: Master, *, temporary: str | None = None) -> dict[st
     return chosen
 
 
-def parse_seconds(text: str) -> float:
-    """Of a time as Spark's settings have it: 30s, 2m, 500ms, or plain seconds."""
-    units = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if found is None or found.group(2) not in units:
-        raise LaunchError(f"{text!r} is not a time: write it like 30s, 2m or 500ms.")
-    return float(found.group(1)) * units[found.group(2)]
+def parse_seconds(name: str, text: str) -> float:
+    """Parses a duration of Spark's settings: 30s, 2m, 500ms; a number alone is in seconds."""
+    try:
+        return parse_duration(text, "s").milliseconds / 1000
+    except OptionValueError as error:
+        raise LaunchError(f"{name} must be {error}, not {text!r}.") from None
 
 
 def read_defaults(directory: Path) -> dict[str, str]:

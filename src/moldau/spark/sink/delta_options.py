@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from moldau.settings.values import did_you_mean
 from moldau.spark.errors import OptionError
-from moldau.spark.sink.options import known_names_hint
+from moldau.spark.options import known_options
+from moldau.spark.sink.options import SPARK_OPTIONS
 
 FORMAT = "moldau_delta"
 _STORAGE = "storage."
-_KNOWN = ("path", "partitionBy", "appId", "batchId", "compression")
-_SPARK_OPTIONS = ("checkpointlocation", "queryname")
+_NAMES = ("path", "partitionBy", "appId", "batchId", "compression")
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 
@@ -59,39 +58,27 @@ def locate(path: str, storage_options: Mapping[str, str] | None = None) -> Locat
 
 
 def parse_delta_options(options: Mapping[str, str], *, is_streaming: bool) -> DeltaOptions:
-    """Names count in any case, as everywhere in Spark; those that begin with `storage.` go to the object store as they
-    are, in small letters."""
-    given = {name.lower(): value for name, value in options.items()}
-    known = {name.lower(): name for name in _KNOWN}
-    for name in given:
-        if name not in known and name not in _SPARK_OPTIONS and not name.startswith((_STORAGE, "__")):
-            raise OptionError(
-                f"{FORMAT} has no option {name!r}{did_you_mean(name, _KNOWN) or known_names_hint(_KNOWN)}"
-            )
-    path = given.get("path", "").strip()
+    """Options that begin with `storage.` are passed to the object store, with their names in lower case."""
+    own = known_options(
+        options, _NAMES, prefixes=(_STORAGE, "__"), ignored=SPARK_OPTIONS, unknown=f"{FORMAT} has no option"
+    )
+    path = own.text("path", "").strip()
     if not path:
         raise OptionError(f"{FORMAT} needs the table's directory: .option('path', …) or .start(…)")
-    app_id = given.get("appid", "").strip() or None
-    batch_id = _batch_id(given.get("batchid"), app_id, is_streaming)
-    compression = given.get("compression", "snappy").lower()
-    if compression not in _COMPRESSIONS:
-        raise OptionError(f"compression is one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
-    storage = {name[len(_STORAGE) :]: value for name, value in given.items() if name.startswith(_STORAGE)}
-    partition_by = tuple(name.strip() for name in given.get("partitionby", "").split(",") if name.strip())
-    return DeltaOptions(locate(path, storage), partition_by, app_id, batch_id, compression)
-
-
-def _batch_id(text: str | None, app_id: str | None, is_streaming: bool) -> int | None:
-    if text is None:
-        return None
-    if is_streaming:
+    app_id = own.text("appId", "").strip() or None
+    if "batchId" in own and is_streaming:
         raise OptionError("batchId is for batch writes: a streaming query numbers its batches itself")
-    if app_id is None:
-        raise OptionError("batchId says nothing without appId: give the name of the application too")
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise OptionError(f"batchId is a whole number from 0 on, not {text!r}")
-    return number
+    if "batchId" in own and app_id is None:
+        raise OptionError("batchId needs appId: set the name of the application too")
+    storage = {
+        name.lower().removeprefix(_STORAGE): value
+        for name, value in options.items()
+        if name.lower().startswith(_STORAGE)
+    }
+    return DeltaOptions(
+        locate(path, storage),
+        tuple(name.strip() for name in own.text("partitionBy", "").split(",") if name.strip()),
+        app_id,
+        own.optional_integer("batchId", 0),
+        own.choice("compression", _COMPRESSIONS, "snappy"),
+    )

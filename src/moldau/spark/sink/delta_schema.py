@@ -8,9 +8,8 @@ writers make them.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import suggest_names
 from moldau.spark.errors import OptionError, SparkSourceError
-from moldau.spark.sink.options import known_names_hint
 
 _PRIMITIVE_TYPES = (
     *("string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date"),
@@ -88,9 +87,7 @@ def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> 
             )
     for name in partition_by:
         if name not in types:
-            raise OptionError(
-                f"partitionBy names {name!r}, which is no column{did_you_mean(name, types) or known_names_hint(types)}"
-            )
+            raise OptionError(f"partitionBy names {name!r}, which is no column{suggest_names(name, types)}")
         if not _can_partition(types[name]):
             raise OptionError(
                 f"partitionBy names {name!r}, which is of type {type_text(types[name])}: partition by a string, "

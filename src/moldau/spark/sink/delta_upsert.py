@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import suggest_names
 from moldau.spark.errors import OptionError, SparkSourceError
 from moldau.spark.sink.delta_commits import (
     batch_commit_properties,
@@ -33,7 +33,6 @@ from moldau.spark.sink.delta_commits import (
 )
 from moldau.spark.sink.delta_options import Location, locate
 from moldau.spark.sink.delta_schema import as_nullable, check_row_schema
-from moldau.spark.sink.options import known_names_hint
 
 _DELETES_COLUMN = "__moldau_deletes"
 _RANK_COLUMN = "__moldau_rank"
@@ -97,8 +96,7 @@ def _check_columns(
         for name in names:
             if name not in schema.names:
                 raise OptionError(
-                    f"{what} names {name!r}, which is no "
-                    f"column{did_you_mean(name, schema.names) or known_names_hint(schema.names)}"
+                    f"{what} names {name!r}, which is no column{suggest_names(name, schema.names)}"
                 )
     for name in key:
         if name in leave_out:

@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import did_you_mean
 from moldau.spark.errors import SparkSourceError
 
 HEADERS = "headers"

@@ -135,7 +135,7 @@ def parse_times(option: str, text: str) -> SpecificTimestamps:
 
 def check_time(option: str, time_ms: int) -> int:
     if time_ms < 0:
-        raise OptionError(f"{option} is a time in milliseconds since 1970, not {time_ms}")
+        raise OptionError(f"{option} must be a time in milliseconds since 1970, not {time_ms}")
     return time_ms
 
 

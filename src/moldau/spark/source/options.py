@@ -1,18 +1,18 @@
-"""The options of `format("moldau")` for reading: those of Spark's Kafka connector, by the same names and rules. Pure.
+"""The options of `format("moldau")` for reading: those of Spark's Kafka connector, with the same names and rules.
 
-Names are case-insensitive, as everywhere in Spark. Whatever is given is checked, also what goes unused in a query.
+All options are checked, also those that a query does not use. Pure.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import OptionValueError, parse_integer
 from moldau.spark.errors import OptionError
-from moldau.spark.source.kafka_settings import PREFIX, SECURITY, kafka_settings
+from moldau.spark.options import PREFIX, SECURITY, OptionReader, kafka_settings, known_options
 from moldau.spark.source.offset_ranges import TriggerLimits
 from moldau.spark.source.offsets import (
     EarliestOrLatest,
@@ -24,8 +24,6 @@ from moldau.spark.source.offsets import (
     parse_offset_limit,
     parse_times,
 )
-
-T = TypeVar("T")
 
 STRATEGIES = ("subscribe", "subscribePattern", "assign")
 ENDINGS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
@@ -49,44 +47,36 @@ NAMES = (
     "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
 )
-_NAMES_BY_LOWER_CASE = {name.lower(): name for name in NAMES}
-
 GROUP_ID_PREFIX = "spark-moldau-source"
 
 READ_TIMEOUT_MS = 60_000
-"""So long a task goes on trying when a partition brings nothing."""
+"""How long a task waits for a partition that returns no records."""
 
 _REFUSED_SETTINGS = {
-    "auto.offset.reset": "startingOffsets says where a query begins, and a restarted one goes on where it stopped",
-    "key.deserializer": "keys come as bytes; cast or decode the column `key` in the query",
-    "value.deserializer": "values come as bytes; cast or decode the column `value` in the query",
-    "enable.auto.commit": "the offsets of a query are in its checkpoint; publishOffsets shows them in its group",
-    "interceptor.classes": "there is no Java consumer that could be intercepted",
+    "auto.offset.reset": "startingOffsets sets where a new query starts; a restarted one resumes from its checkpoint",
+    "key.deserializer": "keys are bytes; cast or decode the column `key` in the query",
+    "value.deserializer": "values are bytes; cast or decode the column `value` in the query",
+    "enable.auto.commit": "a query keeps its offsets in its checkpoint; publishOffsets commits them to its group",
+    "interceptor.classes": "no Java consumer is used",
 }
 
-_CONNECTION_SETTINGS: Mapping[str, tuple[str, str | None]] = {
-    "client.id": ("client_id", None),
-    "request.timeout.ms": ("request_timeout_ms", "1"),
-    "retry.backoff.ms": ("retry_backoff_ms", "0"),
-    "retry.backoff.max.ms": ("retry_backoff_max_ms", "0"),
-    "metadata.max.age.ms": ("metadata_max_age_ms", "1"),
+_CONNECTION_NUMBERS = {
+    "request.timeout.ms": ("request_timeout_ms", 1),
+    "retry.backoff.ms": ("retry_backoff_ms", 0),
+    "retry.backoff.max.ms": ("retry_backoff_max_ms", 0),
+    "metadata.max.age.ms": ("metadata_max_age_ms", 1),
 }
-"""What `Cluster` calls them, and the lowest value of those that are numbers."""
+"""Kafka's settings to the arguments of `Cluster`, with the lowest value."""
 
-_UNITS_MS = {
-    "us": 0.001,
-    "ms": 1,
-    "s": 1_000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
+_MISPLACED_OPTIONS = {
+    "path": 'load() takes no path here; name the topics with .option("subscribe", "orders")',
+    "topic": 'topic is for writing; name the topics to read with .option("subscribe", "orders")',
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions are read: exactly one of the three is there."""
+    """The partitions to read; exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -106,7 +96,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """How tasks fetch."""
+    """Fetch parameters of the tasks."""
 
     isolation_level: int = 0
     partition_max_bytes: int = 4 * 1024 * 1024
@@ -121,9 +111,9 @@ class SourceOptions:
     subscription: Subscription
     starting: OffsetRangeLimit
     ending: OffsetRangeLimit
-    """Of batches; a stream has no end."""
+    """For batch queries; a stream has no end."""
     starts_at_latest_without_match: bool = False
-    """Where a partition has no record at or after a starting time: begin at its end, or fail."""
+    """A partition without a record at or after the starting time is read from its end, instead of failing the query."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     partitions_min: int | None = None
@@ -142,233 +132,165 @@ class SourceOptions:
 
 
 def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
-    """Raises OptionError that names the option, and what to write instead."""
-    given = _known_options(options)
-    kafka = kafka_settings(options)
-    for name, reason in _REFUSED_SETTINGS.items():
-        if name in kafka:
-            raise OptionError(f"{PREFIX}{name} cannot be set: {reason}")
+    """Raises OptionError with the option's name and what it accepts."""
+    own = known_options(
+        options,
+        NAMES,
+        prefixes=(PREFIX,),
+        misplaced=_MISPLACED_OPTIONS,
+        unknown="there is no option",
+        suggested=("kafka.bootstrap.servers",),
+    )
+    kafka = kafka_settings(options, _REFUSED_SETTINGS)
     if is_stream:
         for name in ENDINGS:
-            if name in given:
-                raise OptionError(
-                    f"{name} makes no sense in a stream, which has no end; use it with spark.read"
-                )
-    limits = _limits(given)
+            if name in own:
+                raise OptionError(f"{name} is for batch queries: a stream has no end. Use it with spark.read")
+    limits = _trigger_limits(own)
     starting = _parse_limit(
-        given, "starting", EarliestOrLatest(LATEST if is_stream else EARLIEST), None if is_stream else LATEST
+        own,
+        "starting",
+        EarliestOrLatest(LATEST if is_stream else EARLIEST),
+        None if is_stream else LATEST,
     )
-    ending = _parse_limit(given, "ending", EarliestOrLatest(LATEST), EARLIEST)
+    ending = _parse_limit(own, "ending", EarliestOrLatest(LATEST), EARLIEST)
     check_order(starting, ending)
+    without_match = own.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return SourceOptions(
         connection=parse_connection(options),
-        subscription=_subscription(given),
+        subscription=_subscription(own),
         starting=starting,
         ending=ending,
-        starts_at_latest_without_match=_choice(
-            given, "startingOffsetsByTimestampStrategy", ("error", "latest")
-        )
-        == "latest",
-        fail_on_data_loss=parse_flag(given, "failOnDataLoss", True),
-        include_headers=parse_flag(given, "includeHeaders", False),
-        partitions_min=_number(given, "minPartitions", 1),
-        records_per_partition_max=_number(given, "maxRecordsPerPartition", 1),
+        starts_at_latest_without_match=without_match == "latest",
+        fail_on_data_loss=own.boolean("failOnDataLoss", True),
+        include_headers=own.boolean("includeHeaders", False),
+        partitions_min=own.optional_integer("minPartitions", 1),
+        records_per_partition_max=own.optional_integer("maxRecordsPerPartition", 1),
         limits=limits,
         group_id=_group_id(kafka),
-        group_id_prefix=given.get("groupIdPrefix", GROUP_ID_PREFIX),
-        publishes_offsets=parse_flag(given, "publishOffsets", True),
-        offset_attempts=_default(_number(given, "fetchOffset.numRetries", 1), 3),
-        offset_retry_ms=_default(_number(given, "fetchOffset.retryIntervalMs", 0), 1_000),
-        fetch_options=_fetch_options(given, kafka),
+        group_id_prefix=own.text("groupIdPrefix", GROUP_ID_PREFIX),
+        publishes_offsets=own.boolean("publishOffsets", True),
+        offset_attempts=own.integer("fetchOffset.numRetries", 1, 3),
+        offset_retry_ms=own.integer("fetchOffset.retryIntervalMs", 0, 1_000),
+        fetch_options=_fetch_options(own, kafka),
     )
 
 
 def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
-    """The arguments of `Cluster` that `kafka.*` options give; all values are hashable. Raises OptionError."""
+    """Returns the arguments of `Cluster` for the `kafka.*` options; all values are hashable. Raises OptionError."""
     kafka = kafka_settings(options)
-    bootstrap = kafka.get("bootstrap.servers", "").strip()
+    bootstrap = kafka.text("bootstrap.servers", "").strip()
     if not bootstrap:
         raise OptionError(
-            "kafka.bootstrap.servers is missing: say where the brokers are, as "
+            "kafka.bootstrap.servers is missing: name the brokers, as "
             '.option("kafka.bootstrap.servers", "127.0.0.1:9092")'
         )
-    settings: dict[str, Any] = {"bootstrap": bootstrap, "client_id": "moldau-spark"}
-    for name, (argument, low) in _CONNECTION_SETTINGS.items():
+    settings: dict[str, Any] = {"bootstrap": bootstrap, "client_id": kafka.text("client.id", "moldau-spark")}
+    for name, (argument, low) in _CONNECTION_NUMBERS.items():
         if name in kafka:
-            text = kafka[name]
-            settings[argument] = text if low is None else parse_number(PREFIX + name, text, int(low))
-    secured = {name: value for name, value in kafka.items() if name.startswith(SECURITY)}
-    if secured:
+            settings[argument] = kafka.integer(name, low, low)
+    security = {name: value for name, value in kafka.items() if name.startswith(SECURITY)}
+    if security:
         from moldau.client.security.config import parse_security
 
         try:
-            settings["security"] = parse_security(secured)
+            settings["security"] = parse_security(security)
         except ValueError as error:
             raise OptionError(f"the security options kafka.*: {error}") from None
     return settings
 
 
 def check_read_options(options: Mapping[str, str]) -> None:
-    """What can be said before it is known whether this is a batch or a stream: so load() fails, and not the query."""
-    given = _lower_names(options)
-    is_batch = any(name.lower() in given for name in ENDINGS)
+    """Checks the options at load(), before it is known whether the query is a batch or a stream."""
+    is_batch = any(name.lower() in _lower_names(options) for name in ENDINGS)
     parse_source_options(options, is_stream=not is_batch)
 
 
 def is_read_query(options: Mapping[str, str]) -> bool:
-    """Whether these options are of a read: writes do not say which partitions they mean."""
+    """Tells reads from writes: only reads name the partitions."""
     return any(name.lower() in _lower_names(options) for name in STRATEGIES)
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
-    given = {name.lower(): value for name, value in options.items()}
-    return parse_flag({"includeHeaders": given.get("includeheaders", "false")}, "includeHeaders", False)
-
-
-def parse_flag(given: Mapping[str, str], name: str, default: bool) -> bool:
-    text = given.get(name)
-    if text is None:
-        return default
-    if text.strip().lower() not in ("true", "false"):
-        raise OptionError(f"{name} is true or false, not {text!r}")
-    return text.strip().lower() == "true"
-
-
-def parse_number(name: str, text: str, low: int) -> int:
-    if not re.fullmatch(r"[+-]?\d{1,19}", text.strip()) or int(text) < low:
-        raise OptionError(f"{name} is a whole number, {low} or more, not {text!r}")
-    return int(text)
-
-
-def parse_duration_ms(name: str, text: str) -> int:
-    """As Spark writes them: `15m`, `30s`, `500ms`; a number alone is in milliseconds."""
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
-    if found is None or (found.group(2) or "ms") not in _UNITS_MS:
-        raise OptionError(f"{name} is a time like 500ms, 30s, 15m or 1h, not {text!r}")
-    return int(int(found.group(1)) * _UNITS_MS[found.group(2) or "ms"])
+    by_lower_case = {name.lower(): value for name, value in options.items()}
+    text = by_lower_case.get("includeheaders", "false")
+    return OptionReader({"includeHeaders": text}).boolean("includeHeaders", False)
 
 
 def _lower_names(options: Mapping[str, str]) -> set[str]:
     return {name.lower() for name in options}
 
 
-def _known_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options but kafka.*, by their names as they are documented."""
-    found = {}
-    for name, value in options.items():
-        lowered = name.lower()
-        if lowered.startswith(PREFIX):
-            continue
-        if lowered == "path":
-            raise OptionError(
-                'load() takes no path here; name what to read by .option("subscribe", "orders")'
-            )
-        if lowered == "topic":
-            raise OptionError(
-                'topic is where a query writes to; name what to read by .option("subscribe", "orders")'
-            )
-        if lowered not in _NAMES_BY_LOWER_CASE:
-            names = {**_NAMES_BY_LOWER_CASE, "kafka.bootstrap.servers": "kafka.bootstrap.servers"}
-            hint = did_you_mean(lowered, names)
-            for near, documented in names.items():
-                hint = hint.replace(f" {near}?", f" {documented}?")
-            raise OptionError(f"there is no option {name!r}{hint}")
-        found[_NAMES_BY_LOWER_CASE[lowered]] = value
-    return found
-
-
-def _subscription(given: Mapping[str, str]) -> Subscription:
-    chosen = [name for name in STRATEGIES if name in given]
+def _subscription(own: OptionReader) -> Subscription:
+    chosen = [name for name in STRATEGIES if name in own]
     if not chosen:
-        raise OptionError("nothing says which topics to read: set subscribe, subscribePattern or assign")
+        raise OptionError("no topics are named: set subscribe, subscribePattern or assign")
     if len(chosen) > 1:
         raise OptionError(
             f"only one of subscribe, subscribePattern and assign can be set, not {' and '.join(chosen)}"
         )
-    text = given[chosen[0]].strip()
+    text = own.text(chosen[0], "").strip()
     if chosen[0] == "assign":
         return Subscription(partitions=tuple(parse_assignment(text)))
     if chosen[0] == "subscribe":
         topics = tuple(sorted({each.strip() for each in text.split(",")} - {""}))
         if not topics:
-            raise OptionError(
-                f"subscribe is a list of topics with commas between, not {given['subscribe']!r}"
-            )
+            raise OptionError(f"subscribe must be a comma-separated list of topics, not {text!r}")
         return Subscription(topics=topics)
     try:
         re.compile(text)
     except re.error as error:
-        raise OptionError(f"subscribePattern: {text!r} is no regular expression: {error}") from None
+        raise OptionError(f"subscribePattern: {text!r} is not a regular expression: {error}") from None
     if not text:
-        raise OptionError(
-            "subscribePattern is a regular expression that topics' whole names match, and it is empty"
-        )
+        raise OptionError("subscribePattern is empty: it must be a regular expression for whole topic names")
     return Subscription(pattern=text)
 
 
 def _parse_limit(
-    given: Mapping[str, str], side: str, default: OffsetRangeLimit, illegal: int | None
+    own: OptionReader, side: str, default: OffsetRangeLimit, illegal: int | None
 ) -> OffsetRangeLimit:
-    """What is most general goes first: one time for all, then times, then offsets."""
-    places: list[tuple[str, Callable[[str, str], OffsetRangeLimit]]] = [
+    """Parses all that are set; the most general wins: one time for all, then times by partition, then offsets."""
+    parsers: list[tuple[str, Callable[[str, str], OffsetRangeLimit]]] = [
         (f"{side}Timestamp", _parse_time),
         (f"{side}OffsetsByTimestamp", parse_times),
         (f"{side}Offsets", lambda option, text: parse_offset_limit(option, text, illegal=illegal)),
     ]
-    found = [parse(option, given[option]) for option, parse in places if option in given]
+    found = [parse(option, own.text(option, "")) for option, parse in parsers if option in own]
     return found[0] if found else default
 
 
 def _parse_time(option: str, text: str) -> GlobalTimestamp:
-    if not re.fullmatch(r"-?\d{1,19}", text.strip()):
-        raise OptionError(f"{option} is a time in milliseconds since 1970, not {text!r}")
-    return GlobalTimestamp(check_time(option, int(text)))
+    try:
+        return GlobalTimestamp(check_time(option, parse_integer(text)))
+    except OptionValueError:
+        raise OptionError(f"{option} must be a time in milliseconds since 1970, not {text!r}") from None
 
 
-def _limits(given: Mapping[str, str]) -> TriggerLimits:
-    most = _number(given, "maxOffsetsPerTrigger", 1)
-    least = _number(given, "minOffsetsPerTrigger", 1)
+def _trigger_limits(own: OptionReader) -> TriggerLimits:
+    most = own.optional_integer("maxOffsetsPerTrigger", 1)
+    least = own.optional_integer("minOffsetsPerTrigger", 1)
     if most is not None and least is not None and least > most:
         raise OptionError(f"minOffsetsPerTrigger ({least}) is higher than maxOffsetsPerTrigger ({most})")
-    delay_ms = parse_duration_ms("maxTriggerDelay", given.get("maxTriggerDelay", "15m"))
-    return TriggerLimits(most, least, delay_ms)
+    return TriggerLimits(most, least, own.duration_ms("maxTriggerDelay", 15 * 60 * 1000))
 
 
-def _fetch_options(given: Mapping[str, str], kafka: Mapping[str, str]) -> FetchOptions:
+def _fetch_options(own: OptionReader, kafka: OptionReader) -> FetchOptions:
+    level = kafka.choice("isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
     defaults = FetchOptions()
-    level = kafka.get("isolation.level", "read_uncommitted").strip().lower()
-    if level not in ("read_uncommitted", "read_committed"):
-        raise OptionError(f"kafka.isolation.level is read_uncommitted or read_committed, not {level!r}")
-
-    def size(name: str, default: int) -> int:
-        return parse_number(PREFIX + name, kafka[name], 1) if name in kafka else default
-
     return FetchOptions(
         isolation_level=int(level == "read_committed"),
-        partition_max_bytes=size("max.partition.fetch.bytes", defaults.partition_max_bytes),
-        max_bytes=size("fetch.max.bytes", defaults.max_bytes),
-        timeout_ms=_default(_number(given, "kafkaConsumer.pollTimeoutMs", 1), defaults.timeout_ms),
+        partition_max_bytes=kafka.integer("max.partition.fetch.bytes", 1, defaults.partition_max_bytes),
+        max_bytes=kafka.integer("fetch.max.bytes", 1, defaults.max_bytes),
+        timeout_ms=own.integer("kafkaConsumer.pollTimeoutMs", 1, defaults.timeout_ms),
     )
 
 
-def _group_id(kafka: Mapping[str, str]) -> str | None:
-    group_id = kafka.get("group.id")
-    if group_id is not None and not group_id.strip():
-        raise OptionError("kafka.group.id is empty: name a group, or leave it out for one that is made up")
+def _group_id(kafka: OptionReader) -> str | None:
+    if "group.id" not in kafka:
+        return None
+    group_id = kafka.text("group.id", "")
+    if not group_id.strip():
+        raise OptionError(
+            "kafka.group.id is empty: name a group, or leave the option out to get a generated one"
+        )
     return group_id
-
-
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    text = given.get(name, choices[0]).strip().lower()
-    if text not in choices:
-        raise OptionError(f"{name} is {' or '.join(choices)}, not {given[name]!r}")
-    return text
-
-
-def _number(given: Mapping[str, str], name: str, low: int) -> int | None:
-    text = given.get(name)
-    return None if text is None else parse_number(name, text, low)
-
-
-def _default(value: T | None, default: T) -> T:
-    return default if value is None else value

@@ -10,7 +10,7 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import TopicInfo
 from moldau.client.record import TopicPartition
-from moldau.settings.values import did_you_mean
+from moldau.settings.option_parser import did_you_mean
 from moldau.spark.errors import OptionError, SparkSourceError
 from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source.offsets import (

@@ -114,9 +114,12 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
     [
         (
             ("    topic: orders\n", "    tpoic: orders\n"),
-            ":6: sources.orders knows no 'tpoic'; did you mean topic?",
+            ":6: sources.orders has no option 'tpoic'; did you mean topic?",
         ),
-        (("{topic: revenue, key", "{tpoic: revenue, key"), "sinks.out knows no 'tpoic'; did you mean topic?"),
+        (
+            ("{topic: revenue, key", "{tpoic: revenue, key"),
+            "sinks.out has no option 'tpoic'; did you mean topic?",
+        ),
         (("    topic: orders\n", ""), "sources.orders needs topic or topics or pattern"),
         (
             ("  screen: {console: true}", "  more: {parquet: tables/../tables/revenue/, from: orders}"),
@@ -133,7 +136,7 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
         (("topic: revenue, key", "topic: orders, key"), ":19: orders is read by the source orders, of which"),
         (
             ("    format: json", "    formt: json"),
-            ":7: sources.orders knows no 'formt'; did you mean format?",
+            ":7: sources.orders has no option 'formt'; did you mean format?",
         ),
         (
             ("    format: json", "    format: jsn"),
@@ -141,9 +144,9 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
         ),
         (
             ("dead_letters:", "dead_leters:"),
-            ":23: a pipeline knows no 'dead_leters'; did you mean dead_letters?",
+            ":23: a pipeline has no option 'dead_leters'; did you mean dead_letters?",
         ),
-        (("delay: 10 s", "delay: ten"), "'ten' is not a duration such as 10 seconds"),
+        (("delay: 10 s", "delay: ten"), "'ten' is not a duration such as 500ms, 10 seconds or 1 hour"),
         (
             ("starting: 2024-05-01T00:00:00Z", "starting: soon"),
             "'soon' is neither earliest nor latest nor a time",
@@ -154,7 +157,7 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
             ":20: an upsert needs the columns that identify a row",
         ),
         (("from: orders", "from: order"), ":21: there is no source or view 'order'; did you mean orders?"),
-        (("rate_limit: 100_000", "rate_limit: 0"), "rate_limit must be a whole number from 1, not '0'"),
+        (("rate_limit: 100_000", "rate_limit: 0"), "rate_limit must be an integer, 1 or more, not '0'"),
         (("name: revenue", "name: re venue"), ":2: 're venue' cannot name a pipeline"),
         (("  orders:\n", "  my-orders:\n"), "'my-orders' cannot be a name in SQL"),
         (
@@ -251,4 +254,4 @@ def test_overrides_go_over_what_the_file_says(tmp_path: Path) -> None:
     assert changed.spark == {"spark.sql.shuffle.partitions": "2", "spark.a": "b"}
     assert changed.checkpoint == str(tmp_path / "here")
     assert changed.file == path
-    assert "knows no 'bootstap'; did you mean bootstrap?" in failure(path, overrides={"bootstap": "b:1"})
+    assert "has no option 'bootstap'; did you mean bootstrap?" in failure(path, overrides={"bootstap": "b:1"})

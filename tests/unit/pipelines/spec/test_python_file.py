@@ -88,7 +88,7 @@ def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
     [
         (
             ('topic="orders", schema', 'topic="orders", shema'),
-            ":7: sources.orders knows no 'shema'; did you mean schema?",
+            ":7: sources.orders has no option 'shema'; did you mean schema?",
         ),
         (
             ("def joined(orders,", "def joined(order,"),
@@ -96,7 +96,7 @@ def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         ),
         (
             ('bootstrap="b:9092"', 'botstrap="b:9092"'),
-            ":4: a pipeline knows no 'botstrap'; did you mean bootstrap?",
+            ":4: a pipeline has no option 'botstrap'; did you mean bootstrap?",
         ),
         (("@pipeline.view\n", "@pipeline.vew\n"), ":15: the file ended in AttributeError"),
         (("def joined(", "def joined(("), ":16: this is not Python"),

@@ -139,12 +139,12 @@ def test_the_file_of_defaults() -> None:
     ("text", "seconds"), [("30s", 30), ("500ms", 0.5), ("2m", 120), ("5", 5), ("1 min", 60)]
 )
 def test_times(text: str, seconds: float) -> None:
-    assert parse_seconds(text) == seconds
+    assert parse_seconds("spark.moldau.masterTimeout", text) == seconds
 
 
 def test_what_is_no_time_is_told_how_to_write_one() -> None:
-    with pytest.raises(LaunchError, match="'soon' is not a time: write it like 30s"):
-        parse_seconds("soon")
+    with pytest.raises(LaunchError, match=r"masterTimeout must be a duration such as 500ms.*, not 'soon'"):
+        parse_seconds("spark.moldau.masterTimeout", "soon")
 
 
 def test_the_command_line_has_what_must_be_known_when_java_starts() -> None:

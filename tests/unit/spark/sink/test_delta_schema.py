@@ -63,18 +63,18 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
     ("given", "is_streaming", "told"),
     [
         ({}, True, r"needs the table's directory: .option\('path'"),
-        ({"path": "/t", "partitionsBy": "a"}, True, r"no option 'partitionsby'; did you mean partitionBy\?"),
+        ({"path": "/t", "partitionsBy": "a"}, True, r"no option 'partitionsBy'; did you mean partitionBy\?"),
         (
             {"path": "/t", "mergeSchema": "true"},
             True,
-            r"no option 'mergeschema'; there are path, partitionBy",
+            r"no option 'mergeSchema'; there are path, partitionBy",
         ),
         ({"path": "file://host/t"}, True, r"names the host 'host', and a file URL is one of this host"),
-        ({"path": "/t", "compression": "bzip"}, True, r"compression is one of snappy, .*, not 'bzip'"),
+        ({"path": "/t", "compression": "bzip"}, True, r"compression must be one of snappy, .*, not 'bzip'"),
         ({"path": "/t", "batchId": "1"}, True, r"a streaming query numbers its batches itself"),
-        ({"path": "/t", "batchId": "1"}, False, r"batchId says nothing without appId"),
-        ({"path": "/t", "batchId": "-1", "appId": "a"}, False, r"a whole number from 0 on, not '-1'"),
-        ({"path": "/t", "batchId": "x", "appId": "a"}, False, r"a whole number from 0 on, not 'x'"),
+        ({"path": "/t", "batchId": "1"}, False, r"batchId needs appId"),
+        ({"path": "/t", "batchId": "-1", "appId": "a"}, False, r"an integer, 0 or more, not '-1'"),
+        ({"path": "/t", "batchId": "x", "appId": "a"}, False, r"an integer, 0 or more, not 'x'"),
     ],
 )
 def test_options_that_make_no_sense_are_named(given: dict[str, str], is_streaming: bool, told: str) -> None:

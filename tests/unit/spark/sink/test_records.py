@@ -59,7 +59,7 @@ def test_rows_without_a_topic_are_counted() -> None:
 
 def test_a_topic_that_is_no_name_is_shown() -> None:
     table = pa.table({"topic": ["a b"], "value": ["1"]})
-    with pytest.raises(SparkSourceError, match=r"the column `topic`: 'a b' is no topic's name"):
+    with pytest.raises(SparkSourceError, match=r"the column `topic`: 'a b' is not a topic name"):
         list(split_by_topic(table, SinkColumns(1, topic=0), None))
 
 

@@ -114,7 +114,7 @@ def test_times_are_milliseconds_since_1970() -> None:
     assert parse_times(
         "startingOffsetsByTimestamp", '{"orders": {"0": 1700000000000}}'
     ) == SpecificTimestamps({ORDERS_0: 1_700_000_000_000})
-    with pytest.raises(OptionError, match="orders-0 is a time in milliseconds since 1970, not -1"):
+    with pytest.raises(OptionError, match="orders-0 must be a time in milliseconds since 1970, not -1"):
         parse_times("startingOffsetsByTimestamp", '{"orders": {"0": -1}}')
 
 

@@ -17,7 +17,6 @@ from moldau.spark.source.options import (
     includes_headers,
     is_read_query,
     parse_connection,
-    parse_duration_ms,
     parse_source_options,
 )
 
@@ -62,7 +61,7 @@ def test_only_one_thing_may_say_what_to_read() -> None:
 
 def test_topics_are_listed_with_commas() -> None:
     assert batch(subscribe=" b, a ,,a").subscription == Subscription(topics=("a", "b"))
-    assert "subscribe is a list of topics" in refusal({**BASE, "subscribe": " , "})
+    assert "subscribe must be a comma-separated list of topics" in refusal({**BASE, "subscribe": " , "})
 
 
 def test_a_pattern_is_a_regular_expression() -> None:
@@ -71,8 +70,8 @@ def test_a_pattern_is_a_regular_expression() -> None:
         parse_source_options({**given, "subscribePattern": "or.*"}, is_stream=True).subscription.pattern
         == "or.*"
     )
-    assert "is no regular expression" in refusal({**given, "subscribePattern": "(("})
-    assert "it is empty" in refusal({**given, "subscribePattern": " "})
+    assert "is not a regular expression" in refusal({**given, "subscribePattern": "(("})
+    assert "subscribePattern is empty" in refusal({**given, "subscribePattern": " "})
 
 
 def test_partitions_may_be_assigned() -> None:
@@ -162,7 +161,7 @@ def test_a_time_for_all_goes_before_times_and_those_before_offsets() -> None:
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"])
 def test_a_stream_has_no_end(name: str) -> None:
-    assert f"{name} makes no sense in a stream" in refusal({**BASE, name: "5"}, is_stream=True)
+    assert f"{name} is for batch queries: a stream has no end" in refusal({**BASE, name: "5"}, is_stream=True)
 
 
 def test_a_batch_cannot_start_at_the_latest_or_end_at_the_earliest() -> None:
@@ -181,7 +180,7 @@ def test_both_ends_of_a_batch_are_compared() -> None:
 def test_what_to_do_without_a_record_of_that_time_may_be_chosen() -> None:
     assert not stream().starts_at_latest_without_match
     assert stream(startingOffsetsByTimestampStrategy="Latest").starts_at_latest_without_match
-    assert "is error or latest, not 'first'" in refusal(
+    assert "must be error or latest, not 'first'" in refusal(
         {**BASE, "startingOffsetsByTimestampStrategy": "first"}
     )
 
@@ -189,24 +188,32 @@ def test_what_to_do_without_a_record_of_that_time_may_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
-        ("startingTimestamp", "yesterday", "startingTimestamp is a time in milliseconds since 1970"),
-        ("endingTimestamp", "-5", "endingTimestamp is a time in milliseconds since 1970"),
-        ("failOnDataLoss", "maybe", "failOnDataLoss is true or false, not 'maybe'"),
-        ("includeHeaders", "1", "includeHeaders is true or false, not '1'"),
-        ("publishOffsets", "no", "publishOffsets is true or false, not 'no'"),
-        ("minPartitions", "0", "minPartitions is a whole number, 1 or more, not '0'"),
-        ("minPartitions", "many", "minPartitions is a whole number, 1 or more, not 'many'"),
-        ("maxRecordsPerPartition", "-1", "maxRecordsPerPartition is a whole number, 1 or more"),
-        ("maxOffsetsPerTrigger", "0", "maxOffsetsPerTrigger is a whole number, 1 or more"),
-        ("minOffsetsPerTrigger", "1e3", "minOffsetsPerTrigger is a whole number, 1 or more"),
-        ("maxTriggerDelay", "soon", "maxTriggerDelay is a time like 500ms"),
-        ("fetchOffset.numRetries", "0", "fetchOffset.numRetries is a whole number, 1 or more"),
-        ("fetchOffset.retryIntervalMs", "-1", "fetchOffset.retryIntervalMs is a whole number, 0 or more"),
-        ("kafkaConsumer.pollTimeoutMs", "0", "kafkaConsumer.pollTimeoutMs is a whole number, 1 or more"),
-        ("kafka.isolation.level", "committed", "kafka.isolation.level is read_uncommitted or read_committed"),
+        ("startingTimestamp", "yesterday", "startingTimestamp must be a time in milliseconds since 1970"),
+        ("endingTimestamp", "-5", "endingTimestamp must be a time in milliseconds since 1970"),
+        ("failOnDataLoss", "maybe", "failOnDataLoss must be true or false, not 'maybe'"),
+        ("includeHeaders", "1", "includeHeaders must be true or false, not '1'"),
+        ("publishOffsets", "no", "publishOffsets must be true or false, not 'no'"),
+        ("minPartitions", "0", "minPartitions must be an integer, 1 or more, not '0'"),
+        ("minPartitions", "many", "minPartitions must be an integer, 1 or more, not 'many'"),
+        ("maxRecordsPerPartition", "-1", "maxRecordsPerPartition must be an integer, 1 or more"),
+        ("maxOffsetsPerTrigger", "0", "maxOffsetsPerTrigger must be an integer, 1 or more"),
+        ("minOffsetsPerTrigger", "1e3", "minOffsetsPerTrigger must be an integer, 1 or more"),
+        ("maxTriggerDelay", "soon", "maxTriggerDelay must be a duration such as 500ms"),
+        ("fetchOffset.numRetries", "0", "fetchOffset.numRetries must be an integer, 1 or more"),
+        (
+            "fetchOffset.retryIntervalMs",
+            "-1",
+            "fetchOffset.retryIntervalMs must be an integer, 0 or more",
+        ),
+        ("kafkaConsumer.pollTimeoutMs", "0", "kafkaConsumer.pollTimeoutMs must be an integer, 1 or more"),
+        (
+            "kafka.isolation.level",
+            "committed",
+            "kafka.isolation.level must be read_uncommitted or read_committed",
+        ),
         ("kafka.group.id", " ", "kafka.group.id is empty"),
-        ("kafka.request.timeout.ms", "0", "kafka.request.timeout.ms is a whole number, 1 or more"),
-        ("kafka.max.partition.fetch.bytes", "big", "kafka.max.partition.fetch.bytes is a whole number"),
+        ("kafka.request.timeout.ms", "0", "kafka.request.timeout.ms must be an integer, 1 or more"),
+        ("kafka.max.partition.fetch.bytes", "big", "kafka.max.partition.fetch.bytes must be an integer"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(name: str, value: str, complaint: str) -> None:
@@ -227,7 +234,7 @@ def test_limits_of_a_trigger() -> None:
     [("15m", 900_000), ("1 h", 3_600_000), ("2d", 172_800_000), ("250", 250), ("5000us", 5)],
 )
 def test_durations_are_written_as_in_spark(text: str, expected_ms: int) -> None:
-    assert parse_duration_ms("maxTriggerDelay", text) == expected_ms
+    assert stream(maxTriggerDelay=text).limits.delay_max_ms == expected_ms
 
 
 def test_tasks_and_groups() -> None:
