@@ -80,7 +80,6 @@ PURE = [
     "moldau.logs.producer_state",
     "moldau.client.producer.record_accumulator",
     "moldau.client.producer.batch_payload",
-    "moldau.client.security.jaas",
     "moldau.client.consumer.fetch_position",
     "moldau.client.security.sasl",
     "moldau.client.security.config",

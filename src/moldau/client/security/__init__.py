@@ -1,1 +1,1 @@
-"""TLS and SASL for client connections."""
+"""Client security: TLS and SASL."""

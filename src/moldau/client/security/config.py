@@ -1,15 +1,13 @@
-"""How a client reaches a cluster that does not trust everybody: what there is to say of TLS and SASL, as values.
+"""Security settings of a client: TLS and SASL, parsed from the properties of Kafka's own clients.
 
-`parse_security` reads them from the properties that Kafka's own clients take; `tls.py` and `sasl.py` act on
-them. Nothing
-secret is shown by `repr`, and no error carries any.
+No secret appears in a `repr` or an error message.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from moldau.client.security.jaas import parse_jaas_config
 from moldau.observe.logging import get_logger
 from moldau.settings.option_parser import did_you_mean
 
@@ -22,25 +20,27 @@ _log = get_logger("client.security")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files are read where the client connects. A PEM text goes before a file; without either there is no such thing,
-    but for those who are trusted: then it is the system's authorities."""
+    """Certificates and keys, as files or PEM text; PEM text takes precedence.
+
+    Without trusted certificates the system's authorities are trusted. Files are read when the client is created.
+    """
 
     ca_location: str = ""
-    """Certificates of those who are trusted: PEM, or PKCS12 where the `cryptography` package is installed."""
+    """Trusted certificates: PEM, or PKCS12 if the `cryptography` package is installed."""
     ca_password: str = field(default="", repr=False)
     ca_pem: str = ""
     certificate_location: str = ""
-    """The client's own certificate and those up to an authority, PEM."""
+    """The client's certificate chain, PEM."""
     certificate_pem: str = field(default="", repr=False)
-    """The key may stand beside it."""
+    """May include the key."""
     key_location: str = ""
-    """Of the client's certificate; without it the key is in the certificate's file."""
+    """The key of the client's certificate; if empty, the key is in the certificate's file."""
     key_pem: str = field(default="", repr=False)
     key_password: str = field(default="", repr=False)
     checks_host_name: bool = True
     checks_certificate: bool = True
     versions: tuple[str, ...] = ()
-    """Of the protocol that may be used, such as TLSv1.3; what Python holds to be safe if none is named."""
+    """The allowed TLS versions, such as TLSv1.3; Python's defaults if empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,11 @@ class Sasl:
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:
-            raise ValueError(f"sasl.mechanism is one of {', '.join(MECHANISMS)} here, not {self.mechanism!r}")
+            raise ValueError(
+                f"unsupported sasl.mechanism {self.mechanism!r}; use one of {', '.join(MECHANISMS)}"
+            )
         if not self.username or "\0" in self.username or "\0" in self.password:
-            raise ValueError("SASL needs a user name, and neither that nor the password has a NUL in it")
+            raise ValueError("SASL needs a user name, and neither it nor the password may contain NUL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Security:
 
     @property
     def protocol(self) -> str:
-        """As `security.protocol` says it."""
+        """The value of `security.protocol`."""
         if self.sasl is None:
             return "PLAINTEXT" if self.tls is None else "SSL"
         return "SASL_PLAINTEXT" if self.tls is None else "SASL_SSL"
@@ -94,7 +96,7 @@ _TLS_PROPERTIES = (
 )
 _SASL_PROPERTIES = ("sasl.mechanism", "sasl.mechanisms", "sasl.jaas.config", "sasl.username", "sasl.password")
 PROPERTIES = ("security.protocol", *_SASL_PROPERTIES, *_TLS_PROPERTIES)
-"""All that means something here: first the names of Kafka's Java clients, then librdkafka's."""
+"""All supported properties: first the names of Kafka's Java clients, then librdkafka's."""
 
 _IGNORED = (
     "ssl.protocol",
@@ -109,18 +111,18 @@ _IGNORED = (
     "enable.sasl.oauthbearer.unsecure.jwt",
 )
 _IGNORED_PREFIXES = ("sasl.kerberos.", "sasl.login.", "sasl.oauthbearer.")
-"""What tunes other clients, or is for mechanisms other than those here. It is left aside: properties that were written
-for such a client are to be read as they are."""
+"""Properties that tune other clients or belong to other mechanisms. They are ignored, so that a properties file written
+for such a client can be used unchanged."""
 
 _REJECTED = {
-    "security.providers": "Java classes would decide who is trusted, and there is no Java here",
-    "ssl.engine.factory.class": "a Java class would decide who is trusted, and there is no Java here",
-    "ssl.engine.location": "keys come from files or PEM texts only",
-    "ssl.engine.id": "keys come from files or PEM texts only",
-    "ssl.crl.location": "certificates that were revoked would be trusted, for such lists are not read",
-    "ssl.ca.certificate.stores": "name who is trusted by ssl.ca.location or ssl.truststore.location",
+    "security.providers": "Java classes cannot decide here which brokers are trusted",
+    "ssl.engine.factory.class": "a Java class cannot decide here which brokers are trusted",
+    "ssl.engine.location": "keys come from files or PEM text only",
+    "ssl.engine.id": "keys come from files or PEM text only",
+    "ssl.crl.location": "revocation lists are not supported, so revoked certificates would be trusted",
+    "ssl.ca.certificate.stores": "use ssl.ca.location or ssl.truststore.location",
 }
-"""To leave these aside would change who is trusted."""
+"""Ignoring these would change which brokers are trusted."""
 _TRUST_ALGORITHMS = ("PKIX", "SUNX509", "X509", "X.509")
 
 _UNSTRIPPED_PROPERTIES = (
@@ -130,14 +132,28 @@ _UNSTRIPPED_PROPERTIES = (
     "ssl.keystore.password",
     "ssl.key.password",
 )
-"""Here spaces count."""
+"""Properties whose leading and trailing spaces count."""
 _TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 _OBSOLETE_TLS_VERSIONS = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _STORE_TYPES = ("JKS", "PKCS12", "PEM")
 
+_LOGIN_FLAGS = ("required", "requisite", "sufficient", "optional")
+_TOKEN = re.compile(
+    r"""\s+ | //[^\n]* | /\*.*?\*/      # between tokens
+    | "(?P<double>(?:[^"\\\n]|\\.)*)"
+    | '(?P<single>(?:[^'\\\n]|\\.)*)'
+    | (?P<sign>[=;])
+    | (?P<word>[^\s="';]+)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
+_ESCAPE_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+_QUOTED_PREFIX = "\0"
+"""Marks a quoted token, so that it is not taken for an operator."""
+
 
 def parse_security(properties: Mapping[str, str]) -> Security:
-    """What these properties say, by the names of Kafka's Java clients or librdkafka's; raises ValueError."""
+    """Parses properties named as in Kafka's Java clients or librdkafka; raises ValueError."""
     given = {
         name: value if name in _UNSTRIPPED_PROPERTIES else value.strip()
         for name, value in properties.items()
@@ -149,17 +165,15 @@ def parse_security(properties: Mapping[str, str]) -> Security:
         credentials = [name for name in given if name in _SASL_PROPERTIES]
         if credentials:
             raise ValueError(
-                f"{credentials[0]} needs security.protocol: SASL_SSL, or SASL_PLAINTEXT where the brokers have no TLS"
+                f"{credentials[0]} needs security.protocol: SASL_SSL, or SASL_PLAINTEXT if the brokers have no TLS"
             )
         if given:
-            # Java's clients speak plain text then, and say nothing.
-            _log.warning(
-                f"{next(iter(given))} is not used: security.protocol is not set, and so there is no TLS"
-            )
+            # Java's clients silently use plain text then.
+            _log.warning(f"{next(iter(given))} is ignored: security.protocol is not set, so TLS is not used")
         return Security()
     if protocol not in PROTOCOLS:
         raise ValueError(
-            f"security.protocol is one of {', '.join(PROTOCOLS)}, not {given['security.protocol']!r}"
+            f"unknown security.protocol {given['security.protocol']!r}; use one of {', '.join(PROTOCOLS)}"
         )
     return Security(
         tls=_parse_tls(given) if protocol.endswith("SSL") else None,
@@ -168,19 +182,22 @@ def parse_security(properties: Mapping[str, str]) -> Security:
 
 
 def _is_supported_property(name: str, value: str) -> bool:
-    """Raises ValueError for what is not known, and for what cannot be left aside."""
+    """Returns whether to use a property; raises ValueError if it is unknown or must not be ignored."""
     if name in PROPERTIES:
         return True
     if name == "ssl.trustmanager.algorithm":
         if value.strip() and value.strip().upper() not in _TRUST_ALGORITHMS:
-            raise ValueError(f"{name} is PKIX here, and no other: leave it out")
+            raise ValueError(f"{name} can only be PKIX: leave it out")
         return False
     if name in _REJECTED:
         raise ValueError(f"{name} cannot be set: {_REJECTED[name]}")
     if name in _IGNORED or name.startswith(_IGNORED_PREFIXES):
         return False
-    hint = did_you_mean(name.lower(), (*PROPERTIES, *_IGNORED)) or f"; what is known: {', '.join(PROPERTIES)}"
-    raise ValueError(f"{name} is not known{hint}")
+    hint = (
+        did_you_mean(name.lower(), (*PROPERTIES, *_IGNORED))
+        or f"; supported properties: {', '.join(PROPERTIES)}"
+    )
+    raise ValueError(f"unknown property {name}{hint}")
 
 
 def _parse_sasl(given: Mapping[str, str]) -> Sasl:
@@ -194,7 +211,7 @@ def _parse_sasl(given: Mapping[str, str]) -> Sasl:
         login = parse_jaas_config(given["sasl.jaas.config"])
         if not login.module.endswith(module):
             raise ValueError(
-                f"sasl.mechanism {mechanism} goes with the {module}, not {login.module}, in sasl.jaas.config"
+                f"sasl.mechanism {mechanism} requires {module} in sasl.jaas.config, not {login.module}"
             )
         username = login.options.get("username", username)
         password = login.options.get("password", password)
@@ -208,7 +225,7 @@ def _parse_sasl(given: Mapping[str, str]) -> Sasl:
 def _parse_tls(given: Mapping[str, str]) -> Tls:
     for name in ("ssl.truststore.type", "ssl.keystore.type"):
         if name in given and given[name].upper() not in _STORE_TYPES:
-            raise ValueError(f"{name} is one of {', '.join(_STORE_TYPES)}, not {given[name]!r}")
+            raise ValueError(f"unknown {name} {given[name]!r}; use one of {', '.join(_STORE_TYPES)}")
     fields: dict[str, Any] = {
         "ca_location": given.get("ssl.truststore.location") or given.get("ssl.ca.location", ""),
         "ca_password": given.get("ssl.truststore.password", ""),
@@ -225,18 +242,18 @@ def _parse_tls(given: Mapping[str, str]) -> Tls:
         fields["certificate_pem"] or fields["certificate_location"]
     ):
         raise ValueError(
-            "a key without its certificate: that is ssl.keystore.certificate.chain or ssl.certificate.location"
+            "there is a key but no certificate: set ssl.keystore.certificate.chain or ssl.certificate.location"
         )
     if fields["certificate_pem"] and not (fields["key_pem"] or fields["key_location"]):
-        raise ValueError("a certificate without its key: that is ssl.keystore.key or ssl.key.location")
+        raise ValueError("there is a certificate but no key: set ssl.keystore.key or ssl.key.location")
     algorithm = given.get("ssl.endpoint.identification.algorithm", "https").lower()
     if algorithm not in ("https", "", "none"):
         raise ValueError(
-            "ssl.endpoint.identification.algorithm is https, or empty for no check of host names"
+            "ssl.endpoint.identification.algorithm must be https, or empty to skip the host name check"
         )
     verification = given.get("enable.ssl.certificate.verification", "true").lower()
     if verification not in ("true", "false"):
-        raise ValueError("enable.ssl.certificate.verification is true or false")
+        raise ValueError("enable.ssl.certificate.verification must be true or false")
     return Tls(
         **fields,
         checks_host_name=algorithm == "https" and verification == "true",
@@ -246,12 +263,64 @@ def _parse_tls(given: Mapping[str, str]) -> Tls:
 
 
 def _parse_tls_versions(text: str) -> tuple[str, ...]:
-    """Those of the versions named that are spoken; the old ones beside them are for brokers of others."""
+    """Returns the supported ones of the listed versions; obsolete ones beside them are ignored."""
     named = [version.strip() for version in text.split(",") if version.strip()]
     versions = tuple(version for version in named if version in _TLS_VERSIONS)
-    wrong = [version for version in named if version not in (*_TLS_VERSIONS, *_OBSOLETE_TLS_VERSIONS)]
-    if wrong or (named and not versions):
+    unknown = [version for version in named if version not in (*_TLS_VERSIONS, *_OBSOLETE_TLS_VERSIONS)]
+    if unknown or (named and not versions):
         raise ValueError(
-            f"ssl.enabled.protocols has {(wrong or named)[0]!r}: {' and '.join(_TLS_VERSIONS)} are spoken"
+            f"ssl.enabled.protocols has {(unknown or named)[0]!r}; supported are {' and '.join(_TLS_VERSIONS)}"
         )
     return versions
+
+
+class LoginModule(NamedTuple):
+    module: str
+    options: Mapping[str, str]
+
+
+def parse_jaas_config(text: str) -> LoginModule:
+    """Parses the login module in `sasl.jaas.config`: `some.LoginModule required name="value" ...;`.
+
+    Raises ValueError, which does not quote the text because of its secrets.
+    """
+    tokens = _tokenize(text)
+    if len(tokens) < 3 or tokens[1].lower() not in _LOGIN_FLAGS:
+        raise ValueError(
+            'sasl.jaas.config must be `some.LoginModule required username="..." password="...";`'
+        )
+    if tokens.count(";") != 1 or tokens[-1] != ";":
+        raise ValueError("sasl.jaas.config must be one login module and end with a semicolon")
+    options = tokens[2:-1]
+    if len(options) % 3 or any(sign != "=" for sign in options[1::3]):
+        raise ValueError("options in sasl.jaas.config must be name=value, with the value in quotes")
+    names, values = options[0::3], options[2::3]
+    if "=" in names or "=" in values:
+        raise ValueError("an option in sasl.jaas.config has no name or no value")
+    return LoginModule(
+        tokens[0],
+        {name: value.removeprefix(_QUOTED_PREFIX) for name, value in zip(names, values, strict=True)},
+    )
+
+
+def _tokenize(text: str) -> list[str]:
+    tokens: list[str] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise ValueError("sasl.jaas.config has an unclosed quote")
+        position = match.end()
+        quoted = match["double"] if match["double"] is not None else match["single"]
+        if quoted is not None:
+            tokens.append(_QUOTED_PREFIX + _ESCAPE.sub(_unescape, quoted))
+        elif match["sign"] or match["word"]:
+            tokens.append(match["sign"] or match["word"])
+    return tokens
+
+
+def _unescape(match: re.Match[str]) -> str:
+    escaped = match[1]
+    if escaped[0] in "01234567":
+        return chr(int(escaped, 8))
+    return _ESCAPE_CHARACTERS.get(escaped, escaped)

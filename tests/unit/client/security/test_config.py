@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from moldau.client.security.config import PROPERTIES, Sasl, Security, Tls, parse_security
-from moldau.client.security.jaas import parse_jaas_config
+from moldau.client.security.config import PROPERTIES, Sasl, Security, Tls, parse_jaas_config, parse_security
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -88,29 +87,38 @@ def test_the_properties_of_kafkas_clients_are_understood(
 @pytest.mark.parametrize(
     ("properties", "complaint"),
     [
-        ({"security.protocol": "TLS"}, "security.protocol is one of PLAINTEXT, SSL"),
+        ({"security.protocol": "TLS"}, "use one of PLAINTEXT, SSL"),
         ({"sasl.mechanism": "PLAIN"}, "sasl.mechanism needs security.protocol.*SASL_SSL"),
         ({"ssl.trustore.location": "x"}, "did you mean ssl.truststore.location"),
         ({"ssl.protocl": "x"}, "did you mean ssl.protocol"),
         ({"sasl.jaas.confg": "x"}, "did you mean sasl.jaas.config"),
-        ({"security.qqqqqqqqqqqqqqqqqqqqqq": "x"}, "is not known; what is known: security.protocol, "),
-        ({"security.providers": "x"}, "security.providers cannot be set: Java classes would decide who"),
-        ({**TLS, "ssl.engine.factory.class": "x"}, "ssl.engine.factory.class cannot be set: .* is trusted"),
-        ({**TLS, "ssl.crl.location": "x"}, "ssl.crl.location cannot be set: certificates that were revoked"),
-        ({**TLS, "ssl.trustmanager.algorithm": "TrustAll"}, "ssl.trustmanager.algorithm is PKIX"),
+        ({"security.qqqqqqqqqqqqqqqqqqqqqq": "x"}, "; supported properties: security.protocol, "),
+        (
+            {"security.providers": "x"},
+            "security.providers cannot be set: Java classes cannot decide here which brokers",
+        ),
+        ({**TLS, "ssl.engine.factory.class": "x"}, "ssl.engine.factory.class cannot be set: .* are trusted"),
+        (
+            {**TLS, "ssl.crl.location": "x"},
+            "ssl.crl.location cannot be set: revocation lists are not supported",
+        ),
+        ({**TLS, "ssl.trustmanager.algorithm": "TrustAll"}, "ssl.trustmanager.algorithm can only be PKIX"),
         ({"security.protocol": "SASL_SSL"}, "SASL needs sasl.mechanism"),
-        ({**SASL, "sasl.mechanism": "GSSAPI"}, "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 here, not 'GSSAPI'"),
+        ({**SASL, "sasl.mechanism": "GSSAPI"}, "'GSSAPI'; use one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
         (SASL, "SASL needs a user"),
         (
             {**SASL, "sasl.jaas.config": f'{SCRAM_MODULE} required username="a" password="b";'},
-            "PLAIN goes with the PlainLoginModule, not .*ScramLoginModule",
+            "PLAIN requires PlainLoginModule .* not .*ScramLoginModule",
         ),
-        ({**TLS, "ssl.truststore.type": "BKS"}, "ssl.truststore.type is one of JKS, PKCS12, PEM"),
-        ({**TLS, "ssl.keystore.key": "x"}, "a key without its certificate"),
-        ({**TLS, "ssl.certificate.pem": "x"}, "a certificate without its key"),
-        ({**TLS, "ssl.endpoint.identification.algorithm": "ldaps"}, "is https, or empty"),
-        ({**TLS, "ssl.enabled.protocols": "TLSv1"}, "has 'TLSv1': TLSv1.2 and TLSv1.3"),
-        ({**TLS, "ssl.enabled.protocols": "TLSv1.3,TLSv13"}, "has 'TLSv13': TLSv1.2 and TLSv1.3"),
+        ({**TLS, "ssl.truststore.type": "BKS"}, "'BKS'; use one of JKS, PKCS12, PEM"),
+        ({**TLS, "ssl.keystore.key": "x"}, "there is a key but no certificate"),
+        ({**TLS, "ssl.certificate.pem": "x"}, "there is a certificate but no key"),
+        ({**TLS, "ssl.endpoint.identification.algorithm": "ldaps"}, "must be https, or empty"),
+        ({**TLS, "ssl.enabled.protocols": "TLSv1"}, "has 'TLSv1'; supported are TLSv1.2 and TLSv1.3"),
+        (
+            {**TLS, "ssl.enabled.protocols": "TLSv1.3,TLSv13"},
+            "has 'TLSv13'; supported are TLSv1.2 and TLSv1.3",
+        ),
         ({**TLS, "enable.ssl.certificate.verification": "no"}, "true or false"),
     ],
 )
@@ -149,7 +157,7 @@ def test_what_java_clients_take_and_does_not_change_who_is_trusted_is_left_aside
 
 def test_properties_of_tls_without_tls_are_told(caplog: pytest.LogCaptureFixture) -> None:
     parse_security({"ssl.truststore.password": "SECRET"})
-    assert "ssl.truststore.password is not used: security.protocol is not set" in caplog.text
+    assert "ssl.truststore.password is ignored: security.protocol is not set" in caplog.text
     assert "SECRET" not in caplog.text
 
 
@@ -206,14 +214,14 @@ def test_jaas_is_read_as_java_reads_it(text: str, options: dict[str, str]) -> No
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "is `some.LoginModule required"),
-        ("m.Login SECRET;", "is `some.LoginModule required"),
-        ('m.Login required password="SECRET"', "ends with a semicolon"),
+        ("", "must be `some.LoginModule required"),
+        ("m.Login SECRET;", "must be `some.LoginModule required"),
+        ('m.Login required password="SECRET"', "end with a semicolon"),
         ('m.Login required password="SECRET";;', "one login module"),
-        ('m.Login required password="SECRET;', "not closed"),
+        ('m.Login required password="SECRET;', "unclosed quote"),
         ('m.Login required password "SECRET";', "name=value"),
         ('m.Login required password="SECRET" username;', "name=value"),
-        ("m.Login required = = SECRET;", "lacks its name or its value"),
+        ("m.Login required = = SECRET;", "has no name or no value"),
     ],
 )
 def test_jaas_that_cannot_be_read_is_not_repeated_in_the_error(text: str, complaint: str) -> None:

@@ -61,16 +61,16 @@ def test_scram_with_512_proves_what_a_broker_checks() -> None:
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        (b"r=somebodyelse,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", "nonce does not go on from ours"),
-        (b"r=rOprNGfwEbeRWgbNEkqO,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", "nonce does not go on from ours"),
-        (SERVER_FIRST.replace(b"4096", b"1"), "asks for 1 iterations"),
-        (SERVER_FIRST.replace(b"4096", b"99999999"), "asks for 99999999 iterations"),
-        (SERVER_FIRST.replace(b"4096", b"many"), "asks for many iterations"),
-        (SERVER_FIRST.replace(b"W22Z", b"!!!!"), "not one of SCRAM"),
+        (b"r=somebodyelse,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", "nonce does not extend the client's"),
+        (b"r=rOprNGfwEbeRWgbNEkqO,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", "nonce does not extend the client's"),
+        (SERVER_FIRST.replace(b"4096", b"1"), "requires 1 iterations"),
+        (SERVER_FIRST.replace(b"4096", b"99999999"), "requires 99999999 iterations"),
+        (SERVER_FIRST.replace(b"4096", b"many"), "requires many iterations"),
+        (SERVER_FIRST.replace(b"W22Z", b"!!!!"), "not a SCRAM message"),
         (b"m=something," + SERVER_FIRST, "extension"),
-        (b"e=unknown-user", "says 'unknown-user'"),
-        (b"\xff\xfe", "not one of SCRAM"),
-        (b"", "not one of SCRAM"),
+        (b"e=unknown-user", "SCRAM error 'unknown-user'"),
+        (b"\xff\xfe", "not a SCRAM message"),
+        (b"", "not a SCRAM message"),
     ],
 )
 def test_a_first_answer_that_is_not_right_ends_it(answer: bytes, complaint: str) -> None:
@@ -85,8 +85,8 @@ def test_a_first_answer_that_is_not_right_ends_it(answer: bytes, complaint: str)
     ("answer", "complaint"),
     [
         (SERVER_FINAL.replace(b"6rri", b"7rri"), "does not know the password"),
-        (b"e=invalid-proof", "says 'invalid-proof'"),
-        (b"", "not one of SCRAM"),
+        (b"e=invalid-proof", "SCRAM error 'invalid-proof'"),
+        (b"", "not a SCRAM message"),
     ],
 )
 def test_a_broker_that_does_not_know_the_password_is_found_out(answer: bytes, complaint: str) -> None:

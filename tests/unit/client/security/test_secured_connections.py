@@ -13,8 +13,8 @@ import pytest
 from moldau.client import AuthenticationError, Cluster, ConnectionLostError, KafkaError, Producer
 from moldau.client.errors import ErrorCode
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS
+from moldau.client.security.channel_security import create_tls_context
 from moldau.client.security.config import Sasl, Security, Tls
-from moldau.client.security.tls import create_tls_context
 from moldau.wire.api_keys import ApiKey
 from support.certificates import KEY_PASSWORD, Certificates, make_certificates
 from support.scripted_broker import Answer, Asked, HangUp, ScriptedBroker
@@ -111,7 +111,7 @@ def test_a_wrong_password_is_told_at_once_and_not_tried_again() -> None:
         wrong = Security(sasl=Sasl("PLAIN", "ada", "SECRET"))
         error = await failure(broker, wrong)
         assert isinstance(error, AuthenticationError)
-        assert "does not accept 'ada', by PLAIN: wrong!" in str(error)
+        assert "rejected user 'ada' (PLAIN): wrong!" in str(error)
         assert "SECRET" not in str(error)
         assert broker.count(ApiKey.SASL_AUTHENTICATE) == 1
 
@@ -121,7 +121,7 @@ def test_a_wrong_password_is_told_at_once_and_not_tried_again() -> None:
 def test_a_mechanism_that_is_not_there_is_told_with_those_that_are() -> None:
     async def test(broker: ScriptedBroker) -> None:
         error = await failure(broker, Security(sasl=Sasl("SCRAM-SHA-256", "ada", "right")))
-        assert "does not take the mechanism SCRAM-SHA-256; it offers PLAIN, OTHER" in str(error)
+        assert "does not support the mechanism SCRAM-SHA-256; it offers PLAIN, OTHER" in str(error)
         assert not error.is_retriable
 
     run(test, plain_broker())
@@ -130,18 +130,18 @@ def test_a_mechanism_that_is_not_there_is_told_with_those_that_are() -> None:
 def test_a_port_without_sasl_is_told() -> None:
     async def test(broker: ScriptedBroker) -> None:
         broker.scripts[ApiKey.SASL_HANDSHAKE] = lambda _: {"error_code": 34, "mechanisms": []}
-        assert "wants no SASL on this port: security.protocol is PLAINTEXT or SSL" in str(
+        assert "does not use SASL on this port: set security.protocol to PLAINTEXT or SSL" in str(
             await failure(broker, ADA)
         )
         del broker.versions[ApiKey.SASL_HANDSHAKE]
-        assert "has no SASL" in str(await failure(broker, ADA))
+        assert "does not support SASL" in str(await failure(broker, ADA))
 
     run(test, plain_broker())
 
 
 def test_who_says_nothing_where_sasl_is_wanted_hears_what_may_be_wrong() -> None:
     async def test(broker: ScriptedBroker) -> None:
-        assert "does it want SASL" in str(await failure(broker, None))
+        assert "does it require SASL" in str(await failure(broker, None))
 
     run(test, plain_broker())
 
@@ -160,7 +160,7 @@ def test_a_broker_that_does_not_prove_who_it_is_gets_nothing() -> None:
             "session_lifetime": 0,
         }
         error = await failure(broker, Security(sasl=Sasl("SCRAM-SHA-256", "ada", "right")))
-        assert "it is not who it should be" in str(error)
+        assert "it is not the expected broker" in str(error)
         assert not error.is_retriable
 
     run(test, plain_broker())
@@ -296,7 +296,7 @@ def test_a_broker_that_wants_a_certificate_gets_one(certificates: Certificates, 
     async def test(broker: ScriptedBroker) -> None:
         for way in ways:
             await start(broker, trusting(certificates, versions=(version,), **way))
-        with pytest.raises(ConnectionLostError, match="does it want a certificate"):
+        with pytest.raises(ConnectionLostError, match="does it require a client certificate"):
             await start(broker, trusting(certificates, versions=(version,)))
 
     run(test, ScriptedBroker(tls=broker_tls(certificates, wants_client=True)))
@@ -314,7 +314,7 @@ def test_tls_to_a_port_without_it_and_the_other_way_round_are_told(certificates:
     async def test(broker: ScriptedBroker) -> None:
         error = await failure(broker, None)
         assert isinstance(error, ConnectionLostError)
-        assert "does it want TLS" in str(error)
+        assert "does it require TLS" in str(error)
 
     async def says_something_else(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -324,7 +324,7 @@ def test_tls_to_a_port_without_it_and_the_other_way_round_are_told(certificates:
             broker.port = server.sockets[0].getsockname()[1]
             error = await failure(broker, trusting(certificates))
             assert isinstance(error, AuthenticationError)
-            assert "Does this port speak TLS" in str(error)
+            assert "Does this port use TLS" in str(error)
 
     run(test, ScriptedBroker(tls=broker_tls(certificates)))
     run(other_way_round, ScriptedBroker())
@@ -337,7 +337,7 @@ def test_tls_to_a_port_without_it_and_the_other_way_round_are_told(certificates:
         (b"nothing", "neither PEM nor PKCS12"),
         (
             b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-            "no certificates that can be used",
+            "no usable certificates",
         ),
     ],
 )
