@@ -79,7 +79,7 @@ PURE = [
     "moldau.logs.leader_epochs",
     "moldau.logs.producer_state",
     "moldau.client.producer.record_accumulator",
-    "moldau.client.producer.batch_payload",
+    "moldau.client.producer.producer_batch",
     "moldau.client.consumer.fetch_position",
     "moldau.client.security.sasl",
     "moldau.client.security.config",

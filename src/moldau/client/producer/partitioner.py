@@ -1,5 +1,6 @@
-"""Which partition a record goes to: by the hash of its key, as Java's producer has it, or to one that changes with each
-batch, so that records without a key travel in few full batches and not in many small ones.
+"""Partitioners: by the hash of the key, as in Java's producer, or sticky for records without a key.
+
+The sticky partition changes with each batch, so that records without a key fill few large batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash of Kafka's producers, unsigned."""
+    """Returns the unsigned 32-bit hash of Kafka's producers."""
     length = len(data)
     value = _SEED ^ length
     whole = length & ~3
@@ -25,20 +26,20 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
-    """Java's: the hash without its sign, over all partitions whether they have a leader now or not."""
+    """Returns the same partition as Java's producer, whether it has a leader now or not."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
 
 
 class StickyPartitioner:
-    """The partition of each topic that records without a key go to now."""
+    """The current partition of each topic for records without a key."""
 
     def __init__(self, random_below: Callable[[int], int]) -> None:
-        """`random_below(n)` gives a random number from 0 to n - 1."""
+        """`random_below(n)` returns a random number from 0 to n - 1."""
         self._random_below = random_below
         self._current: dict[str, int] = {}
 
     def current_partition(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
-        """`available` are the partitions with a leader; when there are none any will do."""
+        """Returns the current partition, choosing among those with a leader (`available`), or all if none has one."""
         partition = self._current.get(topic)
         if partition is None or partition >= partition_count or (available and partition not in available):
             partition = self._choose_other(partition_count, available, None)
@@ -46,7 +47,7 @@ class StickyPartitioner:
         return partition
 
     def next_partition(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
-        """A batch is full: another partition, if there is one."""
+        """Switches to another partition for the next batch, if there is one."""
         partition = self._choose_other(partition_count, available, self._current.get(topic))
         self._current[topic] = partition
         return partition

@@ -1,7 +1,7 @@
-"""The producer: `send` puts a record into a batch of the accumulator, and the sender moves it to its leader.
+"""The producer: `send` appends a record to a batch of the accumulator, and the sender delivers it to the leader.
 
-Idempotent unless told otherwise: whatever happens to connections and leaders, a record that is acknowledged is in the
-log once, and the records of a partition are in the order in which they were sent.
+The producer is idempotent by default: whatever happens to connections and leaders, an acknowledged record is in the
+log exactly once, and the records of a partition are in the order in which they were sent.
 
     async with Producer("localhost:9092") as producer:
         sent = await producer.send("orders", key=b"42", value=b"...")
@@ -24,7 +24,8 @@ from moldau.client.errors import (
 from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.net.metadata import NO_LEADER
 from moldau.client.producer.partitioner import StickyPartitioner, partition_of_key
-from moldau.client.producer.record_accumulator import ProduceResult, RecordAccumulator, estimate_record_size
+from moldau.client.producer.producer_batch import ProduceResult, estimate_record_size
+from moldau.client.producer.record_accumulator import RecordAccumulator
 from moldau.client.producer.sender import Sender
 from moldau.client.record import TopicPartition, is_valid_topic_name
 from moldau.observe.logging import get_logger
@@ -39,17 +40,19 @@ _log = get_logger("client.producer")
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is."""
+    """The position of an acknowledged record."""
 
     topic: str
     partition: int
     offset: int
-    """-1 where the broker does not say: with acks=0, or of a repetition of what it wrote long ago."""
+    """-1 if the broker did not return it: with acks=0, or for a duplicate of an old batch."""
     timestamp: int
-    """The record's own, or the broker's where the topic says so."""
+    """The record's own timestamp, or the broker's if the topic uses LogAppendTime."""
 
 
 class Producer:
+    """Start it before use and close it after, or use it in `async with`."""
+
     def __init__(
         self,
         cluster: str | Sequence[str] | Cluster,
@@ -66,14 +69,16 @@ class Producer:
         delivery_timeout_ms: int = 120_000,
         **cluster_settings: Any,
     ) -> None:
-        """`cluster` is bootstrap servers (with `cluster_settings` as `Cluster` has them), or one that is shared
-        and started. Sizes are in bytes before compression."""
+        """`cluster` is bootstrap servers (`cluster_settings` are then those of `Cluster`) or a started, shared cluster.
+
+        Sizes are in bytes before compression.
+        """
         if acks not in (ACKS_ALL, 0, 1):
-            raise ValueError(f"acks is -1 (all), 0 or 1, not {acks}")
+            raise ValueError(f"acks must be -1 (all), 0 or 1, not {acks}")
         if idempotent and (acks != ACKS_ALL or not 1 <= max_in_flight <= 5):
             raise ValueError("an idempotent producer needs acks=-1 and 1 to 5 requests in flight")
         if compression not in CODECS_BY_NAME:
-            raise ValueError(f"compression is one of {', '.join(CODECS_BY_NAME)}, not {compression!r}")
+            raise ValueError(f"unknown compression {compression!r}; use one of {', '.join(CODECS_BY_NAME)}")
         self._cluster, self._owns_cluster = resolve_cluster(cluster, cluster_settings)
         self._max_request_size = max_request_size
         self._max_block_ms = max_block_ms
@@ -96,26 +101,26 @@ class Producer:
         )
         self._sticky = StickyPartitioner(self._cluster.random.randrange)
         self._tracked_topics: dict[str, None] = {}
-        """Those that were sent to, which the cluster keeps track of."""
+        """The topics sent to so far, which the cluster tracks."""
         self._memory_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """Sizes of records that wait for memory, in the order of their coming."""
+        """The sizes of records that wait for buffer memory, in order."""
         self._pending_flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._is_open = False
         self._is_closed = False
 
-    # Life
-
     async def start(self) -> None:
         if self._is_open or self._is_closed:
-            raise IllegalStateError("a producer is started once")
+            raise IllegalStateError("a producer can be started only once")
         if self._owns_cluster:
             await self._cluster.start()
         self._is_open = True
         self._sender.start()
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
-        """Delivers what was sent, as long as delivery may take or for this time, and ends. What has no outcome by then,
-        or when this is cancelled, fails as in `abort`."""
+        """Delivers all records and closes, within `timeout_ms` if given, else as long as delivery may take.
+
+        Records without a result by then, or when this call is cancelled, fail as in `abort`.
+        """
         self._is_open = False
         self._wake_memory_waiter()
         try:
@@ -123,12 +128,12 @@ class Producer:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                     await self.flush()
         except TimeoutError:
-            _log.warning("the producer closes before everything is delivered", timeout_ms=timeout_ms)
+            _log.warning("the producer closes before all records are delivered", timeout_ms=timeout_ms)
         finally:
             await self.abort()
 
     async def abort(self) -> None:
-        """Ends at once. Records that have no outcome yet fail: whether they were written is not known."""
+        """Closes at once. Records without a result fail; they may or may not have been written."""
         self._is_open = False
         self._is_closed = True
         try:
@@ -169,10 +174,10 @@ class Producer:
         timestamp_ms: int | None = None,
         headers: Iterable[Header] = (),
     ) -> "asyncio.Future[RecordMetadata]":
-        """Takes a record and gives the future of its delivery, which raises KafkaError if that fails.
+        """Buffers a record and returns the future of its delivery, which raises KafkaError if delivery fails.
 
-        Waits while the topic is not known or the memory is full, up to max_block_ms; then raises KafkaError.
-        Without a partition the key decides; records without a key stay together for a batch.
+        Waits for topic metadata and buffer memory up to max_block_ms, then raises KafkaError. Without a partition
+        the key selects one; records without a key stick to one partition per batch.
         """
         self._check_open()
         _validate_topic_name(topic)
@@ -182,7 +187,7 @@ class Producer:
         if size + HEADER_SIZE > self._max_request_size:
             raise KafkaError(
                 ErrorCode.message_too_large,
-                f"a record of about {size} bytes, and max_request_size is {self._max_request_size}",
+                f"a record of about {size} bytes exceeds max_request_size ({self._max_request_size})",
             )
         if (
             topic not in self._tracked_topics
@@ -199,11 +204,11 @@ class Producer:
     async def send_section(
         self, topic: str, partition: int, section: Section
     ) -> "asyncio.Future[RecordMetadata]":
-        """Takes records that were encoded beforehand, which become one batch, in the order of all that is sent to the
-        partition. The future is of its first record; if the batch is refused all of it is.
+        """Buffers records encoded beforehand as one batch, in order with all other records of the partition.
 
-        Waits and raises as `send` does. What is too large for the broker fails, for it cannot be split. The section's
-        bytes are kept, not copied: they stay as they are until the future is done.
+        The future is that of the first record; the whole batch succeeds or fails. Waits and raises as `send` does. A
+        section that is too large for the broker fails, because it cannot be split. Its bytes are not copied, so they
+        must not change until the future is done.
         """
         self._check_open()
         _validate_topic_name(topic)
@@ -211,8 +216,8 @@ class Producer:
         if size + HEADER_SIZE > self._max_request_size:
             raise KafkaError(
                 ErrorCode.message_too_large,
-                f"a section of {size} bytes, and max_request_size is {self._max_request_size}:"
-                " build smaller ones (batch.size), or raise that (max.request.size)",
+                f"a section of {size} bytes exceeds max_request_size ({self._max_request_size}):"
+                " build smaller ones (batch.size), or raise it (max.request.size)",
             )
         await self._wait_for_metadata_and_memory(topic, size)
         target = TopicPartition(topic, self._choose_partition(topic, None, partition, size))
@@ -222,7 +227,7 @@ class Producer:
         return future
 
     async def flush(self) -> None:
-        """Sends without lingering; returns when everything sent before has been delivered or has failed."""
+        """Sends without lingering; returns when all records sent before are delivered or have failed."""
         number = self._accumulator.close_batches()
         if self._accumulator.is_complete(number):
             return
@@ -240,25 +245,21 @@ class Producer:
         if self._sender.failure is not None:
             raise KafkaError(self._sender.failure.code, self._sender.failure.message)
         if not self._is_open:
-            raise IllegalStateError(
-                "the producer is not open: start it before use, and use it before it is closed"
-            )
+            raise IllegalStateError("the producer is not open: it was not started, or it is closed")
 
     async def _wait_for_metadata_and_memory(self, topic: str, size: int) -> None:
-        """Waits until the topic is known and there is room for so many bytes."""
+        """Waits for the topic's metadata and for buffer memory."""
         try:
             async with asyncio.timeout(self._max_block_ms / 1000):
                 await self._wait_on_metadata(topic)
                 await self._wait_for_memory(size)
         except TimeoutError:
-            raise RequestTimedOutError(
-                f"{topic!r} could take no record for {self._max_block_ms} ms"
-            ) from None
-        # Of a producer that was closed meanwhile nobody would send the record.
+            raise RequestTimedOutError(f"{topic!r} accepted no record for {self._max_block_ms} ms") from None
+        # If the producer was closed meanwhile, the record would never be sent.
         self._check_open()
 
     async def _wait_on_metadata(self, topic: str) -> None:
-        """Waits until a topic is there, and has the cluster keep track of it."""
+        """Waits until the topic exists, and has the cluster track it."""
         is_new = topic not in self._tracked_topics
         if is_new:
             self._tracked_topics[topic] = None
@@ -279,18 +280,18 @@ class Producer:
         is_behind_others = bool(self._memory_waiters)
         while is_behind_others or not self._accumulator.has_memory(size):
             is_behind_others = False
-            # The sooner what is there leaves, the sooner there is room.
+            # Sending the open batches at once frees memory sooner.
             self._accumulator.close_batches()
             self._sender.wakeup()
-            turn = (size, asyncio.get_running_loop().create_future())
-            self._memory_waiters.append(turn)
+            waiter = (size, asyncio.get_running_loop().create_future())
+            self._memory_waiters.append(waiter)
             try:
-                await turn[1]
+                await waiter[1]
             finally:
-                if turn in self._memory_waiters:
-                    self._memory_waiters.remove(turn)
+                if waiter in self._memory_waiters:
+                    self._memory_waiters.remove(waiter)
                 else:
-                    # The turn is used, or lost by being cancelled: the next one may find room as well.
+                    # This waiter was woken, or cancelled after that: the next one may fit as well.
                     asyncio.get_running_loop().call_soon(self._wake_memory_waiter)
             self._check_open()
 
@@ -298,20 +299,20 @@ class Producer:
         if self._memory_waiters and (
             not self._is_open or self._accumulator.has_memory(self._memory_waiters[0][0])
         ):
-            _, turn = self._memory_waiters.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            _, waiter = self._memory_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _choose_partition(self, topic: str, key: bytes | None, partition: int | None, size: int) -> int:
         info = self._cluster.topics.get(topic)
         if info is None:
-            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"the topic {topic!r} is gone")
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"the topic {topic!r} does not exist")
         known = info.partitions
         if partition is not None:
             if not 0 <= partition < len(known):
                 raise KafkaError(
                     ErrorCode.unknown_topic_or_partition,
-                    f"{topic!r} has {len(known)} partitions, and {partition} is none of them",
+                    f"{topic!r} has {len(known)} partitions; there is no partition {partition}",
                 )
             return partition
         if key is not None:
@@ -322,16 +323,16 @@ class Producer:
             return current_partition
         return self._sticky.next_partition(topic, len(known), available)
 
-    # Outcomes
+    # Results
 
-    def _handle_results(self, outcomes: Iterable[ProduceResult]) -> None:
-        """Tells those who wait for these batches, for memory and for flushes."""
-        for outcome in outcomes:
-            _resolve_futures(outcome)
+    def _handle_results(self, results: Iterable[ProduceResult]) -> None:
+        """Resolves the futures of these batches, and those that wait for memory or a flush."""
+        for result in results:
+            _resolve_futures(result)
         if self._is_closed:
-            closed = ConnectionLostError("the producer was ended before this was delivered")
-            for outcome in self._accumulator.abort_undrained(closed):
-                _resolve_futures(outcome)
+            closed = ConnectionLostError("the producer was closed before the record was delivered")
+            for result in self._accumulator.abort_undrained(closed):
+                _resolve_futures(result)
         self._wake_memory_waiter()
         for flush in [each for each in self._pending_flushes if self._accumulator.is_complete(each[0])]:
             self._pending_flushes.remove(flush)
@@ -341,52 +342,52 @@ class Producer:
 
 def _validate_topic_name(name: str) -> None:
     if not is_valid_topic_name(name):
-        raise ValueError(f"{name!r} is not a topic's name")
+        raise ValueError(f"{name!r} is not a valid topic name")
 
 
 def _validate_section(section: Section) -> Section:
     if section.count < 1:
-        raise ValueError("a section has at least one record")
+        raise ValueError("a section must have at least one record")
     if not 0 <= section.base_timestamp <= TIMESTAMP_MAX or not 0 <= section.max_timestamp <= TIMESTAMP_MAX:
         raise ValueError(
-            "the timestamps of a section are milliseconds since 1970, not"
+            "the timestamps of a section must be milliseconds since 1970, not"
             f" {section.base_timestamp} and {section.max_timestamp}"
         )
     if section.compression not in CODECS_BY_NAME.values():
-        raise ValueError(f"{section.compression} is not the number of a codec")
+        raise ValueError(f"{section.compression} is not a compression codec")
     return section
 
 
 def _validate_record(record: Record) -> Record:
-    """Says at once what could not be encoded later, when nobody would know where it came from."""
+    """Raises for a record that could not be encoded, while the caller can still see which one it is."""
     for name, part in (("key", record.key), ("value", record.value)):
         if part is not None and not isinstance(part, bytes):
-            raise TypeError(f"a record's {name} is bytes or None, not {type(part).__name__}")
+            raise TypeError(f"a record's {name} must be bytes or None, not {type(part).__name__}")
     for header in record.headers:
         name, content = header
         if not isinstance(name, str) or not (content is None or isinstance(content, bytes)):
-            raise TypeError(f"a header is a str with bytes or None, not {header!r}")
+            raise TypeError(f"a header must be a str with bytes or None, not {header!r}")
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"the name of a header is UTF-8, which has no {name!r}") from None
+            raise ValueError(f"the header name {name!r} cannot be encoded as UTF-8") from None
     if not isinstance(record.timestamp, int):
-        raise TypeError(f"a timestamp is a whole number, not {record.timestamp!r}")
+        raise TypeError(f"a timestamp must be an integer, not {record.timestamp!r}")
     if not 0 <= record.timestamp <= TIMESTAMP_MAX:
-        raise ValueError(f"a timestamp is milliseconds since 1970, not {record.timestamp}")
+        raise ValueError(f"a timestamp must be milliseconds since 1970, not {record.timestamp}")
     return record
 
 
-def _resolve_futures(outcome: ProduceResult) -> None:
-    topic, partition = outcome.batch.partition
-    for future, offset, timestamp in outcome.batch.payload.record_results(
-        outcome.base_offset, outcome.log_append_time_ms
+def _resolve_futures(result: ProduceResult) -> None:
+    topic, partition = result.batch.partition
+    for future, offset, timestamp in result.batch.payload.record_results(
+        result.base_offset, result.log_append_time_ms
     ):
         if future.done():
             continue
-        if outcome.error is not None:
-            future.set_exception(KafkaError(outcome.error.code, outcome.error.message))
-            # Whoever sends without looking at the future has chosen not to know.
+        if result.error is not None:
+            future.set_exception(KafkaError(result.error.code, result.error.message))
+            # A caller that never awaits the future does not want the error reported as unretrieved.
             future.exception()
         else:
             future.set_result(RecordMetadata(topic, partition, offset, timestamp))

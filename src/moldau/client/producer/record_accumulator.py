@@ -1,28 +1,30 @@
-"""The producer's memory: batches per partition, their sequences, what may leave when, and what to do when it failed. It
-decides and never waits; `producer.py` does the sending.
+"""The producer's record accumulator: batches per partition, their sequence numbers, retries and expiry.
 
-Order is kept with several batches of a partition under way. The broker refuses a sequence that leaves a gap, so once
-one batch has failed those behind it fail too; all are sent again in their order when no answer is outstanding.
-Until a broker has acknowledged the first batch of a sequence only one is under way, because a broker that does not
-know a producer takes whatever sequence comes first.
+It is pure: it decides which batches to send, and the sender sends them.
 
-A batch that failed for good leaves a gap. What follows then goes on with the next producer epoch and sequence 0,
-which is safe for batches that certainly were not written. Those that may have been are given up, for under a new
-epoch the broker could not tell that it has them.
+Order is kept with several batches of a partition in flight. The broker rejects a sequence that leaves a gap, so when
+one batch fails those behind it fail too; all are sent again in order once no response is outstanding. Until a broker
+has acknowledged the first batch of a sequence only one batch is in flight, because a broker that does not know a
+producer accepts whatever sequence comes first.
+
+A batch that fails for good leaves a gap. The batches behind it then continue with the next producer epoch and
+sequence 0. That is safe only for batches that were certainly not written. Those that may have been written fail,
+because under a new epoch the broker could not detect the duplicates.
 """
 
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
-from moldau.client.producer.batch_payload import (
+from moldau.client.producer.producer_batch import (
     BatchPayload,
+    ProducerBatch,
+    ProduceResult,
     ProducerIdAndEpoch,
     RecordsPayload,
     SectionPayload,
-    estimate_record_size,
 )
 from moldau.client.record import TopicPartition
 from moldau.records.batch import HEADER_SIZE, NO_SEQUENCE, SEQUENCE_LIMIT
@@ -31,6 +33,8 @@ from moldau.records.compression import NONE
 from moldau.records.record import Record
 
 EPOCH_MAX = 2**15 - 1
+
+_NEVER = 2**63
 
 _SEQUENCE_ERRORS = (
     ErrorCode.out_of_order_sequence_number,
@@ -53,75 +57,30 @@ _NOT_WRITTEN_ERRORS = (
     ErrorCode.policy_violation,
     ErrorCode.unsupported_version,
 )
-"""Refusals from before anything is written. After any other error, NOT_LEADER_OR_FOLLOWER too, it may be in the log."""
-
-__all__ = [
-    "EPOCH_MAX",
-    "ProduceResult",
-    "ProducerBatch",
-    "ProducerIdAndEpoch",
-    "RecordAccumulator",
-    "estimate_record_size",
-]
-
-
-@dataclass(slots=True, eq=False)
-class ProducerBatch:
-    """Records that travel together."""
-
-    partition: TopicPartition
-    order: tuple[int, ...]
-    """Its place among all batches of the producer; the halves of a split one share its first number."""
-    created_ms: int
-    payload: BatchPayload
-    size: int
-    """In bytes, about: of records uncompressed, of a section as it is."""
-    is_full: bool = False
-    producer_id_and_epoch: ProducerIdAndEpoch | None = None
-    base_sequence: int = NO_SEQUENCE
-    data: bytes = b""
-    """As it travels; made when it is taken."""
-    attempts: int = 0
-    is_possibly_written: bool = False
-    """An attempt ended without the certainty that it was refused."""
-    last_error: KafkaError | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes more records."""
-        return not self.is_full and self.attempts == 0
-
-
-class ProduceResult(NamedTuple):
-    """A batch is done: acknowledged, or given up with an error."""
-
-    batch: ProducerBatch
-    base_offset: int = -1
-    """-1 where the broker does not say."""
-    log_append_time_ms: int = -1
-    """Where the broker's clock counts; else -1."""
-    error: KafkaError | None = None
+"""Errors that brokers return before writing. After any other, NOT_LEADER_OR_FOLLOWER too, the batch may be written."""
 
 
 @dataclass(slots=True)
 class _PartitionQueue:
-    """The batches of one partition, in their order."""
+    """The batches of one partition, in order."""
 
     producer_id_and_epoch: ProducerIdAndEpoch | None
-    """Who writes to this partition; None until there is a producer id."""
+    """The producer id and epoch for this partition; None until a producer id is known."""
     waiting: list[ProducerBatch] = field(default_factory=list)
     in_flight: list[ProducerBatch] = field(default_factory=list)
     next_sequence: int = 0
     has_acknowledged_batch: bool = False
-    """Whether the broker has acknowledged anything of the present identity."""
+    """Whether the broker has acknowledged a batch of the current producer epoch."""
     needs_epoch_bump: bool = False
-    """The sequence has a gap: when no answer is outstanding the next epoch begins."""
+    """Whether the sequence has a gap: the next epoch begins once no response is outstanding."""
     is_draining: bool = False
-    """One has failed: nothing leaves until the answers to those that were sent with it are in."""
+    """Whether a batch has failed: nothing is sent until the responses to the others in flight have arrived."""
     backoff_until_ms: int = 0
 
 
 class RecordAccumulator:
+    """Collects records in batches and tracks each batch until it is acknowledged or fails."""
+
     def __init__(
         self,
         *,
@@ -145,26 +104,25 @@ class RecordAccumulator:
         self._used_bytes = 0
         self._last_batch_number = 0
 
-    # Records come in
+    # Appending
 
     def has_memory(self, size: int) -> bool:
-        """Whether a record of this size may come in now; one larger than all memory may when there is no other."""
+        """Returns whether a record of this size fits; one larger than the whole buffer fits into an empty one."""
         return self._used_bytes == 0 or self._used_bytes + size <= self._buffer_memory
 
     def fits_open_batch(self, partition: TopicPartition, size: int) -> bool:
-        """Whether a record would join a batch that is there, and not begin one."""
+        """Returns whether a record would join an open batch rather than start one."""
         queue = self._queues.get(partition)
         return queue is not None and self._appendable_batch(queue, size) is not None
 
     def append(self, partition: TopicPartition, record: Record, size: int, handle: Any, now_ms: int) -> bool:
-        """Puts a record (with its `estimate_record_size`) into a batch; says whether there may be something
-        new to send."""
+        """Adds a record of this estimated size; returns whether the sender should look for ready batches."""
         queue = self._queue(partition)
         batch = self._appendable_batch(queue, size)
         is_new = batch is None
         if batch is None:
             batch = self._start_batch(queue, partition, RecordsPayload(self._compression), now_ms)
-        assert isinstance(batch.payload, RecordsPayload), "a section is never open"
+        assert isinstance(batch.payload, RecordsPayload), "a section's batch is never open"
         batch.payload.records.append(record)
         batch.payload.handles.append(handle)
         batch.size += size
@@ -173,7 +131,7 @@ class RecordAccumulator:
         return is_new or batch.is_full
 
     def append_section(self, partition: TopicPartition, section: Section, handle: Any, now_ms: int) -> None:
-        """Puts a section behind what is there, as a batch that is full."""
+        """Adds a section as a full batch of its own."""
         payload = SectionPayload(section, handle)
         batch = self._start_batch(self._queue(partition), partition, payload, now_ms)
         batch.is_full = True
@@ -201,14 +159,14 @@ class RecordAccumulator:
         return last if last is not None and last.is_open and last.size + size <= self._batch_size else None
 
     def close_batches(self) -> int:
-        """Nothing joins the present batches any more, so they need not linger; `is_complete` takes the number."""
+        """Closes all batches to further records, so that they need not linger; returns the number for `is_complete`."""
         for queue in self._queues.values():
             for batch in queue.waiting:
                 batch.is_full = True
         return self._last_batch_number
 
     def is_complete(self, number: int) -> bool:
-        """Whether every batch up to this number has its outcome."""
+        """Returns whether every batch up to this number has its result."""
         return all(batch.order[0] > number for batch in self._incomplete_batches())
 
     @property
@@ -220,33 +178,31 @@ class RecordAccumulator:
             yield from queue.in_flight
             yield from queue.waiting
 
-    # Who writes
+    # Producer id
 
     @property
     def needs_producer_id(self) -> bool:
-        """Whether something waits for a (new) producer id."""
+        """Whether a batch waits for a (new) producer id."""
         return self._idempotent and any(
             queue.producer_id_and_epoch is None and queue.waiting for queue in self._queues.values()
         )
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
-        """Partitions without a producer id take this one, now and later."""
+        """Sets the producer id of all partitions that have none, now and later."""
         self._producer_id_and_epoch = ProducerIdAndEpoch(producer_id, epoch)
         for queue in self._queues.values():
             if queue.producer_id_and_epoch is None:
                 queue.producer_id_and_epoch = self._producer_id_and_epoch
 
-    # Batches go out
+    # Draining
 
     def ready_partitions(self, now_ms: int) -> list[TopicPartition]:
-        """The partitions of which a batch may leave, the one that waits longest first."""
-        ready_partitions = [
-            partition for partition, queue in self._queues.items() if self._ready_at(queue) <= now_ms
-        ]
-        return sorted(ready_partitions, key=lambda partition: self._queues[partition].waiting[0].order)
+        """Returns the partitions with a batch to send, that of the oldest batch first."""
+        ready = [partition for partition, queue in self._queues.items() if self._ready_at(queue) <= now_ms]
+        return sorted(ready, key=lambda partition: self._queues[partition].waiting[0].order)
 
     def next_wakeup_ms(self, now_ms: int) -> int | None:
-        """When next something becomes ready, or too old, though nothing else happens."""
+        """Returns the time at which the next batch becomes ready or expires by the passage of time alone."""
         times = [self._ready_at(queue) for queue in self._queues.values()]
         times += [
             batch.created_ms + self._delivery_timeout_ms
@@ -269,58 +225,56 @@ class RecordAccumulator:
         return max(queue.backoff_until_ms, head.created_ms + self._linger_ms if lingers else 0)
 
     def next_batch_bytes(self, partition: TopicPartition) -> int:
-        """The size of the batch that `drain_next` would give."""
+        """Returns the size of the batch that `drain_next` would return."""
         return self._queues[partition].waiting[0].size
 
     def drain_next(self, partition: TopicPartition) -> ProducerBatch:
-        """The next batch of a partition that is ready, now under way, with its bytes in `data`.
+        """Returns the next batch of a ready partition, now in flight, with its encoding in `data`.
 
-        Whatever building it raises leaves everything as it was; then `fail_next` it.
+        If encoding it raises, nothing has changed; then call `fail_next`.
         """
         queue = self._queues[partition]
         batch = queue.waiting[0]
         assert queue.producer_id_and_epoch is not None, "a partition without a producer id is never ready"
-        writer, sequence = batch.producer_id_and_epoch or ProducerIdAndEpoch(), batch.base_sequence
+        producer, sequence = batch.producer_id_and_epoch or ProducerIdAndEpoch(), batch.base_sequence
         is_new_in_sequence = self._idempotent and sequence == NO_SEQUENCE
         if is_new_in_sequence:
-            writer, sequence = queue.producer_id_and_epoch, queue.next_sequence
+            producer, sequence = queue.producer_id_and_epoch, queue.next_sequence
         if not batch.data:
-            batch.data = batch.payload.build(writer, sequence)
+            batch.data = batch.payload.build(producer, sequence)
         if is_new_in_sequence:
-            batch.producer_id_and_epoch, batch.base_sequence = writer, sequence
+            batch.producer_id_and_epoch, batch.base_sequence = producer, sequence
             queue.next_sequence = (sequence + batch.payload.count) % SEQUENCE_LIMIT
         batch.attempts += 1
         queue.in_flight.append(queue.waiting.pop(0))
         return batch
 
     def fail_next(self, partition: TopicPartition, error: KafkaError) -> list[ProduceResult]:
-        """Gives up the next batch of a partition: it cannot be sent at all."""
+        """Fails the next batch of a partition, because it cannot be sent at all."""
         queue = self._queues[partition]
         batch = queue.waiting.pop(0)
         return [self._abort_batch(queue, batch, error), *self._maybe_bump_epoch(queue)]
 
-    # Outcomes
+    # Results
 
     def complete_batch(
         self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int = -1
     ) -> list[ProduceResult]:
-        """The broker has it."""
+        """Completes a batch that the broker has acknowledged."""
         queue = self._queues[batch.partition]
         queue.in_flight.remove(batch)
         queue.has_acknowledged_batch = (
             queue.has_acknowledged_batch or batch.producer_id_and_epoch == queue.producer_id_and_epoch
         )
-        return [
-            self._release_memory(ProduceResult(batch, base_offset, log_append_time_ms)),
-            *self._maybe_bump_epoch(queue),
-        ]
+        result = self._release_memory(ProduceResult(batch, base_offset, log_append_time_ms))
+        return [result, *self._maybe_bump_epoch(queue)]
 
     def fail_batch(
         self, batch: ProducerBatch, error: KafkaError, now_ms: int, retry_at_ms: int
     ) -> list[ProduceResult]:
-        """It was refused, or nobody knows: it waits to be sent again, or is given up."""
+        """Handles a failed attempt: the batch is queued again, split, or failed for good."""
         if error.code == ErrorCode.duplicate_sequence_number:
-            # Written before, so long ago that the broker does not remember where.
+            # The batch was written so long ago that the broker no longer knows its offset.
             return self.complete_batch(batch, -1)
         queue = self._queues[batch.partition]
         is_first = self._is_first_incomplete(queue, batch)
@@ -328,31 +282,31 @@ class RecordAccumulator:
         queue.is_draining = bool(queue.in_flight)
         batch.last_error = error
         batch.is_possibly_written = batch.is_possibly_written or error.code not in _NOT_WRITTEN_ERRORS
-        outcomes: list[ProduceResult] = []
+        results: list[ProduceResult] = []
         if now_ms >= batch.created_ms + self._delivery_timeout_ms:
-            outcomes.append(self._abort_batch(queue, batch, error))
+            results.append(self._abort_batch(queue, batch, error))
         elif self._idempotent and error.code in _SEQUENCE_ERRORS:
-            # Behind one that failed this was to be expected. Otherwise the broker does not know of what it had
-            # acknowledged, and the sequence begins anew.
+            # Behind a failed batch this is expected. For the first batch it means that the broker has lost the
+            # producer's state, and the sequence starts again in a new epoch.
             queue.needs_epoch_bump = queue.needs_epoch_bump or is_first
             queue.backoff_until_ms = retry_at_ms
             insort(queue.waiting, batch, key=_batch_order)
         elif error.code in _TOO_LARGE_ERRORS:
-            split = None if batch.is_possibly_written else batch.payload.split()
-            if split is None:
-                outcomes.append(self._abort_batch(queue, batch, batch.payload.too_large_error(error)))
+            halves = None if batch.is_possibly_written else batch.split()
+            if halves is None:
+                results.append(self._abort_batch(queue, batch, batch.payload.too_large_error(error)))
             else:
-                for half in _split_batch(batch, split):
+                for half in halves:
                     insort(queue.waiting, half, key=_batch_order)
         elif error.is_retriable:
             queue.backoff_until_ms = retry_at_ms
             insort(queue.waiting, batch, key=_batch_order)
         else:
-            outcomes.append(self._abort_batch(queue, batch, error))
-        return outcomes + self._maybe_bump_epoch(queue)
+            results.append(self._abort_batch(queue, batch, error))
+        return results + self._maybe_bump_epoch(queue)
 
     def reenqueue(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """It did not leave after all."""
+        """Puts back a drained batch that was not sent."""
         queue = self._queues[batch.partition]
         queue.in_flight.remove(batch)
         queue.is_draining = bool(queue.in_flight)
@@ -360,35 +314,35 @@ class RecordAccumulator:
         insort(queue.waiting, batch, key=_batch_order)
 
     def record_error(self, partition: TopicPartition, error: KafkaError) -> None:
-        """Why the next batch of a partition cannot be taken, for the case that it is never."""
+        """Records why the next batch of a partition cannot be sent now, to be reported if it expires."""
         self._queues[partition].waiting[0].last_error = error
 
     def expire_batches(self, now_ms: int) -> list[ProduceResult]:
-        """Gives up what has waited for longer than the delivery timeout. Batches under way are awaited."""
-        outcomes: list[ProduceResult] = []
+        """Fails waiting batches that are older than the delivery timeout; those in flight get their response."""
+        results: list[ProduceResult] = []
         for queue in self._queues.values():
             for batch in list(queue.waiting):
                 if now_ms >= batch.created_ms + self._delivery_timeout_ms:
                     queue.waiting.remove(batch)
-                    text = f"{batch.partition} took no records for {self._delivery_timeout_ms} ms"
+                    text = f"{batch.partition} accepted no records for {self._delivery_timeout_ms} ms"
                     if batch.last_error is not None:
                         text += f"; the last error was {batch.last_error}"
-                    outcomes.append(self._abort_batch(queue, batch, RequestTimedOutError(text)))
-            outcomes += self._maybe_bump_epoch(queue)
-        return outcomes
+                    results.append(self._abort_batch(queue, batch, RequestTimedOutError(text)))
+            results += self._maybe_bump_epoch(queue)
+        return results
 
     def abort_undrained(self, error: KafkaError) -> list[ProduceResult]:
-        """Gives up everything that waits."""
-        outcomes: list[ProduceResult] = []
+        """Fails all waiting batches."""
+        results: list[ProduceResult] = []
         for queue in self._queues.values():
             waiting, queue.waiting = queue.waiting, []
-            outcomes += [self._abort_batch(queue, batch, error) for batch in waiting]
-        return outcomes
+            results += [self._abort_batch(queue, batch, error) for batch in waiting]
+        return results
 
     def _is_first_incomplete(self, queue: _PartitionQueue, batch: ProducerBatch) -> bool:
-        """Whether every batch of the partition before this one has its outcome, and no gap is known."""
-        before = [each for each in (*queue.in_flight, *queue.waiting) if each.order < batch.order]
-        return not before and not queue.needs_epoch_bump
+        """Returns whether all earlier batches of the partition have their results, and the sequence has no gap."""
+        earlier = [each for each in (*queue.in_flight, *queue.waiting) if each.order < batch.order]
+        return not earlier and not queue.needs_epoch_bump
 
     def _abort_batch(self, queue: _PartitionQueue, batch: ProducerBatch, error: KafkaError) -> ProduceResult:
         if batch.base_sequence != NO_SEQUENCE:
@@ -396,7 +350,7 @@ class RecordAccumulator:
         return self._release_memory(ProduceResult(batch, error=error))
 
     def _maybe_bump_epoch(self, queue: _PartitionQueue) -> list[ProduceResult]:
-        """When no answer is outstanding sending goes on: with the next epoch, if there is a gap."""
+        """Resumes sending once no response is outstanding: with the next epoch, if the sequence has a gap."""
         if queue.in_flight:
             return []
         queue.is_draining = False
@@ -408,43 +362,20 @@ class RecordAccumulator:
             ProducerIdAndEpoch(producer_id, epoch + 1) if epoch < EPOCH_MAX else None
         )
         queue.next_sequence, queue.has_acknowledged_batch, queue.needs_epoch_bump = 0, False, False
-        outcomes = []
+        results = []
         for batch in list(queue.waiting):
             if batch.is_possibly_written:
                 queue.waiting.remove(batch)
                 error = batch.last_error or KafkaError(ErrorCode.out_of_order_sequence_number)
-                outcomes.append(self._release_memory(ProduceResult(batch, error=error)))
+                results.append(self._release_memory(ProduceResult(batch, error=error)))
             else:
                 batch.producer_id_and_epoch, batch.base_sequence, batch.data = None, NO_SEQUENCE, b""
-        return outcomes
+        return results
 
-    def _release_memory(self, outcome: ProduceResult) -> ProduceResult:
-        self._used_bytes -= outcome.batch.size - HEADER_SIZE
-        return outcome
-
-
-_NEVER = 2**63
+    def _release_memory(self, result: ProduceResult) -> ProduceResult:
+        self._used_bytes -= result.batch.size - HEADER_SIZE
+        return result
 
 
 def _batch_order(batch: ProducerBatch) -> tuple[int, ...]:
     return batch.order
-
-
-def _split_batch(batch: ProducerBatch, split: tuple[BatchPayload, BatchPayload]) -> Iterator[ProducerBatch]:
-    """Two batches in the place of one that was refused for its size: together they fill its range of sequences."""
-    sequence = batch.base_sequence
-    for number, payload in enumerate(split):
-        yield ProducerBatch(
-            batch.partition,
-            (*batch.order, number),
-            batch.created_ms,
-            payload,
-            size=HEADER_SIZE + payload.size,
-            is_full=True,
-            producer_id_and_epoch=batch.producer_id_and_epoch,
-            base_sequence=sequence,
-            attempts=batch.attempts,
-            last_error=batch.last_error,
-        )
-        if sequence != NO_SEQUENCE:
-            sequence = (sequence + payload.count) % SEQUENCE_LIMIT

@@ -1,4 +1,4 @@
-"""Moves the accumulator's batches to the leaders of their partitions, several requests under way to each node."""
+"""The producer's sender: delivers batches to the partition leaders, with several requests in flight per node."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,8 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.connection import Connection
 from moldau.client.net.metadata import NO_LEADER
-from moldau.client.producer.record_accumulator import ProducerBatch, ProduceResult, RecordAccumulator
+from moldau.client.producer.producer_batch import ProducerBatch, ProduceResult
+from moldau.client.producer.record_accumulator import RecordAccumulator
 from moldau.client.record import TopicPartition
 from moldau.concurrency.backoff import Backoff
 from moldau.observe.logging import get_logger
@@ -16,14 +17,16 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 LANE = "produce"
-"""Answers to acks=all wait for replicas: nothing else should stand behind them."""
+"""A lane of its own, because responses to acks=all wait for replicas."""
 
 _TRANSACTION_TIMEOUT_MS = 60_000
-"""A field of the request for a producer id that only transactions use."""
+"""A field of InitProducerId that only transactions use."""
 _log = get_logger("client.sender")
 
 
 class Sender:
+    """Sends ready batches in a background task and reports their results."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -34,7 +37,7 @@ class Sender:
         max_request_size: int,
         max_in_flight: int,
     ) -> None:
-        """`on_results` is told of every batch that is done."""
+        """`on_results` is called with the results of completed batches."""
         self._cluster = cluster
         self._accumulator = accumulator
         self._handle_results = on_results
@@ -47,11 +50,11 @@ class Sender:
         self._producer_id_task: asyncio.Task[None] | None = None
         self._send_tasks: dict[int, asyncio.Task[None]] = {}
         self._in_flight: dict[int, list[asyncio.Future[Message]]] = {}
-        """Requests without an answer, by node."""
+        """Responses outstanding, by node."""
         self._unreachable_nodes: dict[int, tuple[Backoff, int]] = {}
-        """Nodes that could not be reached, and when to try again."""
+        """Unreachable nodes, with their backoff and the time of the next attempt."""
         self.failure: KafkaError | None = None
-        """Why nothing can be sent any more."""
+        """The fatal error after which nothing can be sent."""
 
     def start(self) -> None:
         self._run_task = asyncio.get_running_loop().create_task(
@@ -59,7 +62,7 @@ class Sender:
         )
 
     async def stop(self) -> None:
-        """Sends nothing more. Answers that are still under way are taken when they come."""
+        """Stops sending. Responses that are still outstanding are handled when they arrive."""
         tasks = [task for task in (self._run_task, self._producer_id_task) if task is not None]
         tasks += self._send_tasks.values()
         self._run_task = None
@@ -68,21 +71,19 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_for_responses(self) -> None:
-        """Waits until no answer is outstanding."""
-        # Shielded: whoever is tired of waiting must not take the answers from the batches.
+        """Waits until no response is outstanding."""
+        # Shielded, so that cancelling this call does not cancel the responses.
         waiting = [
-            asyncio.shield(answer)
-            for wait_for_responses in self._in_flight.values()
-            for answer in wait_for_responses
+            asyncio.shield(response) for responses in self._in_flight.values() for response in responses
         ]
         await asyncio.gather(*waiting, return_exceptions=True)
 
     def wakeup(self) -> None:
-        """There may be something to send."""
+        """Makes the sender look for ready batches."""
         self._wakeup.set()
 
     def now_ms(self) -> int:
-        # A timer for a whole millisecond may fire a hair before it: that must count as that millisecond.
+        # A timer may fire slightly before its millisecond: that still counts as that millisecond.
         return int(asyncio.get_running_loop().time() * 1000 + 0.01)
 
     async def _run(self) -> None:
@@ -104,7 +105,7 @@ class Sender:
                 pass
 
     def _send_ready(self, now_ms: int) -> int | None:
-        """Has what is ready sent to nodes that have room for more; says when to look again though nothing happens."""
+        """Starts sending to nodes with ready batches; returns when to look again without a wakeup."""
         leaders = dict.fromkeys(
             map(self._cluster.known_leader_of, self._accumulator.ready_partitions(now_ms))
         )
@@ -129,10 +130,10 @@ class Sender:
         try:
             connection = await self._cluster.connection(node, LANE)
             self._unreachable_nodes.pop(node, None)
-            # Between taking batches and sending them nothing is awaited: they leave in the order of their sequences.
+            # Nothing is awaited between draining and sending, so that batches are sent in the order of their sequences.
             while self._can_send_more(node) and (batches := self._drain_batches(node)):
                 self._send_produce_request(node, connection, batches)
-                # With acks=0 there are no answers that would hold the producer back.
+                # With acks=0 no responses hold the producer back.
                 await connection.drain()
         except KafkaError as error:
             self._handle_unreachable(node, error)
@@ -141,7 +142,7 @@ class Sender:
             self._wakeup.set()
 
     def _handle_unreachable(self, node: int, error: KafkaError) -> None:
-        _log.debug("a leader cannot be reached", node=node, error=error)
+        _log.debug("leader unreachable", node=node, error=error)
         now_ms = self.now_ms()
         backoff, _ = self._unreachable_nodes.get(node, (self._cluster.backoff(), 0))
         self._unreachable_nodes[node] = (backoff, now_ms + backoff.next_delay_ms())
@@ -149,7 +150,7 @@ class Sender:
             for partition in self._ready_partitions(node):
                 self._accumulator.record_error(partition, error)
             return
-        # To wait for the delivery timeout would only hide what is wrong.
+        # Waiting for the delivery timeout would only hide the cause.
         while partitions := self._ready_partitions(node):
             for partition in partitions:
                 self._handle_results(self._accumulator.fail_next(partition, error))
@@ -159,7 +160,7 @@ class Sender:
         return [each for each in ready_partitions if self._cluster.known_leader_of(each) == node]
 
     def _drain_batches(self, node: int) -> list[ProducerBatch]:
-        """The batches of one request: one of each partition that is ready, as many as may go together."""
+        """Returns the batches of one request: one of each ready partition, up to max_request_size."""
         batches: list[ProducerBatch] = []
         size = 0
         for partition in self._ready_partitions(node):
@@ -169,7 +170,7 @@ class Sender:
             try:
                 batches.append(self._accumulator.drain_next(partition))
             except Exception as error:
-                _log.exception("a batch cannot be built", partition=str(partition))
+                _log.exception("batch cannot be encoded", partition=str(partition))
                 self._handle_results(self._accumulator.fail_next(partition, _encoding_error(error)))
         return batches
 
@@ -184,7 +185,7 @@ class Sender:
             "timeout": self._cluster.request_timeout_ms,
             "topic_data": [{"name": name, "partition_data": each} for name, each in topics.items()],
         }
-        # The broker has the timeout for its replicas, and some time more to say that it has run out.
+        # Longer than the broker's own timeout for its replicas, so that its timeout response can arrive.
         timeout_ms = self._cluster.request_timeout_ms + self._cluster.retry_backoff_max_ms
         try:
             if self._acks == 0:
@@ -192,16 +193,16 @@ class Sender:
                 for batch in batches:
                     self._handle_results(self._accumulator.complete_batch(batch, -1))
                 return
-            answer = connection.send(ApiKey.PRODUCE, tree, timeout_ms=timeout_ms)
+            response = connection.send(ApiKey.PRODUCE, tree, timeout_ms=timeout_ms)
         except KafkaError as error:
             self._handle_unsent(batches, error)
             raise
         except Exception as error:
-            unsendable = _encoding_error(error)
-            self._handle_unsent(batches, unsendable)
-            raise unsendable from error
-        self._in_flight.setdefault(node, []).append(answer)
-        answer.add_done_callback(lambda future: self._handle_response(node, connection, batches, future))
+            encoding_error = _encoding_error(error)
+            self._handle_unsent(batches, encoding_error)
+            raise encoding_error from error
+        self._in_flight.setdefault(node, []).append(response)
+        response.add_done_callback(lambda future: self._handle_response(node, connection, batches, future))
 
     def _handle_unsent(self, batches: list[ProducerBatch], error: KafkaError) -> None:
         for batch in batches:
@@ -225,31 +226,33 @@ class Sender:
             for batch in batches:
                 self._fail_batch(batch, failure)
         else:
-            told = {
+            responses = {
                 TopicPartition(topic.name, each.index): each
                 for topic in future.result().responses
                 for each in topic.partition_responses
             }
             for batch in batches:
-                self._complete_batch(batch, told.get(batch.partition))
+                self._complete_batch(batch, responses.get(batch.partition))
         self._wakeup.set()
 
-    def _complete_batch(self, batch: ProducerBatch, told: Message | None) -> None:
-        if told is None:
-            missing = f"an answer without {batch.partition}"
+    def _complete_batch(self, batch: ProducerBatch, response: Message | None) -> None:
+        if response is None:
+            missing = f"the response lacks {batch.partition}"
             self._fail_batch(batch, KafkaError(ErrorCode.network_exception, missing))
-        elif told.error_code == ErrorCode.none:
+        elif response.error_code == ErrorCode.none:
             self._handle_results(
-                self._accumulator.complete_batch(batch, told.base_offset, told.log_append_time)
+                self._accumulator.complete_batch(batch, response.base_offset, response.log_append_time)
             )
         else:
-            leader = told.get("current_leader")
+            leader = response.get("current_leader")
             if leader is not None and leader.leader_id >= 0:
                 self._cluster.learn_leader(batch.partition, leader.leader_id, leader.leader_epoch)
-            self._fail_batch(batch, KafkaError(told.error_code, _error_message(told) or str(batch.partition)))
+            self._fail_batch(
+                batch, KafkaError(response.error_code, _error_message(response) or str(batch.partition))
+            )
 
     def _fail_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
-        _log.debug("a batch failed", partition=batch.partition, attempt=batch.attempts, error=error)
+        _log.debug("batch failed", partition=batch.partition, attempt=batch.attempts, error=error)
         if error.is_retriable:
             self._cluster.refresh_soon()
         now_ms = self.now_ms()
@@ -262,18 +265,18 @@ class Sender:
         node_id = None
         while True:
             try:
-                answer = await self._cluster.call(node_id, ApiKey.INIT_PRODUCER_ID, tree)
-                if answer.error_code != ErrorCode.none:
-                    raise KafkaError(answer.error_code, "no producer id was given")
-                self._accumulator.set_producer_id(answer.producer_id, answer.producer_epoch)
+                response = await self._cluster.call(node_id, ApiKey.INIT_PRODUCER_ID, tree)
+                if response.error_code != ErrorCode.none:
+                    raise KafkaError(response.error_code, "InitProducerId failed")
+                self._accumulator.set_producer_id(response.producer_id, response.producer_epoch)
                 break
             except KafkaError as error:
                 if not error.is_retriable:
                     self.failure = error
                     break
-                _log.debug("no producer id yet", error=error)
+                _log.debug("InitProducerId failed and is retried", error=error)
                 await asyncio.sleep(backoff.next_delay_ms() / 1000)
-                # One that is cut off from its controller has none to give, however often it is asked.
+                # A broker that is cut off from the controller cannot allocate ids, so another one is tried.
                 brokers = sorted(self._cluster.brokers)
                 node_id = self._cluster.random.choice(brokers) if brokers else None
         self._producer_id_task = None
@@ -281,15 +284,15 @@ class Sender:
 
 
 def _encoding_error(error: Exception) -> KafkaError:
-    return KafkaError(ErrorCode.invalid_record, f"it cannot be sent: {error!r}")
+    return KafkaError(ErrorCode.invalid_record, f"the batch cannot be encoded: {error!r}")
 
 
-def _error_message(told: Message) -> str:
-    """What a broker says of a refused batch, and of the records at fault if it names them."""
-    texts = [told.get("error_message") or ""]
+def _error_message(response: Message) -> str:
+    """Returns the broker's error message, with those of the invalid records if it names them."""
+    texts = [response.get("error_message") or ""]
     texts += [
         f"record {each.batch_index}: {each.batch_index_error_message}"
-        for each in told.get("record_errors") or ()
+        for each in response.get("record_errors") or ()
         if each.batch_index_error_message
     ]
     return "; ".join(text for text in texts if text)

@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
-from moldau.client.producer.record_accumulator import (
-    EPOCH_MAX,
-    ProducerBatch,
-    ProduceResult,
-    RecordAccumulator,
-    estimate_record_size,
-)
+from moldau.client.producer.producer_batch import ProducerBatch, ProduceResult, estimate_record_size
+from moldau.client.producer.record_accumulator import EPOCH_MAX, RecordAccumulator
 from moldau.client.record import TopicPartition
 from moldau.records.batch import SEQUENCE_LIMIT, Batch
 from moldau.records.batch_builder import Section, build_batch
@@ -392,7 +387,7 @@ def test_a_section_that_is_too_large_is_not_split_and_the_sequence_goes_on_witho
     (outcome,) = mine.fail_batch(large, KafkaError(ErrorCode.message_too_large, "says the broker"), 0, 0)
     assert outcome.error is not None
     size = len(large.data)
-    assert re.search(rf"{size} bytes.*2 records.*batch\.size.*says the broker", str(outcome.error))
+    assert re.search(rf"2 records.*{size} bytes.*batch\.size.*says the broker", str(outcome.error))
     mine.fail_batch(behind, OUT_OF_ORDER, 0, 0)
     (again,) = take_all(mine)
     assert (values(again), sequences(again)) == (["c"], [(1, 0)])

@@ -1,0 +1,223 @@
+"""Batches of the producer, and their payload: records sent one by one, or a section encoded beforehand.
+
+A handle is an opaque object that the caller gets back with a result: one per record, or one per section.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, Self
+
+from moldau.client.errors import KafkaError
+from moldau.client.record import TopicPartition
+from moldau.records.batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_LIMIT
+from moldau.records.batch_builder import (
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    Section,
+    build_batch,
+    encode_batch,
+)
+from moldau.records.record import Record
+
+_RECORD_OVERHEAD_BYTES = 12
+"""Lengths, attributes and deltas: an estimate, slightly above what most records need."""
+_HEADER_OVERHEAD_BYTES = 3
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    producer_id: int = NO_PRODUCER_ID
+    epoch: int = NO_PRODUCER_EPOCH
+
+
+class RecordResult(NamedTuple):
+    """The offset and timestamp of what a handle stands for."""
+
+    handle: Any
+    offset: int
+    """-1 if the broker did not return it."""
+    timestamp: int
+
+
+class BatchPayload(Protocol):
+    @property
+    def count(self) -> int:
+        """The number of records, which is the number of sequence numbers."""
+
+    @property
+    def size(self) -> int:
+        """The approximate size in bytes."""
+
+    @property
+    def handles(self) -> list[Any]: ...
+
+    def build(self, producer: ProducerIdAndEpoch, base_sequence: int) -> bytes:
+        """Encodes the batch."""
+
+    def split(self) -> tuple["BatchPayload", "BatchPayload"] | None:
+        """Returns the two halves; None if the payload cannot be split."""
+
+    def too_large_error(self, error: KafkaError) -> KafkaError:
+        """Returns the error to report when the broker rejects an unsplittable batch as too large."""
+
+    def record_results(self, base_offset: int, log_append_time_ms: int) -> Iterator[RecordResult]: ...
+
+
+@dataclass(slots=True)
+class RecordsPayload:
+    compression: int
+    records: list[Record] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
+
+    @property
+    def size(self) -> int:
+        return sum(map(estimate_record_size, self.records))
+
+    def build(self, producer: ProducerIdAndEpoch, base_sequence: int) -> bytes:
+        return build_batch(
+            self.records,
+            compression=self.compression,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            base_sequence=base_sequence,
+        )
+
+    def split(self) -> tuple[Self, Self] | None:
+        if self.count < 2:
+            return None
+        middle = self.count // 2
+        make = type(self)
+        return (
+            make(self.compression, self.records[:middle], self.handles[:middle]),
+            make(self.compression, self.records[middle:], self.handles[middle:]),
+        )
+
+    def too_large_error(self, error: KafkaError) -> KafkaError:
+        return error
+
+    def record_results(self, base_offset: int, log_append_time_ms: int) -> Iterator[RecordResult]:
+        for number, (handle, record) in enumerate(zip(self.handles, self.records, strict=True)):
+            offset = -1 if base_offset < 0 else base_offset + number
+            yield RecordResult(
+                handle, offset, record.timestamp if log_append_time_ms < 0 else log_append_time_ms
+            )
+
+
+@dataclass(slots=True)
+class SectionPayload:
+    section: Section
+    handle: Any
+
+    @property
+    def count(self) -> int:
+        return self.section.count
+
+    @property
+    def size(self) -> int:
+        return len(self.section.data)
+
+    @property
+    def handles(self) -> list[Any]:
+        return [self.handle]
+
+    def build(self, producer: ProducerIdAndEpoch, base_sequence: int) -> bytes:
+        return encode_batch(
+            self.section.data,
+            base_offset=0,
+            leader_epoch=NO_LEADER_EPOCH,
+            attributes=self.section.compression,
+            last_offset_delta=self.section.count - 1,
+            base_timestamp=self.section.base_timestamp,
+            max_timestamp=self.section.max_timestamp,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            base_sequence=base_sequence,
+            count=self.section.count,
+        )
+
+    def split(self) -> None:
+        return None
+
+    def too_large_error(self, error: KafkaError) -> KafkaError:
+        text = (
+            f"a prebuilt batch of {self.count} records ({HEADER_SIZE + self.size} bytes) is larger than the topic"
+            " allows and cannot be split: build smaller ones (batch.size), or raise the topic's max.message.bytes"
+        )
+        return KafkaError(error.code, f"{text} ({error.message})" if error.message else text)
+
+    def record_results(self, base_offset: int, log_append_time_ms: int) -> Iterator[RecordResult]:
+        timestamp = self.section.base_timestamp if log_append_time_ms < 0 else log_append_time_ms
+        yield RecordResult(self.handle, base_offset, timestamp)
+
+
+@dataclass(slots=True, eq=False)
+class ProducerBatch:
+    """One batch of a partition, from its first record to its result."""
+
+    partition: TopicPartition
+    order: tuple[int, ...]
+    """Its position among all batches of the producer; both halves of a split batch begin with its number."""
+    created_ms: int
+    payload: BatchPayload
+    size: int
+    """The approximate size in bytes: records before compression, a section as encoded."""
+    is_full: bool = False
+    producer_id_and_epoch: ProducerIdAndEpoch | None = None
+    base_sequence: int = NO_SEQUENCE
+    data: bytes = b""
+    """The encoded batch, built when it is drained."""
+    attempts: int = 0
+    is_possibly_written: bool = False
+    """Whether an attempt ended without proof that the broker rejected the batch."""
+    last_error: KafkaError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the batch takes more records."""
+        return not self.is_full and self.attempts == 0
+
+    def split(self) -> "list[ProducerBatch] | None":
+        """Returns two batches that fill the same range of sequences; None if the payload cannot be split."""
+        payloads = self.payload.split()
+        if payloads is None:
+            return None
+        batches, sequence = [], self.base_sequence
+        for number, payload in enumerate(payloads):
+            batch = ProducerBatch(
+                self.partition,
+                (*self.order, number),
+                self.created_ms,
+                payload,
+                size=HEADER_SIZE + payload.size,
+                is_full=True,
+                producer_id_and_epoch=self.producer_id_and_epoch,
+                base_sequence=sequence,
+                attempts=self.attempts,
+                last_error=self.last_error,
+            )
+            batches.append(batch)
+            if sequence != NO_SEQUENCE:
+                sequence = (sequence + payload.count) % SEQUENCE_LIMIT
+        return batches
+
+
+class ProduceResult(NamedTuple):
+    """The final outcome of a batch: acknowledged, or failed with an error."""
+
+    batch: ProducerBatch
+    base_offset: int = -1
+    """-1 if the broker did not return it."""
+    log_append_time_ms: int = -1
+    """The broker's timestamp if the topic uses LogAppendTime, else -1."""
+    error: KafkaError | None = None
+
+
+def estimate_record_size(record: Record) -> int:
+    """Returns about how many bytes a record takes in a batch."""
+    size = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += _HEADER_OVERHEAD_BYTES + len(name) + len(value or b"")
+    return size
