@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
-from moldau.controller.balance import balance_partition_leaders
 from moldau.controller.configuration_control import alter_configs
-from moldau.controller.elections import elect_unclean_leaders, unclean_election_candidates
+from moldau.controller.elections import (
+    balance_partition_leaders,
+    elect_unclean_leaders,
+    unclean_election_candidates,
+)
 from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.reassignment import list_partition_reassignments, plan_drain

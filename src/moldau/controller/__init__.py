@@ -1,4 +1,4 @@
-"""The controller: decides what becomes of topics, settings and brokers, as records of the metadata log.
+"""The controller: decides on topics, configs, brokers and partition leaders, as records of the metadata log.
 
-The decisions are pure functions on `ControllerState`; `driver.py` runs them on the quorum's log.
+Decisions are pure functions on `ControllerState`; `driver.py` (QuorumController) runs them on the metadata log.
 """

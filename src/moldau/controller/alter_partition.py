@@ -1,4 +1,4 @@
-"""Changes of in-sync sets as the leaders want them (AlterPartition), each thought up on a state that must still be."""
+"""ISR changes that partition leaders request (AlterPartition), each valid only for one partition epoch."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -36,24 +36,24 @@ def alter_partition(
     broker_epoch: int,
     changes: Sequence[IsrChange],
 ) -> CoordinatorResult[Record, list[IsrChangeResult]]:
-    """Partition by partition. A reassignment whose new replicas are all in sync by this is done by this; if that
-    takes the leadership from the caller, it is made and answered NEW_LEADER_ELECTED."""
-    _check_caller(state, broker_id, broker_epoch)
+    """Changes the ISR of each partition, and completes a reassignment whose target replicas are all in the new ISR. If
+    that moves the leadership, the result is NEW_LEADER_ELECTED."""
+    check_broker_epoch(state.image, broker_id, broker_epoch)
     decided = speculative_settings(state, settings)
     active = active_brokers(state)
     records: list[Record] = []
     results: list[IsrChangeResult] = []
     seen: set[tuple[UUID, int]] = set()
-    for wanted in changes:
+    for requested in changes:
         try:
-            if (wanted.topic_id, wanted.partition) in seen:
-                raise InvalidRequestError("A partition is named twice.")
-            seen.add((wanted.topic_id, wanted.partition))
-            topic, partition = _look_up(state.image, wanted)
-            _check_isr_change(state.image, broker_id, partition, wanted)
-            _check_not_offline(state, partition, wanted)
+            if (requested.topic_id, requested.partition) in seen:
+                raise InvalidRequestError("Duplicate partition.")
+            seen.add((requested.topic_id, requested.partition))
+            topic, partition = _look_up(state.image, requested)
+            _check_isr_change(state.image, broker_id, partition, requested)
+            _check_not_offline(state, partition, requested)
         except MoldauError as error:
-            results.append(IsrChangeResult(wanted.topic_id, wanted.partition, error=error))
+            results.append(IsrChangeResult(requested.topic_id, requested.partition, error=error))
             continue
         change = PartitionChangeBuilder(
             topic.topic_id,
@@ -61,25 +61,24 @@ def alter_partition(
             min_isr=decided.topic(topic.name).min_insync_replicas,
             active=active,
         )
-        change.isr = tuple(member for member, _ in wanted.isr)
-        change.is_recovering = wanted.is_recovering
-        # Also where the set stays as it is: in a new partition epoch no late copy of another proposal is taken, which
-        # is what its leader wants then.
+        change.isr = tuple(member for member, _ in requested.isr)
+        change.is_recovering = requested.is_recovering
+        # An unchanged ISR is written too: the new partition epoch invalidates delayed copies of other requests.
         record = change.build() or PartitionChangeRecord(
             partition_id=partition.index, topic_id=topic.topic_id, isr=partition.isr
         )
         records.append(record)
-        results.append(_result(broker_id, wanted, change.image_after(record)))
+        results.append(_result(broker_id, requested, change.image_after(record)))
     return CoordinatorResult(records, results)
 
 
-def _result(broker_id: int, wanted: IsrChange, partition: PartitionRegistration) -> IsrChangeResult:
+def _result(broker_id: int, requested: IsrChange, partition: PartitionRegistration) -> IsrChangeResult:
     error = None
     if partition.leader != broker_id:
-        error = NewLeaderElectedError(f"The reassignment is done; broker {partition.leader} leads now.")
+        error = NewLeaderElectedError(f"The reassignment is complete and broker {partition.leader} leads.")
     return IsrChangeResult(
-        wanted.topic_id,
-        wanted.partition,
+        requested.topic_id,
+        requested.partition,
         partition.leader,
         partition.leader_epoch,
         partition.isr,
@@ -89,86 +88,82 @@ def _result(broker_id: int, wanted: IsrChange, partition: PartitionRegistration)
     )
 
 
-def _look_up(image: MetadataImage, wanted: IsrChange) -> tuple[TopicImage, PartitionRegistration]:
-    topic = image.topic_by_id(wanted.topic_id)
+def _look_up(image: MetadataImage, requested: IsrChange) -> tuple[TopicImage, PartitionRegistration]:
+    topic = image.topic_by_id(requested.topic_id)
     if topic is None:
         raise UnknownTopicIdError("This server does not host this topic ID.")
-    if not 0 <= wanted.partition < len(topic.partitions):
-        raise UnknownTopicOrPartitionError(f"No such partition as {topic.name}-{wanted.partition}")
-    return topic, topic.partitions[wanted.partition]
+    if not 0 <= requested.partition < len(topic.partitions):
+        raise UnknownTopicOrPartitionError(f"Partition {topic.name}-{requested.partition} does not exist.")
+    return topic, topic.partitions[requested.partition]
 
 
 def _check_isr_change(
-    image: MetadataImage, broker_id: int, partition: PartitionRegistration, wanted: IsrChange
+    image: MetadataImage, broker_id: int, partition: PartitionRegistration, requested: IsrChange
 ) -> None:
-    _check_leader(broker_id, partition, wanted)
-    _check_partition_epoch(partition, wanted)
-    members = [member for member, _ in wanted.isr]
+    _check_leader(broker_id, partition, requested)
+    _check_partition_epoch(partition, requested)
+    members = [member for member, _ in requested.isr]
     if len(set(members)) < len(members) or not set(members) <= set(partition.replicas):
-        raise InvalidRequestError(
-            f"The in-sync set {members} is not one of the replicas {partition.replicas}."
-        )
+        raise InvalidRequestError(f"The ISR {members} is not a subset of the replicas {partition.replicas}.")
     if broker_id not in members:
-        raise InvalidRequestError(f"The in-sync set {members} is without its leader, broker {broker_id}.")
-    if wanted.is_recovering and (len(members) > 1 or not partition.is_recovering):
+        raise InvalidRequestError(f"The ISR {members} lacks its leader, broker {broker_id}.")
+    if requested.is_recovering and (len(members) > 1 or not partition.is_recovering):
         raise InvalidRequestError(
-            "A leader that recovers from an unclean election is alone in sync, and says once that it is done."
+            "A leader that recovers from an unclean election must be the only ISR member until it has recovered."
         )
-    _check_members(image, partition, wanted)
+    _check_members(image, partition, requested)
 
 
-def _check_leader(broker_id: int, partition: PartitionRegistration, wanted: IsrChange) -> None:
-    if wanted.leader_epoch > partition.leader_epoch or wanted.partition_epoch > partition.partition_epoch:
-        # What the caller knows was committed by a later controller than this one.
+def _check_leader(broker_id: int, partition: PartitionRegistration, requested: IsrChange) -> None:
+    if (
+        requested.leader_epoch > partition.leader_epoch
+        or requested.partition_epoch > partition.partition_epoch
+    ):
+        # The caller's metadata was committed by a later controller.
         raise NotControllerError("The leader knows of a newer controller than this one.")
-    if wanted.leader_epoch < partition.leader_epoch:
-        raise FencedLeaderEpochError(f"The leader epoch is {partition.leader_epoch} by now.")
+    if requested.leader_epoch < partition.leader_epoch:
+        raise FencedLeaderEpochError(f"The leader epoch is {partition.leader_epoch}.")
     if broker_id != partition.leader:
         raise NotLeaderOrFollowerError(
             f"Broker {partition.leader} leads, not {broker_id}.", partition.leader, partition.leader_epoch
         )
 
 
-def _check_partition_epoch(partition: PartitionRegistration, wanted: IsrChange) -> None:
-    """The change was thought up on another state: what it leaves out or keeps may be wrong by now."""
-    if wanted.partition_epoch < partition.partition_epoch:
+def _check_partition_epoch(partition: PartitionRegistration, requested: IsrChange) -> None:
+    if requested.partition_epoch < partition.partition_epoch:
         raise InvalidUpdateVersionError(
-            f"The partition epoch is {partition.partition_epoch} by now, not {wanted.partition_epoch}."
+            f"The partition epoch is {partition.partition_epoch}, not {requested.partition_epoch}."
         )
 
 
-def _check_members(image: MetadataImage, partition: PartitionRegistration, wanted: IsrChange) -> None:
-    """Who joins must be alive, and in the life in which it caught up: a broker that started anew since may have
-    less in its log than the leader has seen it fetch."""
-    for member, epoch in wanted.isr:
+def _check_members(image: MetadataImage, partition: PartitionRegistration, requested: IsrChange) -> None:
+    """Rejects members that are not active, or that registered again after they caught up: their log may have become
+    shorter."""
+    for member, epoch in requested.isr:
         broker = image.brokers.get(member)
         if broker is None:
-            complaint = "is not registered"
+            reason = "is not registered"
         elif broker.in_controlled_shutdown:
-            complaint = "is shutting down"
+            reason = "is shutting down"
         elif broker.fenced:
-            complaint = "is fenced"
+            reason = "is fenced"
         elif epoch == -1 and member not in partition.isr:
-            complaint = "joins without its broker epoch"
+            reason = "joins without its broker epoch"
         elif epoch not in (-1, broker.epoch):
-            complaint = f"has the broker epoch {broker.epoch} by now, not {epoch}"
+            reason = f"has broker epoch {broker.epoch}, not {epoch}"
         else:
             continue
-        raise IneligibleReplicaError(f"Broker {member} {complaint}.")
+        raise IneligibleReplicaError(f"Broker {member} {reason}.")
 
 
-def _check_not_offline(state: ControllerState, partition: PartitionRegistration, wanted: IsrChange) -> None:
-    for member, _ in wanted.isr:
+def _check_not_offline(
+    state: ControllerState, partition: PartitionRegistration, requested: IsrChange
+) -> None:
+    for member, _ in requested.isr:
         if member in partition.isr and state.is_transiently_offline(
-            member, wanted.topic_id, wanted.partition
+            member, requested.topic_id, requested.partition
         ):
-            # It stays until another is in sync that can take its place, who may be just about to join.
+            # It stays until another member can take its place, which this change may add.
             continue
-        if state.is_offline(member, wanted.topic_id, wanted.partition):
-            raise IneligibleReplicaError(
-                f"Broker {member} has said that its log of the partition has failed."
-            )
-
-
-def _check_caller(state: ControllerState, broker_id: int, broker_epoch: int) -> None:
-    check_broker_epoch(state.image, broker_id, broker_epoch)
+        if state.is_offline(member, requested.topic_id, requested.partition):
+            raise IneligibleReplicaError(f"Broker {member} has reported its replica offline.")

@@ -1,8 +1,8 @@
-"""What the active controller does unasked: it fences who has fallen silent or is gone, finishes what was left half
-done, elects where nobody in sync is left, and gives leadership back to those who should have it.
+"""Background tasks of the active controller: it fences expired and dead brokers, finishes incomplete changes, runs
+unclean elections and restores preferred leaders.
 
-It lives from the moment the controller becomes active until it no longer is. Everything it changes is a decision like
-any other, so nothing it does can reach a log that this node does not lead any more.
+They run while the controller is active. Each change is a decision like any other, so nothing reaches a log that this
+node no longer leads.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from moldau.controller.balance import balance_partition_leaders
+from moldau.concurrency.notifier import Notifier
 from moldau.controller.cluster_control import (
     METADATA_VERSION,
     SUPPORTED_FEATURES,
@@ -18,7 +18,12 @@ from moldau.controller.cluster_control import (
     reconcile_broker,
     update_features,
 )
-from moldau.controller.elections import elect_unclean_leaders, reconcile_elrs, unclean_election_candidates
+from moldau.controller.elections import (
+    balance_partition_leaders,
+    elect_unclean_leaders,
+    reconcile_elrs,
+    unclean_election_candidates,
+)
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager, remaining_session_ms
 from moldau.controller.index import PartitionName
 from moldau.controller.log_end_query import LogEndQuery
@@ -42,18 +47,18 @@ ProbeBroker = Callable[[int], Awaitable[ProbeResult]]
 FetchLogEnd = Callable[[int, str, int], Awaitable[EpochEndOffset]]
 
 PROBE_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
-"""When a broker whose connection closed is looked for. A process that dies closes its connections one by one, and may
-seem to be there for a moment still."""
+"""When to probe a broker after its connection closed: a process that dies closes its sockets one by one, and may still
+accept connections for a moment."""
 PROBE_CONFIRM_DELAY_S = 0.05
-PROBE_WAIT_S_MAX = 0.15
-"""So long it is waited for what comes of looking for a broker, before new replicas are given to it."""
+PROBE_WAIT_MS_MAX = 150
+"""How long the creation of partitions waits for the probes of suspected brokers."""
 STALL_THRESHOLD_MS = 200
-"""A timer later than this says that the node itself was held up."""
+"""A timer that is later than this shows that the event loop was stalled."""
 LOG_END_ATTEMPTS_MAX = 3
-"""How often a live replica that does not answer is asked for the end of its log, before others are elected without."""
+"""How often a live replica is queried for its log end before an unclean election goes on without it."""
 LOG_END_RETRY_S = 1.0
 SUBMIT_RETRY_S = 0.5
-"""When a decision is made again that the metadata log could not take, because its disk was full for example."""
+"""The delay before a decision is retried that the metadata log could not append, for example on a full disk."""
 
 
 class BackgroundTasks:
@@ -63,31 +68,32 @@ class BackgroundTasks:
         runtime: CoordinatorRuntime[ControllerState, Record],
         settings: EffectiveSettings,
         clock: Clock,
-        image: MetadataImage,
+        state: ControllerState,
         *,
         previous_controller: int,
         leader_silence_ms: int,
         probe: ProbeBroker | None,
         fetch_log_end: FetchLogEnd | None,
     ) -> None:
-        """Begins, on a runtime that has just been loaded with `image`. `leader_silence_ms`: for how long
-        those who elected
-        this controller had heard nothing of the one before."""
+        """Starts the tasks on a runtime that was just loaded with `state`. `leader_silence_ms`: for how long the voters
+        of this controller had not heard from the previous one."""
+        image = state.image
+        self.state = state
         self._node_id = node_id
         self._runtime = runtime
         self._settings = settings
         self._clock = clock
         self._probe = probe
-        self._ask_log_end = fetch_log_end
+        self._fetch_log_end = fetch_log_end
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._rerun_requested: dict[str, None] = {}
         self._suspected_brokers: dict[int, None] = {}
-        """Brokers that are being looked for, and of which nothing was found yet, or a refusal."""
-        self._probe_waiters: list[asyncio.Future[None]] = []
+        """Brokers being probed that have not accepted a connection yet."""
+        self._suspicions_cleared = Notifier()
         self._offline_reports: dict[int, BrokerHeartbeat] = {}
-        """The newest heartbeat of each broker that told of failed logs."""
+        """The latest heartbeat of each broker that reported offline replicas."""
         self._has_stopped = False
         static = settings.static
         self.heartbeat_manager = BrokerHeartbeatManager(static.broker_session_timeout_ms)
@@ -100,77 +106,64 @@ class BackgroundTasks:
             previous_session_ms=remaining_session_ms(static.broker_session_timeout_ms, leader_silence_ms),
         )
         self._next_balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
-        # Submitted before anything that comes from outside: whoever registers does so on these levels.
+        # Submitted before any request, so that registrations are checked against these levels.
         self._feature_update = None if METADATA_VERSION in image.features else runtime.start(_update_features)
         if probe is not None:
             self._suspected_brokers = dict.fromkeys(self._brokers_to_probe(image))
         self._start_task("take over", partial(self._initialize_term, image))
-        self._schedule_timer()
+        self.reschedule_timer()
 
     def stop(self) -> None:
-        """The controller is no longer active."""
+        """Cancels all tasks when the controller is no longer active."""
         self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for task in list(self._tasks.values()):
             task.cancel()
-        for each in self._probe_waiters:
-            _wake(each)
+        self._suspicions_cleared.notify_all()
 
     @property
     def has_stopped(self) -> bool:
-        """Whether nothing of it is under way any more."""
+        """Whether all tasks have ended."""
         return self._has_stopped and not self._tasks
 
     async def wait_stopped(self) -> None:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    # What it is told
-
-    def reschedule_timer(self) -> None:
-        """A session has begun: its end may be the next thing to wait for."""
-        self._schedule_timer()
+    # Triggers
 
     def on_connection_closed(self, broker_id: int, broker_epoch: int) -> None:
-        """A connection on which this broker's heartbeats came has closed: perhaps its process is gone."""
+        """Probes a broker whose heartbeat connection closed: its process may have died."""
         name = f"probe {broker_id} of epoch {broker_epoch}"
         if self._probe is not None:
             self._suspected_brokers[broker_id] = None
         self._start_task(name, partial(self._check_broker, broker_id, broker_epoch))
 
     def start_reconciliation(self, broker_id: int) -> None:
-        """A decision on this broker was too large, and the rest is to be done."""
-        self._start_task(f"finish {broker_id}", partial(self._reconcile_broker, broker_id))
+        """Finishes the changes of a broker whose decision was too large."""
+        self._start_task(f"reconcile {broker_id}", partial(self._reconcile_broker, broker_id))
 
     def on_offline_replicas(self, beat: BrokerHeartbeat) -> None:
-        """A broker says which of its logs have failed, or that none has any more."""
+        """Handles a heartbeat that reports offline replicas, or none after the previous one did."""
         self._offline_reports[beat.broker_id] = beat
-        name = f"failed logs of {beat.broker_id}"
+        name = f"offline replicas of {beat.broker_id}"
         self._start_task(name, partial(self._remove_offline_replicas, beat.broker_id))
 
-    def on_image_change(self, has_leaderless_partitions: bool) -> None:
-        if has_leaderless_partitions:
+    def on_image_change(self) -> None:
+        if self.state.index.leader_count(NO_LEADER) > 0:
             self._start_unclean_elections()
 
     async def wait_until_probed(self) -> None:
-        """Returns when nobody is suspected to be gone, or after a moment: a new topic should not get replicas on a
-        broker whose process has just ended, and whoever creates it wait for them."""
-        if not self._suspected_brokers:
-            return
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[None] = loop.create_future()
-        self._probe_waiters.append(found)
-        timer = loop.call_later(PROBE_WAIT_S_MAX, _wake, found)
-        try:
-            await found
-        finally:
-            timer.cancel()
+        """Waits until no broker is suspected to be dead, but not for long: new partitions should get no replicas on a
+        broker whose process has just died."""
+        if self._suspected_brokers:
+            await self._suspicions_cleared.wait(PROBE_WAIT_MS_MAX)
 
-    # Time
+    # Timer
 
-    def _schedule_timer(self) -> None:
-        """One timer, on whatever comes next. One that turns out to be early is set again when it goes off."""
+    def reschedule_timer(self) -> None:
+        """Sets one timer on the next deadline. A timer that fires too early is set again."""
         if self._has_stopped:
             return
         due = min(self._next_balance_ms, self.heartbeat_manager.next_deadline_ms or self._next_balance_ms)
@@ -187,8 +180,8 @@ class BackgroundTasks:
         now_ms = self._clock.monotonic_ms()
         late_ms = now_ms - self._timer_ms
         if late_ms > STALL_THRESHOLD_MS:
-            # Heartbeats that came meanwhile have not been read yet: nobody is fenced for that.
-            log.warning("the controller was held up", late_ms=late_ms)
+            # Heartbeats that arrived meanwhile are still unread: no broker is fenced for that.
+            log.warning("the controller's event loop was stalled", late_ms=late_ms)
             self.heartbeat_manager.extend_sessions(late_ms)
         for session in self.heartbeat_manager.take_expired(now_ms):
             name = f"fence {session.broker_id} of epoch {session.broker_epoch}"
@@ -199,20 +192,19 @@ class BackgroundTasks:
             )
             if self._settings.broker.auto_leader_rebalance_enable:
                 self._start_task("balance", self._balance_leaders)
-        self._schedule_timer()
+        self.reschedule_timer()
 
-    # Who is alive
+    # Brokers
 
     async def _initialize_term(self, image: MetadataImage) -> None:
-        """Looks after every broker at once, and finishes what the controller before had begun: it may have ended
-        between two decisions that belong together."""
+        """Probes all brokers and finishes what the previous controller left incomplete between two decisions."""
         if self._feature_update is not None:
             try:
                 await self._feature_update
             except (NotControllerError, RequestTimedOutError):
                 raise
             except MoldauError as error:
-                log.error("the controller cannot write its decision", why=str(error))
+                log.error("the controller could not append its decision, will retry", why=str(error))
                 await self._submit_with_retry(_update_features)
         for broker_id in self._brokers_to_probe(image):
             self.on_connection_closed(broker_id, image.brokers[broker_id].epoch)
@@ -237,9 +229,7 @@ class BackgroundTasks:
     def _clear_suspicion(self, broker_id: int) -> None:
         self._suspected_brokers.pop(broker_id, None)
         if not self._suspected_brokers:
-            awaiting, self._probe_waiters = self._probe_waiters, []
-            for each in awaiting:
-                _wake(each)
+            self._suspicions_cleared.notify_all()
 
     async def _fence_if_dead(self, broker_id: int, broker_epoch: int) -> None:
         session = self.heartbeat_manager.of(broker_id, broker_epoch)
@@ -255,17 +245,17 @@ class BackgroundTasks:
                 await self._fence_broker(
                     broker_id,
                     broker_epoch,
-                    "its process is gone",
+                    "its process is not running",
                     cancel_if=lambda: session.heartbeat_count != seen_count,
                 )
                 if session.heartbeat_count == seen_count:
-                    # Its next life need not wait for the end of this one.
+                    # The next incarnation need not wait until this session expires.
                     self.heartbeat_manager.expire_session(broker_id, broker_epoch, self._clock.monotonic_ms())
                 return
             self._clear_suspicion(broker_id)
 
     async def _is_still_refused(self, broker_id: int) -> bool:
-        """One refusal may come from a listener that is just being opened, or from something in between."""
+        """Probes again: a single refusal may come from a listener that is just opening, or from a proxy."""
         await asyncio.sleep(PROBE_CONFIRM_DELAY_S)
         return await self._is_refused(broker_id)
 
@@ -273,14 +263,14 @@ class BackgroundTasks:
         try:
             return self._probe is not None and await self._probe(broker_id) is ProbeResult.REFUSED
         except MoldauError as error:
-            log.warning("a broker cannot be looked for", broker=broker_id, why=str(error))
+            log.warning("could not probe the broker", broker=broker_id, why=str(error))
             return False
 
     async def _fence_expired(self, broker_id: int, broker_epoch: int) -> None:
         await self._fence_broker(
             broker_id,
             broker_epoch,
-            "nothing was heard of it",
+            "its session expired",
             cancel_if=lambda: self.heartbeat_manager.has_valid_session(
                 broker_id, broker_epoch, self._clock.monotonic_ms()
             ),
@@ -289,22 +279,18 @@ class BackgroundTasks:
     async def _fence_broker(
         self, broker_id: int, broker_epoch: int, why: str, *, cancel_if: Callable[[], bool]
     ) -> None:
-        """`cancel_if` is looked at when the decision is made: a heartbeat may have come since."""
-        outcome = "left alone"
+        """Fences the broker unless `cancel_if`, evaluated at the decision: a heartbeat may have arrived."""
 
-        def decide(state: ControllerState) -> CoordinatorResult[Record, bool]:
-            nonlocal outcome
+        def decide(state: ControllerState) -> CoordinatorResult[Record, tuple[bool, bool]]:
             if cancel_if():
-                return CoordinatorResult([], True)
+                return CoordinatorResult([], (True, False))
             decision = fence_broker(state, self._settings, broker_id, broker_epoch)
-            if decision.records:
-                outcome = "fenced"
-            return decision
+            return CoordinatorResult(decision.records, (decision.reply, bool(decision.records)))
 
-        is_finished = await self._submit_with_retry(decide)
-        if outcome == "fenced":
+        is_complete, is_fenced = await self._submit_with_retry(decide)
+        if is_fenced:
             log.warning("broker is fenced", broker=broker_id, epoch=broker_epoch, why=why)
-        if not is_finished:
+        if not is_complete:
             await self._reconcile_broker(broker_id)
 
     async def _reconcile_broker(self, broker_id: int) -> None:
@@ -318,40 +304,40 @@ class BackgroundTasks:
             lambda state: remove_offline_replicas(state, self._settings, self._offline_reports[broker_id])
         ):
             pass
-        # A log that is open again may be the only one to elect, and no record tells of it.
+        # A replica that is online again may be the only candidate, and no record triggers the election.
         self._start_unclean_elections()
 
     async def _submit_with_retry(
         self, decide: Callable[[ControllerState], CoordinatorResult[Record, Any]]
     ) -> Any:
-        """Until the metadata log takes it; raises NotControllerError when this controller's time is over."""
+        """Submits a decision until it is appended; raises NotControllerError when the controller is not active."""
         while True:
             try:
                 return await self._runtime.submit(decide)
             except (NotControllerError, RequestTimedOutError):
                 raise
             except MoldauError as error:
-                log.error("the controller cannot write its decision", why=str(error))
+                log.error("the controller could not append its decision, will retry", why=str(error))
                 await asyncio.sleep(SUBMIT_RETRY_S)
 
-    # Who leads
+    # Leaders
 
     async def _balance_leaders(self) -> None:
         while await self._submit_with_retry(lambda state: balance_partition_leaders(state, self._settings)):
             pass
 
     def _start_unclean_elections(self) -> None:
-        if self._ask_log_end is not None:
+        if self._fetch_log_end is not None:
             self._start_task("elect", self._run_unclean_elections)
 
     async def _run_unclean_elections(self) -> None:
-        """Goes on until no live replica is left that could help."""
-        asked = 0
+        """Runs unclean elections until no partition has a live candidate."""
+        attempts = 0
         while not (query := await self._submit_with_retry(self._query_candidates)).is_empty:
             await self._query_once(query)
-            asked += 1
-            if query.is_complete or asked >= LOG_END_ATTEMPTS_MAX:
-                asked = 0
+            attempts += 1
+            if query.is_complete or attempts >= LOG_END_ATTEMPTS_MAX:
+                attempts = 0
                 await self._submit_with_retry(
                     lambda state: elect_unclean_leaders(state, self._settings, query.log_ends(state))
                 )
@@ -361,7 +347,7 @@ class BackgroundTasks:
         return CoordinatorResult([], LogEndQuery(state, unclean_election_candidates(state, self._settings)))
 
     async def query_log_ends(self, query: LogEndQuery) -> None:
-        """Returns when all have answered, or were asked often enough."""
+        """Queries log ends until all replicas have responded or the attempts are used up."""
         for _ in range(LOG_END_ATTEMPTS_MAX - 1):
             await self._query_once(query)
             if query.is_complete:
@@ -373,17 +359,17 @@ class BackgroundTasks:
         await asyncio.gather(*(self._query_broker(query, *each) for each in query.pending().items()))
 
     async def _query_broker(self, query: LogEndQuery, broker_id: int, names: Sequence[PartitionName]) -> None:
-        if self._ask_log_end is None:
+        if self._fetch_log_end is None:
             return
         for name in names:
             try:
-                query.record_response(broker_id, name, await self._ask_log_end(broker_id, *name))
+                query.record_response(broker_id, name, await self._fetch_log_end(broker_id, *name))
             except (PeerUnreachableError, RequestTimedOutError) as error:
-                log.warning("a broker does not say where its logs end", broker=broker_id, why=str(error))
+                log.warning("the broker did not return its log ends", broker=broker_id, why=str(error))
                 break
             except MoldauError as error:
                 log.warning(
-                    "a replica does not say where its log ends",
+                    "the replica did not return its log end",
                     broker=broker_id,
                     partition=f"{name.topic}-{name.partition}",
                     why=str(error),
@@ -392,7 +378,7 @@ class BackgroundTasks:
     # Tasks
 
     def _start_task(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One at a time of each name; if it is wanted again meanwhile, once more after it."""
+        """Starts a task unless one of this name is running; then that one runs once more after its end."""
         if self._has_stopped:
             return
         if name in self._tasks:
@@ -401,19 +387,19 @@ class BackgroundTasks:
 
         async def run() -> None:
             try:
-                is_wanted = True
-                while is_wanted:
+                needs_run = True
+                while needs_run:
                     self._rerun_requested.pop(name, None)
                     try:
                         await work()
                     except (NotControllerError, RequestTimedOutError):
-                        # The next controller looks after the cluster now.
+                        # The next controller takes over.
                         return
                     except Exception:
-                        log.exception("the controller's upkeep has failed, and is tried again", at=name)
+                        log.exception("a background task of the controller failed, will retry", task=name)
                         await asyncio.sleep(SUBMIT_RETRY_S)
                     else:
-                        is_wanted = name in self._rerun_requested
+                        needs_run = name in self._rerun_requested
             finally:
                 self._rerun_requested.pop(name, None)
                 self._tasks.pop(name, None)
@@ -421,14 +407,5 @@ class BackgroundTasks:
         self._tasks[name] = asyncio.get_running_loop().create_task(run())
 
 
-def _wake(waiting: "asyncio.Future[None]") -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
-
 def _update_features(state: ControllerState) -> CoordinatorResult[Record, None]:
     return update_features(state, {name: high for name, (_, high) in SUPPORTED_FEATURES.items()})
-
-
-def has_leaderless_partitions(state: ControllerState) -> bool:
-    return state.index.leader_count(NO_LEADER) > 0

@@ -1,11 +1,12 @@
-"""Decisions on brokers and what the cluster grants them: registration, heartbeats, fencing, producer ids, features.
+"""Decisions on brokers (Kafka's ClusterControlManager), producer ids and features.
 
-A change of a broker and the changes of its partitions are one decision. Where there are too many for one, the decision
-says so and is made again: each of them leaves a cluster that is in order, only not finished.
+The change of a broker and of its partitions is one decision. If that is too large, the decision's reply says so and
+the caller decides again; the cluster is consistent after each part.
 """
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from moldau.controller.elections import elect_leaderless_partitions, remove_broker_from_isrs
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager
@@ -39,8 +40,7 @@ from moldau.settings.effective import EffectiveSettings
 METADATA_VERSION = "metadata.version"
 
 SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = MappingProxyType({METADATA_VERSION: (30, 30)})
-"""The lowest and highest level of each feature. Level 30 of the metadata is Kafka's 4.3-IV0: it says in which
-versions the metadata records are written."""
+"""Lowest and highest level by feature. metadata.version 30 is Kafka's 4.3-IV0 and fixes the record versions."""
 
 PRODUCER_ID_BLOCK_SIZE = 1000
 PRODUCER_ID_LIMIT = 2**63
@@ -49,11 +49,21 @@ FENCED, UNFENCED = 1, -1
 
 PORT_MAX = 65535
 PARTITIONS_NAMED_MAX = 3
-"""So many partitions a refusal names."""
+"""How many partitions an error message names."""
+
+
+class HeartbeatOutcome(NamedTuple):
+    """What the decision on a heartbeat returns to the controller."""
+
+    reply: BrokerHeartbeatReply
+    is_complete: bool = True
+    """Whether all partition changes fit into the decision."""
+    controlled_shutdown_offset: int | None = None
+    """The new value for the broker's heartbeat state, if it wants to shut down."""
 
 
 def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerRegistration:
-    """The broker, if this is the life of it that is registered: what a former one says has no meaning any more."""
+    """Returns the broker; raises if it is not registered or this is not its current epoch."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
@@ -65,20 +75,19 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) 
 
 
 def is_clean_restart(known: BrokerRegistration, broker: BrokerRegistrationRequest) -> bool:
-    """Whether the broker closed its logs at the end of the very life that is registered: then they hold all that was
-    said of them. Otherwise what had not been synced may be gone."""
+    """Whether the registered incarnation closed its logs at shutdown. Otherwise unsynced records may be lost."""
     return broker.previous_epoch == known.epoch
 
 
 def is_same_disk(known: BrokerRegistration, broker: BrokerRegistrationRequest) -> bool:
-    """Whether the broker's disk is the one of the life that is registered. Otherwise it is empty, or holds an older
-    state, and says nothing of what was committed in that life."""
+    """Whether the registered incarnation ran on the broker's current disk. Otherwise the disk is empty or holds an
+    older state, and committed records may be missing."""
     return known.incarnation_id in broker.previous_incarnations
 
 
 def retained_data(known: BrokerRegistration | None, broker: BrokerRegistrationRequest) -> RetainedData:
-    """What a broker that registers anew still has. Of one that was unregistered nobody knows which life was its
-    last."""
+    """Returns which committed records a registering broker still has. For an unregistered broker the last incarnation
+    is unknown, so it counts as having none."""
     if known is None:
         return RetainedData.NONE
     if is_clean_restart(known, broker):
@@ -96,10 +105,10 @@ def register_broker(
     heartbeat_manager: BrokerHeartbeatManager,
     now_ms: int,
 ) -> CoordinatorResult[Record, int | None]:
-    """Registers a broker, fenced until it has caught up. The reply is its epoch, the offset of its registration in the
-    log; None: there was too much to change before it, and it has to be decided again.
+    """Registers a broker as fenced. The reply is its epoch, which is the offset of its registration record; None if
+    the decision was too large and has to be made again.
 
-    The same incarnation asking again (its first answer was lost, or its endpoints changed) keeps its epoch.
+    An incarnation that registers again (its first response was lost, or its endpoints changed) keeps its epoch.
     """
     _check_registration(state.image, broker)
     known = state.image.brokers.get(broker.broker_id)
@@ -109,17 +118,17 @@ def register_broker(
         _check_no_live_session(known, broker, heartbeat_manager, now_ms)
     records = remove_broker_from_isrs(state, settings, broker.broker_id, retained_data(known, broker))
     if len(records) >= RECORDS_PER_DECISION_MAX:
-        # The former life must not be elected again while this goes on.
+        # Fenced, so that the previous incarnation is not elected before the registration is decided.
         fence = [] if known is None or known.fenced else [_registration_change(known, fenced=FENCED)]
         return CoordinatorResult(_limit_batch([*fence, *records]), None)
-    # The registration comes first, so that its offset is the epoch.
+    # The registration record comes first: its offset is the epoch.
     return CoordinatorResult(
         [_registration_record(broker, state.next_offset, None), *records], state.next_offset
     )
 
 
 def partitions_without_isr(image: MetadataImage, records: Iterable[Record]) -> list[str]:
-    """The partitions of which, by these records, nobody is known to have everything any more."""
+    """Returns the names of the partitions whose ISR these records make empty."""
     return [
         f"{image.topic_names[record.topic_id]}-{record.partition_id}"
         for record in records
@@ -130,24 +139,24 @@ def partitions_without_isr(image: MetadataImage, records: Iterable[Record]) -> l
 def _check_registration(image: MetadataImage, broker: BrokerRegistrationRequest) -> None:
     if broker.cluster_id and image.cluster_id and broker.cluster_id != image.cluster_id:
         raise InconsistentClusterIdError(
-            f"Node {broker.broker_id} belongs to cluster {broker.cluster_id}, and this is cluster {image.cluster_id}. "
+            f"Node {broker.broker_id} belongs to cluster {broker.cluster_id}, but this is cluster {image.cluster_id}. "
             "Start it with the nodes of its own cluster, or with an empty data.dir to join this one."
         )
     if broker.broker_id < 0:
-        raise InvalidRegistrationError(f"A broker's id cannot be negative: {broker.broker_id}.")
+        raise InvalidRegistrationError(f"The broker id must not be negative: {broker.broker_id}.")
     if not broker.endpoints:
         raise InvalidRegistrationError(f"Broker {broker.broker_id} registers without an endpoint.")
     for at in broker.endpoints:
         if not at.host or not 0 < at.port <= PORT_MAX:
             raise InvalidRegistrationError(
-                f"Broker {broker.broker_id} registers an endpoint where nobody can reach it: '{at.host}:{at.port}'."
+                f"Broker {broker.broker_id} registers an endpoint that cannot be connected to: '{at.host}:{at.port}'."
             )
     supported = SUPPORTED_FEATURES if broker.features is None else broker.features
     for name, level in image.features.items():
         low, high = supported.get(name, (0, 0))
         if not low <= level <= high:
             raise UnsupportedVersionError(
-                f"The cluster works at level {level} of {name}; node {broker.broker_id} supports {low} to {high}. "
+                f"The cluster uses level {level} of {name}; node {broker.broker_id} supports {low} to {high}. "
                 "Start it with a version of Moldau that supports this level."
             )
 
@@ -158,16 +167,16 @@ def _check_no_live_session(
     heartbeat_manager: BrokerHeartbeatManager,
     now_ms: int,
 ) -> None:
-    """A process at the address of one that was never heard of, as after a restart of the whole cluster, can only have
-    taken its place."""
+    """Rejects a second live process with the same id. A process at the same endpoints as an incarnation that never
+    sent a heartbeat to this controller (after a restart of the whole cluster) has replaced that incarnation."""
     session = heartbeat_manager.of(known.broker_id, known.epoch)
     if session is None or now_ms >= session.deadline_ms or known.in_controlled_shutdown:
         return
     if session.heartbeat_count > 0 or known.endpoints != tuple(broker.endpoints):
         at = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in known.endpoints)
         raise DuplicateBrokerRegistrationError(
-            f"Another process is registered as node {known.broker_id} ({at}) and was heard of just now. Give this one "
-            "another node.id, or stop the other one; if that is how it ended, its session runs out by itself."
+            f"Another process is registered as node {known.broker_id} ({at}) and has a valid session. Give this one "
+            "another node.id, or stop the other one; if it has stopped already, its session expires soon."
         )
 
 
@@ -198,8 +207,11 @@ def _registration_record(
 def unregister_broker(
     state: ControllerState, settings: EffectiveSettings, broker_id: int
 ) -> CoordinatorResult[Record, bool]:
-    """The broker is not waited for any more. False: it has to be decided again. One that is alive all the same
-    registers anew, as one that may have lost everything: so it must not be the last to have anything."""
+    """Unregisters a broker. The reply is False if the decision was too large and has to be made again.
+
+    A broker that is still alive registers again and counts as having lost all records, so it must not be the last one
+    with all committed records of a partition.
+    """
     broker = state.image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
@@ -214,24 +226,23 @@ def unregister_broker(
 
 
 def _check_not_last_in_isr(state: ControllerState, broker_id: int) -> None:
-    last = []
+    last: list[str] = []
     for name in state.index.partitions_on(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
-        # Who was unregistered comes back as one that may have lost everything.
+        # Unregistered brokers do not count: when they register again they count as having lost all records.
         others = [each for each in partition.elr if each in state.image.brokers]
         if partition.isr == (broker_id,) and not others:
             last.append(f"{name.topic}-{name.partition}")
     if last:
         more = f" and {len(last) - PARTITIONS_NAMED_MAX} more" if len(last) > PARTITIONS_NAMED_MAX else ""
         raise InvalidRequestError(
-            f"Only broker {broker_id} is known to have all records of "
-            f"{', '.join(last[:PARTITIONS_NAMED_MAX])}{more}. Move them "
-            "to other brokers while it is alive; if it is gone for good, elect other replicas uncleanly (moldau "
-            "cluster elect-leaders --unclean), or delete the topics that have none."
+            f"Only broker {broker_id} is known to have all records of {', '.join(last[:PARTITIONS_NAMED_MAX])}{more}. "
+            "Reassign them to other brokers while it is alive; if it cannot be restarted, run an unclean election "
+            "(moldau cluster elect-leaders --unclean), or delete topics that have no other replica."
         )
 
 
-# Alive or not
+# Heartbeats and fencing
 
 
 def process_broker_heartbeat(
@@ -239,18 +250,19 @@ def process_broker_heartbeat(
     settings: EffectiveSettings,
     beat: BrokerHeartbeat,
     heartbeat_manager: BrokerHeartbeatManager,
-) -> CoordinatorResult[Record, BrokerHeartbeatReply]:
-    """What becomes of a broker by what it says of itself.
+) -> CoordinatorResult[Record, HeartbeatOutcome]:
+    """Fences, unfences or shuts down a broker by its heartbeat.
 
-    One that is fenced is taken in when it has caught up with that: it then knows all that was decided before, and
-    first of all what it does not lead any more.
+    A fenced broker is unfenced when it has applied the decision that fenced it: then it knows which partitions it no
+    longer leads.
     """
     broker = check_broker_epoch(state.image, beat.broker_id, beat.broker_epoch)
     is_caught_up = beat.metadata_offset >= state.last_fenced_offset(broker.broker_id)
     records: list[Record] = []
-    fenced, stop = broker.fenced, False
+    fenced, stop, shutdown_offset = broker.fenced, False, None
     if beat.want_shut_down:
-        records, fenced, stop = _controlled_shutdown(state, settings, broker, heartbeat_manager)
+        records, stop, shutdown_offset = _controlled_shutdown(state, settings, broker, heartbeat_manager)
+        fenced = fenced or stop
     elif beat.want_fence:
         if not broker.fenced:
             records = [_registration_change(broker, fenced=FENCED)]
@@ -260,11 +272,14 @@ def process_broker_heartbeat(
         records = [_registration_change(broker, fenced=UNFENCED)]
         records += elect_leaderless_partitions(state, settings, broker.broker_id)
         fenced = False
-    reply = BrokerHeartbeatReply(is_caught_up, fenced, stop)
-    # It tells of this broker alone, and does not wait for what else was decided: leases run on it.
-    return CoordinatorResult(
-        _limit_batch(records), reply, min_committed_offset=state.last_change_offset(broker.broker_id)
+    outcome = HeartbeatOutcome(
+        BrokerHeartbeatReply(is_caught_up, fenced, stop),
+        len(records) < RECORDS_PER_DECISION_MAX,
+        shutdown_offset,
     )
+    # The reply depends on this broker's registration alone and does not wait for other decisions: the lease needs it.
+    offset = state.last_change_offset(broker.broker_id)
+    return CoordinatorResult(_limit_batch(records), outcome, min_committed_offset=offset)
 
 
 def _controlled_shutdown(
@@ -272,36 +287,36 @@ def _controlled_shutdown(
     settings: EffectiveSettings,
     broker: BrokerRegistration,
     heartbeat_manager: BrokerHeartbeatManager,
-) -> tuple[list[Record], bool, bool]:
-    """A controlled shutdown, step by step: its partitions are handed over, the other brokers learn of that, and then
-    it is fenced and may stop."""
+) -> tuple[list[Record], bool, int | None]:
+    """Takes the next step of a controlled shutdown; returns the records, whether the broker may stop, and the
+    controlled shutdown offset.
+
+    Other replicas take over its partitions; when the other brokers have applied that, it is fenced and may stop.
+    """
     if broker.fenced:
-        return [], True, True
+        return [], True, None
     records: list[Record] = []
     if not broker.in_controlled_shutdown:
         records.append(_registration_change(broker, in_controlled_shutdown=1))
     records += remove_broker_from_isrs(state, settings, broker.broker_id)
     session = heartbeat_manager.of(broker.broker_id, broker.epoch)
-    if session is None:
-        return records, False, False
-    if records:
-        session.controlled_shutdown_offset = None
-        return records, False, False
-    if session.controlled_shutdown_offset is None:
-        # Whoever asked for the handover may not have heard that it was decided.
-        session.controlled_shutdown_offset = state.image.offset
+    if records or session is None:
+        return records, False, None
+    # None if the reply to the heartbeat that moved the last partitions was lost.
+    offset = session.controlled_shutdown_offset
+    offset = state.image.offset if offset is None else offset
     others = [each.broker_id for each in state.image.brokers.values() if each.is_active]
-    behind = heartbeat_manager.lowest_metadata_offset(others)
-    if behind is not None and behind < session.controlled_shutdown_offset:
-        return [], False, False
-    return [_registration_change(broker, fenced=FENCED)], True, True
+    lowest = heartbeat_manager.lowest_metadata_offset(others)
+    if lowest is not None and lowest < offset:
+        return [], False, offset
+    return [_registration_change(broker, fenced=FENCED)], True, offset
 
 
 def fence_broker(
     state: ControllerState, settings: EffectiveSettings, broker_id: int, broker_epoch: int
 ) -> CoordinatorResult[Record, bool]:
-    """Takes the broker out of everything it was in. True when nothing is left to be done; a broker that has begun
-    another life meanwhile, or is registered no more, is left alone."""
+    """Fences the broker and removes it from all ISRs; does nothing if it was unregistered or registered again. The
+    reply is True when nothing is left to do."""
     broker = state.image.brokers.get(broker_id)
     if broker is None or broker.epoch != broker_epoch:
         return CoordinatorResult([], True)
@@ -313,8 +328,8 @@ def fence_broker(
 def reconcile_broker(
     state: ControllerState, settings: EffectiveSettings, broker_id: int
 ) -> CoordinatorResult[Record, bool]:
-    """Does what a controller before this one, or a decision that was too large, has left to be done for a broker: one
-    that is not active leads nothing, one that is leads what waits for it. True when nothing is left."""
+    """Makes the partition changes that follow from the broker's state, if a previous controller or a decision that was
+    too large left some to do. The reply is True when nothing is left to do."""
     broker = state.image.brokers.get(broker_id)
     if broker is None:
         return CoordinatorResult([], True)
@@ -337,29 +352,29 @@ def _registration_change(
 
 
 def _limit_batch(records: list[Record]) -> list[Record]:
-    """As many as one decision may have. The change of the broker is the first of them: what is left out is found
-    again by looking at the partitions of a broker that is no longer what they take it for."""
+    """Truncates the records to one decision. The change of the broker is the first, so `reconcile_broker` finds the
+    omitted partition changes."""
     return records[:RECORDS_PER_DECISION_MAX]
 
 
-# What the cluster grants
+# Producer ids and features
 
 
 def allocate_producer_ids(
     state: ControllerState, broker_id: int, broker_epoch: int
 ) -> CoordinatorResult[Record, range]:
-    """The next block of ids, for this broker alone and for ever."""
+    """Allocates the next block of producer ids to the broker."""
     check_broker_epoch(state.image, broker_id, broker_epoch)
     first = state.image.next_producer_id
     block = range(first, first + PRODUCER_ID_BLOCK_SIZE)
     if block.stop > PRODUCER_ID_LIMIT:
-        raise InvalidRequestError("All producer ids have been given away.")
+        raise InvalidRequestError("All producer ids are allocated.")
     record = ProducerIdsRecord(broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=block.stop)
     return CoordinatorResult([record], block)
 
 
 def update_features(state: ControllerState, levels: Mapping[str, int]) -> CoordinatorResult[Record, None]:
-    """Sets the levels that the whole cluster works at."""
+    """Sets the cluster's feature levels."""
     for name, level in levels.items():
         low, high = SUPPORTED_FEATURES.get(name, (0, 0))
         if not low <= level <= high or level == 0:

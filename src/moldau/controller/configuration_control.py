@@ -1,4 +1,5 @@
-"""Decisions on configurations of topics and brokers. A resource's changes are all made, or none of them."""
+"""Decisions on topic and broker configs (Kafka's ConfigurationControlManager). The changes of one resource are
+atomic."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -25,40 +26,42 @@ def alter_configs(
     incremental: bool,
     validate_only: bool,
 ) -> CoordinatorResult[Record, list[ConfigResult]]:
-    """Incremental: each change by itself. Otherwise the changes are all that the resource is to have."""
+    """Alters configs: `incremental` applies single changes, otherwise the changes replace the whole config."""
     records: list[Record] = []
     results: list[ConfigResult] = []
-    minimum: dict[ConfigResource, Mapping[str, str]] = {}
-    for resource, asked in changes.items():
+    with_new_min_isr: dict[ConfigResource, Mapping[str, str]] = {}
+    for resource, requested in changes.items():
         try:
             _check_resource(state.image, resource)
-            _check_config_changes(asked)
+            _check_config_changes(requested)
             current = state.image.config(resource)
-            wanted = _incremental_config(resource, current, asked) if incremental else _full_config(asked)
+            config = (
+                _incremental_config(resource, current, requested) if incremental else _full_config(requested)
+            )
             if resource.type == TOPIC_RESOURCE:
-                settings.validate_topic_configs(wanted)
+                settings.validate_topic_configs(config)
             else:
-                settings.validate_broker_configs(wanted)
+                settings.validate_broker_configs(config)
         except MoldauError as error:
             results.append(ConfigResult(resource, error))
         else:
-            records += _config_records(resource, current, wanted)
+            records += _config_records(resource, current, config)
             results.append(ConfigResult(resource))
-            if current.get(MIN_ISR_CONFIG) != wanted.get(MIN_ISR_CONFIG):
-                minimum[resource] = wanted
-    records += _elr_changes_for_min_isr(state, settings, minimum)
+            if current.get(MIN_ISR_CONFIG) != config.get(MIN_ISR_CONFIG):
+                with_new_min_isr[resource] = config
+    records += _elr_changes_for_min_isr(state, settings, with_new_min_isr)
     return CoordinatorResult([] if validate_only else check_batch_size(records), results)
 
 
 def _elr_changes_for_min_isr(
     state: ControllerState, settings: EffectiveSettings, configs: Mapping[ConfigResource, Mapping[str, str]]
 ) -> list[Record]:
-    """What else changes when the resources have these `configs` and by them another min.insync.replicas."""
+    """Returns the ELR changes that follow from new `configs` with another min.insync.replicas."""
     if not configs:
         return []
     image = dataclasses.replace(state.image, configs={**state.image.configs, **configs})
-    of_all = any(resource.type == BROKER_RESOURCE for resource in configs)
-    topics = list(image.topics) if of_all else [resource.name for resource in configs]
+    is_cluster_wide = any(resource.type == BROKER_RESOURCE for resource in configs)
+    topics = list(image.topics) if is_cluster_wide else [resource.name for resource in configs]
     return recompute_elrs(state, EffectiveSettings(settings.static, image), topics)
 
 
@@ -70,7 +73,7 @@ def _check_resource(image: MetadataImage, resource: ConfigResource) -> None:
         if resource.name not in image.topics:
             raise UnknownTopicOrPartitionError(f"The topic '{resource.name}' does not exist.")
     elif resource.type == BROKER_RESOURCE:
-        # The empty name stands for all brokers.
+        # The empty name is the default of all brokers.
         if resource.name and _broker_id(resource.name) not in image.brokers:
             raise InvalidRequestError(f"No broker with id {resource.name} is registered.")
     else:
@@ -102,7 +105,7 @@ def _full_config(changes: Sequence[ConfigChange]) -> dict[str, str]:
 def _incremental_config(
     resource: ConfigResource, current: Mapping[str, str], changes: Sequence[ConfigChange]
 ) -> dict[str, str]:
-    wanted = dict(current)
+    config = dict(current)
     for change in changes:
         value = change.value
         match change.operation:
@@ -115,20 +118,20 @@ def _incremental_config(
             case ConfigOperation.SET:
                 pass
         if value is None:
-            wanted.pop(change.name, None)
+            config.pop(change.name, None)
         else:
-            wanted[change.name] = value
-    return wanted
+            config[change.name] = value
+    return config
 
 
 def _config_records(
-    resource: ConfigResource, current: Mapping[str, str], wanted: Mapping[str, str]
+    resource: ConfigResource, current: Mapping[str, str], config: Mapping[str, str]
 ) -> list[ConfigRecord]:
-    """Changed and new settings in the order they were asked for, then those to be taken away."""
+    """Returns records for changed and new configs in the order of the request, then for removed ones."""
     changed: dict[str, str | None] = {
-        name: value for name, value in wanted.items() if current.get(name) != value
+        name: value for name, value in config.items() if current.get(name) != value
     }
-    changed.update({name: None for name in current if name not in wanted})
+    changed.update({name: None for name in current if name not in config})
     return [
         ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=name, value=value)
         for name, value in changed.items()

@@ -1,22 +1,19 @@
-"""The controller as the rest of the node sees it: awaitable calls that return when the change is committed. What
-clients ask for returns when every part of this node has taken it, too; what brokers ask does not wait for that, as a
-node that opens its logs may take long.
+"""The quorum controller: runs decisions on the metadata log while this node leads the metadata quorum.
 
-All of them raise NotControllerError where another node's controller decides; `gateway.py` finds that one.
+Its calls return when the change is committed. Calls on behalf of clients return when this node has also published the
+change; calls of brokers do not wait for that, because a node that opens many logs publishes late. All calls raise
+NotControllerError if this controller is not active; `channel.py` finds the active one.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from moldau.concurrency.notifier import Notifier
 from moldau.controller.alter_partition import alter_partition
-from moldau.controller.background_tasks import (
-    BackgroundTasks,
-    FetchLogEnd,
-    ProbeBroker,
-    has_leaderless_partitions,
-)
+from moldau.controller.background_tasks import BackgroundTasks, FetchLogEnd, ProbeBroker
 from moldau.controller.cluster_control import (
+    HeartbeatOutcome,
     allocate_producer_ids,
     partitions_without_isr,
     process_broker_heartbeat,
@@ -25,10 +22,9 @@ from moldau.controller.cluster_control import (
 )
 from moldau.controller.configuration_control import alter_configs
 from moldau.controller.elections import elect_leaders, unclean_election_candidates
+from moldau.controller.heartbeat_manager import find_unready_replicas
 from moldau.controller.ids import Randomness
 from moldau.controller.log_end_query import LogEndQuery
-from moldau.controller.offline_replicas import update_offline_replicas
-from moldau.controller.readiness import find_unready_replicas
 from moldau.controller.reassignment import alter_partition_reassignments, list_partition_reassignments
 from moldau.controller.requests import (
     BrokerHeartbeat,
@@ -48,7 +44,7 @@ from moldau.controller.requests import (
     TopicRef,
     TopicResult,
 )
-from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
+from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_partitions, create_topics, delete_topics
 from moldau.coordinator import CoordinatorResult
 from moldau.coordinator.runtime import CoordinatorRuntime
@@ -64,11 +60,11 @@ log = get_logger("controller")
 
 T = TypeVar("T")
 
-ABANDONED_SHOWN_MAX = 10
+PARTITIONS_LOGGED_MAX = 10
 
 
 class MetadataQuorum(Protocol):
-    """What the controller needs of the quorum whose log it writes."""
+    """The part of the quorum that the controller uses."""
 
     @property
     def is_leader(self) -> bool: ...
@@ -78,12 +74,12 @@ class MetadataQuorum(Protocol):
 
     @property
     def majority_confirmed_ms(self) -> int:
-        """When a majority of the voters last confirmed this leader: no other can have been elected before the fetch
-        timeout has passed since."""
+        """When a majority of the voters last confirmed this leader. No other leader can be elected until the fetch
+        timeout has passed since then."""
 
     @property
     def leader_silence_ms(self) -> int:
-        """For how long the majority that elected this leader had heard of no other one, at least."""
+        """For how long, at least, the majority that elected this leader had not heard from the previous one."""
 
     async def start(self) -> None: ...
 
@@ -91,7 +87,7 @@ class MetadataQuorum(Protocol):
 
 
 class _MetadataLog:
-    """The quorum's log as the decision runtime sees it."""
+    """The metadata log as a coordinator log."""
 
     def __init__(self, quorum: MetadataQuorum) -> None:
         self._quorum = quorum
@@ -113,9 +109,8 @@ class QuorumController:
         probe: ProbeBroker | None = None,
         fetch_log_end: FetchLogEnd | None = None,
     ) -> None:
-        """`probe` looks whether a broker's process is there at all. `fetch_log_end` asks a broker, this one
-        too, for the
-        end of its log of a partition: only where it is given are there unclean elections."""
+        """`probe` connects to a broker to see whether its process is running. `fetch_log_end` fetches the log end of a
+        partition from a broker; without it there are no unclean elections."""
         self._node_id = node_id
         self._quorum = quorum
         self._loader = loader
@@ -123,30 +118,29 @@ class QuorumController:
         self._random = random
         self._clock = clock
         self._probe = probe
-        self._ask_log_end = fetch_log_end
+        self._fetch_log_end = fetch_log_end
         self._runtime: CoordinatorRuntime[ControllerState, Record] = CoordinatorRuntime(
             _MetadataLog(quorum), not_loaded_error=_not_controller_error, on_failure=loader.fail
         )
-        self._state: ControllerState | None = None
         self._tasks: BackgroundTasks | None = None
         self._stopped_tasks: list[BackgroundTasks] = []
-        """Those of former terms whose tasks may still be ending."""
+        """Of previous terms, which may still be stopping."""
         self._previous_controller = NO_LEADER
         self._is_closed = False
-        """Then it does not begin again: the image may lack decisions that it has appended."""
-        self._waiters: list[asyncio.Future[None]] = []
+        """A closed controller is not activated again: the image may lack decisions that it has appended."""
+        self._readiness_changed = Notifier()
         loader.add_commit_listener(self._on_commit)
-        loader.add_image_listener(lambda _: self._notify_waiters())
+        loader.add_image_listener(lambda _: self._readiness_changed.notify_all())
         loader.on_failure(self._on_loader_failure)
 
     @property
     def is_active(self) -> bool:
-        """Whether this node's controller is the one that decides."""
+        """Whether this is the active controller."""
         return self._runtime.is_loaded
 
     @property
     def controller_id(self) -> int:
-        """The active controller's node, -1 while none is known."""
+        """The node of the active controller, -1 if unknown."""
         return self._loader.image.controller_id
 
     @property
@@ -154,12 +148,12 @@ class QuorumController:
         return self._loader.image.controller_epoch
 
     async def start(self) -> None:
-        """Joins the quorum; returns when the cluster has a controller and this node its committed image."""
+        """Joins the quorum and returns when this node has published a committed image."""
         await self._quorum.start()
         await self._loader.wait_for_offset(0)
 
     async def close(self) -> None:
-        """Refuses from now on; returns when no decision is being appended any more."""
+        """Deactivates the controller and returns when no append is in progress."""
         self._is_closed = True
         self._deactivate(NotControllerError("the controller is shutting down"))
         for tasks in self._stopped_tasks:
@@ -194,17 +188,17 @@ class QuorumController:
     async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
     ) -> dict[str, list[str]]:
-        """Returns when all replicas of these topics are ready (of those with more partitions than before: from the
-        first new one on), or else at the deadline with what is not, in words, by topic."""
+        """Waits until the replicas of these topics are ready, from `first_partition` on. Returns by topic why replicas
+        are not ready at the deadline."""
         tasks = self._require_active()
         offset = self._loader.image.offset
-        wanted = {name: (first_partition or {}).get(name, 0) for name in topics}
+        first = {name: (first_partition or {}).get(name, 0) for name in topics}
         while True:
-            found = find_unready_replicas(self._loader.image, tasks.heartbeat_manager, wanted, offset)
+            unready = find_unready_replicas(self._loader.image, tasks.heartbeat_manager, first, offset)
             left_ms = deadline_ms - self._clock.monotonic_ms()
-            if not found or left_ms <= 0:
-                return found
-            await self._wait_for_change(left_ms)
+            if not unready or left_ms <= 0:
+                return unready
+            await self._readiness_changed.wait(left_ms)
             if self._tasks is not tasks:
                 raise _not_controller_error()
 
@@ -224,31 +218,33 @@ class QuorumController:
     # Brokers
 
     async def register_broker(self, broker: BrokerRegistrationRequest, *, is_remote: bool = False) -> int:
-        """The broker's epoch. A broker that is not `is_remote` is in this process, so its former life is over."""
+        """Registers a broker and returns its epoch. If the broker is not remote it runs in this process, so its
+        previous incarnation has stopped."""
         tasks = self._require_active()
         heartbeat_manager = tasks.heartbeat_manager
+        known = tasks.state.image.brokers.get(broker.broker_id)
+        if not is_remote and known is not None and known.incarnation_id != broker.incarnation_id:
+            heartbeat_manager.expire_session(known.broker_id, known.epoch, self._clock.monotonic_ms())
 
-        def decide(state: ControllerState) -> CoordinatorResult[Record, int | None]:
+        def decide(state: ControllerState) -> CoordinatorResult[Record, tuple[int | None, list[str]]]:
             now_ms = self._clock.monotonic_ms()
-            known = state.image.brokers.get(broker.broker_id)
-            if not is_remote and known is not None and known.incarnation_id != broker.incarnation_id:
-                heartbeat_manager.expire_session(known.broker_id, known.epoch, now_ms)
             decision = register_broker(state, self._settings, broker, heartbeat_manager, now_ms)
-            abandoned.extend(partitions_without_isr(state.image, decision.records))
-            return decision
+            without_isr = partitions_without_isr(state.image, decision.records)
+            return CoordinatorResult(decision.records, (decision.reply, without_isr))
 
-        abandoned: list[str] = []
+        without_isr: list[str] = []
         epoch = None
         while epoch is None:
-            epoch = await self._runtime.submit(decide)
-        if abandoned:
+            epoch, lost = await self._runtime.submit(decide)
+            without_isr += lost
+        if without_isr:
             log.error(
-                "no replica is left that is known to have all records: the last one came back with another disk, or an "
-                "older state of it. Bring its disk back if you can, and then elect the longest log that is there: "
-                "moldau cluster elect-leaders --unclean",
+                "partitions have an empty ISR: their last ISR member registered with another disk, or an older state "
+                "of it. Restore its disk if possible, then elect the longest log: moldau cluster elect-leaders "
+                "--unclean",
                 broker=broker.broker_id,
-                partitions=len(abandoned),
-                first=",".join(abandoned[:ABANDONED_SHOWN_MAX]),
+                partitions=len(without_isr),
+                first=",".join(without_isr[:PARTITIONS_LOGGED_MAX]),
             )
         heartbeat_manager.begin(broker.broker_id, epoch, self._clock.monotonic_ms())
         tasks.reschedule_timer()
@@ -260,57 +256,69 @@ class QuorumController:
             lambda state: unregister_broker(state, self._settings, broker_id)
         ):
             pass
-        # At once: if it is alive it registers anew, and that session must stay.
+        # Before any wait: a broker that is still alive registers again, and that session must stay.
         tasks.heartbeat_manager.remove_broker(broker_id)
         await self._wait_until_published()
 
     async def heartbeat(self, beat: BrokerHeartbeat) -> BrokerHeartbeatReply:
         tasks = self._require_active()
-        heartbeat_manager = tasks.heartbeat_manager
         now_ms = self._clock.monotonic_ms()
         confirmed_age_ms = self._quorum_contact_age_ms(now_ms)
-        if heartbeat_manager.touch(beat, now_ms):
-            self._notify_waiters()
-
-        def decide(state: ControllerState) -> CoordinatorResult[Record, BrokerHeartbeatReply]:
-            failed_have_changed = update_offline_replicas(state, beat)
-            decision = process_broker_heartbeat(state, self._settings, beat, heartbeat_manager)
-            # What else has to be done is not waited for: the broker's lease runs on the answer.
-            if len(decision.records) == RECORDS_PER_DECISION_MAX:
-                tasks.start_reconciliation(beat.broker_id)
-            if failed_have_changed or beat.not_ready:
-                tasks.on_offline_replicas(beat)
-            if heartbeat_manager.of(beat.broker_id, beat.broker_epoch) is None:
-                # Whoever registered it did not wait for the answer. It must not be unfenced and unwatched.
-                heartbeat_manager.begin(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
-                tasks.reschedule_timer()
-            return decision
-
-        reply = await self._runtime.submit(decide)
-        if beat.want_shut_down and reply.should_shut_down:
-            heartbeat_manager.expire_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
+        self._take_heartbeat(tasks, beat, now_ms)
+        try:
+            outcome: HeartbeatOutcome = await self._runtime.submit(
+                lambda state: process_broker_heartbeat(state, self._settings, beat, tasks.heartbeat_manager)
+            )
+        except asyncio.CancelledError:
+            # The decision may have been made, and may have been too large.
+            tasks.start_reconciliation(beat.broker_id)
+            raise
+        if not outcome.is_complete:
+            # Not awaited: the broker's lease depends on the response.
+            tasks.start_reconciliation(beat.broker_id)
+        reply = outcome.reply
+        session = tasks.heartbeat_manager.of(beat.broker_id, beat.broker_epoch)
+        if beat.want_shut_down and session is not None:
+            session.controlled_shutdown_offset = outcome.controlled_shutdown_offset
+            if reply.should_shut_down:
+                tasks.heartbeat_manager.expire_session(
+                    beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms()
+                )
         return BrokerHeartbeatReply(
             reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
         )
 
-    def _quorum_contact_age_ms(self, now_ms: int) -> int:
-        """How long ago a majority last confirmed this controller.
+    def _take_heartbeat(self, tasks: BackgroundTasks, beat: BrokerHeartbeat, now_ms: int) -> None:
+        """Updates what is not in the log: the broker's session and its offline replicas."""
+        broker = tasks.state.image.brokers.get(beat.broker_id)
+        is_current = broker is not None and broker.epoch == beat.broker_epoch
+        if is_current and tasks.heartbeat_manager.of(beat.broker_id, beat.broker_epoch) is None:
+            # Its registration was cancelled after the decision. It must not be unfenced without a session.
+            tasks.heartbeat_manager.begin(beat.broker_id, beat.broker_epoch, now_ms)
+            tasks.reschedule_timer()
+        if tasks.heartbeat_manager.touch(beat, now_ms):
+            self._readiness_changed.notify_all()
+        if tasks.state.update_offline_replicas(beat) or beat.not_ready:
+            tasks.on_offline_replicas(beat)
 
-        A controller that is cut off does not know of its successor, and must not prolong leases that the successor
-        takes to have run out. So leases count from this time, and it stops to answer before there can be another.
+    def _quorum_contact_age_ms(self, now_ms: int) -> int:
+        """Returns how long ago a majority last confirmed this controller.
+
+        A partitioned controller does not know of its successor and must not extend leases that the successor considers
+        expired. So leases count from this time, and heartbeats fail before there can be a successor.
         """
         age_ms = now_ms - self._quorum.majority_confirmed_ms
         if not self._quorum.is_leader or age_ms > self._settings.static.quorum_fetch_timeout_ms:
-            raise NotControllerError("This controller has not heard of a majority of the quorum lately.")
+            raise NotControllerError("This controller has lost contact with the majority of the quorum.")
         return max(age_ms, 0)
 
     def broker_connection_closed(self, broker_id: int, broker_epoch: int) -> None:
-        """A connection on which this broker's heartbeats came has closed."""
+        """Handles the end of a connection on which the broker sent heartbeats."""
         if self._tasks is not None:
             self._tasks.on_connection_closed(broker_id, broker_epoch)
 
     async def allocate_producer_ids(self, broker_id: int, broker_epoch: int) -> range:
-        """A block of producer ids that nobody has had before."""
+        """Allocates a block of unused producer ids."""
         return await self._runtime.submit(lambda state: allocate_producer_ids(state, broker_id, broker_epoch))
 
     # Partitions
@@ -325,21 +333,20 @@ class QuorumController:
     async def elect_leaders(
         self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
     ) -> list[PartitionResult]:
-        """For an unclean election the live replicas are first asked for the ends of their logs. Where one does not
-        answer nobody is elected: its log may be the longest."""
+        """Elects preferred or unclean leaders. An unclean election first queries the log ends of the live replicas; if
+        one does not respond, no leader is elected, because its log may be the longest."""
         tasks = self._require_active()
         if election is not ElectionType.UNCLEAN:
             return await self._submit_and_publish(
                 lambda state: elect_leaders(state, self._settings, election, partitions)
             )
 
-        def ask(state: ControllerState) -> CoordinatorResult[Record, LogEndQuery]:
-            wanted = unclean_election_candidates(
-                state, self._settings, _requested_partitions(state, partitions)
-            )
-            return CoordinatorResult([], LogEndQuery(state, wanted))
+        def find_candidates(state: ControllerState) -> CoordinatorResult[Record, LogEndQuery]:
+            requested = state.index.leaderless_partitions() if partitions is None else partitions
+            candidates = unclean_election_candidates(state, self._settings, requested)
+            return CoordinatorResult([], LogEndQuery(state, candidates))
 
-        query = await self._runtime.submit(ask)
+        query = await self._runtime.submit(find_candidates)
         await tasks.query_log_ends(query)
         return await self._submit_and_publish(
             lambda state: elect_leaders(
@@ -362,10 +369,10 @@ class QuorumController:
         self._require_active()
         return list_partition_reassignments(self._loader.image, partitions)
 
-    # Becoming active and ceasing to be
+    # Activation
 
     def leader_changed(self, leader_id: int, epoch: int) -> None:
-        """The quorum has another leader, or none: decisions could not be committed any more."""
+        """Deactivates the controller if the quorum elected another leader or none."""
         term = self._loader.committed.controller_epoch
         if self.is_active and (leader_id != self._node_id or epoch != term):
             self._deactivate(_not_controller_error())
@@ -373,22 +380,21 @@ class QuorumController:
     async def _submit_and_publish(
         self, decide: Callable[[ControllerState], CoordinatorResult[Record, T]]
     ) -> T:
-        """For clients: whoever looks at this node afterwards sees what was changed."""
+        """Submits a decision for a client and waits until this node has published it."""
         reply = await self._runtime.submit(decide)
         await self._wait_until_published()
         return reply
 
     async def _wait_until_published(self) -> None:
-        """All of this node has what is committed now."""
         try:
             await self._loader.wait_for_offset(self._loader.committed.offset)
         except Exception as error:
             raise _metadata_failed(error) from error
 
     def _on_commit(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """It holds the record by which its controller began, and all before it, so from here on that controller may
-        decide. The other parts of this node are not waited for: one that has just started opens its logs, and all
-        leases would run out meanwhile."""
+        """Activates the controller when the leader change record of its epoch is committed: then the image holds all
+        earlier records. Does not wait until the image is published: on a restarted node, leases would expire while it
+        opens its logs."""
         elected = image.controller_id == self._node_id and image.controller_epoch == self._quorum.epoch
         if self.is_active and not elected:
             self._deactivate(_not_controller_error())
@@ -396,23 +402,23 @@ class QuorumController:
             self._activate(image)
         self._previous_controller = image.controller_id
         self._runtime.committed(image.offset + 1)
-        if self._tasks is not None and self._state is not None:
-            self._tasks.on_image_change(has_leaderless_partitions(self._state))
+        if self._tasks is not None:
+            self._tasks.on_image_change()
 
     def _activate(self, image: MetadataImage) -> None:
         log.info("controller is active", epoch=image.controller_epoch, offset=image.offset)
-        self._state = ControllerState(image)
-        self._runtime.load(self._state, image.offset + 1)
+        state = ControllerState(image)
+        self._runtime.load(state, image.offset + 1)
         self._tasks = BackgroundTasks(
             self._node_id,
             self._runtime,
             self._settings,
             self._clock,
-            image,
+            state,
             previous_controller=self._previous_controller,
             leader_silence_ms=self._quorum.leader_silence_ms,
             probe=self._probe,
-            fetch_log_end=self._ask_log_end,
+            fetch_log_end=self._fetch_log_end,
         )
 
     def _deactivate(self, error: BaseException) -> None:
@@ -420,11 +426,11 @@ class QuorumController:
             self._tasks.stop()
             self._stopped_tasks = [each for each in self._stopped_tasks if not each.has_stopped]
             self._stopped_tasks.append(self._tasks)
-        self._tasks = self._state = None
+        self._tasks = None
         self._runtime.unload(
             error, in_doubt_error=_outcome_unknown() if isinstance(error, NotControllerError) else None
         )
-        self._notify_waiters()
+        self._readiness_changed.notify_all()
 
     def _on_loader_failure(self, error: BaseException) -> None:
         self._deactivate(_metadata_failed(error))
@@ -434,49 +440,17 @@ class QuorumController:
             raise _not_controller_error()
         return self._tasks
 
-    # News for those who wait until something is ready
-
-    async def _wait_for_change(self, within_ms: int) -> None:
-        """Returns when something has changed in what is ready, or the time is over."""
-        loop = asyncio.get_running_loop()
-        told: asyncio.Future[None] = loop.create_future()
-        self._waiters.append(told)
-        timer = loop.call_later(within_ms / 1000, _wake, told)
-        try:
-            await told
-        finally:
-            timer.cancel()
-            if told in self._waiters:
-                self._waiters.remove(told)
-
-    def _notify_waiters(self) -> None:
-        awaiting, self._waiters = self._waiters, []
-        for told in awaiting:
-            _wake(told)
-
-
-def _wake(told: "asyncio.Future[None]") -> None:
-    if not told.done():
-        told.set_result(None)
-
-
-def _requested_partitions(
-    state: ControllerState, partitions: Sequence[tuple[str, int]] | None
-) -> Sequence[tuple[str, int]]:
-    """An administrator who names no partitions means all that have no leader."""
-    return state.index.leaderless_partitions() if partitions is None else partitions
-
 
 def _outcome_unknown() -> RequestTimedOutError:
-    """For changes that the next controller may find in the log: NOT_CONTROLLER would say that nothing was done, and
-    nodes that hand requests on would ask again."""
+    """For appended decisions that the next controller may commit. NOT_CONTROLLER would mean that nothing was done, and
+    forwarding nodes would retry."""
     return RequestTimedOutError(
-        "The controller moved before it could say whether this was done: look before trying again."
+        "The controller moved before the outcome was known: check whether the change was made before retrying."
     )
 
 
 def _metadata_failed(error: BaseException) -> StorageError:
-    return StorageError(f"the metadata of this node has failed: {error}")
+    return StorageError(f"the metadata loader of this node failed: {error}")
 
 
 def _not_controller_error() -> NotControllerError:

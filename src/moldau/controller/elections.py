@@ -1,17 +1,18 @@
-"""Who leads a partition when brokers come and go, and when somebody asks for an election.
+"""Leader elections: when brokers are fenced or unfenced, on request, and to restore preferred leaders.
 
-A new leader is the first of the replicas that is in sync, else eligible, on an active broker. An unclean
-election takes the longest log among the live replicas; the controller's driver asks them for it beforehand.
+The new leader is the first replica on an active broker that is in the ISR, else in the ELR. An unclean election takes
+the longest log among the live replicas; the controller queries the log ends beforehand.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import (
-    PartitionChangeBuilder,
     RetainedData,
     active_brokers,
+    change_builder,
     speculative_settings,
 )
 from moldau.controller.requests import ElectionType, PartitionResult
@@ -30,34 +31,40 @@ from moldau.raft.messages import EpochEndOffset
 from moldau.settings.effective import EffectiveSettings
 
 LogEnds = Mapping[PartitionName, Mapping[int, EpochEndOffset]]
-"""By partition, what its live replicas say of their logs."""
+"""By partition, the log ends of its live replicas."""
 
 _NO_LOG_ENDS: LogEnds = MappingProxyType({})
 
+BALANCE_ELECTIONS_MAX = 1000
+"""Per decision: the clients of all moved partitions refresh their metadata at the same time."""
+
 
 def remove_broker_from_isrs(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int, kept: RetainedData = RetainedData.ALL
+    state: ControllerState,
+    settings: EffectiveSettings,
+    broker_id: int,
+    retained: RetainedData = RetainedData.ALL,
 ) -> list[Record]:
-    """A broker is fenced, shuts down, or registers anew: others lead in its place and nobody waits for it.
+    """Removes a broker that is fenced, shuts down or registers from all ISRs; other replicas lead its partitions.
 
-    If it came back with less than it vouched for, it is not counted on any more. With what was synced it has all that
-    is committed, save where write.caching commits without that: there it is counted on only if nobody else is left.
+    `retained` is NONE or SYNCED for a broker that may have lost committed records: it leaves the ELRs too. What was
+    synced is all that is committed, except on topics with write.caching, where it stays only as the last replica.
     """
     active = active_brokers(state) - {broker_id}
     decided = speculative_settings(state, settings)
     records: list[Record] = []
     for name in state.index.partitions_on(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
-        has_everything = kept is RetainedData.ALL or (
-            kept is RetainedData.SYNCED and not decided.topic(name.topic).write_caching
+        has_everything = retained is RetainedData.ALL or (
+            retained is RetainedData.SYNCED and not decided.topic(name.topic).write_caching
         )
         if broker_id not in partition.isr and (has_everything or broker_id not in partition.elr):
             continue
-        change = _change_builder(state, decided, name, active)
+        change = change_builder(state, decided, name, active)
         change.isr = tuple(replica for replica in partition.isr if replica != broker_id)
         if not has_everything:
             change.unclean_shutdown_replica = broker_id
-            change.has_lost_all_records = kept is RetainedData.NONE
+            change.has_lost_all_records = retained is RetainedData.NONE
         record = change.build()
         if record is not None:
             records.append(record)
@@ -67,7 +74,7 @@ def remove_broker_from_isrs(
 def elect_leaderless_partitions(
     state: ControllerState, settings: EffectiveSettings, broker_id: int
 ) -> list[Record]:
-    """A broker is unfenced: it leads the leaderless partitions that it has everything committed of."""
+    """Elects the broker for leaderless partitions of which it has all committed records."""
     active = active_brokers(state)
     if not state.image.brokers[broker_id].in_controlled_shutdown:
         active.add(broker_id)
@@ -75,7 +82,7 @@ def elect_leaderless_partitions(
     records: list[Record] = []
     for name in state.index.leaderless_partitions():
         if broker_id in state.image.topics[name.topic].partitions[name.partition].replicas:
-            record = _change_builder(state, decided, name, active).build()
+            record = change_builder(state, decided, name, active).build()
             if record is not None:
                 records.append(record)
     return records
@@ -90,10 +97,11 @@ def elect_leaders(
     *,
     elections_max: int | None = None,
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
-    """As an administrator asks for it, partition by partition; of all partitions (None) those that need no
-    election are not mentioned. An unclean one needs `log_ends` for what `unclean_election_candidates` named.
-    After `elections_max`
-    elections the rest is left for another decision."""
+    """Runs the elections of an ElectLeaders request, with a result per partition.
+
+    For all partitions (None) those that need no election have no result. An unclean election needs the `log_ends` of
+    what `unclean_election_candidates` returned. Stops after `elections_max` elections.
+    """
     active = active_brokers(state)
     decided = speculative_settings(state, settings)
     records: list[Record] = []
@@ -116,62 +124,87 @@ def elect_leaders(
 def unclean_election_candidates(
     state: ControllerState, settings: EffectiveSettings, partitions: Sequence[tuple[str, int]] | None = None
 ) -> dict[PartitionName, tuple[int, ...]]:
-    """Leaderless partitions that only an unclean election can help, with the live replicas to be asked for the
-    end of their log. `partitions` are an administrator's wish; without, only topics that allow it count."""
+    """Returns the leaderless partitions that need an unclean election, with their live replicas.
+
+    `partitions` are those of an ElectLeaders request; if None, only topics with unclean.leader.election.enable count.
+    """
     active = active_brokers(state)
     decided = speculative_settings(state, settings)
-    wanted = None if partitions is None else {PartitionName(*each) for each in partitions}
-    found = {}
+    requested = None if partitions is None else {PartitionName(*each) for each in partitions}
+    candidates = {}
     for name in state.index.leaderless_partitions():
-        if wanted is None:
+        if requested is None:
             if not decided.topic(name.topic).unclean_leader_election_enable:
                 continue
-        elif name not in wanted:
+        elif name not in requested:
             continue
         partition = state.image.topics[name.topic].partitions[name.partition]
         usable = state.exclude_offline(active, state.image.topics[name.topic].topic_id, name.partition)
         live = tuple(replica for replica in partition.replicas if replica in usable)
         if live and not any(replica in partition.isr or replica in partition.elr for replica in live):
-            found[name] = live
-    return found
+            candidates[name] = live
+    return candidates
 
 
 def elect_unclean_leaders(
     state: ControllerState, settings: EffectiveSettings, log_ends: LogEnds
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
-    """By the controller itself, for what `unclean_election_candidates` named, if that is still so and still
-    allowed. As many
-    as one decision may hold: the rest are candidates still."""
+    """Elects unclean leaders on the controller's own initiative, as many as fit one decision. Skips partitions whose
+    topic was deleted or no longer has unclean.leader.election.enable."""
     decided = speculative_settings(state, settings)
-    wanted = [
+    allowed = [
         (topic, index)
         for topic, index in log_ends
         if topic in state.image.topics and decided.topic(topic).unclean_leader_election_enable
     ]
     return elect_leaders(
-        state, settings, ElectionType.UNCLEAN, wanted, log_ends, elections_max=RECORDS_PER_DECISION_MAX
+        state, settings, ElectionType.UNCLEAN, allowed, log_ends, elections_max=RECORDS_PER_DECISION_MAX
     )
 
 
+def balance_partition_leaders(
+    state: ControllerState, settings: EffectiveSettings, *, elections_max: int = BALANCE_ELECTIONS_MAX
+) -> CoordinatorResult[Record, bool]:
+    """Elects preferred leaders of brokers above leader.imbalance.per.broker.percentage. The reply is True if there may
+    be more to move."""
+    decided = speculative_settings(state, settings)
+    active = active_brokers(state)
+    imbalanced = state.index.imbalanced_partitions()
+    preferred = {
+        name: state.image.topics[name.topic].partitions[name.partition].replicas[0] for name in imbalanced
+    }
+    imbalance = Counter(preferred.values())
+    allowed = decided.broker.leader_imbalance_per_broker_percentage
+    records: list[Record] = []
+    for name in imbalanced:
+        broker_id = preferred[name]
+        if imbalance[broker_id] * 100 <= allowed * state.index.preferred_leader_count(broker_id):
+            continue
+        record = _build_preferred_election(state, decided, name, active)
+        if record is not None:
+            if len(records) == elections_max:
+                return CoordinatorResult(records, True)
+            records.append(record)
+    return CoordinatorResult(records, False)
+
+
 def recompute_elrs(state: ControllerState, decided: EffectiveSettings, topics: Iterable[str]) -> list[Record]:
-    """min.insync.replicas is another one (`decided` has it): where enough are in sync by it, records are committed
-    again, and nobody else is eligible."""
+    """Recomputes the ELRs of topics whose min.insync.replicas changed; `decided` has the new value. A partition with
+    enough ISR members commits again, so its ELR becomes empty."""
     active = active_brokers(state)
     records: list[Record] = []
     for topic in topics:
         for partition in state.image.topics[topic].partitions:
             if partition.elr:
-                record = _change_builder(
-                    state, decided, PartitionName(topic, partition.index), active
-                ).build()
+                record = change_builder(state, decided, PartitionName(topic, partition.index), active).build()
                 if record is not None:
                     records.append(record)
     return records
 
 
 def reconcile_elrs(state: ControllerState, settings: EffectiveSettings) -> CoordinatorResult[Record, bool]:
-    """What a controller decides that takes over with another min.insync.replicas in its own settings than the one
-    before had. True when nothing is left to be done."""
+    """Recomputes all ELRs on a new controller, whose own min.insync.replicas may differ from the previous one's. The
+    reply is True when nothing is left to do."""
     records = recompute_elrs(state, speculative_settings(state, settings), list(state.image.topics))
     return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
 
@@ -198,16 +231,16 @@ def _elect_leader(
 ) -> PartitionChangeRecord:
     partition = state.image.partition(*name)
     if partition is None:
-        raise UnknownTopicOrPartitionError(f"No such partition as {name.topic}-{name.partition}")
+        raise UnknownTopicOrPartitionError(f"Partition {name.topic}-{name.partition} does not exist.")
     if election is ElectionType.PREFERRED:
         return _elect_preferred_leader(state, decided, name, partition, active)
     if partition.leader != NO_LEADER:
         raise ElectionNotNeededError(f"{name.topic}-{name.partition} is led by broker {partition.leader}.")
-    record = _change_builder(state, decided, name, active).build(log_ends=log_ends)
+    record = change_builder(state, decided, name, active).build(log_ends=log_ends)
     if record is None or record.leader < 0:
         raise EligibleLeadersNotAvailableError(
-            f"No broker that has a replica of {name.topic}-{name.partition} is alive, or not all that are say where "
-            "their logs end. Try again, or stop those that do not: the log of the controller names them."
+            f"No replica of {name.topic}-{name.partition} is alive, or a live one did not return its log end. Try "
+            "again, or stop the brokers that do not respond: the controller's log names them."
         )
     return record
 
@@ -221,7 +254,7 @@ def _elect_preferred_leader(
 ) -> PartitionChangeRecord:
     if partition.leader == partition.replicas[0]:
         raise ElectionNotNeededError(f"{name.topic}-{name.partition} is led by its preferred replica.")
-    record = build_preferred_election(state, decided, name, active)
+    record = _build_preferred_election(state, decided, name, active)
     if record is None:
         raise PreferredLeaderNotAvailableError(
             f"The preferred leader of {name.topic}-{name.partition}, broker {partition.replicas[0]}, "
@@ -230,22 +263,10 @@ def _elect_preferred_leader(
     return record
 
 
-def build_preferred_election(
+def _build_preferred_election(
     state: ControllerState, decided: EffectiveSettings, name: PartitionName, active: Container[int]
 ) -> PartitionChangeRecord | None:
-    """None where the preferred replica leads already or cannot."""
+    """Returns None if the preferred replica leads already or cannot lead."""
     partition = state.image.topics[name.topic].partitions[name.partition]
-    record = _change_builder(state, decided, name, active).build(elect_preferred=True)
+    record = change_builder(state, decided, name, active).build(elect_preferred=True)
     return record if record is not None and record.leader == partition.replicas[0] else None
-
-
-def _change_builder(
-    state: ControllerState, decided: EffectiveSettings, name: PartitionName, active: Container[int]
-) -> PartitionChangeBuilder:
-    topic = state.image.topics[name.topic]
-    return PartitionChangeBuilder(
-        topic.topic_id,
-        topic.partitions[name.partition],
-        min_isr=decided.topic(name.topic).min_insync_replicas,
-        active=state.exclude_offline(active, topic.topic_id, name.partition),
-    )

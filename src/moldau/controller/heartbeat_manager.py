@@ -1,7 +1,7 @@
-"""Which brokers are alive, as far as the controller has heard: sessions that heartbeats prolong.
+"""Broker sessions and what brokers report in their heartbeats (Kafka's BrokerHeartbeatManager).
 
-None of it is in the log. It dies with the controller's leadership, and the next controller begins with a fresh session
-for everybody, so that nobody is fenced for the time in which there was no controller.
+None of this is in the metadata log. It is lost when the controller stops being active, and the next controller starts
+a full session for every broker: no broker is fenced for the time without a controller.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from moldau.controller.requests import BrokerHeartbeat
-from moldau.metadata.image import BrokerRegistration
+from moldau.metadata.image import BrokerRegistration, MetadataImage, TopicImage
 
 
 @dataclass(slots=True)
@@ -17,17 +17,18 @@ class BrokerHeartbeatState:
     broker_id: int
     broker_epoch: int
     deadline_ms: int
-    """When the broker is fenced unless it is heard of before. Its own lease, which runs from the time at which a
-    heartbeat was sent and not from when it came, has ended by then."""
+    """When the session expires and the broker is fenced. The broker's own lease has expired by then: it counts from
+    when a heartbeat was sent, the session from when it was received."""
     heartbeat_count: int = 0
-    """How many heartbeats have come, so that who asks elsewhere after a broker can tell that it spoke meanwhile."""
+    """Lets a probe detect that a heartbeat arrived while it was running."""
     metadata_offset: int = -1
     not_ready: Mapping[tuple[UUID, int], str] = field(default_factory=dict)
-    """Replicas that the broker could not open, and why."""
+    """Replicas that the broker could not open, with the reason."""
     controlled_shutdown_offset: int | None = None
-    """The offset at which the leaders it had are all elsewhere: it may stop when the others have come so far."""
+    """In a controlled shutdown: the offset at which other brokers lead all its partitions. It may stop when the other
+    brokers have applied the metadata up to here."""
     is_expiry_pending: bool = True
-    """Whether its running out is news: not where somebody has been told of it."""
+    """Whether the expiry of the session has not been reported yet."""
 
 
 class BrokerHeartbeatManager:
@@ -44,10 +45,9 @@ class BrokerHeartbeatManager:
         previous_controller: int | None = None,
         previous_session_ms: int | None = None,
     ) -> None:
-        """A controller begins, on a metadata log that is committed up to `offset`.
+        """Starts sessions for a controller that becomes active on metadata committed up to `offset`.
 
-        The node of the former controller may have been silent for some time already: `previous_session_ms` is what is
-        left of its session.
+        The previous controller's node may have been silent for some time: its session gets `previous_session_ms`.
         """
         self._sessions.clear()
         for broker_id in sorted(brokers):
@@ -58,7 +58,7 @@ class BrokerHeartbeatManager:
                 session.deadline_ms = now_ms + previous_session_ms
 
     def begin(self, broker_id: int, broker_epoch: int, now_ms: int) -> BrokerHeartbeatState:
-        """A broker has registered. One that does so again goes on as it was."""
+        """Starts the session of a registered broker, or restarts it if the same incarnation registers again."""
         known = self.of(broker_id, broker_epoch)
         session = known or BrokerHeartbeatState(broker_id, broker_epoch, 0)
         session.deadline_ms = now_ms + self._session_ms
@@ -67,7 +67,7 @@ class BrokerHeartbeatManager:
         return session
 
     def expire_session(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
-        """The broker is known to be gone, or to be about to go."""
+        """Ends the session of a broker whose process has stopped or is about to."""
         session = self.of(broker_id, broker_epoch)
         if session is not None:
             session.deadline_ms = min(session.deadline_ms, now_ms)
@@ -77,13 +77,15 @@ class BrokerHeartbeatManager:
         self._sessions.pop(broker_id, None)
 
     def of(self, broker_id: int, broker_epoch: int) -> BrokerHeartbeatState | None:
-        """The session of this life of the broker."""
+        """Returns the session of this incarnation of the broker."""
         session = self._sessions.get(broker_id)
         return session if session is not None and session.broker_epoch == broker_epoch else None
 
     def touch(self, beat: BrokerHeartbeat, now_ms: int) -> bool:
-        """Takes a heartbeat when it comes, before anything is decided on it: a controller that is slow must not fence
-        for it. Whether it says something new of what is ready."""
+        """Records a heartbeat and returns whether it changes which replicas are ready.
+
+        Called on arrival, before any decision: a slow controller must not fence a broker that sends heartbeats.
+        """
         session = self.of(beat.broker_id, beat.broker_epoch)
         if session is None:
             return False
@@ -91,41 +93,39 @@ class BrokerHeartbeatManager:
         session.is_expiry_pending = True
         session.deadline_ms = max(session.deadline_ms, now_ms + self._session_ms)
         if beat.metadata_offset < session.metadata_offset:
-            # It was sent before another that has come already.
+            # It was sent before another heartbeat that has already arrived.
             return False
         not_ready = {
             (each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.is_transient
         }
-        is_news = beat.metadata_offset > session.metadata_offset or not_ready != session.not_ready
+        has_changed = beat.metadata_offset > session.metadata_offset or not_ready != session.not_ready
         session.metadata_offset = beat.metadata_offset
         session.not_ready = not_ready
-        return is_news
+        return has_changed
 
     def has_valid_session(self, broker_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """Whether the session of this broker has not run out."""
         session = self.of(broker_id, broker_epoch)
         return session is not None and now_ms < session.deadline_ms
 
     def take_expired(self, now_ms: int) -> list[BrokerHeartbeatState]:
-        """Those whose time has run out; each is named once, until it is heard of again."""
-        found = [each for each in self._pending_expiry() if each.deadline_ms <= now_ms]
-        for session in found:
+        """Returns the expired sessions. Each is returned once, until another heartbeat arrives."""
+        expired = [each for each in self._pending_expiry() if each.deadline_ms <= now_ms]
+        for session in expired:
             session.is_expiry_pending = False
-        return found
+        return expired
 
     @property
     def next_deadline_ms(self) -> int | None:
         return min((each.deadline_ms for each in self._pending_expiry()), default=None)
 
     def extend_sessions(self, late_ms: int) -> None:
-        """The controller itself was held up for this long: what came in meanwhile has not been read yet."""
+        """Extends all sessions by the time the controller itself was stalled: heartbeats may still be unread."""
         for session in self._sessions.values():
             session.deadline_ms += late_ms
-            # Who was about to be fenced is alive again, and nobody else would look after it.
             session.is_expiry_pending = True
 
     def lowest_metadata_offset(self, brokers: Iterable[int]) -> int | None:
-        """How far the one of these is that is furthest behind in the metadata; None where there are none."""
+        """Returns the metadata offset of the broker that is furthest behind; None without brokers."""
         return min((self.metadata_offset_of(broker_id) for broker_id in brokers), default=None)
 
     def metadata_offset_of(self, broker_id: int) -> int:
@@ -133,7 +133,7 @@ class BrokerHeartbeatManager:
         return -1 if session is None else session.metadata_offset
 
     def not_ready_reason(self, broker_id: int, topic_id: UUID, partition: int) -> str | None:
-        """Why the broker could not open its replica."""
+        """Returns why the broker could not open its replica, None if it could."""
         session = self._sessions.get(broker_id)
         return None if session is None else session.not_ready.get((topic_id, partition))
 
@@ -141,11 +141,65 @@ class BrokerHeartbeatManager:
         return (each for each in self._sessions.values() if each.is_expiry_pending)
 
 
-def remaining_session_ms(session_ms: int, leader_silence_ms: int) -> int:
-    """What the node of a former controller gets from the next one.
+def remaining_session_ms(session_ms: int, silent_ms: int) -> int:
+    """Returns the session that a new controller gives to the previous controller's node.
 
-    Everybody who elected that one had heard nothing of the former for so long, and the leases that it gave, its own
-    among them, count from when a majority had last heard of it: so that much less is as safe as a whole session. Half
-    of one is left at least, for a node that is alive and has to find the new controller first.
+    Every voter that elected the new controller had not heard from the previous one for `silent_ms`. Leases granted by
+    the previous controller, its own included, count from when a majority last heard from it, so a session shorter by
+    `silent_ms` is as safe as a full one. At least half a session is left for a live node to find the new controller.
     """
-    return max(session_ms - leader_silence_ms, session_ms // 2)
+    return max(session_ms - silent_ms, session_ms // 2)
+
+
+def find_unready_replicas(
+    image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, topics: Mapping[str, int], offset: int
+) -> dict[str, list[str]]:
+    """Returns by topic why replicas are not ready; a replica is ready when its broker has opened its log.
+
+    `topics` maps a topic to its first partition to check. Brokers must have applied the metadata up to `offset`.
+    Deleted topics are skipped.
+    """
+    unready: dict[str, list[str]] = {}
+    for name, first in topics.items():
+        topic = image.topics.get(name)
+        if topic is not None:
+            reasons = _unready_reasons(image, heartbeat_manager, topic, first, offset)
+            if reasons:
+                unready[name] = reasons
+    return unready
+
+
+def _unready_reasons(
+    image: MetadataImage,
+    heartbeat_manager: BrokerHeartbeatManager,
+    topic: TopicImage,
+    first: int,
+    offset: int,
+) -> list[str]:
+    by_node: dict[int, str] = {}
+    by_replica: list[str] = []
+    for partition in topic.partitions[first:]:
+        for broker_id in partition.replicas:
+            node_reason = _node_unready_reason(image, heartbeat_manager, broker_id, offset)
+            if node_reason is not None:
+                by_node[broker_id] = node_reason
+                continue
+            reason = heartbeat_manager.not_ready_reason(broker_id, topic.topic_id, partition.index)
+            if reason is not None:
+                by_replica.append(
+                    f"{topic.name}-{partition.index} on node {broker_id}: its log could not be opened: {reason}"
+                )
+    return [*by_replica, *(by_node[broker_id] for broker_id in sorted(by_node))]
+
+
+def _node_unready_reason(
+    image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, broker_id: int, offset: int
+) -> str | None:
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        return f"node {broker_id} is not registered"
+    if broker.fenced:
+        return f"node {broker_id} is fenced"
+    if heartbeat_manager.metadata_offset_of(broker_id) < offset:
+        return f"node {broker_id} has not applied the metadata yet"
+    return None

@@ -1,4 +1,4 @@
-"""Random ids, from a source that is given: a simulated cluster must make the same ones every time."""
+"""Random UUIDs from an injected source of randomness, so that simulations are deterministic."""
 
 from collections.abc import Container
 from typing import Protocol
@@ -14,15 +14,8 @@ class Randomness(Protocol):
 
 
 def random_uuid(random: Randomness, taken: Container[UUID] = ()) -> UUID:
-    """A version 4 UUID, so never one of the reserved ids that are all zeros up to their last bits.
-
-    Kafka's tools take ids as URL-safe base64 and would read one that begins with '-' as an option.
-    """
+    """Returns a version 4 UUID whose base64 form does not start with '-', which Kafka's tools take for an option."""
     while True:
-        made = UUID(int=random.getrandbits(128), version=4)
-        if made not in taken and not _starts_with_dash(made):
-            return made
-
-
-def _starts_with_dash(made: UUID) -> bool:
-    return made.bytes[0] >> 2 == 62
+        uuid = UUID(int=random.getrandbits(128), version=4)
+        if uuid not in taken and uuid.bytes[0] >> 2 != 62:
+            return uuid

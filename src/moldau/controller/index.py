@@ -1,5 +1,5 @@
-"""Where partitions are, by broker and by what they lack: kept beside the image, so that a decision about one
-broker looks at that broker's partitions and not at all of them."""
+"""An index of partitions by replica, leader and preferred leader, so that a decision on one broker does not scan all
+partitions (Kafka's BrokersToIsrs)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,12 +12,12 @@ class PartitionName(NamedTuple):
     partition: int
 
 
-# Dicts stand in for ordered sets.
+# A dict is used as an ordered set.
 _Names = dict[PartitionName, None]
 
 
 class PartitionIndex:
-    """Only `update` changes it, in steps with the image. What it lists is in the order of names."""
+    """Updated together with the image. All results are sorted by name."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._replicas_by_broker: dict[int, _Names] = {}
@@ -29,7 +29,7 @@ class PartitionIndex:
                 self._add(PartitionName(topic.name, partition.index), partition)
 
     def partitions_on(self, broker_id: int) -> Sequence[PartitionName]:
-        """Those with a replica on this broker."""
+        """Returns the partitions that have a replica on the broker."""
         return sorted(self._replicas_by_broker.get(broker_id, ()))
 
     def partitions_led_by(self, broker_id: int) -> Sequence[PartitionName]:
@@ -39,18 +39,16 @@ class PartitionIndex:
         return self.partitions_led_by(NO_LEADER)
 
     def imbalanced_partitions(self) -> Sequence[PartitionName]:
-        """Those whose leader is not their preferred replica."""
+        """Returns the partitions whose leader is not their preferred replica."""
         return sorted(self._imbalanced)
 
     def replica_count(self, broker_id: int) -> int:
-        """How many replicas the broker has."""
         return len(self._replicas_by_broker.get(broker_id, ()))
 
     def leader_count(self, broker_id: int) -> int:
         return len(self._leaders_by_broker.get(broker_id, ()))
 
     def preferred_leader_count(self, broker_id: int) -> int:
-        """How many partitions the broker would lead if all were led by their preferred replicas."""
         return len(self._preferred_by_broker.get(broker_id, ()))
 
     def update(self, before: MetadataImage, after: MetadataImage, delta: MetadataDelta) -> None:
@@ -65,7 +63,7 @@ class PartitionIndex:
             if old is not None:
                 self._remove(at, old)
             new = after.partition(name, index)
-            assert new is not None, "a partition that changed is still there"
+            assert new is not None, "a changed partition exists"
             self._add(at, new)
 
     def _add(self, name: PartitionName, partition: PartitionRegistration) -> None:

@@ -1,7 +1,7 @@
-"""Where the logs of live replicas end: what has to be known before a leader is elected uncleanly.
+"""The log ends of live replicas, queried before an unclean election.
 
-Answers take their time. Each holds for the life of the broker, and the epoch of the partition, that it was asked in:
-a broker that began anew since may have another disk, and a partition that was led since has more records.
+A response is valid for the broker epoch and the leader epoch at the time of the query: a broker that registered since
+may have another disk, and a partition that had a leader since may have more records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from moldau.raft.messages import EpochEndOffset
 
 
 class LogEndQuery:
-    def __init__(self, state: ControllerState, wanted: Mapping[PartitionName, Sequence[int]]) -> None:
-        """`wanted` are partitions, with the brokers whose replicas are asked."""
-        self._candidates = wanted
-        self._responses: dict[PartitionName, dict[int, EpochEndOffset]] = {name: {} for name in wanted}
+    def __init__(self, state: ControllerState, candidates: Mapping[PartitionName, Sequence[int]]) -> None:
+        """`candidates` are partitions with the brokers to query."""
+        self._candidates = candidates
+        self._responses: dict[PartitionName, dict[int, EpochEndOffset]] = {name: {} for name in candidates}
         self._brokers = state.image.brokers
         self._topics = state.image.topics
 
@@ -29,20 +29,20 @@ class LogEndQuery:
         return not self.pending()
 
     def pending(self) -> dict[int, list[PartitionName]]:
-        """By broker, the partitions of which it has not said anything."""
-        found: dict[int, list[PartitionName]] = {}
+        """Returns by broker the partitions without a response."""
+        pending: dict[int, list[PartitionName]] = {}
         for name, replicas in self._candidates.items():
             for broker_id in replicas:
                 if broker_id not in self._responses[name]:
-                    found.setdefault(broker_id, []).append(name)
-        return found
+                    pending.setdefault(broker_id, []).append(name)
+        return pending
 
     def record_response(self, broker_id: int, name: PartitionName, end: EpochEndOffset) -> None:
         self._responses[name][broker_id] = end
 
     def log_ends(self, state: ControllerState, *, complete_only: bool = False) -> LogEnds:
-        """Of the partitions of which every answer still holds: who began anew after it answered may still have the
-        longest log, and is to be asked again. `complete_only`: and of which every replica has answered."""
+        """Returns the log ends of the partitions whose responses are all valid; a broker that registered since may
+        still have the longest log. `complete_only` omits partitions with missing responses."""
         return {
             name: ends
             for name, ends in self._responses.items()
@@ -56,9 +56,10 @@ class LogEndQuery:
         return broker is not None and broker.epoch == self._brokers[broker_id].epoch
 
     def _is_same_epoch(self, state: ControllerState, name: PartitionName) -> bool:
-        asked, now = self._topics[name.topic], state.image.topics.get(name.topic)
+        queried, current = self._topics[name.topic], state.image.topics.get(name.topic)
         return (
-            now is not None
-            and now.topic_id == asked.topic_id
-            and now.partitions[name.partition].leader_epoch == asked.partitions[name.partition].leader_epoch
+            current is not None
+            and current.topic_id == queried.topic_id
+            and current.partitions[name.partition].leader_epoch
+            == queried.partitions[name.partition].leader_epoch
         )

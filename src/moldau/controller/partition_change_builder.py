@@ -1,9 +1,9 @@
-"""What becomes of one partition: who is in sync, who may yet lead, who leads, and the record that says so.
+"""Builds the PartitionChangeRecord of one partition: ISR, ELR and leader (Kafka's PartitionChangeBuilder).
 
-A decision sets what it wants to be different and asks for the record. Whatever it wanted, the rules of KIP-966
-hold afterwards, but for one: who is left last in the in-sync set stays there, without a leader, until it comes back
-or another replica that has everything committed does. Only where that one comes back without its records, and nobody
-else has them, the set is empty: then an unclean election is all that helps.
+A decision sets what it wants to change and calls `build`, which applies the rules of KIP-966 with one exception: the
+last ISR member stays in the ISR, without a leader, until it or another replica with all committed records is back.
+The ISR becomes empty only if the last member comes back without its records and no other replica has them. Only an
+unclean election helps then.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping
 from enum import Enum
 from uuid import UUID
 
+from moldau.controller.index import PartitionName
 from moldau.controller.state import ControllerState
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.metadata.records import (
@@ -27,18 +28,19 @@ Replicas = tuple[int, ...]
 
 
 class RetainedData(Enum):
-    """What a broker still has of the records that it vouched for."""
+    """Which of its committed records a broker still has when it registers."""
 
-    ALL = "everything"
-    """It runs, or closed its logs when it stopped."""
+    ALL = "all"
+    """It is running, or closed its logs when it stopped."""
     SYNCED = "synced"
-    """It ended in any other way: only what was acknowledged without being synced may be gone."""
-    NONE = "nothing"
-    """It came back with another disk, or with an older state of its disk."""
+    """It stopped in any other way: records that were acknowledged before their fsync may be lost."""
+    NONE = "none"
+    """It registered with another disk, or with an older state of its disk."""
 
 
 def speculative_settings(state: ControllerState, settings: EffectiveSettings) -> EffectiveSettings:
-    """With what is decided and not committed yet: a leader will know it when it learns of this decision."""
+    """Returns the settings with config changes that are decided but not committed: a leader applies them before it
+    applies the current decision."""
     return EffectiveSettings(settings.static, state.image)
 
 
@@ -46,11 +48,24 @@ def active_brokers(state: ControllerState) -> set[int]:
     return {broker_id for broker_id, broker in state.image.brokers.items() if broker.is_active}
 
 
+def change_builder(
+    state: ControllerState, settings: EffectiveSettings, name: PartitionName, active: Container[int]
+) -> "PartitionChangeBuilder":
+    """Returns a builder that elects no offline replica. `settings` are speculative, `active` may lead."""
+    topic = state.image.topics[name.topic]
+    return PartitionChangeBuilder(
+        topic.topic_id,
+        topic.partitions[name.partition],
+        min_isr=settings.topic(name.topic).min_insync_replicas,
+        active=state.exclude_offline(active, topic.topic_id, name.partition),
+    )
+
+
 class PartitionChangeBuilder:
     def __init__(
         self, topic_id: UUID, partition: PartitionRegistration, *, min_isr: int, active: Container[int]
     ) -> None:
-        """`min_isr` is as configured; `active` are the brokers that may lead."""
+        """`min_isr` is the configured value; `active` are the brokers that may lead."""
         self._topic_id = topic_id
         self._old = partition
         self._min_in_sync = min_isr
@@ -61,28 +76,31 @@ class PartitionChangeBuilder:
         self.removing_replicas = partition.removing_replicas
         self.is_recovering = partition.is_recovering
         self.unclean_shutdown_replica: int | None = None
-        """A replica that may have lost records: it vouches for nothing any more, if anybody else does."""
+        """A replica that may have lost records: it leaves ISR and ELR if another replica has all records."""
         self.has_lost_all_records = False
-        """That replica vouches for nothing even if nobody else does."""
+        """That replica leaves ISR and ELR even if no other replica has all records."""
 
     def build(
         self, *, elect_preferred: bool = False, log_ends: Mapping[int, EpochEndOffset] | None = None
     ) -> PartitionChangeRecord | None:
-        """None where nothing changes. `elect_preferred` moves the leadership to the preferred replica if it can take
-        it. With `log_ends` of live replicas the longest log leads where nobody else can, whatever is lost."""
+        """Returns the record, None if nothing changes.
+
+        `elect_preferred` moves leadership to the preferred replica if it can lead. `log_ends` of live replicas allow
+        an unclean election: if no other replica can lead, the one with the longest log does.
+        """
         old = self._old
-        pool = self._replicas_with_committed_records()
-        leader, is_recovering = self._resulting_leader(pool, elect_preferred), self.is_recovering
-        isr = self._resulting_isr(leader, pool)
+        complete = self._replicas_with_committed_records()
+        leader, is_recovering = self._resulting_leader(complete, elect_preferred), self.is_recovering
+        isr = self._resulting_isr(leader, complete)
         elected_uncleanly = False
         if leader == NO_LEADER and log_ends:
             leader = self._longest_log(log_ends)
             if leader != NO_LEADER:
-                isr, pool, is_recovering = (leader,), (), True
+                isr, complete, is_recovering = (leader,), (), True
                 elected_uncleanly = True
         if (self.adding_replicas or self.removing_replicas) and leader != NO_LEADER:
             leader, isr = self._complete_reassignment(leader, isr)
-        elr = self._resulting_elr(isr, pool)
+        elr = self._resulting_elr(isr, complete)
         last_known = self._resulting_last_known_elr(leader)
         elected = leader != old.leader or any(replica not in self.replicas for replica in old.replicas)
         if (
@@ -100,14 +118,14 @@ class PartitionChangeBuilder:
             partition_id=old.index,
             topic_id=self._topic_id,
             isr=None if isr == old.isr else isr,
-            # Named again where a replica goes: it must not take itself for a follower in this epoch.
+            # Set again if a replica is removed: the new leader epoch keeps that replica from following on.
             leader=leader if elected else NO_LEADER_CHANGE,
             replicas=None if self.replicas == old.replicas else self.replicas,
             removing_replicas=None
             if self.removing_replicas == old.removing_replicas
             else self.removing_replicas,
             adding_replicas=None if self.adding_replicas == old.adding_replicas else self.adding_replicas,
-            # Said again where it recovers already: every unclean election is to be seen in the metadata.
+            # Set again if the partition is already recovering, so that the metadata shows every unclean election.
             leader_recovery_state=RECOVERING
             if elected_uncleanly
             else _recovery_state(old.is_recovering, is_recovering),
@@ -117,7 +135,7 @@ class PartitionChangeBuilder:
         )
 
     def image_after(self, record: PartitionChangeRecord | None) -> PartitionRegistration:
-        """What a leader is told: the partition once the record is applied, but for its replicas."""
+        """Returns the partition with the record applied, except for its replica set, for an AlterPartition response."""
         old = self._old
         if record is None:
             return old
@@ -134,7 +152,7 @@ class PartitionChangeBuilder:
         )
 
     def _replicas_with_committed_records(self) -> Replicas:
-        """Replicas that have been in sync since anything was committed last, in the order of preference."""
+        """Returns the replicas that have all committed records (ISR and ELR), in order of preference."""
         old, unclean = self._old, self.unclean_shutdown_replica
         return tuple(
             replica
@@ -142,40 +160,40 @@ class PartitionChangeBuilder:
             if replica != unclean and (replica in old.elr or replica in old.isr)
         )
 
-    def _resulting_leader(self, pool: Replicas, elect_preferred: bool) -> int:
+    def _resulting_leader(self, complete: Replicas, elect_preferred: bool) -> int:
         may_lead = [replica for replica in self.replicas if replica in self.isr and replica in self._active]
         if may_lead:
             if self._old.leader in may_lead and not (elect_preferred and may_lead[0] == self.replicas[0]):
                 return self._old.leader
             return may_lead[0]
-        return next((replica for replica in pool if replica in self._active), NO_LEADER)
+        return next((replica for replica in complete if replica in self._active), NO_LEADER)
 
     def _longest_log(self, log_ends: Mapping[int, EpochEndOffset]) -> int:
-        asked = [replica for replica in self.replicas if replica in log_ends and replica in self._active]
-        # Of equals max takes the first, which is the preferred one.
-        return max(asked, key=lambda replica: log_ends[replica], default=NO_LEADER)
+        candidates = [replica for replica in self.replicas if replica in log_ends and replica in self._active]
+        # Of equal logs max returns the first, which is preferred.
+        return max(candidates, key=lambda replica: log_ends[replica], default=NO_LEADER)
 
-    def _resulting_isr(self, leader: int, pool: Replicas) -> Replicas:
+    def _resulting_isr(self, leader: int, complete: Replicas) -> Replicas:
         if leader in self.isr:
             return self.isr
         if leader != NO_LEADER:
             return (leader,)
         if self.isr:
             return self.isr
-        waited_for = [replica for replica in self._old.isr if replica in pool] or pool[:1]
-        if waited_for or self.has_lost_all_records:
-            return tuple(waited_for)
+        last = [replica for replica in self._old.isr if replica in complete] or complete[:1]
+        if last or self.has_lost_all_records:
+            return tuple(last)
         return self._old.isr
 
-    def _resulting_elr(self, isr: Replicas, pool: Replicas) -> Replicas:
-        """Below the minimum nothing is committed, so who leaves the in-sync set there still has all that is."""
+    def _resulting_elr(self, isr: Replicas, complete: Replicas) -> Replicas:
+        """Below min.insync.replicas nothing is committed, so replicas that leave the ISR have all committed records."""
         replica_count = len(self.replicas) - len(self.adding_replicas)
         if len(isr) >= max(1, min(self._min_in_sync, replica_count)):
             return ()
-        return tuple(replica for replica in pool if replica in self.replicas and replica not in isr)
+        return tuple(replica for replica in complete if replica in self.replicas and replica not in isr)
 
     def _complete_reassignment(self, leader: int, isr: Replicas) -> tuple[int, Replicas]:
-        """Done when all that are to stay are in sync: sooner there would be fewer copies than were asked for."""
+        """Ends the reassignment if all target replicas are in the ISR; earlier there would be too few copies."""
         staying = _remove(self.replicas, self.removing_replicas)
         if not all(replica in isr and replica in self._active for replica in staying):
             return leader, isr
@@ -184,7 +202,8 @@ class PartitionChangeBuilder:
         return (leader if leader in staying else staying[0]), isr
 
     def _resulting_last_known_elr(self, leader: int) -> Replicas:
-        """Who lost its place by an unclean restart while there was no leader: where to look for lost records."""
+        """Returns the replicas that left ISR or ELR after an unclean shutdown while the partition had no leader: they
+        may still have the lost records."""
         old, unclean = self._old, self.unclean_shutdown_replica
         if leader != NO_LEADER:
             return ()

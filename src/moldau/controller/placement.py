@@ -1,4 +1,4 @@
-"""Which brokers hold the replicas of a partition: spread over racks and brokers, or as the caller says."""
+"""Replica placement: spreads replicas over racks and brokers, and validates manual assignments."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ Replicas = tuple[int, ...]
 
 
 class ReplicaLoad:
-    """How much brokers have already, which those to be placed make even. `place_replicas` adds what it places."""
+    """Leader and follower counts by broker, which new replicas balance. `place_replicas` adds what it places."""
 
     def __init__(self) -> None:
         self.leaders: Counter[int] = Counter()
@@ -21,7 +21,7 @@ class ReplicaLoad:
 
     @classmethod
     def from_topic(cls, partitions: Iterable[PartitionRegistration]) -> "ReplicaLoad":
-        """Round robin goes on where the topic's other partitions ended."""
+        """Returns the load of one topic: round robin continues after its existing partitions."""
         load = cls()
         for partition in partitions:
             load.add(partition.replicas)
@@ -36,7 +36,6 @@ class ReplicaLoad:
         return load
 
     def leader_load(self, broker_id: int) -> tuple[int, int]:
-        """The less, the sooner it leads."""
         return self.leaders[broker_id], self.followers[broker_id]
 
     def follower_load(self, broker_id: int) -> tuple[int, int]:
@@ -55,9 +54,12 @@ def place_replicas(
     random: Randomness,
     load: ReplicaLoad | None = None,
 ) -> list[Replicas]:
-    """Replicas for new partitions. Leaders go round the brokers from a random one on, or first to those that have
-    fewest; a partition's other replicas go to as many other racks as there are. A broker that is fenced leads
-    nothing and gets replicas only where the others are too few."""
+    """Returns replicas for new partitions.
+
+    Leaders go to the least loaded brokers, in a round robin from a random one. The followers of a partition go to as
+    many other racks as possible. Brokers that are not active lead nothing and get replicas only if the others are too
+    few.
+    """
     active = [broker for broker in brokers.values() if broker.is_active]
     if not active:
         raise InvalidReplicationFactorError(
@@ -82,7 +84,7 @@ def place_replicas(
 
 
 def _interleave_racks(brokers: Iterable[BrokerRegistration]) -> list[BrokerRegistration]:
-    """The brokers in an order in which neighbours are in different racks, as far as that can be."""
+    """Orders the brokers so that neighbours are in different racks, if possible."""
     racks: dict[str, list[BrokerRegistration]] = {}
     for broker in sorted(brokers, key=lambda each: each.broker_id):
         racks.setdefault(broker.rack or "", []).append(broker)
@@ -94,10 +96,11 @@ def _interleave_racks(brokers: Iterable[BrokerRegistration]) -> list[BrokerRegis
 def _choose_replicas(
     ring: Sequence[BrokerRegistration], rest: Sequence[BrokerRegistration], count: int, load: ReplicaLoad
 ) -> Replicas:
-    """The leader from `ring`; from `rest` only what the ring cannot give. Of equals the next in the ring."""
+    """Chooses the leader from `ring`, and followers from `rest` only if the ring is too small. Ties go to the next
+    broker in the ring."""
     leads = min(range(len(ring)), key=lambda at: load.leader_load(ring[at].broker_id))
     leader = ring[leads]
-    # With each lap the followers move on by one, so that a broker shares partitions with all others.
+    # The followers shift by one with each round, so that a broker shares partitions with all others.
     others = [*ring[leads + 1 :], *ring[:leads]]
     turn = load.leaders[leader.broker_id] % len(others) if others else 0
     others = others[turn:] + others[:turn]
@@ -114,7 +117,7 @@ def _choose_replicas(
 def validate_manual_assignment(
     replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], replication_factor: int | None
 ) -> None:
-    """Raises InvalidReplicaAssignmentError for a partition's replicas that cannot be."""
+    """Raises InvalidReplicaAssignmentError for invalid replicas of one partition."""
     prefix = "The manual partition assignment includes"
     if not replicas:
         raise InvalidReplicaAssignmentError(f"{prefix} an empty replica list.")
@@ -137,7 +140,7 @@ def validate_manual_assignment(
 def initial_isr(
     replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], partition: int
 ) -> Replicas:
-    """The replicas of a new, empty partition that are in sync: those on active brokers. The first leads."""
+    """Returns the ISR of a new partition: its replicas on active brokers. The first leads."""
     active = tuple(broker_id for broker_id in replicas if brokers[broker_id].is_active)
     if not active:
         raise InvalidReplicaAssignmentError(

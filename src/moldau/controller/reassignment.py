@@ -1,7 +1,7 @@
-"""Replicas move to other brokers: new ones are added and catch up, then those that are to go are removed.
+"""Partition reassignment: adds replicas on other brokers and, when they are in the ISR, removes the old ones.
 
-While that lasts a partition's replicas are the wanted ones, in their order, and behind them those that leave. It
-ends with the in-sync set that has all of the wanted ones (`partition_change.py`).
+During a reassignment the replicas are the target replicas in their order, followed by those to be removed. It is
+complete when the ISR contains all target replicas (`partition_change_builder.py`).
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import (
     PartitionChangeBuilder,
     active_brokers,
+    change_builder,
     speculative_settings,
 )
 from moldau.controller.placement import validate_manual_assignment
@@ -37,34 +38,28 @@ def alter_partition_reassignments(
     *,
     allow_rf_change: bool,
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
-    """Begins, changes or cancels reassignments, partition by partition. What adds nothing is done at once."""
+    """Starts, changes or cancels reassignments. One that adds no replica completes at once."""
     active = active_brokers(state)
     decided = speculative_settings(state, settings)
-    times_named = Counter((wanted.topic, wanted.partition) for wanted in reassignments)
+    times_named = Counter((each.topic, each.partition) for each in reassignments)
     records: list[Record] = []
     results: dict[PartitionName, PartitionResult] = {}
-    for wanted in reassignments:
-        name = PartitionName(wanted.topic, wanted.partition)
+    for requested in reassignments:
+        name = PartitionName(requested.topic, requested.partition)
         try:
             if times_named[name] > 1:
-                raise InvalidRequestError("A partition is named twice.")
+                raise InvalidRequestError("Duplicate partition.")
             partition = state.image.partition(*name)
             if partition is None:
                 raise UnknownTopicOrPartitionError(f"Unable to find partition {name.topic}:{name.partition}.")
-            topic_id = state.image.topics[name.topic].topic_id
-            change = PartitionChangeBuilder(
-                topic_id,
-                partition,
-                min_isr=decided.topic(name.topic).min_insync_replicas,
-                active=state.exclude_offline(active, topic_id, name.partition),
-            )
-            if wanted.replicas is None:
+            change = change_builder(state, decided, name, active)
+            if requested.replicas is None:
                 _cancel_reassignment(change, partition)
             else:
-                validate_manual_assignment(wanted.replicas, state.image.brokers, None)
+                validate_manual_assignment(requested.replicas, state.image.brokers, None)
                 if not allow_rf_change:
-                    _check_replication_factor(partition, len(wanted.replicas))
-                _start_reassignment(change, partition, tuple(wanted.replicas))
+                    _check_replication_factor(partition, len(requested.replicas))
+                _start_reassignment(change, partition, tuple(requested.replicas))
         except MoldauError as error:
             results[name] = PartitionResult(name.topic, name.partition, error)
         else:
@@ -84,11 +79,11 @@ def _check_replication_factor(partition: PartitionRegistration, wanted: int) -> 
 def _start_reassignment(
     change: PartitionChangeBuilder, partition: PartitionRegistration, target: tuple[int, ...]
 ) -> None:
-    """Towards `target` from where the partition was before any reassignment, so that this one can be cancelled too.
-    What a former one was adding and nobody wants any more goes at once."""
-    before = _original_replicas(partition)
-    change.adding_replicas = tuple(replica for replica in target if replica not in before)
-    change.removing_replicas = tuple(replica for replica in before if replica not in target)
+    """Starts from the replicas before any reassignment, so that this one can be cancelled too. Replicas that a previous
+    reassignment was adding, and that are not in `target`, are removed at once."""
+    original = _original_replicas(partition)
+    change.adding_replicas = tuple(replica for replica in target if replica not in original)
+    change.removing_replicas = tuple(replica for replica in original if replica not in target)
     change.replicas = target + change.removing_replicas
     _restrict_isr(change, partition)
 
@@ -108,38 +103,38 @@ def _original_replicas(partition: PartitionRegistration) -> tuple[int, ...]:
 def _restrict_isr(change: PartitionChangeBuilder, partition: PartitionRegistration) -> None:
     if not partition.isr:
         raise InvalidReplicaAssignmentError(
-            "No replica is known to have all records, so that none can be copied. Elect a leader uncleanly first."
+            "The ISR is empty: no replica is known to have all records. Run an unclean election first."
         )
     change.isr = tuple(replica for replica in partition.isr if replica in change.replicas)
     if not change.isr:
         raise InvalidReplicaAssignmentError(
-            f"Only {list(partition.isr)}, which would go, are in sync: records would be lost. "
-            "Try again when a replica that stays has caught up; if those are gone for good, elect one uncleanly."
+            f"The ISR has only {list(partition.isr)}, which would be removed: records would be lost. Try again when "
+            "a remaining replica is in the ISR; if those brokers cannot be restarted, run an unclean election."
         )
 
 
 def list_partition_reassignments(
     image: MetadataImage, partitions: Sequence[tuple[str, int]] | None
 ) -> list[OngoingReassignment]:
-    """Those under way, of all partitions or of these; who is not being reassigned is not mentioned."""
+    """Returns the ongoing reassignments of these partitions, or of all."""
     if partitions is None:
-        asked = [
+        names = [
             PartitionName(topic.name, partition.index)
             for topic in image.topics.values()
             for partition in topic.partitions
         ]
     else:
-        asked = [PartitionName(*each) for each in dict.fromkeys(partitions)]
-    found = []
-    for name in asked:
+        names = [PartitionName(*each) for each in dict.fromkeys(partitions)]
+    ongoing = []
+    for name in names:
         partition = image.partition(*name)
         if partition is not None and partition.is_reassigning:
-            found.append(
+            ongoing.append(
                 OngoingReassignment(
                     *name, partition.replicas, partition.adding_replicas, partition.removing_replicas
                 )
             )
-    return found
+    return ongoing
 
 
 def plan_drain(
@@ -147,11 +142,11 @@ def plan_drain(
     racks: Mapping[int, str | None],
     broker_id: int,
 ) -> list[Reassignment]:
-    """What moves every replica off a broker: each to the broker that has fewest, in a rack that has none if there
-    is one. Where the broker was preferred to lead, whoever of the rest is preferred least often takes that.
+    """Returns the reassignments that move all replicas off a broker.
 
-    `replicas` are those of all partitions by topic and index, the first preferred; `racks` are the brokers that may
-    take replicas. The same input gives the same moves.
+    Each replica goes to the broker with the fewest replicas, preferably in a rack without a replica of the partition.
+    If the broker was the preferred leader, the replica that is preferred least often becomes it. `replicas` has the
+    replicas of all partitions, the preferred one first; `racks` has the brokers that may take replicas.
     """
     held = Counter(replica for members in replicas.values() for replica in members)
     preferred = Counter(members[0] for members in replicas.values())
@@ -163,8 +158,8 @@ def plan_drain(
         others = [each for each in racks if each != broker_id and each not in members]
         if not others:
             raise InvalidReplicationFactorError(
-                f"Partition {topic}-{index} has {len(members)} replica(s), and no broker is left to take the one "
-                f"on {broker_id}: add a broker, or give the topic fewer replicas."
+                f"Partition {topic}-{index} has {len(members)} replica(s), and no other broker can take the replica "
+                f"on {broker_id}: add a broker, or reduce the replication factor."
             )
         taken = {racks.get(replica) for replica in staying}
         chosen = min(others, key=lambda each: (racks[each] in taken, held[each], each))

@@ -1,5 +1,5 @@
-"""What callers ask of the controller and what they get back: plain values, the same whether asked over the
-Kafka wire, over HTTP or from a test. Every item of a call succeeds or fails on its own."""
+"""Requests to the controller and their results, as plain values independent of the wire protocol. Each item of a
+request succeeds or fails on its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from moldau.metadata.image import ConfigResource, Endpoint
 class NewTopic:
     name: str
     partitions: int = -1
-    """-1 takes num.partitions."""
+    """-1 for num.partitions."""
     replication_factor: int = -1
-    """-1 takes default.replication.factor."""
+    """-1 for default.replication.factor."""
     assignment: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Replicas by partition, for a manual placement; then partitions and replication_factor are -1."""
+    """Replicas by partition for manual placement; partitions and replication_factor must be -1 then."""
     configs: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -78,28 +78,25 @@ class ConfigResult:
     error: MoldauError | None = None
 
 
-# Between brokers and their controller
+# Requests of brokers
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistrationRequest:
-    """What a broker says of itself when it starts."""
-
     broker_id: int
     incarnation_id: UUID
-    """New with every start of the process."""
+    """Random for each start of the process."""
     endpoints: Sequence[Endpoint]
     rack: str | None = None
     cluster_id: str = ""
-    """Empty is not checked."""
+    """Not checked if empty."""
     previous_epoch: int = -1
-    """The broker epoch of its former life, if that ended cleanly: its logs are as it left them. -1: records that
-    were not yet safe may be gone."""
+    """The broker epoch of the previous incarnation if it shut down cleanly; -1 if unsynced records may be lost."""
     previous_incarnations: Sequence[UUID] = ()
-    """The lives that its disk has seen last, however they ended. The registered one is among them, unless this is
-    another disk or an older state of it."""
+    """The last incarnations that ran on the broker's disk. If the registered one is missing, the disk is another one or
+    holds an older state."""
     features: Mapping[str, tuple[int, int]] | None = None
-    """Lowest and highest level by name; None is this version's own."""
+    """Lowest and highest level by name; None for those of this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ class BrokerHeartbeat:
     broker_id: int
     broker_epoch: int
     metadata_offset: int
-    """The last metadata record that all of the broker has taken: logs of topics up to there are open, save those in
+    """The last published metadata record: the broker has opened the logs of all replicas up to here, except those in
     `not_ready`."""
     want_fence: bool = False
     want_shut_down: bool = False
@@ -116,14 +113,12 @@ class BrokerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class OfflineReplica:
-    """A replica that its broker could not open or write, and why."""
-
     topic_id: UUID
     partition: int
     broker_id: int
     reason: str
     is_transient: bool = False
-    """It is whole and can be read, and refuses only what is new: its disk is full, say."""
+    """Whether it can be read but not written for now, for example on a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,27 +127,27 @@ class BrokerHeartbeatReply:
     is_fenced: bool
     should_shut_down: bool
     confirmed_age_ms: int = 0
-    """How long before the heartbeat came a majority of the quorum had last confirmed the controller. The lease counts
-    from then: another controller may have been elected since."""
+    """How long before the heartbeat a majority of the quorum last confirmed the controller. The lease counts from
+    then: another controller may have been elected since."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsrChange:
-    """What the leader of a partition wants its in-sync set to be (AlterPartition)."""
+    """An ISR change requested by a partition's leader (AlterPartition)."""
 
     topic_id: UUID
     partition: int
     leader_epoch: int
     partition_epoch: int
-    """Of the state the change was thought up on; another one since refuses it."""
+    """Of the leader's metadata; the change is rejected if the partition has changed since."""
     isr: tuple[tuple[int, int], ...]
-    """Broker ids with their broker epochs: a member that started anew since is refused."""
+    """Broker ids with broker epochs; a member that registered again since is rejected."""
     is_recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class IsrChangeResult:
-    """The partition as it is after the change, or why there was none."""
+    """The partition after the change, or the error."""
 
     topic_id: UUID
     partition: int
@@ -165,7 +160,7 @@ class IsrChangeResult:
 
 
 class ElectionType(IntEnum):
-    """As ElectLeaders numbers them."""
+    """Values of ElectLeaders."""
 
     PREFERRED = 0
     UNCLEAN = 1
@@ -173,7 +168,7 @@ class ElectionType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """For elections and reassignments, partition by partition."""
+    """Result of an election or a reassignment."""
 
     topic: str
     partition: int
@@ -185,7 +180,7 @@ class Reassignment:
     topic: str
     partition: int
     replicas: Sequence[int] | None
-    """The new ones, the first preferred; None cancels the reassignment under way."""
+    """The target replicas, the preferred one first; None cancels the ongoing reassignment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""The controller's view of the cluster: the image with everything decided so far, committed or not yet."""
+"""The controller's state: the metadata image with all decisions so far, committed or not."""
 
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from uuid import UUID
 
 from moldau.controller.index import PartitionIndex
+from moldau.controller.requests import BrokerHeartbeat
 from moldau.controller.topic_names import collision_key
 from moldau.errors import PolicyViolationError
 from moldau.metadata.image import MetadataImage
@@ -21,33 +22,32 @@ _NO_REPLICAS: Mapping[tuple[UUID, int], bool] = MappingProxyType({})
 _BROKER_RECORDS = (RegisterBrokerRecord, BrokerRegistrationChangeRecord, UnregisterBrokerRecord)
 
 RECORDS_PER_DECISION_MAX = 20_000
-"""A decision is one batch of the log, which must stay small enough to be replicated and applied at one go."""
+"""A decision is one batch of the metadata log, which must stay small enough to replicate and apply at once."""
 CONFIG_BYTES_PER_DECISION_MAX = 8 * 1024 * 1024
-"""In values of configs. All other records are small."""
+"""Of config values; all other records are small."""
 
 
 class ControllerState:
-    """Decisions read it; only `apply` changes it, save what brokers say of failed replicas, which is in no log."""
+    """Read by decisions and changed by `apply`. Offline replicas are not in the log: heartbeats report them."""
 
     def __init__(self, image: MetadataImage) -> None:
-        """`image` is committed up to the end of the log."""
+        """`image` holds the whole log, all of it committed."""
         self.image = image
         self.index = PartitionIndex(image)
         self.offline_replicas: dict[int, tuple[int, Mapping[tuple[UUID, int], bool]]] = {}
-        """By broker: its epoch, and those of its replicas whose logs have failed, with whether that may pass."""
+        """By broker: its epoch and its offline replicas, each with whether the failure is transient."""
         self._loaded_offset = image.offset
         self._last_fenced_offsets: dict[int, int] = {}
-        """Of the brokers that registered or were fenced since then."""
+        """Of brokers that registered or were fenced after `_loaded_offset`."""
         self._last_change_offsets: dict[int, int] = {}
-        """Of the brokers of which anything was decided since then: where the newest such decision ends."""
+        """Of brokers whose registration changed after `_loaded_offset`: the end of the last such decision."""
         self._topics_by_collision_key: dict[str, str] = {}
-        """A topic for each collision key in use."""
         for name in image.topics:
             self._index_name(name)
 
     @property
     def next_offset(self) -> int:
-        """Where the first record of the next decision will stand."""
+        """The offset of the first record of the next decision."""
         return self.image.offset + 1
 
     def apply(self, records: Sequence[Record], end_offset: int) -> None:
@@ -68,47 +68,59 @@ class ControllerState:
         for name in delta.topics_created:
             self._index_name(name)
 
+    def update_offline_replicas(self, beat: BrokerHeartbeat) -> bool:
+        """Takes the offline replicas of a heartbeat, which decisions then do not elect; returns whether they differ
+        from those of the heartbeat before. Ignores earlier incarnations of the broker."""
+        broker = self.image.brokers.get(beat.broker_id)
+        if broker is None or broker.epoch != beat.broker_epoch:
+            return False
+        offline = {(each.topic_id, each.partition): each.is_transient for each in beat.not_ready}
+        known = self.offline_replicas.get(beat.broker_id)
+        if known == (beat.broker_epoch, offline) or (known is None and not offline):
+            return False
+        self.offline_replicas[beat.broker_id] = (beat.broker_epoch, offline)
+        return True
+
     def is_offline(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
-        """Whether the broker, in the life that is registered, has said that its log of a partition has failed."""
-        epoch, failed = self.offline_replicas.get(broker_id, (-1, _NO_REPLICAS))
+        """Whether the broker's current incarnation has reported its replica offline."""
+        epoch, offline = self.offline_replicas.get(broker_id, (-1, _NO_REPLICAS))
         broker = self.image.brokers.get(broker_id)
-        return (topic_id, partition) in failed and broker is not None and broker.epoch == epoch
+        return (topic_id, partition) in offline and broker is not None and broker.epoch == epoch
 
     def exclude_offline(self, brokers: Container[int], topic_id: UUID, partition: int) -> Container[int]:
-        """Those of the brokers whose replicas of a partition can be relied on. Where nobody is left of those in sync,
-        replicas whose trouble may pass can: they have all that is committed, and it can be read."""
-        failed = [each for each in self.offline_replicas if self.is_offline(each, topic_id, partition)]
-        if not failed:
+        """Returns the brokers whose replica of the partition may lead. If no ISR member is among them, transiently
+        offline replicas count too: they have all committed records and can be read."""
+        offline = [each for each in self.offline_replicas if self.is_offline(each, topic_id, partition)]
+        if not offline:
             return brokers
-        well = {each for each in self.image.brokers if each in brokers and each not in failed}
-        if any(member in well for member in self._isr(topic_id, partition)):
-            return well
-        return well | {
+        online = {each for each in self.image.brokers if each in brokers and each not in offline}
+        if any(member in online for member in self._isr(topic_id, partition)):
+            return online
+        return online | {
             each
-            for each in failed
+            for each in offline
             if each in brokers and self.is_transiently_offline(each, topic_id, partition)
         }
 
     def is_transiently_offline(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
-        """Whether what has failed on a broker is only that its replica cannot be written for the moment."""
-        _, failed = self.offline_replicas.get(broker_id, (-1, _NO_REPLICAS))
-        return failed.get((topic_id, partition), False)
+        """Whether the broker's replica can be read but not written for now."""
+        _, offline = self.offline_replicas.get(broker_id, (-1, _NO_REPLICAS))
+        return offline.get((topic_id, partition), False)
 
     def _isr(self, topic_id: UUID, partition: int) -> Sequence[int]:
         topic = self.image.topic_by_id(topic_id)
         return () if topic is None else topic.partitions[partition].isr
 
     def last_fenced_offset(self, broker_id: int) -> int:
-        """The end of the decision by which a broker was last fenced, with its registration or after it. Who has taken
-        the metadata up to there knows what it does not lead any more."""
+        """Returns the last offset of the decision that last fenced the broker; a registration fences too. A broker
+        that has applied the metadata up to there knows which partitions it no longer leads."""
         return self._last_fenced_offsets.get(broker_id, self._loaded_offset)
 
     def last_change_offset(self, broker_id: int) -> int:
-        """Whoever is told what the broker is (registered, fenced) is told of the log below this offset."""
+        """Returns the end offset of the last decision on the broker's registration."""
         return self._last_change_offsets.get(broker_id, self._loaded_offset)
 
     def colliding_topic(self, key: str) -> str | None:
-        """The topic with this collision key."""
         return self._topics_by_collision_key.get(key)
 
     def _index_name(self, name: str) -> None:

@@ -1,9 +1,9 @@
-"""Which names a topic may have."""
+"""Validation of topic names."""
 
 from moldau.errors import InvalidTopicError
 
 NAME_LENGTH_MAX = 249
-"""So that a partition's directory, which adds a dash and a number, and a suffix fit in 255 bytes."""
+"""Leaves room in 255 bytes for what a partition's directory name adds: a dash, the index and a suffix."""
 
 METADATA_TOPIC = "__cluster_metadata"
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -16,10 +16,10 @@ def is_internal(name: str) -> bool:
 
 
 def validate_topic_name(name: str) -> None:
-    """Raises InvalidTopicError; a name that passes is also a safe name for a directory."""
-    complaint = _invalid_reason(name)
-    if complaint is not None:
-        raise InvalidTopicError(f"Topic name is invalid: {complaint}")
+    """Raises InvalidTopicError for an invalid name. A valid name is also a safe directory name."""
+    reason = _invalid_reason(name)
+    if reason is not None:
+        raise InvalidTopicError(f"Topic name is invalid: {reason}")
 
 
 def _invalid_reason(name: str) -> str | None:
@@ -35,5 +35,6 @@ def _invalid_reason(name: str) -> str | None:
 
 
 def collision_key(name: str) -> str | None:
-    """Names with the same key would share their metrics, where '.' and '_' look alike; None: has no twin."""
+    """Returns a key that is equal for names whose metrics would collide ('.' and '_' look alike there); None if the
+    name cannot collide."""
     return name.replace(".", "_") if "." in name or "_" in name else None

@@ -1,4 +1,4 @@
-"""Decisions on topics: create, delete, add partitions. Every topic of a request fares on its own."""
+"""Decisions on topics: create, delete, add partitions. Each topic of a request succeeds or fails on its own."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,14 +55,14 @@ def create_topics(
     *,
     validate_only: bool,
 ) -> CoordinatorResult[Record, list[CreateTopicResult]]:
-    """One result for each name, in the order of the names."""
+    """Creates topics; returns one result per name."""
     settings = speculative_settings(state, settings)
     if sum(_requested_partition_count(topic, settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError("Excessively large number of partitions per request.")
     times_named = Counter(topic.name for topic in topics)
     records: list[Record] = []
     results: dict[str, CreateTopicResult] = {}
-    twins: dict[str, str] = {}
+    created_keys: dict[str, str] = {}
     load = _initial_load(state, settings)
     for topic in topics:
         if topic.name in results:
@@ -70,16 +70,16 @@ def create_topics(
         try:
             if times_named[topic.name] > 1:
                 raise InvalidRequestError("Duplicate topic name.")
-            _check_name(state, topic.name, twins)
-            made = _create_topic(state.image, topic, settings, random, load)
+            _check_name(state, topic.name, created_keys)
+            created = _create_topic(state.image, topic, settings, random, load)
         except MoldauError as error:
             results[topic.name] = CreateTopicResult(topic.name, error=error)
         else:
-            records += made
-            results[topic.name] = _create_result(topic.name, made)
+            records += created
+            results[topic.name] = _create_result(topic.name, created)
             key = collision_key(topic.name)
             if key is not None:
-                twins[key] = topic.name
+                created_keys[key] = topic.name
     return CoordinatorResult([] if validate_only else check_batch_size(records), list(results.values()))
 
 
@@ -89,17 +89,17 @@ def _requested_partition_count(topic: NewTopic, settings: EffectiveSettings) -> 
     return max(topic.partitions, len(topic.assignment))
 
 
-def _check_name(state: ControllerState, name: str, twins: Mapping[str, str]) -> None:
-    """`twins` are the names created before it in the same request, by collision key."""
+def _check_name(state: ControllerState, name: str, created_keys: Mapping[str, str]) -> None:
+    """`created_keys` are names created earlier in the same request, by collision key."""
     if name == METADATA_TOPIC:
         raise InvalidRequestError(f"Creation of internal topic {METADATA_TOPIC} is prohibited.")
     if name in state.image.topics:
         raise TopicExistsError(f"Topic '{name}' already exists.")
     validate_topic_name(name)
     key = collision_key(name)
-    twin = None if key is None else state.colliding_topic(key) or twins.get(key)
-    if twin is not None:
-        raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {twin}")
+    colliding = None if key is None else state.colliding_topic(key) or created_keys.get(key)
+    if colliding is not None:
+        raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {colliding}")
 
 
 def _initial_load(state: ControllerState, settings: EffectiveSettings) -> ReplicaLoad | None:
@@ -188,8 +188,8 @@ def _partition_record(
     )
 
 
-def _create_result(name: str, made: Sequence[Record]) -> CreateTopicResult:
-    partitions = [record for record in made if isinstance(record, PartitionRecord)]
+def _create_result(name: str, created: Sequence[Record]) -> CreateTopicResult:
+    partitions = [record for record in created if isinstance(record, PartitionRecord)]
     return CreateTopicResult(name, partitions[0].topic_id, len(partitions), len(partitions[0].replicas))
 
 
@@ -206,8 +206,8 @@ def delete_topics(
         if isinstance(topic, MoldauError):
             results.append(TopicResult(ref.name, ref.topic_id, topic))
         elif times_named[topic.topic_id] > 1:
-            complaint = "Duplicate topic name." if ref.name is not None else "Duplicate topic id."
-            results.append(TopicResult(ref.name, ref.topic_id, InvalidRequestError(complaint)))
+            reason = "Duplicate topic name." if ref.name is not None else "Duplicate topic id."
+            results.append(TopicResult(ref.name, ref.topic_id, InvalidRequestError(reason)))
         else:
             records.append(RemoveTopicRecord(topic_id=topic.topic_id))
             results.append(TopicResult(topic.name, topic.topic_id))
@@ -255,7 +255,7 @@ def create_partitions(
 
 
 def _added_partition_count(image: MetadataImage, change: PartitionIncrease) -> int:
-    """How many would be placed, if nothing else is wrong with it."""
+    """Returns how many partitions a valid request would place."""
     topic = image.topics.get(change.topic)
     if topic is None or change.count > PARTITIONS_PER_TOPIC_MAX:
         return 0
@@ -270,7 +270,7 @@ def _add_partitions(
         raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
     if is_internal(topic.name):
         raise InvalidPartitionsError(
-            f"Groups find their partition of {topic.name} by the number of partitions: it cannot be changed."
+            f"The partition count of {topic.name} cannot change: it maps groups to partitions."
         )
     have = len(topic.partitions)
     if change.count == have:

@@ -1,6 +1,6 @@
 """Leadership goes back to preferred replicas where too much of a broker's is elsewhere."""
 
-from moldau.controller.balance import balance_partition_leaders
+from moldau.controller.elections import balance_partition_leaders
 from moldau.controller.requests import ElectionType
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings

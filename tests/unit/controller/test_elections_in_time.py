@@ -3,7 +3,6 @@
 import pytest
 
 from moldau.controller import cluster_control as broker_decisions
-from moldau.controller import driver as controller_driver
 from moldau.controller.background_tasks import LOG_END_ATTEMPTS_MAX
 from moldau.controller.requests import (
     ElectionType,
@@ -103,7 +102,6 @@ async def join_in_sync(stage: ControllerCluster, *broker_ids: int) -> None:
 
 def test_what_is_too_large_for_one_decision_is_made_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_decisions, "RECORDS_PER_DECISION_MAX", 3)
-    monkeypatch.setattr(controller_driver, "RECORDS_PER_DECISION_MAX", 3)
 
     def largest(stage: ControllerCluster) -> int:
         return max(len(batch.values) for batch in stage.batches[first:])

@@ -4,7 +4,7 @@ brokers have them again."""
 from collections.abc import Sequence
 
 from moldau.controller.elections import unclean_election_candidates
-from moldau.controller.offline_replicas import remove_offline_replicas, update_offline_replicas
+from moldau.controller.offline_replicas import remove_offline_replicas
 from moldau.controller.requests import BrokerHeartbeat, ElectionType, OfflineReplica
 from moldau.errors import IneligibleReplicaError
 from moldau.metadata.image import NO_LEADER
@@ -23,7 +23,7 @@ class Cluster(ControlledCluster):
             self.state.image.offset,
             not_ready=[OfflineReplica(topic_id, index, broker_id, "EIO", is_transient) for index in failed],
         )
-        update_offline_replicas(self.state, beat)
+        self.state.update_offline_replicas(beat)
         while self.do(remove_offline_replicas(self.state, self.settings, beat)):
             pass
 
@@ -185,11 +185,10 @@ def test_of_two_in_sync_that_cannot_be_written_neither_gives_way() -> None:
     for broker_id in (1, 2):
         # Both say so before anything is decided on it.
         epoch = cluster.state.image.brokers[broker_id].epoch
-        update_offline_replicas(
-            cluster.state,
+        cluster.state.update_offline_replicas(
             BrokerHeartbeat(
                 broker_id, epoch, 0, not_ready=[OfflineReplica(topic_id, 0, broker_id, "full", True)]
-            ),
+            )
         )
     cluster.hears(1, 0, is_transient=True)
     cluster.hears(2, 0, is_transient=True)

@@ -2,8 +2,11 @@
 
 from uuid import UUID
 
-from moldau.controller.heartbeat_manager import BrokerHeartbeatManager, remaining_session_ms
-from moldau.controller.readiness import find_unready_replicas
+from moldau.controller.heartbeat_manager import (
+    BrokerHeartbeatManager,
+    find_unready_replicas,
+    remaining_session_ms,
+)
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.metadata.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from moldau.controller.balance import balance_partition_leaders
-from moldau.controller.elections import elect_unclean_leaders, unclean_election_candidates
+from moldau.controller.elections import (
+    balance_partition_leaders,
+    elect_unclean_leaders,
+    unclean_election_candidates,
+)
 from moldau.controller.index import PartitionIndex, PartitionName
 from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.requests import ElectionType

@@ -46,7 +46,7 @@ async def without_leader(
 def answer_by(stage: ControllerCluster, ask: Callable[[int, str, int], Awaitable[EpochEndOffset]]) -> None:
     tasks = stage.controller._tasks
     assert tasks is not None
-    tasks._ask_log_end = ask
+    tasks._fetch_log_end = ask
 
 
 async def elect(stage: ControllerCluster, *partitions: int) -> list[PartitionResult]:

@@ -27,7 +27,7 @@ def give_up(cluster: ControlledCluster, broker_id: int = 2) -> None:
 def test_a_broker_that_is_the_last_in_sync_is_kept_until_its_topics_are_deleted() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", *[[2]] * 5)
-    refused(cluster, "orders-0, orders-1, orders-2 and 2 more", "Move them", "--unclean", "delete")
+    refused(cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete")
     cluster.fence(2)
     refused(cluster, "orders-0")
     cluster.do(delete_topics(cluster.state, [TopicRef("orders")], cluster.settings))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moldau.controller.alter_partition import alter_partition
-from moldau.controller.offline_replicas import remove_offline_replicas, update_offline_replicas
+from moldau.controller.offline_replicas import remove_offline_replicas
 from moldau.controller.requests import BrokerHeartbeat, IsrChange, IsrChangeResult
 from moldau.controller.state import ControllerState
 from moldau.errors import StorageError
@@ -68,7 +68,7 @@ class QuorumController(FakeController):
 
     async def hears(self, node: Node) -> None:
         beat = BrokerHeartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.not_ready())
-        update_offline_replicas(self.state, beat)
+        self.state.update_offline_replicas(beat)
         while (decision := remove_offline_replicas(self.state, node.settings, beat)).reply:
             await self._apply(decision.records)
 
