@@ -62,7 +62,6 @@ PURE = [
     "moldau.controller.reassignment",
     "moldau.controller.requests",
     "moldau.broker_lifecycle.state",
-    "moldau.replication.requests",
     "moldau.replication.fetch_session",
     "moldau.replication.state",
     "moldau.replication.quota",

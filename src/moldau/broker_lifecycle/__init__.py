@@ -1,4 +1,4 @@
-"""A broker's place in the cluster: it registers with the controller, says that it is alive, and leaves in good order.
+"""A broker's registration with the controller, its heartbeats and lease, and its controlled shutdown.
 
-`state.py` decides what to say and when; `driver.py` says it; `lease.py` is what the rest of the node goes by.
+`state.py` decides what to send and when; `driver.py` (BrokerLifecycleManager) sends it.
 """

@@ -1,4 +1,4 @@
-"""Keeps this broker in the cluster: carries what `state.py` wants to say to the controller, wherever that is."""
+"""The broker lifecycle manager: sends registrations and heartbeats to the active controller and keeps the lease."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
 
-from moldau.broker_lifecycle.lease import BrokerLease
 from moldau.broker_lifecycle.state import (
     NO_BROKER_EPOCH,
     BrokerLifecycleState,
@@ -31,6 +30,7 @@ from moldau.broker_lifecycle.state import (
     TimerFired,
     Unfenced,
 )
+from moldau.concurrency.notifier import Notifier
 from moldau.controller.requests import (
     BrokerHeartbeat,
     BrokerHeartbeatReply,
@@ -45,15 +45,37 @@ from moldau.settings.broker import BrokerSettings
 
 log = get_logger("broker_lifecycle")
 
+EXPIRED_MS = -1
+
 
 class ControllerChannel(Protocol):
-    """The active controller, wherever it is. Each call is tried once, and finds the controller of that moment."""
+    """Sends to the active controller, without retries."""
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int: ...
 
     async def heartbeat(
         self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
     ) -> BrokerHeartbeatReply: ...
+
+
+class BrokerLease:
+    """The time until which this broker may act as leader of its partitions. It ends before other leaders are elected.
+
+    Without a valid lease the broker appends nothing and acknowledges nothing.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.expires_ms = EXPIRED_MS
+
+    def is_valid(self) -> bool:
+        return self._clock.monotonic_ms() < self.expires_ms
+
+    def extend(self, expires_ms: int) -> None:
+        self.expires_ms = max(self.expires_ms, expires_ms)
+
+    def end(self) -> None:
+        self.expires_ms = EXPIRED_MS
 
 
 class BrokerLifecycleManager:
@@ -71,9 +93,8 @@ class BrokerLifecycleManager:
         on_lease_expired: Callable[[], None] | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`incarnation_id` is new with every start of the process. `previous_epoch` is the broker epoch that the logs
-        were closed under, -1 where they were not closed. `on_lease_expired` hears when the lease runs out, `on_fatal`
-        of a refusal that comes after `start`."""
+        """`incarnation_id` is random for each start of the process. `previous_epoch` is the broker epoch of the last
+        clean shutdown, -1 if it was not clean. `on_fatal` is called if a registration after `start` is rejected."""
         self._registration = BrokerRegistrationRequest(
             broker_id=node_id,
             incarnation_id=incarnation_id,
@@ -94,23 +115,23 @@ class BrokerLifecycleManager:
             session_ms=settings.broker_session_timeout_ms,
         )
         self._requests: list[asyncio.Task[None]] = []
-        """The last is under way; those before it have been given up and may still be ending."""
+        """The last one is in flight; the others are cancelled and may still be ending."""
         self._timer: asyncio.TimerHandle | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._stepped = Notifier()
         self._fatal_error: MoldauError | None = None
         self._last_logged_failure = ""
-        """What the log has been told of heartbeats that failed, since the last one that did not."""
+        """The failure that was logged since the last successful heartbeat."""
         self._has_started = False
         self._is_closed = False
 
     @property
     def broker_epoch(self) -> int:
-        """-1 before the first registration."""
+        """The broker epoch, -1 before the first registration."""
         return self._state.broker_epoch
 
     @property
     def is_active(self) -> bool:
-        """Registered and not fenced, as far as the controller has said."""
+        """Whether the broker is unfenced, according to the last response of the controller."""
         return self._state.is_active and not self._is_closed
 
     @property
@@ -118,41 +139,38 @@ class BrokerLifecycleManager:
         return self._state.phase
 
     async def start(self, previous_incarnations: Sequence[UUID] = ()) -> None:
-        """Registers, however long it takes until there is a controller. Raises what the cluster has against this node,
-        if that will not pass. `previous_incarnations` are the lives that this node's disk has seen last."""
+        """Registers the broker; retries until there is a controller. Raises if the registration is rejected.
+        `previous_incarnations` are the last incarnations that ran on this disk."""
         self._registration = replace(self._registration, previous_incarnations=tuple(previous_incarnations))
         self._step(StartRequested())
         await self._wait_until(lambda: self.broker_epoch != NO_BROKER_EPOCH)
         self._has_started = True
 
     async def wait_until_active(self) -> None:
-        """Returns when the controller counts on this broker."""
         await self._wait_until(lambda: self.is_active)
 
     def report(self, metadata_offset: int, not_ready: Sequence[OfflineReplica] = ()) -> None:
-        """All of this node has taken the metadata up to `metadata_offset`; `not_ready` are the replicas that could not
-        be opened. The controller is told at once: somebody may be waiting for a new topic."""
+        """Reports that this node has published the metadata up to `metadata_offset`, and which replicas it could not
+        open. Sent at once: a client may be waiting for a new topic."""
         self._step(MetadataPublished(metadata_offset, tuple(not_ready)))
 
     def on_controller_change(self) -> None:
-        """Another node has become the controller, as the quorum says: it is told at once that this broker is alive,
-        whatever became of what the one before was told last."""
+        """Sends a heartbeat to the new controller at once and cancels the request to the previous one."""
         if not self._is_closed:
             self._cancel_requests()
             self._step(ControllerChanged())
 
     async def shut_down(self) -> None:
-        """Returns when others lead what this broker led, or when nobody can be asked to. From then on there is no
-        lease: nothing is acknowledged any more."""
+        """Runs a controlled shutdown: returns when other replicas lead this broker's partitions, or when no controller
+        can be reached. The lease has ended then."""
         self._step(ShutdownRequested())
         while not self._has_stopped:
-            await self._wait_for_step()
+            await self._stepped.wait()
 
     async def close(self) -> None:
-        """Says nothing any more."""
         self._is_closed = True
         self.lease.end()
-        self._notify_waiters()
+        self._stepped.notify_all()
         if self._timer is not None:
             self._timer.cancel()
         self._cancel_requests()
@@ -162,24 +180,13 @@ class BrokerLifecycleManager:
     def _has_stopped(self) -> bool:
         return self._is_closed or self._state.phase is BrokerState.STOPPED
 
-    async def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             if self._fatal_error is not None:
                 raise self._fatal_error
             if self._has_stopped:
                 raise NotControllerError("this node is shutting down")
-            await self._wait_for_step()
-
-    async def _wait_for_step(self) -> None:
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(told)
-        await told
-
-    def _notify_waiters(self) -> None:
-        waiting, self._waiters = self._waiters, []
-        for told in waiting:
-            if not told.done():
-                told.set_result(None)
+            await self._stepped.wait()
 
     # Events and effects
 
@@ -189,7 +196,7 @@ class BrokerLifecycleManager:
         for effect in self._state.step(self._clock.monotonic_ms(), event):
             self._execute(effect)
         self._schedule_timer()
-        self._notify_waiters()
+        self._stepped.notify_all()
 
     def _execute(self, effect: Effect) -> None:
         match effect:
@@ -210,14 +217,16 @@ class BrokerLifecycleManager:
                 log.warning("broker is fenced", epoch=self._state.broker_epoch)
             case ShutdownCompleted():
                 if not effect.leadership_moved:
-                    log.warning("leadership is not handed over: no controller answers")
+                    log.warning(
+                        "controlled shutdown failed: no controller responded, other brokers lead later"
+                    )
             case RejectRegistration():
                 self._fatal_error = effect.error
                 if self._has_started and self._on_fatal is not None:
                     self._on_fatal(effect.error)
 
     def _check_lease(self) -> None:
-        """Looks again when the lease ends, as far as is known now."""
+        """Calls `on_lease_expired` when the lease has expired; until then checks again at its end."""
         if self._lease_timer is not None:
             self._lease_timer.cancel()
             self._lease_timer = None
@@ -260,13 +269,13 @@ class BrokerLifecycleManager:
             async with asyncio.timeout(effect.timeout_ms / 1000):
                 epoch = await self._gateway.register_broker(self._registration)
         except TimeoutError:
-            event = RegistrationFailed(RequestTimedOutError("the controller does not answer"))
+            event = RegistrationFailed(RequestTimedOutError("the controller did not respond"))
         except MoldauError as error:
-            log.info("broker is not registered yet", why=str(error) or type(error).__name__)
+            log.info("the registration failed, will retry", why=str(error) or type(error).__name__)
             event = RegistrationFailed(error)
         except Exception:
-            log.exception("registering has failed")
-            event = RegistrationFailed(MoldauError("registering has failed"))
+            log.exception("the registration failed")
+            event = RegistrationFailed(MoldauError("the registration failed"))
         else:
             log.info("broker is registered", epoch=epoch)
             event = RegistrationSucceeded(epoch)
@@ -286,23 +295,23 @@ class BrokerLifecycleManager:
             async with asyncio.timeout(effect.timeout_ms / 1000):
                 reply = await self._gateway.heartbeat(beat, effect.timeout_ms)
         except TimeoutError:
-            event = HeartbeatFailed(RequestTimedOutError("the controller does not answer"))
+            event = HeartbeatFailed(RequestTimedOutError("the controller did not respond"))
         except MoldauError as error:
             self._log_failure(error)
             event = HeartbeatFailed(error)
         except Exception:
-            log.exception("the heartbeat has failed")
-            event = HeartbeatFailed(MoldauError("the heartbeat has failed"))
+            log.exception("the heartbeat failed")
+            event = HeartbeatFailed(MoldauError("the heartbeat failed"))
         else:
             self._last_logged_failure = ""
             event = HeartbeatSucceeded(sent_ms, reply)
         self._step(event)
 
     def _log_failure(self, error: MoldauError) -> None:
-        """That controllers come and go is nothing to tell; what they have against a heartbeat is told once."""
+        """Logs errors of an unavailable controller at debug level, and each rejection once."""
         why = str(error) or type(error).__name__
         if isinstance(error, NotControllerError | PeerUnreachableError | RequestTimedOutError):
             log.debug("heartbeat failed", why=why)
         elif why != self._last_logged_failure:
-            log.warning("the controller does not take this broker's heartbeats", why=why)
+            log.warning("the controller rejects this broker's heartbeats", why=why)
             self._last_logged_failure = why

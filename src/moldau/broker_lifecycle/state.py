@@ -1,13 +1,14 @@
-"""What a broker says to the controller and when, and what it makes of the answers.
+"""Decides what a broker sends to the controller and when, and how it handles the responses.
 
-One request is under way at a time. What has to be reported meanwhile goes with the next one, which then follows at
-once.
+One request is in flight at a time. What is reported meanwhile goes into the next request, which is sent right after the
+response.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from moldau.concurrency.backoff import exponential_backoff_ms
 from moldau.controller.requests import BrokerHeartbeatReply, OfflineReplica
 from moldau.errors import (
     BrokerIdNotRegisteredError,
@@ -22,24 +23,24 @@ from moldau.errors import (
 NO_BROKER_EPOCH = -1
 RETRY_MS_MIN = 50
 SHUTDOWN_SESSIONS_MAX = 10
-"""So long a shutdown waits for the handover, if others are not ready to take over."""
+"""How long a controlled shutdown waits for other brokers to take over, in sessions."""
 DUPLICATE_SESSIONS_MAX = 3
-"""For so many sessions the node is told that another one has its id. By then a process that is no more has been
-fenced, even if the controller has changed meanwhile."""
+"""For how many sessions a duplicate registration is retried: by then the session of a dead process has expired, even
+if the controller changed meanwhile."""
 
 
 class BrokerState(Enum):
     STARTING = "starting"
-    """Not registered (any more)."""
-    FENCED = "registered"
-    """Fenced: it leads nothing and is in sync nowhere."""
+    """Not registered."""
+    FENCED = "fenced"
+    """Registered, but leads nothing and is in no ISR."""
     ACTIVE = "active"
-    CONTROLLED_SHUTDOWN = "shutting down"
-    """Its partitions are being handed over."""
+    CONTROLLED_SHUTDOWN = "controlled shutdown"
+    """Other replicas take over its partitions."""
     STOPPED = "stopped"
 
 
-# What happens
+# Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class HeartbeatFailed:
 
 @dataclass(frozen=True, slots=True)
 class MetadataPublished:
-    """All of the node has taken the metadata up to here, save the logs that could not be opened."""
+    """The node has published the metadata up to here; `not_ready` are replicas that could not be opened."""
 
     metadata_offset: int
     not_ready: tuple[OfflineReplica, ...] = ()
@@ -83,12 +84,12 @@ class ShutdownRequested:
 
 @dataclass(frozen=True, slots=True)
 class ControllerChanged:
-    """Whatever is under way goes to one that decides no more, and has been given up."""
+    """The request in flight went to the previous controller and was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """It is time for what was due."""
+    pass
 
 
 Event = (
@@ -104,7 +105,7 @@ Event = (
 )
 
 
-# What is to be done
+# Effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,6 @@ class SendRegistration:
 
 @dataclass(frozen=True, slots=True)
 class SendBrokerHeartbeat:
-    """A heartbeat. One that is not answered in time is given up: the controller may be another one by now."""
-
     broker_epoch: int
     metadata_offset: int
     not_ready: Sequence[OfflineReplica]
@@ -145,14 +144,14 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownCompleted:
-    """`leadership_moved`: others lead in this broker's place already. Otherwise the controller could not be asked."""
+    """The broker may stop. `leadership_moved` is False if the controller could not be reached."""
 
     leadership_moved: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RejectRegistration:
-    """The cluster will not have this node, and asking again would not help."""
+    """The controller rejected the registration, and a retry would not help."""
 
     error: MoldauError
 
@@ -177,27 +176,25 @@ class BrokerLifecycleState:
         self._interval_ms = heartbeat_interval_ms
         self._session_ms = session_ms
         self._lease_ms = session_ms - session_ms // 6
-        """So much shorter than the session that clocks which do not run alike make no difference."""
+        """Shorter than the session, so that clock drift does not matter."""
         self.phase = BrokerState.STARTING
         self.broker_epoch = NO_BROKER_EPOCH
         self._has_started = False
         self._metadata_offset = -1
         self._not_ready: tuple[OfflineReplica, ...] = ()
         self._is_request_pending = False
-        """A request is under way."""
         self._has_unsent_report = False
-        """Something was reported since the last heartbeat was sent."""
+        """Whether something was reported since the last heartbeat was sent."""
         self._next_request_ms: int | None = None
         self._failures = 0
         self._duplicate_since_ms: int | None = None
         self._last_response_ms = 0
-        """When the controller last answered; since a shutdown is wanted, not before that."""
+        """When the controller last responded, or when the shutdown was requested if that is later."""
         self._shutdown_requested_ms = 0
-        """When the shutdown was wanted."""
 
     @property
     def is_active(self) -> bool:
-        """Whether the controller counts on this broker; one that shuts down is not counted on."""
+        """Whether the broker is unfenced and not in controlled shutdown."""
         return self.phase is BrokerState.ACTIVE
 
     @property
@@ -242,7 +239,7 @@ class BrokerLifecycleState:
                 )
                 return self._next_request() if is_due else []
 
-    # Asking
+    # Requests
 
     def _next_request(self) -> list[Effect]:
         return self._send_registration() if self.phase is BrokerState.STARTING else self._send_heartbeat()
@@ -273,9 +270,8 @@ class BrokerLifecycleState:
         return self._send_heartbeat()
 
     def _next_backoff_ms(self) -> int:
-        """Soon, because the controller may only just have moved; then less and less often."""
         self._failures += 1
-        return int(min(RETRY_MS_MIN * 2 ** min(self._failures - 1, 16), self._interval_ms))
+        return exponential_backoff_ms(self._failures, RETRY_MS_MIN, self._interval_ms)
 
     # Registration
 
@@ -292,7 +288,7 @@ class BrokerLifecycleState:
         if isinstance(error, _FATAL_ERRORS):
             return self._reject(error)
         if not isinstance(error, DuplicateBrokerRegistrationError):
-            # Whoever answers next may be another controller, to which everybody is alive at first.
+            # The next response may come from another controller, which starts with a full session for each broker.
             self._duplicate_since_ms = None
         elif self._duplicate_since_ms is None:
             self._duplicate_since_ms = now_ms
@@ -316,7 +312,7 @@ class BrokerLifecycleState:
                 return self._stop(leadership_moved=True)
             if now_ms - self._shutdown_requested_ms >= SHUTDOWN_SESSIONS_MAX * self._session_ms:
                 return self._stop(leadership_moved=False)
-            # It waits for others to learn of it, which is soon.
+            # The other brokers soon apply the change of leaders.
             self._next_request_ms = now_ms + max(self._interval_ms // 10, 1)
         else:
             self._next_request_ms = max(event.sent_ms + self._interval_ms, now_ms)
@@ -332,8 +328,8 @@ class BrokerLifecycleState:
         return effects
 
     def _lease_effect(self, event: HeartbeatSucceeded) -> Effect:
-        """From when the heartbeat was sent: the controller counts from when it came, which was later. And not from
-        before a majority last knew that controller as its own."""
+        """Counts the lease from when the heartbeat was sent; the session counts from its arrival, which is later. The
+        controller may have been replaced since a majority last confirmed it, so that time is subtracted."""
         if event.reply.is_fenced:
             return EndLease()
         return ExtendLease(event.sent_ms - event.reply.confirmed_age_ms + self._lease_ms)
@@ -351,12 +347,12 @@ class BrokerLifecycleState:
             self.phase is BrokerState.CONTROLLED_SHUTDOWN
             and now_ms - self._last_response_ms >= self._session_ms
         ):
-            # By now it is fenced, or there is no controller that could do it.
+            # The session has expired, so the broker is fenced, or there is no controller.
             return self._stop(leadership_moved=False)
         self._next_request_ms = now_ms + self._next_backoff_ms()
         return []
 
-    # The end
+    # Shutdown
 
     def _shut_down(self, now_ms: int) -> list[Effect]:
         if self.phase is BrokerState.STARTING:
@@ -374,22 +370,24 @@ class BrokerLifecycleState:
 
 
 def explain_rejection(error: MoldauError, node_id: int) -> MoldauError:
-    """The refusal with what to do about it; what comes over the wire is only a code."""
+    """Returns the error with what to do about it; on the wire it is only a code."""
     match error:
         case InconsistentClusterIdError():
             return InconsistentClusterIdError(
-                f"node {node_id} belongs to another cluster than the one it was pointed to ({error}); correct "
-                "controller.quorum.voters, or give it an empty data.dir if it is to join this cluster"
+                f"node {node_id} belongs to another cluster than controller.quorum.voters ({error}); correct that "
+                "setting, or use an empty data.dir to join this cluster"
             )
         case DuplicateBrokerRegistrationError():
             return DuplicateBrokerRegistrationError(
-                f"another process runs as node {node_id} of this cluster ({error}); give this one another node.id, "
-                "or stop the other one first"
+                f"another process is running as node {node_id} of this cluster ({error}); give this one another "
+                "node.id, or stop the other one first"
             )
         case UnsupportedVersionError():
             return UnsupportedVersionError(
-                f"node {node_id} does not support what the cluster works with ({error}); start it with the version of "
-                "Moldau that the other nodes have"
+                f"node {node_id} does not support the cluster's feature levels ({error}); start it with the version "
+                "of Moldau that the other nodes run"
             )
         case _:
-            return InvalidRegistrationError(f"the cluster does not take node {node_id}: {error}")
+            return InvalidRegistrationError(
+                f"the controller rejected the registration of node {node_id}: {error}"
+            )

@@ -33,8 +33,7 @@ from moldau.observe.logging import get_logger
 from moldau.partitions.log_maintenance import LogMaintenance
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.partitions.waiters import CallbackList
-from moldau.peers.addresses import PeerAddressPublisher
-from moldau.peers.client import Connect, PeerClient
+from moldau.peers.client import Connect, PeerAddressPublisher, PeerClient
 from moldau.platform import Platform
 from moldau.raft.driver import METADATA_LOG, QuorumConfig, RaftClient, open_metadata_log
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel

@@ -1,8 +1,7 @@
-"""Calls to other nodes: one connection for each node and lane, opened when first needed and again when lost.
+"""A client for requests to other nodes, with one connection per node and lane.
 
-Answers on one connection come in the order of its requests, so whatever may wait long at the other node has a lane
-of its own. Nothing is retried here: who calls knows whether the call is still wanted. A call that is not answered in
-time ends its connection, because the answers behind it cannot come either.
+Responses on a connection are in the order of its requests, so requests that may wait long have a lane of their own.
+Nothing is retried here. A request that times out closes its connection, because later responses are behind it.
 """
 
 import asyncio
@@ -13,7 +12,9 @@ from typing import Any, NamedTuple, Protocol
 from moldau.client.errors import ConnectionLostError, KafkaError, UnsupportedVersionError
 from moldau.client.net.connection import Connection
 from moldau.client.net.connection_pool import ConnectionPool
+from moldau.concurrency.notifier import resolve
 from moldau.errors import PeerUnreachableError
+from moldau.metadata.image import MetadataDelta, MetadataImage
 from moldau.peers.probe import ProbeResult, probe_address
 from moldau.platform.clock import Clock
 from moldau.wire.api_keys import ApiKey
@@ -22,11 +23,11 @@ from moldau.wire.codec import Message
 __all__ = ["PeerClient", "ProbeResult"]
 
 PROBE_TIMEOUT_MS = 1_000
-"""How long it is tried to find out whether a name with several addresses refuses at all of them."""
+"""For probing all addresses of a name that has several."""
 
 
 class Connect(Protocol):
-    """How connections are made: `Connection.open`, or a test's own way."""
+    """Opens a connection: `Connection.open`, or a replacement in tests."""
 
     def __call__(self, host: str, port: int, *, client_id: str, timeout_ms: int) -> Awaitable[Connection]: ...
 
@@ -57,30 +58,30 @@ class PeerClient:
         self._connect = Connection.open if connect is None else connect
         self._client_id = f"node-{node_id}"
         self._addresses: dict[int, Address] = {}
-        """As they were last told."""
+        """The latest of both sources, brokers and quorum."""
         self._quorum_addresses: dict[int, Address] = {}
-        """Of those, what the quorum told."""
+        """The latest from the quorum."""
         self._pool: ConnectionPool[_ConnectionKey] = ConnectionPool()
 
-    # Who is where
+    # Addresses
 
     def update_endpoint(self, node_id: int, host: str, port: int) -> None:
-        """The quorum says that the node is called at this address from now on. What was asked at another one is still
-        waited for. What the quorum has said before is no news: the node may have registered elsewhere since."""
+        """Sets a voter's address from the quorum. An unchanged one is ignored: the node may have registered another
+        address since. Requests in flight to the old address continue."""
         address = Address(host, port)
         if self._quorum_addresses.get(node_id) != address:
             self._quorum_addresses[node_id] = address
             self.update_broker_endpoint(node_id, host, port)
 
     def update_broker_endpoint(self, node_id: int, host: str, port: int) -> None:
-        """As `update_endpoint`, by what the node registered as a broker."""
+        """Sets a broker's address from its registration."""
         address = Address(host, port)
         if self._addresses.get(node_id) != address:
             self._addresses[node_id] = address
             self._drain_connections(node_id)
 
     def remove_broker(self, node_id: int) -> None:
-        """The node is no broker any more. It may still be a voter."""
+        """Forgets an unregistered broker's address. It may still be a voter."""
         voter = self._quorum_addresses.get(node_id)
         if voter is not None:
             self.update_broker_endpoint(node_id, *voter)
@@ -90,7 +91,7 @@ class PeerClient:
     def address(self, node_id: int) -> tuple[str, int] | None:
         return self._addresses.get(node_id)
 
-    # Calling
+    # Requests
 
     async def call(
         self,
@@ -103,8 +104,8 @@ class PeerClient:
         version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
-        """The answer, whatever error codes are in it; raises PeerUnreachableError where there is none. Where that says
-        `was_sent`, the other node may have done what was asked."""
+        """Sends a request and returns the response, whatever its error codes. Raises PeerUnreachableError without a
+        response; if its `was_sent` is set, the other node may have executed the request."""
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
@@ -129,7 +130,7 @@ class PeerClient:
         version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
-        """As `call`, for a node of which nothing but its address is known: a connection for this call alone."""
+        """Sends a request to a node of unknown id, on a connection of its own."""
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
         if self._pool.is_closed:
@@ -148,14 +149,14 @@ class PeerClient:
             connection.close()
 
     async def probe(self, node_id: int, timeout_ms: int) -> ProbeResult:
-        """Tries a new connection to the node; an unknown one is SILENT."""
+        """Probes the node with a new connection; UNKNOWN if its address is unknown."""
         address = self._addresses.get(node_id)
         if address is None:
             return ProbeResult.UNKNOWN
         return await asyncio.get_running_loop().create_task(probe_address(*address, timeout_ms))
 
     def disconnect(self, node_id: int, lane: str) -> None:
-        """Ends a connection, or the attempt to open it: whoever waits for an answer on it gets PeerUnreachableError."""
+        """Closes a connection, or cancels its opening; its requests in flight raise PeerUnreachableError."""
         self._pool.disconnect((node_id, lane))
 
     async def close(self) -> None:
@@ -180,9 +181,9 @@ class PeerClient:
             await self._wait_until_open(key, address, left_ms)
 
     async def _wait_until_open(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> None:
-        """Waits for the one attempt to open this connection, no longer than it was given; raises as `call` does."""
-        # No longer than the call has: after a network has healed, a new attempt comes through at once, and an old
-        # one only when TCP tries again.
+        """Waits for the attempt to open this connection, which concurrent requests share; raises as `call` does."""
+        # Limited to the request's timeout: after a network partition a new attempt succeeds at once, an old one only
+        # with TCP's next retransmission.
         limit_ms = min(timeout_ms, self._request_timeout_ms)
         attempt = self._pool.attempt(
             key,
@@ -199,7 +200,7 @@ class PeerClient:
             connection.close()
             raise PeerUnreachableError(f"node {node_id} is no longer at {address}")
         if not connection.is_open:
-            raise PeerUnreachableError(f"node {node_id} ({address}) has hung up at once")
+            raise PeerUnreachableError(f"node {node_id} ({address}) closed the connection at once")
         self._pool.put(key, connection)
         return connection
 
@@ -219,39 +220,34 @@ class PeerClient:
 
 
 async def _wait_for_attempt(opening: "asyncio.Task[Connection]", timeout_ms: int) -> None:
-    """Waits for an attempt that others may wait for too; cancelling one of them does not end it.
+    """Waits for a shared attempt without cancelling it.
 
-    Without `asyncio.timeout`, because requests that are forwarded come here before they have a task of their own.
+    Does not use `asyncio.timeout`, because forwarded requests get here before they have a task of their own.
     """
     loop = asyncio.get_running_loop()
-    waiting: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(timeout_ms / 1000, _wake, waiting)
-    opening.add_done_callback(lambda _: _wake(waiting))
+    waiter: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(timeout_ms / 1000, resolve, waiter)
+    opening.add_done_callback(lambda _: resolve(waiter))
     try:
-        await waiting
+        await waiter
     finally:
         timer.cancel()
     if not opening.done():
-        raise PeerUnreachableError(f"it was not connected to within {timeout_ms} ms")
+        raise PeerUnreachableError(f"could not connect within {timeout_ms} ms")
     if opening.cancelled():
-        raise PeerUnreachableError("the attempt to connect was given up")
+        raise PeerUnreachableError("the attempt to connect was cancelled")
     error = opening.exception()
     if isinstance(error, PeerUnreachableError):
-        # A fresh one: one exception object raised in many tasks would mix up their tracebacks.
+        # A copy: one exception raised in several tasks would mix their tracebacks.
         raise PeerUnreachableError(str(error), is_connection_refused=error.is_connection_refused)
     opening.result()
-
-
-def _wake(waiting: "asyncio.Future[None]") -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 async def _is_connection_refused(address: Address, error: KafkaError) -> bool:
     if not isinstance(error, ConnectionLostError):
         return False
     if error.errno is None:
-        # A name with several addresses gives no single number.
+        # A name with several addresses gives no single errno.
         return await probe_address(*address, PROBE_TIMEOUT_MS) is ProbeResult.REFUSED
     return error.errno == errno.ECONNREFUSED
 
@@ -262,3 +258,22 @@ def _unreachable_error(
     return PeerUnreachableError(
         f"{who}: {error.message or error}", is_connection_refused=is_connection_refused, was_sent=was_sent
     )
+
+
+class PeerAddressPublisher:
+    """Updates the addresses of brokers when their registrations are committed."""
+
+    def __init__(self, peers: PeerClient, listener: str) -> None:
+        self._peers = peers
+        self._listener = listener
+
+    def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        for broker_id in delta.brokers_changed:
+            broker = image.brokers.get(broker_id)
+            if broker is None:
+                self._peers.remove_broker(broker_id)
+                continue
+            for endpoint in broker.endpoints:
+                if endpoint.listener == self._listener:
+                    self._peers.update_broker_endpoint(broker_id, endpoint.host, endpoint.port)
+                    break

@@ -1,6 +1,6 @@
-"""Whether a process runs at an address: only a refused connection says that none does.
+"""Probes whether a process listens at an address. Only a refused connection proves that none does.
 
-Silence says nothing: the process may be paused, the network cut, or packets lost.
+A timeout proves nothing: the process may be paused, the network partitioned, or packets lost.
 """
 
 import asyncio
@@ -9,21 +9,19 @@ from enum import Enum
 
 
 class ProbeResult(Enum):
-    REACHABLE = "alive"
-    """It takes connections, or its operating system does for it."""
-    REFUSED = "gone"
-    """Nobody listens at its address."""
-    UNKNOWN = "silent"
-    """Nothing is known."""
+    REACHABLE = "reachable"
+    """The process, or its operating system on its behalf, accepts connections."""
+    REFUSED = "refused"
+    """No process listens at the address."""
+    UNKNOWN = "unknown"
 
 
 _LOCAL_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""This machine has no such kind of address, as localhost's IPv6 one in many containers: that says nothing about the
-other side."""
+"""This machine lacks the address family, for example IPv6 in many containers: that proves nothing about the peer."""
 
 
 async def probe_address(host: str, port: int, timeout_ms: int) -> ProbeResult:
-    """Connects and hangs up at once."""
+    """Connects and closes the connection at once."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             return await _probe(host, port)
@@ -39,7 +37,7 @@ async def _probe(host: str, port: int) -> ProbeResult:
         return ProbeResult.REFUSED
     if code is not None:
         return ProbeResult.UNKNOWN
-    # A name with several addresses: the failures of all came as one.
+    # A name with several addresses raises one error for all of them.
     codes = []
     for address in await _resolve(host, port):
         code = await _try_connect(address, port)
@@ -60,13 +58,13 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 async def _try_connect(host: str, port: int) -> int | None:
-    """The error number of the attempt, 0 for success."""
+    """Returns the errno of the attempt, 0 for success, None if there is no single errno."""
     try:
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
     except OSError as error:
         return error.errno
-    own = transport.get_extra_info("sockname")
-    to_itself = own is not None and own == transport.get_extra_info("peername")
+    local = transport.get_extra_info("sockname")
+    is_self_connect = local is not None and local == transport.get_extra_info("peername")
     transport.abort()
-    # A port that nobody listens on may be the one the attempt itself was given: TCP then connects it to itself.
-    return errno.ECONNREFUSED if to_itself else 0
+    # The kernel may choose the unused destination port as the local port: TCP then connects the socket to itself.
+    return errno.ECONNREFUSED if is_self_connect else 0

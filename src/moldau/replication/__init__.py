@@ -1,1 +1,1 @@
-"""How followers get what their leaders have, and how leaders keep the in-sync set true."""
+"""Replication: fetchers of followers, ISR changes of leaders, replication quotas."""

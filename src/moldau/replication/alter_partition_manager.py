@@ -1,8 +1,7 @@
-"""Keeps the in-sync sets of what this node leads true: looks who belongs in them, and asks the controller for each
-change (AlterPartition).
+"""Requests ISR changes of the partitions that this node leads from the controller (Kafka's AlterPartitionManager).
 
-One request is under way at a time, with all changes that are wanted then. A change that was not answered may have been
-made: it is sent again as it was, until there is an answer or the metadata shows a later state.
+One AlterPartition request is in flight at a time, with all pending changes. A change without a response may have been
+made, so it is sent again unchanged until there is a response or the metadata shows a later state.
 """
 
 import asyncio
@@ -37,14 +36,14 @@ from moldau.settings.effective import EffectiveSettings
 log = get_logger(__name__)
 
 CHANGES_MAX = 2_000
-"""How many changes go into one request."""
+"""Per request."""
 LOGGED_MAX = 5
-"""How many changes one log line shows."""
+"""Per log line."""
 RETRY_MS_MIN, RETRY_MS_MAX = 50, 1_000
 TRANSIENT_FAILURES_MAX = 10
-"""In a row, while the controller moves."""
+"""Consecutive failures that are expected while the controller moves."""
 INELIGIBLE_BACKOFF_MS = 200
-"""How long a partition waits that proposed a member which the controller does not take: its metadata is newer."""
+"""The delay after INELIGIBLE_REPLICA: the controller's metadata is newer."""
 
 _FINAL_ERRORS = (
     FencedLeaderEpochError,
@@ -55,7 +54,7 @@ _FINAL_ERRORS = (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-"""After these the same change can never be made."""
+"""After these errors a retry of the same change cannot succeed."""
 
 
 class LeaderPartition(Protocol):
@@ -84,7 +83,7 @@ class _PendingChange:
 
     @property
     def is_current(self) -> bool:
-        """Not once the metadata has shown a later state of the partition, or another leader."""
+        """Whether the partition still has this pending change: the metadata has shown no later state."""
         now = self.partition.pending_isr_change
         return now is not None and (now.leader_epoch, now.partition_epoch) == (
             self.change.leader_epoch,
@@ -111,11 +110,11 @@ class AlterPartitionManager:
         self._clock = clock
         self._random = random
         self._pending: dict[PartitionKey, _PendingChange] = {}
-        """Not yet answered."""
+        """Changes without a response."""
         self._to_check: dict[PartitionKey, LeaderPartition] = {}
-        """Whose followers have progressed since the last look."""
+        """Partitions whose followers have progressed since the last check."""
         self._held_until_ms: dict[PartitionKey, int] = {}
-        """Until when a partition is not looked at."""
+        """When a partition may be checked again."""
         self._next_full_check_ms = 0
         self._failures = 0
         self._has_warned = False
@@ -124,7 +123,7 @@ class AlterPartitionManager:
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"node {self._node_id} keeps in-sync sets"
+            self._run(), name=f"node {self._node_id} alters ISRs"
         )
 
     async def close(self) -> None:
@@ -133,7 +132,7 @@ class AlterPartitionManager:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def check_isr(self, partition: LeaderPartition) -> None:
-        """A follower has progressed: it may belong in the in-sync set now."""
+        """Checks a partition whose follower has progressed and may join the ISR."""
         self._to_check[PartitionKey(partition.topic_id, partition.name.partition)] = partition
         self._wakeup.set()
 
@@ -142,8 +141,8 @@ class AlterPartitionManager:
             try:
                 await self._send_pending()
             except Exception:
-                # A bug: in-sync sets that nobody keeps would stop all writing sooner or later.
-                log.exception("keeping in-sync sets failed")
+                # A bug must not stop ISR changes: without them writes would stop sooner or later.
+                log.exception("the ISR check failed, will retry")
                 await self._wait(RETRY_MS_MAX)
 
     async def _send_pending(self) -> None:
@@ -161,31 +160,31 @@ class AlterPartitionManager:
         except MoldauError as error:
             await self._handle_failure(error)
             return
-        refusal = None
+        retriable = None
         changed = []
         for (key, each), result in zip(sent.items(), results, strict=True):
             if result.error is None or isinstance(result.error, _FINAL_ERRORS):
                 self._handle_result(key, each, result)
             else:
-                refusal = result.error
+                retriable = result.error
             if result.error is None:
                 changed.append(f"{each.partition.name} {list(result.isr)}")
         if changed:
             some = ", ".join(changed[:LOGGED_MAX]) + (", ..." if len(changed) > LOGGED_MAX else "")
-            log.info("in-sync sets have changed", partitions=len(changed), now=some)
-        if refusal is None:
+            log.info("ISRs changed", partitions=len(changed), now=some)
+        if retriable is None:
             self._failures = 0
             if self._has_warned:
                 self._has_warned = False
-                log.info("the controller changes in-sync sets again")
+                log.info("the controller changes ISRs again")
         else:
-            await self._handle_failure(refusal)
+            await self._handle_failure(retriable)
 
     def _check_isrs(self) -> None:
         now_ms = self._clock.monotonic_ms()
         lag_ms = self._settings.broker.replica_lag_time_max_ms
-        news, self._to_check = self._to_check, {}
-        partitions: Iterable[LeaderPartition] = news.values()
+        progressed, self._to_check = self._to_check, {}
+        partitions: Iterable[LeaderPartition] = progressed.values()
         if now_ms >= self._next_full_check_ms:
             self._next_full_check_ms = now_ms + max(1, lag_ms // 2)
             self._held_until_ms = {
@@ -195,45 +194,45 @@ class AlterPartitionManager:
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
             if self._held_until_ms.get(key, now_ms) > now_ms:
-                # It is looked at when that is over: the high watermark may wait for it.
+                # Checked when the delay is over: the high watermark may depend on it.
                 self._to_check[key] = partition
                 continue
             change = partition.propose_isr_change(lag_ms)
             if change is not None:
                 log.debug(
-                    "another in-sync set is wanted",
+                    "requesting an ISR change",
                     partition=str(partition.name),
                     isr=[broker_id for broker_id, _ in change.isr],
                 )
                 self._pending[key] = _PendingChange(partition, change)
 
-    def _handle_result(self, key: PartitionKey, proposed: _PendingChange, result: IsrChangeResult) -> None:
+    def _handle_result(self, key: PartitionKey, pending: _PendingChange, result: IsrChangeResult) -> None:
         del self._pending[key]
-        partition = proposed.partition
+        partition = pending.partition
         if isinstance(result.error, IneligibleReplicaError):
             self._held_until_ms[key] = self._clock.monotonic_ms() + INELIGIBLE_BACKOFF_MS
             self._to_check[key] = partition
         if result.error is None:
-            log.debug("an in-sync set has changed", partition=str(partition.name), isr=list(result.isr))
+            log.debug("the ISR changed", partition=str(partition.name), isr=list(result.isr))
         else:
-            log.debug("an in-sync set is not changed", partition=str(partition.name), why=str(result.error))
-        if result.error is None or proposed.is_current:
-            # A refusal does not say of what: it must not be taken for that of a later proposal.
+            log.debug("the ISR change was rejected", partition=str(partition.name), why=str(result.error))
+        if result.error is None or pending.is_current:
+            # An error does not name its change: it must not be taken for that of a later one.
             partition.on_alter_partition_response(result)
 
     async def _handle_failure(self, error: MoldauError) -> None:
         self._failures += 1
-        expected = isinstance(error, NotControllerError | PeerUnreachableError)
-        is_worth_a_word = not expected or self._failures >= TRANSIENT_FAILURES_MAX
-        tell = log.warning if is_worth_a_word and not self._has_warned else log.debug
-        self._has_warned |= is_worth_a_word
-        tell(
-            "the controller could not be asked to change in-sync sets",
+        is_transient = isinstance(error, NotControllerError | PeerUnreachableError)
+        is_unexpected = not is_transient or self._failures >= TRANSIENT_FAILURES_MAX
+        log_event = log.warning if is_unexpected and not self._has_warned else log.debug
+        self._has_warned |= is_unexpected
+        log_event(
+            "the request to change ISRs failed, will retry",
             why=str(error),
             failures=self._failures,
         )
-        pause_ms = exponential_backoff_ms(self._failures, RETRY_MS_MIN, RETRY_MS_MAX)
-        await asyncio.sleep(add_jitter(pause_ms, self._random.random()) / 1000)
+        delay_ms = exponential_backoff_ms(self._failures, RETRY_MS_MIN, RETRY_MS_MAX)
+        await asyncio.sleep(add_jitter(delay_ms, self._random.random()) / 1000)
 
     def _ms_until_next_check(self) -> int:
         next_ms = min(
@@ -243,7 +242,7 @@ class AlterPartitionManager:
         return max(0, min(next_ms, self._next_full_check_ms) - self._clock.monotonic_ms())
 
     async def _wait(self, ms: int) -> None:
-        """For so long; less where there is news."""
+        """Waits for a wakeup or the timeout."""
         timer = asyncio.get_running_loop().call_later(ms / 1000, self._wakeup.set)
         try:
             await self._wakeup.wait()

@@ -1,4 +1,4 @@
-"""Replication on one node: a fetcher for each leader that it follows, and the in-sync sets of what it leads."""
+"""Replication on one node: a fetcher per leader, and the ISR changes of the partitions it leads."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ from moldau.settings.effective import EffectiveSettings
 
 
 class ReplicatedPartition(Protocol):
-    """A partition in either role, or in none any more."""
+    """A partition in any role."""
 
     @property
     def name(self) -> LogName: ...
@@ -41,7 +41,7 @@ class ReplicatedPartition(Protocol):
 
 
 class PartitionTableView(Protocol):
-    """The table of partitions, as far as replication goes."""
+    """The part of the replica manager that replication uses."""
 
     on_roles_changed: list[Callable[[Sequence[Any]], None]]
 
@@ -51,8 +51,6 @@ class PartitionTableView(Protocol):
 
 
 class BrokerEpochSource(Protocol):
-    """This node's membership in the cluster."""
-
     @property
     def broker_epoch(self) -> int: ...
 
@@ -85,7 +83,7 @@ class ReplicaFetcherManager:
         )
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._leader_by_partition: dict[PartitionKey, int] = {}
-        """Of all that is followed."""
+        """Of all followed partitions."""
         self.alter_partition_manager = AlterPartitionManager(
             node_id,
             lambda: [each.leader for each in table.leader_partitions()],
@@ -98,34 +96,34 @@ class ReplicaFetcherManager:
         self._is_closed = False
 
     def start(self) -> None:
-        """Follows what the table says from now on. The broker has registered: leaders refuse those who have not."""
+        """Starts to fetch. The broker must be registered: leaders reject other replicas."""
         self._table.on_roles_changed.append(self._roles_changed)
         self.alter_partition_manager.start()
         self._roles_changed(list(self._table))
 
     async def close(self) -> None:
-        """Fetches no more, and waits for what is being appended."""
+        """Stops all fetchers after the appends in progress."""
         self._is_closed = True
         await asyncio.gather(
             self.alter_partition_manager.close(), *(each.close() for each in self._fetchers.values())
         )
 
     def _roles_changed(self, partitions: Sequence[ReplicatedPartition]) -> None:
-        """Only these are looked at: there may be thousands of others."""
+        """Moves the changed partitions to the fetchers of their leaders."""
         if self._is_closed:
             return
-        taken: dict[int, list[FollowerPartition]] = {}
+        added: dict[int, list[FollowerPartition]] = {}
         removed: dict[int, list[PartitionKey]] = {}
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
-            former = self._leader_by_partition.pop(key, None)
+            previous = self._leader_by_partition.pop(key, None)
             leader = partition.leader_id if partition.is_follower and partition.failure is None else None
-            if former is not None and former != leader:
-                removed.setdefault(former, []).append(key)
+            if previous is not None and previous != leader:
+                removed.setdefault(previous, []).append(key)
             if leader is not None:
                 self._leader_by_partition[key] = leader
-                taken.setdefault(leader, []).append(partition.follower)
-        for leader_id in sorted({*taken, *removed}):
+                added.setdefault(leader, []).append(partition.follower)
+        for leader_id in sorted({*added, *removed}):
             if leader_id not in self._fetchers:
                 self._fetchers[leader_id] = ReplicaFetcher(leader_id, self._fetcher_context)
-            self._fetchers[leader_id].follow(taken.get(leader_id, ()), removed.get(leader_id, ()))
+            self._fetchers[leader_id].follow(added.get(leader_id, ()), removed.get(leader_id, ()))

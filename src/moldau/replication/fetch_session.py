@@ -1,8 +1,8 @@
-"""A fetch session as the follower sees it (KIP-227): after a full fetch, only what changed is asked for. Pure."""
+"""The follower's side of a fetch session (KIP-227): after a full fetch, requests name only changed partitions. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 INVALID_SESSION_ID = 0
@@ -16,12 +16,10 @@ class PartitionKey(NamedTuple):
 
 
 class FollowerFetchPosition(NamedTuple):
-    """What a follower says of a partition when it fetches."""
-
     offset: int
-    """Everything below it is durable here: the leader counts on that."""
+    """All records below are durable on the follower; the leader relies on that."""
     last_epoch: int
-    """The leader epoch of the record before `offset`, by which the leader finds where two logs part."""
+    """The leader epoch of the record before `offset`, with which the leader detects diverging logs."""
     leader_epoch: int
     start_offset: int
 
@@ -33,7 +31,7 @@ class FetchRequestData:
     session_id: int
     session_epoch: int
     to_send: Mapping[PartitionKey, FollowerFetchPosition]
-    """With a full fetch all partitions; else those that are new to the leader or have another position."""
+    """All partitions in a full fetch, else those that are new or have another position."""
     to_forget: tuple[PartitionKey, ...]
 
     @property
@@ -42,31 +40,31 @@ class FetchRequestData:
 
 
 class FetchSessionHandler:
-    """A request and its answer at a time. After any failure the next fetch is a full one, in a new session.
+    """Builds one request at a time. After any failure the next fetch is a full one in a new session.
 
-    Nothing here looks at every partition but a full fetch: there may be thousands, of which few have news.
+    Only a full fetch iterates over all partitions: there may be thousands, of which few have changed.
     """
 
     def __init__(self) -> None:
         self._id = INVALID_SESSION_ID
         self._epoch = INITIAL_EPOCH
         self._positions: dict[PartitionKey, FollowerFetchPosition] = {}
-        """Those whose position changed last are at the end: so none starves where the leader keeps no session."""
+        """The most recently changed ones are last, so that none starves if the leader has no session."""
         self._sent: dict[PartitionKey, FollowerFetchPosition] = {}
-        """What the last fetch said, or those before it in the session."""
+        """The positions that the leader has from the requests of this session."""
         self._changed: dict[PartitionKey, None] = {}
-        """Where the two above may differ."""
+        """Partitions whose position may differ from the sent one."""
 
     def __len__(self) -> int:
         return len(self._positions)
 
     @property
     def is_established(self) -> bool:
-        """Whether the leader has a session that the last fetch went on with."""
+        """Whether the last fetch was part of an existing session."""
         return self._epoch != INITIAL_EPOCH
 
     def requested_position(self, key: PartitionKey) -> FollowerFetchPosition | None:
-        """Where the last fetch asked for a partition, whatever is wanted by now; None where it did not."""
+        """Returns the position that the last fetch requested, None if it did not include the partition."""
         return self._sent.get(key)
 
     def set_position(self, key: PartitionKey, position: FollowerFetchPosition) -> None:
@@ -80,11 +78,11 @@ class FetchSessionHandler:
             self._changed[key] = None
 
     def build(self) -> FetchRequestData:
-        """The next fetch."""
+        """Builds the next fetch."""
         changed, self._changed = self._changed, {}
         if self._epoch == INITIAL_EPOCH:
             self._sent = dict(self._positions)
-            # The id, if there is one, lets the leader drop the session that this one replaces.
+            # The id lets the leader drop the session that this one replaces.
             return FetchRequestData(self._id, INITIAL_EPOCH, self._sent, ())
         to_send, forgotten = {}, []
         for key in changed:
@@ -96,9 +94,9 @@ class FetchSessionHandler:
         return FetchRequestData(self._id, self._epoch, to_send, tuple(forgotten))
 
     def handle_response(self, session_id: int) -> None:
-        """The fetch was answered without an error of the session itself."""
+        """Handles a response without a session error."""
         if session_id == INVALID_SESSION_ID:
-            # The leader has no room for sessions, or has ended this one.
+            # The leader's session cache is full, or it closed this session.
             self._id, self._epoch = INVALID_SESSION_ID, INITIAL_EPOCH
         elif self._epoch == INITIAL_EPOCH:
             self._id, self._epoch = session_id, 1
@@ -108,5 +106,48 @@ class FetchSessionHandler:
             self.reset()
 
     def reset(self) -> None:
-        """The leader may know something else than what is known here: the next fetch says everything again."""
+        """Makes the next fetch a full one, because the leader's session may differ."""
         self._epoch = INITIAL_EPOCH
+
+
+def build_fetch_request(
+    data: FetchRequestData,
+    *,
+    cluster_id: str,
+    replica_id: int,
+    broker_epoch: int,
+    wait_ms: int,
+    bytes_max: int,
+    partition_bytes_max: int,
+) -> dict[str, Any]:
+    """Returns the Fetch request of a follower."""
+    topics: dict[UUID, list[dict[str, int]]] = {}
+    for (topic_id, index), position in data.to_send.items():
+        topics.setdefault(topic_id, []).append(
+            {
+                "partition": index,
+                "current_leader_epoch": position.leader_epoch,
+                "fetch_offset": position.offset,
+                "last_fetched_epoch": position.last_epoch,
+                "log_start_offset": position.start_offset,
+                "partition_max_bytes": partition_bytes_max,
+            }
+        )
+    forgotten: dict[UUID, list[int]] = {}
+    for topic_id, index in data.to_forget:
+        forgotten.setdefault(topic_id, []).append(index)
+    return {
+        "cluster_id": cluster_id or None,
+        "replica_state": {"replica_id": replica_id, "replica_epoch": broker_epoch},
+        "max_wait": wait_ms,
+        "min_bytes": 1,
+        "max_bytes": bytes_max,
+        "isolation_level": 0,
+        "session_id": data.session_id,
+        "session_epoch": data.session_epoch,
+        "topics": [{"topic_id": topic_id, "partitions": each} for topic_id, each in topics.items()],
+        "forgotten_topics_data": [
+            {"topic_id": topic_id, "partitions": each} for topic_id, each in forgotten.items()
+        ],
+        "rack_id": "",
+    }

@@ -1,7 +1,8 @@
-"""Copies from one leader all that this node follows of it: one task, one connection, one fetch at a time.
+"""A replica fetcher: fetches all partitions that follow one leader, with one task, one connection and one fetch at a
+time (Kafka's ReplicaFetcherThread).
 
-What an answer brings is appended and synced, partition by partition side by side, before the next fetch asks past it:
-by asking, a follower says what it has on disk. One partition's trouble is its own; the others go on.
+Fetched records are appended and synced, all partitions concurrently, before the next fetch: its offsets tell the leader
+what is durable on this follower. A partition that fails does not stop the others.
 """
 
 import asyncio
@@ -26,9 +27,13 @@ from moldau.observe.logging import get_logger
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
 from moldau.raft.messages import EpochEndOffset
-from moldau.replication.fetch_session import FetchSessionHandler, FollowerFetchPosition, PartitionKey
+from moldau.replication.fetch_session import (
+    FetchSessionHandler,
+    FollowerFetchPosition,
+    PartitionKey,
+    build_fetch_request,
+)
 from moldau.replication.quota import ReplicationQuotaManager
-from moldau.replication.requests import build_fetch_request
 from moldau.replication.state import (
     BackoffPolicy,
     FetchAction,
@@ -45,15 +50,15 @@ log = get_logger(__name__)
 LANE = "replication"
 FETCH_VERSION = 17
 RESPONSE_GRACE_MS = 5_000
-"""How long an answer may take beyond the wait that was asked for."""
+"""How long a response may take beyond the fetch's max_wait."""
 RESPONSE_BYTES_MIN = 65_536
-"""What is asked for at least of a leader whose answers do not come through in time."""
+"""The smallest max_bytes of a fetch after responses timed out."""
 INTERRUPT_DELAY_MS = 10
-"""How long an answer that may be on its way is waited for before a waiting fetch is given up for a new partition."""
+"""How long to wait for a response before a long-polling fetch is interrupted for a new partition."""
 INTERRUPT_INTERVAL_MS = 50
-"""How far apart such give-ups are at least, and a millisecond more for each partition: all are asked for anew."""
+"""The least time between interrupts, plus a millisecond per partition: each is followed by a full fetch."""
 YIELD_AFTER_BYTES, YIELD_AFTER_PARTITIONS = 1_048_576, 100
-"""How much is appended, or of how many partitions, before others have a turn on the event loop."""
+"""How many bytes or partitions are appended before the task yields to the event loop."""
 
 _SESSION_ERRORS = (
     ErrorCode.fetch_session_id_not_found,
@@ -64,8 +69,7 @@ _STALE_ROLE_ERRORS = (NotLeaderOrFollowerError, FencedLeaderEpochError, UnknownL
 
 
 class FollowerPartition(Protocol):
-    """What a fetcher asks of a partition. Each call names the leader epoch of the fetch it comes from, and is refused
-    where the partition is in another one by now."""
+    """The part of a partition that a fetcher uses. Calls fail if the leader epoch of the fetch is stale."""
 
     @property
     def name(self) -> LogName: ...
@@ -80,8 +84,8 @@ class FollowerPartition(Protocol):
     def is_in_sync(self) -> bool: ...
 
     def fetch_position(self) -> tuple[int, int, int, int] | None:
-        """(offset, last epoch, leader epoch, start offset), where everything below the offset is durable; None while
-        something beyond that is being made so."""
+        """Returns (offset, last epoch, leader epoch, start offset), all records below the offset being durable; None
+        while an fsync of later records is in progress."""
 
     async def append_as_follower(
         self, data: memoryview, leader_epoch: int, high_watermark: int, leader_start_offset: int
@@ -94,7 +98,7 @@ class FollowerPartition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetcherContext:
-    """What the fetchers of a node share."""
+    """What all fetchers of a node share."""
 
     node_id: int
     cluster_id: str
@@ -114,7 +118,7 @@ class ReplicaFetcher:
         self._fetch_states = PartitionFetchStates()
         self._fetch_session = FetchSessionHandler()
         self._wakeup = asyncio.Event()
-        """There is a reason not to rest any longer."""
+        """Ends the current wait."""
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_appending = False
@@ -124,7 +128,7 @@ class ReplicaFetcher:
         self._interrupted_ms: int | None = None
         self._is_unreachable = False
         self._response_bytes_max: int | None = None
-        """Less than the settings allow while the leader's answers do not come through."""
+        """Below replica.fetch.response.max.bytes after responses timed out, else None."""
 
     def follow(self, partitions: Iterable[FollowerPartition], removed: Iterable[PartitionKey] = ()) -> None:
         """Follows these too from now on, or in the epoch they are in by now, and those that are `removed` no more."""
@@ -132,24 +136,24 @@ class ReplicaFetcher:
             if self._partitions.pop(key, None) is not None:
                 self._fetch_states.remove(key)
                 self._fetch_session.remove(key)
-        begun = []
+        started = []
         for each in partitions:
             key = PartitionKey(each.topic_id, each.name.partition)
             self._partitions[key] = each
             if self._fetch_states.add(key, each.leader_epoch, is_in_sync=each.is_in_sync):
-                begun.append(key)
-        for key in begun:
+                started.append(key)
+        for key in started:
             self._add_to_session(key)
         if self._task is None and self._partitions and not self._is_closing:
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"node {self._context.node_id} follows node {self.leader_id}"
             )
-        if begun or not self._partitions:
+        if started or not self._partitions:
             self._wakeup.set()
             self._schedule_interrupt()
 
     async def close(self) -> None:
-        """Ends it, after what is being appended: that is not left half done."""
+        """Stops the fetcher after the append in progress."""
         self._is_closing = True
         self._cancel_interrupt()
         if self._task is not None:
@@ -157,7 +161,7 @@ class ReplicaFetcher:
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # The loop
+    # Fetch loop
 
     async def _run(self) -> None:
         while not self._is_closing:
@@ -166,8 +170,8 @@ class ReplicaFetcher:
             except PeerUnreachableError as error:
                 await self._handle_disconnect(error)
             except Exception:
-                # A bug, and no reason to leave all partitions of this leader behind for good.
-                log.exception("fetching from a leader failed", leader=self.leader_id)
+                # A bug must not stop the replication of all partitions of this leader.
+                log.exception("the fetch from the leader failed, will retry", leader=self.leader_id)
                 self._fetch_session.reset()
                 await self._wait(self._backoff_ms())
 
@@ -176,23 +180,23 @@ class ReplicaFetcher:
         now_ms = self._now_ms()
         for key in self._fetch_states.resume_due(now_ms):
             self._add_to_session(key)
-        wake_ms = self._fetch_states.next_resume_ms()
-        until_wake_ms = None if wake_ms is None else max(0, wake_ms - now_ms)
+        resume_ms = self._fetch_states.next_resume_ms()
+        until_resume_ms = None if resume_ms is None else max(0, resume_ms - now_ms)
         if not len(self._fetch_session):
             self._release_leader()
-            await self._wait(until_wake_ms)
+            await self._wait(until_resume_ms)
             return
-        answer = await self._fetch(until_wake_ms)
-        if answer.error_code != ErrorCode.none:
-            await self._handle_fetch_error(to_error_code(answer.error_code))
+        response = await self._fetch(until_resume_ms)
+        if response.error_code != ErrorCode.none:
+            await self._handle_fetch_error(to_error_code(response.error_code))
             return
-        self._fetch_session.handle_response(answer.session_id)
+        self._fetch_session.handle_response(response.session_id)
         self._on_fetch_succeeded()
-        await self._append_uninterrupted(self._process_response(answer))
+        await self._append_uninterrupted(self._process_response(response))
 
     async def _fetch(self, wait_max_ms: int | None) -> Any:
         settings = self._context.settings.broker
-        # Whoever asks too rarely is taken for dead, also where there is nothing to fetch.
+        # A replica that fetches too rarely leaves the ISR even if there is nothing to fetch.
         wait_ms = min(settings.replica_fetch_wait_max_ms, settings.replica_lag_time_max_ms // 4)
         if wait_max_ms is not None:
             wait_ms = min(wait_ms, wait_max_ms)
@@ -223,13 +227,13 @@ class ReplicaFetcher:
             self._cancel_interrupt()
 
     async def _handle_fetch_error(self, code: ErrorCode) -> None:
-        """The fetch as a whole was: nothing in it says which partitions the leader has taken note of."""
-        was_begun = self._fetch_session.is_established
+        """Handles an error of the whole fetch: which partitions the leader has in its session is unknown."""
+        was_established = self._fetch_session.is_established
         self._fetch_session.reset()
-        if code in _SESSION_ERRORS and was_begun:
-            log.debug("the leader has no such fetch session", leader=self.leader_id, why=code.name)
+        if code in _SESSION_ERRORS and was_established:
+            log.debug("the leader closed the fetch session", leader=self.leader_id, why=code.name)
             return
-        self._warn_once(f"it refuses: {code.name.upper()}")
+        self._warn_once(code.name.upper())
         await self._wait(self._backoff_ms())
 
     async def _handle_disconnect(self, error: PeerUnreachableError) -> None:
@@ -239,7 +243,7 @@ class ReplicaFetcher:
             return
         self._warn_once(str(error))
         if not error.is_connection_refused:
-            # Its answers may be too large for the time they have.
+            # The responses may be too large for the timeout.
             bytes_max = (
                 self._response_bytes_max or self._context.settings.broker.replica_fetch_response_max_bytes
             )
@@ -247,136 +251,135 @@ class ReplicaFetcher:
         await self._wait(self._backoff_ms())
 
     def _warn_once(self, why: str) -> None:
-        """Once, until it goes well again."""
+        """Warns about an unreachable leader once, until a fetch succeeds."""
         if not self._is_unreachable:
             self._is_unreachable = True
-            log.warning("the leader cannot be fetched from", leader=self.leader_id, why=why)
+            log.warning("fetches from the leader fail", leader=self.leader_id, why=why)
 
     def _on_fetch_succeeded(self) -> None:
         self._was_interrupted = False
         if self._is_unreachable:
             self._is_unreachable = False
-            log.info("the leader is fetched from again", leader=self.leader_id)
+            log.info("fetches from the leader succeed again", leader=self.leader_id)
         if self._response_bytes_max is not None:
             self._response_bytes_max *= 2
             if self._response_bytes_max >= self._context.settings.broker.replica_fetch_response_max_bytes:
                 self._response_bytes_max = None
 
     def _release_leader(self) -> None:
-        """Nothing is wanted of it: its session and the connection go."""
+        """Drops the session when nothing is fetched, and the connection when nothing is followed."""
         self._fetch_session.reset()
         if not len(self._fetch_states):
             self._context.peers.disconnect(self.leader_id, LANE)
 
-    # Answers
+    # Responses
 
-    async def _process_response(self, answer: Any) -> None:
-        taking: list[asyncio.Task[None]] = []
+    async def _process_response(self, response: Any) -> None:
+        tasks: list[asyncio.Task[None]] = []
         failures: list[BaseException] = []
 
-        def taken(_: None, error: BaseException | None) -> None:
+        def on_done(_: None, error: BaseException | None) -> None:
             if error is not None:
                 failures.append(error)
 
-        size = number = 0
-        for topic in answer.responses:
+        byte_count = count = 0
+        for topic in response.responses:
             for each in topic.partitions:
                 key = PartitionKey(topic.topic_id, each.partition_index)
-                asked = self._fetch_session.requested_position(key)
+                requested = self._fetch_session.requested_position(key)
                 partition = self._partitions.get(key)
-                if asked is None or partition is None:
+                if requested is None or partition is None:
                     continue
-                # Most have nothing to wait for, or nothing at all: a task for each would cost more than the append.
-                task = start_eagerly(self._process_partition(key, partition, asked, each), taken)
+                # Most do not suspend: a task for each would cost more than the append.
+                task = start_eagerly(self._process_partition(key, partition, requested, each), on_done)
                 if task is not None:
-                    taking.append(task)
-                size += len(each.records or b"")
-                number += 1
-                if size >= YIELD_AFTER_BYTES or number >= YIELD_AFTER_PARTITIONS:
-                    size = number = 0
+                    tasks.append(task)
+                byte_count += len(each.records or b"")
+                count += 1
+                if byte_count >= YIELD_AFTER_BYTES or count >= YIELD_AFTER_PARTITIONS:
+                    byte_count = count = 0
                     await asyncio.sleep(0)
-        if taking:
-            await asyncio.gather(*taking, return_exceptions=True)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
         if failures:
             raise failures[0]
 
     async def _process_partition(
-        self, key: PartitionKey, partition: FollowerPartition, asked: FollowerFetchPosition, answer: Any
+        self, key: PartitionKey, partition: FollowerPartition, requested: FollowerFetchPosition, response: Any
     ) -> None:
         try:
-            await self._apply_partition_data(key, partition, asked, answer)
+            await self._apply_partition_data(key, partition, requested, response)
         except _STALE_ROLE_ERRORS:
-            # Metadata was quicker than the answer: whatever the partition is now, this is not for it.
+            # The partition's role changed while the fetch was in flight.
             pass
         except MoldauError as error:
             self._handle_append_error(key, partition, error)
             return
         except Exception as error:
-            log.exception("replicating a partition failed", partition=str(partition.name))
+            log.exception("the replication of the partition failed", partition=str(partition.name))
             self._handle_append_error(key, partition, error)
             return
         self._add_to_session(key)
 
     async def _apply_partition_data(
-        self, key: PartitionKey, partition: FollowerPartition, asked: FollowerFetchPosition, answer: Any
+        self, key: PartitionKey, partition: FollowerPartition, requested: FollowerFetchPosition, response: Any
     ) -> None:
-        diverging = answer.diverging_epoch
-        verdict = action_for_error(
-            answer.error_code, has_diverged=diverging is not None and diverging.end_offset >= 0
+        diverging = response.diverging_epoch
+        action = action_for_error(
+            response.error_code, has_diverged=diverging is not None and diverging.end_offset >= 0
         )
-        if verdict is FetchAction.APPEND:
-            await self._append(key, partition, asked, answer)
-            must_move = bool(answer.records)
-        elif verdict is FetchAction.TRUNCATE:
+        if action is FetchAction.APPEND:
+            await self._append(key, partition, requested, response)
+            must_advance = bool(response.records)
+        elif action is FetchAction.TRUNCATE:
             await partition.truncate_to_divergence(
-                EpochEndOffset(diverging.epoch, diverging.end_offset), asked.leader_epoch
+                EpochEndOffset(diverging.epoch, diverging.end_offset), requested.leader_epoch
             )
-            must_move = True
-        elif verdict is FetchAction.RESET_LOG:
-            if should_reset_log(asked.offset, asked.last_epoch, answer.log_start_offset):
-                await partition.reset_to(answer.log_start_offset, asked.leader_epoch)
-            must_move = True
-        elif verdict is FetchAction.AWAIT_METADATA:
+            must_advance = True
+        elif action is FetchAction.RESET_LOG:
+            if should_reset_log(requested.offset, requested.last_epoch, response.log_start_offset):
+                await partition.reset_to(response.log_start_offset, requested.leader_epoch)
+            must_advance = True
+        elif action is FetchAction.AWAIT_METADATA:
             self._delay_partition(key, BackoffPolicy.FAST)
             return
         else:
             self._delay_with_warning(
-                key, partition, f"the leader answers {to_error_code(answer.error_code).name.upper()}"
+                key, partition, f"the leader returned {to_error_code(response.error_code).name.upper()}"
             )
             return
-        if must_move and partition.fetch_position() == asked:
-            # To ask the same again at once would get the same answer.
+        if must_advance and partition.fetch_position() == requested:
+            # The same request would get the same response.
             self._delay_with_warning(
                 key,
                 partition,
-                f"it is at offset {asked.offset} and cannot go on with what the leader answers ({verdict.value})",
+                f"it is at offset {requested.offset} and cannot continue after the response ({action.value})",
             )
 
     async def _append(
-        self, key: PartitionKey, partition: FollowerPartition, asked: FollowerFetchPosition, answer: Any
+        self, key: PartitionKey, partition: FollowerPartition, requested: FollowerFetchPosition, response: Any
     ) -> None:
-        records = memoryview(answer.records or b"")
+        records = memoryview(response.records or b"")
         was_in_sync = self._fetch_states.is_in_sync(key)
         await partition.append_as_follower(
-            records, asked.leader_epoch, answer.high_watermark, answer.log_start_offset
+            records, requested.leader_epoch, response.high_watermark, response.log_start_offset
         )
         self._context.quota.record_fetched(
             partition.name, len(records), self._now_ms(), is_in_sync=was_in_sync
         )
         position = partition.fetch_position()
         self._fetch_states.record_success(
-            key, is_in_sync=position is not None and position[0] >= answer.high_watermark
+            key, is_in_sync=position is not None and position[0] >= response.high_watermark
         )
 
     def _handle_append_error(self, key: PartitionKey, partition: FollowerPartition, error: Exception) -> None:
         if partition.failure is not None:
             self._mark_failed(key, partition, error)
         else:
-            # What cannot be stored, or goes wrong by a bug, does so for longer: the same records come over the network
-            # each time.
-            is_here = isinstance(error, StorageError) or not isinstance(error, MoldauError)
+            # Storage errors and bugs tend to last, and each retry transfers the same records again.
+            is_local = isinstance(error, StorageError) or not isinstance(error, MoldauError)
             self._delay_with_warning(
-                key, partition, str(error), BackoffPolicy.SLOW if is_here else BackoffPolicy.CONSTANT
+                key, partition, str(error), BackoffPolicy.SLOW if is_local else BackoffPolicy.CONSTANT
             )
 
     def _delay_with_warning(
@@ -386,19 +389,26 @@ class ReplicaFetcher:
         why: str,
         rest: BackoffPolicy = BackoffPolicy.CONSTANT,
     ) -> None:
-        tell = log.debug if self._fetch_states.is_retrying(key) else log.warning
-        tell("a partition was not replicated", partition=str(partition.name), leader=self.leader_id, why=why)
+        log_event = log.debug if self._fetch_states.is_retrying(key) else log.warning
+        log_event(
+            "the partition was not replicated, will retry",
+            partition=str(partition.name),
+            leader=self.leader_id,
+            why=why,
+        )
         self._delay_partition(key, rest)
 
     def _mark_failed(self, key: PartitionKey, partition: FollowerPartition, error: Exception) -> None:
-        log.error("a partition is no longer replicated", partition=str(partition.name), why=str(error))
+        log.error(
+            "stopped replicating the partition: its log failed", partition=str(partition.name), why=str(error)
+        )
         self._fetch_states.mark_failed(key)
         self._fetch_session.remove(key)
 
-    # What is asked for
+    # Session contents
 
     def _add_to_session(self, key: PartitionKey) -> None:
-        """Asks for a partition from where it is now, unless it rests."""
+        """Adds a partition at its current position to the next fetch, unless it is delayed or throttled."""
         partition = self._partitions.get(key)
         if partition is None or not self._fetch_states.is_fetching(key):
             return
@@ -414,7 +424,7 @@ class ReplicaFetcher:
             return
         position = partition.fetch_position()
         if position is None:
-            # What a former leader sent, or this node wrote as leader, is still on its way to the disk.
+            # Records from a previous leader, or written as leader, are not durable yet.
             self._delay_partition(key, BackoffPolicy.FAST)
         else:
             self._fetch_session.set_position(key, FollowerFetchPosition(*position))
@@ -429,10 +439,10 @@ class ReplicaFetcher:
         )
         self._fetch_session.remove(key)
 
-    # Waiting
+    # Waits
 
     async def _wait(self, ms: int | None) -> None:
-        """Until there is news, or for so long."""
+        """Waits for a wakeup or the timeout."""
         timer = None
         if ms is not None:
             timer = asyncio.get_running_loop().call_later(ms / 1000, self._wakeup.set)
@@ -443,8 +453,8 @@ class ReplicaFetcher:
                 timer.cancel()
 
     def _schedule_interrupt(self) -> None:
-        """A fetch that waits for news of other partitions would keep new ones waiting too: it is ended with its
-        connection, unless it is answered anyway; and not again and again, where partitions come one by one."""
+        """Schedules the end of a long-polling fetch, so that new partitions need not wait for it. It is closed with its
+        connection if no response arrives before; not too often, because partitions may be added one by one."""
         if not self._is_fetch_pending or self._interrupt_timer is not None:
             return
         now_ms, delay_ms = self._now_ms(), INTERRUPT_DELAY_MS

@@ -1,5 +1,4 @@
-"""Which partitions a fetcher asks its leader for, which rest after a failure and for how long, and what each answer
-means. Pure."""
+"""Fetch states of followed partitions: which are fetched, delayed or failed, and how to handle a response. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,45 +8,42 @@ from moldau.concurrency.backoff import exponential_backoff_ms
 from moldau.replication.fetch_session import PartitionKey
 
 METADATA_BACKOFF_MS_MIN = 10
-"""The first wait for metadata that one of the two nodes lacks: it is on its way."""
-
-
+"""The first delay when either node lacks metadata, which is usually on its way."""
 STORAGE_BACKOFF_MS_MAX = 5_000
-"""Of a partition that cannot be written here for the moment."""
+"""The longest delay of a partition that cannot be written for now."""
 
 
 class FetchPhase(Enum):
     FETCHING = "fetching"
     DELAYED = "resting"
-    """After a failure, until a time or until its leader or leader epoch is another one."""
+    """Not fetched until a deadline, or until its leader epoch changes."""
     FAILED = "failed"
-    """It cannot be written here; only a change of its role is a reason to try again."""
+    """Its log failed; fetched again only after its leader epoch changes."""
 
 
 class BackoffPolicy(Enum):
-    """How long the rests of a partition are that fails again and again."""
+    """The delays of a partition that fails repeatedly."""
 
-    FAST = "brief"
-    """Short at first, and doubled up to the backoff."""
-    CONSTANT = "even"
-    """The backoff each time."""
-    SLOW = "longer"
-    """The backoff at first, and doubled up to a limit."""
+    FAST = "fast"
+    """Starts short and doubles up to replica.fetch.backoff.ms."""
+    CONSTANT = "constant"
+    """replica.fetch.backoff.ms each time."""
+    SLOW = "slow"
+    """Starts with replica.fetch.backoff.ms and doubles up to a limit."""
 
 
 class FetchAction(Enum):
-    """What to do with a partition's part of an answer."""
+    """How to handle a partition's part of a fetch response."""
 
-    APPEND = "take"
-    """Records, perhaps none, and the leader's offsets."""
-    TRUNCATE = "cut back"
-    """The two logs part: what the leader does not have is cut off."""
-    RESET_LOG = "begin anew"
-    """The leader does not have the offset (any more)."""
-    AWAIT_METADATA = "wait for metadata"
-    """One of the two nodes does not know yet what the other does: no reason to worry."""
-    BACK_OFF = "rest"
-    """The leader has trouble."""
+    APPEND = "append"
+    TRUNCATE = "truncate"
+    """The logs diverge."""
+    RESET_LOG = "reset log"
+    """The leader does not have the fetch offset."""
+    AWAIT_METADATA = "await metadata"
+    """Leader and follower have different metadata for now."""
+    BACK_OFF = "back off"
+    """The leader returned an error."""
 
 
 _STALE_METADATA_ERRORS = frozenset(
@@ -74,10 +70,10 @@ def action_for_error(code: int, *, has_diverged: bool) -> FetchAction:
 
 
 def should_reset_log(offset: int, last_epoch: int, leader_start: int) -> bool:
-    """Whether a follower drops its log and begins where the leader's does, which does not have its offset.
+    """Whether a follower whose fetch offset is out of range resets its log to the leader's log start offset.
 
-    Only a log that shares nothing with the leader's is dropped: it ends before that begins, or has no records at all.
-    One that goes on beyond the leader's end is cut back by epochs, and by nothing else.
+    Only a log that shares no record with the leader's is reset: it ends before the leader's starts, or is empty. A log
+    that is longer than the leader's is truncated by epoch only.
     """
     return leader_start >= 0 and (offset < leader_start or last_epoch < 0)
 
@@ -87,11 +83,12 @@ class PartitionFetchState:
     leader_epoch: int
     phase: FetchPhase = FetchPhase.FETCHING
     delayed_until_ms: int = 0
-    """The end of its rest."""
+    """For a delayed partition."""
     failures: int = 0
-    """In a row."""
+    """Consecutive failures."""
     is_in_sync: bool = False
-    """It had all that is committed when it was last answered, or else, as far as the metadata says, before."""
+    """Whether it had reached the high watermark at the last response; before that, whether the metadata has it in the
+    ISR."""
 
 
 class PartitionFetchStates:
@@ -106,55 +103,54 @@ class PartitionFetchStates:
         return key in self._partitions
 
     def is_fetching(self, key: PartitionKey) -> bool:
-        found = self._partitions.get(key)
-        return found is not None and found.phase is FetchPhase.FETCHING
+        state = self._partitions.get(key)
+        return state is not None and state.phase is FetchPhase.FETCHING
 
     def is_in_sync(self, key: PartitionKey) -> bool:
-        found = self._partitions.get(key)
-        return found is not None and found.is_in_sync
+        state = self._partitions.get(key)
+        return state is not None and state.is_in_sync
 
     def is_retrying(self, key: PartitionKey) -> bool:
-        """Whether its last attempt was a failure too."""
-        found = self._partitions.get(key)
-        return found is not None and found.failures > 0
+        """Whether the last attempt failed."""
+        state = self._partitions.get(key)
+        return state is not None and state.failures > 0
 
     def add(self, key: PartitionKey, leader_epoch: int, *, is_in_sync: bool) -> bool:
-        """Whether it is to be asked for now, because it is new or has a new leader epoch; then `is_in_sync` is what
-        the metadata says of it."""
-        found = self._partitions.get(key)
-        if found is not None and found.leader_epoch == leader_epoch:
+        """Adds a partition, or a new leader epoch of it; returns False if it is known in this epoch. `is_in_sync` is
+        whether the metadata has it in the ISR."""
+        state = self._partitions.get(key)
+        if state is not None and state.leader_epoch == leader_epoch:
             return False
         self._partitions[key] = PartitionFetchState(leader_epoch, is_in_sync=is_in_sync)
         self._delayed.pop(key, None)
         return True
 
     def remove(self, key: PartitionKey) -> None:
-        """It is not followed any more."""
         self._partitions.pop(key, None)
         self._delayed.pop(key, None)
 
     def resume_due(self, now_ms: int) -> list[PartitionKey]:
-        """Those whose rest is over: from now on they are fetched again."""
-        awake = [key for key, found in self._delayed.items() if found.delayed_until_ms <= now_ms]
-        for key in awake:
+        """Resumes the partitions whose delay is over and returns them."""
+        due = [key for key, state in self._delayed.items() if state.delayed_until_ms <= now_ms]
+        for key in due:
             self._delayed.pop(key).phase = FetchPhase.FETCHING
-        return awake
+        return due
 
     def next_resume_ms(self) -> int | None:
-        return min((found.delayed_until_ms for found in self._delayed.values()), default=None)
+        return min((state.delayed_until_ms for state in self._delayed.values()), default=None)
 
     def record_success(self, key: PartitionKey, *, is_in_sync: bool) -> None:
-        found = self._partitions.get(key)
-        if found is not None:
-            found.failures = 0
-            found.is_in_sync = is_in_sync
+        state = self._partitions.get(key)
+        if state is not None:
+            state.failures = 0
+            state.is_in_sync = is_in_sync
 
-    def delay(self, key: PartitionKey, now_ms: int, pause_ms: int) -> None:
-        found = self._partitions.get(key)
-        if found is not None and found.phase is not FetchPhase.FAILED:
-            found.phase = FetchPhase.DELAYED
-            found.delayed_until_ms = now_ms + pause_ms
-            self._delayed[key] = found
+    def delay(self, key: PartitionKey, now_ms: int, delay_ms: int) -> None:
+        state = self._partitions.get(key)
+        if state is not None and state.phase is not FetchPhase.FAILED:
+            state.phase = FetchPhase.DELAYED
+            state.delayed_until_ms = now_ms + delay_ms
+            self._delayed[key] = state
 
     def delay_after_failure(
         self,
@@ -164,28 +160,28 @@ class PartitionFetchStates:
         random_fraction: float,
         policy: BackoffPolicy = BackoffPolicy.CONSTANT,
     ) -> None:
-        """`random_fraction` is in [0, 1)."""
-        found = self._partitions.get(key)
-        if found is not None:
-            found.failures += 1
-            pause_ms = backoff_ms
+        """Delays a partition after another failure. `random_fraction` in [0, 1) gives the jitter."""
+        state = self._partitions.get(key)
+        if state is not None:
+            state.failures += 1
+            delay_ms = backoff_ms
             if policy is BackoffPolicy.FAST:
-                pause_ms = exponential_backoff_ms(
-                    found.failures, min(METADATA_BACKOFF_MS_MIN, backoff_ms), backoff_ms
+                delay_ms = exponential_backoff_ms(
+                    state.failures, min(METADATA_BACKOFF_MS_MIN, backoff_ms), backoff_ms
                 )
             elif policy is BackoffPolicy.SLOW:
-                pause_ms = exponential_backoff_ms(
-                    found.failures, backoff_ms, max(STORAGE_BACKOFF_MS_MAX, backoff_ms)
+                delay_ms = exponential_backoff_ms(
+                    state.failures, backoff_ms, max(STORAGE_BACKOFF_MS_MAX, backoff_ms)
                 )
-            self.delay(key, now_ms, add_jitter(pause_ms, random_fraction))
+            self.delay(key, now_ms, add_jitter(delay_ms, random_fraction))
 
     def mark_failed(self, key: PartitionKey) -> None:
-        found = self._partitions.get(key)
-        if found is not None:
-            found.phase = FetchPhase.FAILED
+        state = self._partitions.get(key)
+        if state is not None:
+            state.phase = FetchPhase.FAILED
             self._delayed.pop(key, None)
 
 
-def add_jitter(pause_ms: int, random_fraction: float) -> int:
-    """Around `pause_ms`, so that the followers of one leader do not all come back at the same moment."""
-    return max(1, round(pause_ms * (0.8 + 0.4 * random_fraction)))
+def add_jitter(delay_ms: int, random_fraction: float) -> int:
+    """Returns `delay_ms` with jitter, so that the followers of one leader do not retry at the same moment."""
+    return max(1, round(delay_ms * (0.8 + 0.4 * random_fraction)))

@@ -1,1 +1,1 @@
-"""Producer ids now; transactions later."""
+"""Producer ids. Transactions are not implemented."""

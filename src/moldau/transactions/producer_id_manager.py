@@ -1,5 +1,4 @@
-"""Producer ids for this node's clients, taken from the controller in blocks so that most cost no metadata
-write."""
+"""Producer ids for this node's clients, allocated by the controller in blocks (Kafka's ProducerIdManager)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,15 +23,15 @@ _RETRIABLE_ERRORS = (
 
 class ProducerIdManager:
     def __init__(self, allocate: Callable[[], Awaitable[range]]) -> None:
-        """`allocate` asks the active controller, wherever it is, for a block in this broker's name."""
+        """`allocate` requests a block from the active controller."""
         self._allocate = allocate
         self._block = iter(range(0))
         self._lock = asyncio.Lock()
 
     async def generate_producer_id(self) -> int:
-        """An id that nobody in the cluster has had before.
+        """Returns a producer id that is unused in the cluster.
 
-        Raises CoordinatorLoadInProgressError while no controller can be asked: clients then ask again.
+        Raises CoordinatorLoadInProgressError, which clients retry, while the controller cannot be reached.
         """
         async with self._lock:
             for producer_id in self._block:
@@ -41,6 +40,6 @@ class ProducerIdManager:
                 self._block = iter(await self._allocate())
             except _RETRIABLE_ERRORS as error:
                 raise CoordinatorLoadInProgressError(
-                    f"no producer ids are at hand, and the controller cannot be asked for more: {error}"
+                    f"the controller could not allocate producer ids: {error}"
                 ) from error
             return next(self._block)

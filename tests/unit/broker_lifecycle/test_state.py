@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.broker_lifecycle.lease import BrokerLease
+from moldau.broker_lifecycle.driver import BrokerLease
 from moldau.broker_lifecycle.state import (
     BrokerLifecycleState,
     BrokerState,
@@ -186,7 +186,7 @@ def test_registration_is_tried_until_there_is_a_controller() -> None:
     [
         (InconsistentClusterIdError("x"), "controller.quorum.voters"),
         (UnsupportedVersionError("x"), "version of Moldau"),
-        (InvalidRegistrationError("x"), "does not take node 3"),
+        (InvalidRegistrationError("x"), "registration of node 3"),
     ],
 )
 def test_what_will_not_pass_is_refused_at_once_with_what_to_do(error: MoldauError, advice: str) -> None:

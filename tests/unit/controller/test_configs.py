@@ -112,10 +112,7 @@ def test_no_value_grows_beyond_what_a_client_can_be_told(resource: ConfigResourc
     assert cluster.alter(resource, ConfigChange(name, longest)) is None
     error = cluster.alter(resource, ConfigChange(name, "1:1", ConfigOperation.APPEND))
     assert isinstance(error, InvalidConfigError)
-    assert (
-        str(error)
-        == f"The value of configuration {name} would have 32771 bytes, and cannot have more than 32767"
-    )
+    assert str(error) == f"The value of configuration {name} has 32771 bytes; the maximum is 32767"
     assert cluster.last_records == []
     assert cluster.state.image.config(resource) == {name: longest}
 

@@ -14,8 +14,7 @@ from moldau.concurrency.eager import start_eagerly
 from moldau.errors import PeerUnreachableError
 from moldau.metadata.image import BrokerRegistration, Endpoint, MetadataDelta, MetadataImage
 from moldau.peers import probe as probing
-from moldau.peers.addresses import PeerAddressPublisher
-from moldau.peers.client import PeerClient, ProbeResult
+from moldau.peers.client import PeerAddressPublisher, PeerClient, ProbeResult
 from moldau.platform.clock import SystemClock
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Asked, Hang, HangUp, ScriptedBroker, Tree
@@ -365,7 +364,7 @@ def test_dropping_gives_up_an_attempt_to_connect_and_the_next_call_makes_another
             await asyncio.sleep(0)
             assert not asked.done(), "another lane is not this one"
             peers.disconnect(OTHER, "a")
-            with pytest.raises(PeerUnreachableError, match="given up"):
+            with pytest.raises(PeerUnreachableError, match="cancelled"):
                 await asked
             await ask(peers, "a")
             await peers.close()

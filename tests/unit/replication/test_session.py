@@ -2,8 +2,12 @@
 
 from uuid import UUID
 
-from moldau.replication.fetch_session import FetchSessionHandler, FollowerFetchPosition, PartitionKey
-from moldau.replication.requests import build_fetch_request
+from moldau.replication.fetch_session import (
+    FetchSessionHandler,
+    FollowerFetchPosition,
+    PartitionKey,
+    build_fetch_request,
+)
 
 ORDERS_0 = PartitionKey(UUID(int=1), 0)
 ORDERS_1 = PartitionKey(UUID(int=1), 1)
