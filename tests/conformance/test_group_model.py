@@ -130,7 +130,7 @@ class GroupModel(RuleBasedStateMachine):
                     self.ask_for_part(client)
                 else:
                     self.send_heartbeat(client)
-            if self.stage.group.state is GroupState.PREPARING_REBALANCE and rounds > 2:
+            if self.stage.group.metadata.state is GroupState.PREPARING_REBALANCE and rounds > 2:
                 self.wait_for_what_is_next()
 
     @rule(who=anybody)
@@ -148,7 +148,7 @@ class GroupModel(RuleBasedStateMachine):
             self.stage.commit(client.member_id, generation=client.generation, instance=client.instance)
         except MoldauError:
             return
-        if not self.stage.group.is_empty:
+        if not self.stage.group.metadata.is_empty:
             self.is_a_member(client)
 
     @rule(who=anybody)
@@ -226,7 +226,7 @@ class GroupModel(RuleBasedStateMachine):
             self.assigned += 1
             assignments = {
                 member_id: f"{self.assigned} for {self.identities[member_id]}".encode()
-                for member_id in self.stage.group.members
+                for member_id in self.stage.group.metadata.members.by_id
             }
         request_id = self.stage.sync(
             client.member_id, assignments, generation=client.generation, instance=client.instance
@@ -287,7 +287,10 @@ class GroupModel(RuleBasedStateMachine):
             self.fenced.discard(reply.member_id)
 
     def hear_sync(self, client: Client, reply: SyncResponse) -> None:
-        assert client.member_id not in self.fenced or client.member_id not in self.stage.group.members
+        assert (
+            client.member_id not in self.fenced
+            or client.member_id not in self.stage.group.metadata.members.by_id
+        )
         parts = self.parts.setdefault(self.generation_written, {})
         assert parts.setdefault(client.identity, reply.assignment) == reply.assignment
         assert len({part.split()[0] for part in parts.values() if part}) <= 1, (
@@ -308,8 +311,8 @@ class GroupModel(RuleBasedStateMachine):
             self.lose(client)
 
     def is_a_member(self, client: Client) -> None:
-        assert client.member_id in self.stage.group.members
-        assert client.generation == self.stage.group.generation
+        assert client.member_id in self.stage.group.metadata.members.by_id
+        assert client.generation == self.stage.group.metadata.generation
         assert client.member_id not in self.fenced
 
     def read_log(self) -> None:
@@ -328,21 +331,21 @@ class GroupModel(RuleBasedStateMachine):
     @invariant()
     def is_in_order(self) -> None:
         group = self.stage.group
-        members, state = group.members, group.state
+        members, state = group.metadata.members.by_id, group.metadata.state
         assert (state is GroupState.EMPTY) == (not members) or state is GroupState.PREPARING_REBALANCE
-        assert group.leader in members if members else group.leader is None
-        assert not group._awaiting_join or state is GroupState.PREPARING_REBALANCE
-        assert not group._awaiting_sync or state is GroupState.COMPLETING_REBALANCE
-        assert set(group._awaiting_join) | set(group._awaiting_sync) | set(
-            group._pending_sync_members
-        ) <= set(members)
-        assert not set(group._pending_join_members) & set(members)
-        assert (group._join_deadline_ms is not None) == (state is GroupState.PREPARING_REBALANCE)
-        assert (group._sync_deadline_ms is not None) == bool(group._pending_sync_members)
+        assert group.metadata.leader in members if members else group.metadata.leader is None
+        assert not group._join.parked or state is GroupState.PREPARING_REBALANCE
+        assert not group._sync.parked or state is GroupState.COMPLETING_REBALANCE
+        assert set(group._join.parked) | set(group._sync.parked) | set(group._sync.pending_members) <= set(
+            members
+        )
+        assert not set(group._join.pending_members) & set(members)
+        assert (group._join.deadline_ms is not None) == (state is GroupState.PREPARING_REBALANCE)
+        assert (group._sync.deadline_ms is not None) == bool(group._sync.pending_members)
         if state is GroupState.COMPLETING_REBALANCE:
-            assert group._sync_deadline_ms is not None
+            assert group._sync.deadline_ms is not None
         due_ms = group.next_deadline_ms
-        if group._awaiting_join or group._awaiting_sync:
+        if group._join.parked or group._sync.parked:
             assert due_ms is not None, "who waits is not forgotten"
 
     @invariant()
@@ -350,29 +353,32 @@ class GroupModel(RuleBasedStateMachine):
         """Every member either waits for an answer or has to show signs of life."""
         group = self.stage.group
         watched = group._session_deadlines._deadlines
-        for member_id, member in group.members.items():
-            is_waiting = member_id in group._awaiting_join or member_id in group._awaiting_sync
+        for member_id, member in group.metadata.members.by_id.items():
+            is_waiting = member_id in group._join.parked or member_id in group._sync.parked
             assert member_id in watched or (is_waiting and not member.is_new)
-        assert all(member_id in watched for member_id in group._pending_join_members)
+        assert all(member_id in watched for member_id in group._join.pending_members)
 
     @invariant()
     def is_not_too_big(self) -> None:
         group = self.stage.group
-        assert len(group._awaiting_join) <= self.stage.config.size_max
-        if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
-            dynamic = [each for each in group.members.values() if not each.is_static]
+        assert len(group._join.parked) <= self.stage.config.size_max
+        if group.metadata.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
+            dynamic = [each for each in group.metadata.members.by_id.values() if not each.is_static]
             assert len(dynamic) <= self.stage.config.size_max
 
     @invariant()
     def is_what_the_log_says_when_stable(self) -> None:
         group = self.stage.group
-        if group.state is GroupState.STABLE:
+        if group.metadata.state is GroupState.STABLE:
             record = self.stage.log[-1]
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
-            assert (record.metadata.generation, record.metadata.leader) == (group.generation, group.leader)
+            assert (record.metadata.generation, record.metadata.leader) == (
+                group.metadata.generation,
+                group.metadata.leader,
+            )
             assert [(each.member_id, each.assignment) for each in record.metadata.members] == [
-                (each.member_id, each.assignment) for each in group.members.values()
+                (each.member_id, each.assignment) for each in group.metadata.members.by_id.values()
             ]
 
     def teardown(self) -> None:
@@ -382,10 +388,13 @@ class GroupModel(RuleBasedStateMachine):
         self.stage.wait(A_DAY_MS)
         self.hear()
         assert set(self.asked) - self.seen == self.given_up - self.seen
-        assert (self.stage.group.state, self.stage.group.next_deadline_ms) == (GroupState.EMPTY, None)
+        assert (self.stage.group.metadata.state, self.stage.group.next_deadline_ms) == (
+            GroupState.EMPTY,
+            None,
+        )
         self.stage.crash()
         self.stage.wait(A_DAY_MS)
-        assert self.stage.group.state is GroupState.EMPTY
+        assert self.stage.group.metadata.state is GroupState.EMPTY
         for record in self.stage.log[-1:]:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None

@@ -11,7 +11,7 @@ from moldau.groups.records import GroupMetadataRecord, GroupRecord
 from moldau.groups.requests import (
     UNKNOWN_MEMBER_ID,
     GroupCoordinatorConfig,
-    GroupDecision,
+    GroupResult,
     GroupResponse,
     GroupState,
     JoinRequest,
@@ -71,7 +71,7 @@ class Stage:
 
     def wait_for_generation(self) -> None:
         """Time goes by until the members that have joined are answered."""
-        while self.group.state is GroupState.PREPARING_REBALANCE:
+        while self.group.metadata.state is GroupState.PREPARING_REBALANCE:
             due_ms = self.group.next_deadline_ms
             assert due_ms is not None
             self.wait(due_ms - self.now_ms)
@@ -129,7 +129,7 @@ class Stage:
     ) -> RequestId:
         request = SyncRequest(
             group_id=GROUP,
-            generation=self.group.generation if generation is None else generation,
+            generation=self.group.metadata.generation if generation is None else generation,
             member_id=member_id,
             instance_id=instance,
             protocol_type=protocol_type,
@@ -158,7 +158,7 @@ class Stage:
     ) -> MemberIdentity:
         return MemberIdentity(
             group_id=GROUP,
-            generation=self.group.generation if generation is None else generation,
+            generation=self.group.metadata.generation if generation is None else generation,
             member_id=member_id,
             instance_id=instance,
         )
@@ -201,7 +201,7 @@ class Stage:
 
     # Underneath
 
-    def _ask(self, decide: Callable[[RequestId], GroupDecision]) -> RequestId:
+    def _ask(self, decide: Callable[[RequestId], GroupResult]) -> RequestId:
         self._request_ids += 1
         request_id = self._request_ids
         try:
@@ -212,7 +212,7 @@ class Stage:
             self._apply_decision(decision)
         return request_id
 
-    def _apply_decision(self, decision: GroupDecision) -> None:
+    def _apply_decision(self, decision: GroupResult) -> None:
         if decision.records and self.log_fails:
             self.lost += [answer.request_id for answer in decision.reply]
             return

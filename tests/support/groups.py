@@ -14,7 +14,7 @@ from moldau.groups.requests import (
     CommitResponse,
     DeleteOffsetsResponse,
     GroupCoordinatorConfig,
-    GroupDecision,
+    GroupResult,
     GroupDescription,
     GroupResponse,
     JoinRequest,
@@ -61,7 +61,7 @@ class Groups:
     def now(self) -> Now:
         return Now(self.now_ms, WALL_MS + self.now_ms)
 
-    def submit(self, step: Callable[[int], GroupDecision]) -> int:
+    def submit(self, step: Callable[[int], GroupResult]) -> int:
         """Runs a request's decision; what is answered by it, to whomever, is in `answers`."""
         self.request_ids += 1
         try:
@@ -70,7 +70,7 @@ class Groups:
             self.answers[self.request_ids] = error
         return self.request_ids
 
-    def run(self, decision: GroupDecision) -> Sequence[GroupRecord]:
+    def run(self, decision: GroupResult) -> Sequence[GroupRecord]:
         records = [read for key, value in map(encode, decision.records) if (read := decode(key, value))]
         assert records == list(decision.records)
         if records and self.lose_writes:
@@ -85,7 +85,7 @@ class Groups:
             self.answers[request_id] = reply
         return records
 
-    def answer(self, kind: type[R], step: Callable[[int], GroupDecision]) -> R:
+    def answer(self, kind: type[R], step: Callable[[int], GroupResult]) -> R:
         reply = self.answers[self.submit(step)]
         if isinstance(reply, MoldauError):
             raise reply
@@ -94,9 +94,9 @@ class Groups:
 
     def pass_time(self, ms: int) -> None:
         until_ms = self.now_ms + ms
-        while (due_ms := self.state.next_deadline_ms) is not None and due_ms <= until_ms:
+        while (due_ms := self.state.groups.next_deadline_ms) is not None and due_ms <= until_ms:
             self.now_ms = max(due_ms, self.now_ms)
-            self.run(self.state.tick(self.now))
+            self.run(self.state.groups.tick(self.now))
         self.now_ms = until_ms
 
     def expire_offsets(self) -> list[GroupRecord]:
@@ -109,7 +109,7 @@ class Groups:
         """What each decision writes when these topics are deleted."""
         written = []
         deleted = dict.fromkeys(topics, self.now.wall_ms)
-        while (decision := self.state.delete_offsets_of_topics(self.now, deleted)) is not None:
+        while (decision := self.state.delete_offsets_of_topics(deleted)) is not None:
             written.append(self.run(decision))
         return written
 
@@ -117,7 +117,7 @@ class Groups:
         """The same log on another node, some time later."""
         after = Groups(log=list(self.log), now_ms=self.now_ms)
         after.state.apply(after.log, len(after.log))
-        after.run(after.state.on_loaded(after.now))
+        after.run(after.state.groups.on_loaded(after.now))
         return after
 
     # Requests
@@ -149,7 +149,7 @@ class Groups:
             requires_known_member_id=requires_known_member_id,
             supports_skipping_assignment=True,
         )
-        return self.submit(lambda request_id: self.state.join(self.now, request, request_id))
+        return self.submit(lambda request_id: self.state.groups.join(self.now, request, request_id))
 
     def joined(self, group_id: str = "g", **details: object) -> MemberIdentity:
         """A member that is alone in its group, which waits for it to sync."""
@@ -169,7 +169,9 @@ class Groups:
     def member(self, group_id: str = "g", **details: object) -> MemberIdentity:
         """A member that is alone in its group, which is stable."""
         identity = self.joined(group_id, **details)
-        self.answer(SyncResponse, lambda request_id: self.state.sync(self.now, synced(identity), request_id))
+        self.answer(
+            SyncResponse, lambda request_id: self.state.groups.sync(self.now, synced(identity), request_id)
+        )
         return identity
 
     def leave(self, identity: MemberIdentity) -> None:
@@ -179,7 +181,7 @@ class Groups:
         leaving = [LeavingMember(identity.member_id, identity.instance_id)]
         reply = self.answer(
             LeaveResponse,
-            lambda request_id: self.state.leave(self.now, identity.group_id, leaving, request_id),
+            lambda request_id: self.state.groups.leave(self.now, identity.group_id, leaving, request_id),
         )
         (left,) = reply.members
         return left.error
@@ -196,7 +198,7 @@ class Groups:
         return dict(
             self.answer(
                 OffsetsResponse,
-                lambda request_id: self.state.fetch_offsets(self.now, group_id, partitions, request_id),
+                lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id),
             ).offsets
         )
 
@@ -209,18 +211,18 @@ class Groups:
         return dict(
             self.answer(
                 DeleteOffsetsResponse,
-                lambda request_id: self.state.delete_offsets(self.now, group_id, partitions, request_id),
+                lambda request_id: self.state.delete_offsets(group_id, partitions, request_id),
             ).errors
         )
 
     def delete_group(self, group_id: str) -> None:
-        reply = self.answer(
-            object, lambda request_id: self.state.delete_group(self.now, group_id, request_id)
-        )
+        reply = self.answer(object, lambda request_id: self.state.delete_group(group_id, request_id))
         assert reply == EMPTY_RESPONSE
 
     def describe(self, group_id: str) -> GroupDescription:
-        return self.answer(GroupDescription, lambda request_id: self.state.describe(group_id, request_id))
+        return self.answer(
+            GroupDescription, lambda request_id: self.state.groups.describe(group_id, request_id)
+        )
 
     def topics_of(self, group_id: str) -> list[str]:
         """What the members of a stable group of consumers read."""
@@ -229,7 +231,7 @@ class Groups:
 
     def listed(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[str]:
         reply = self.answer(
-            ListResponse, lambda request_id: self.state.list_groups(states, types, request_id)
+            ListResponse, lambda request_id: self.state.groups.list_groups(states, types, request_id)
         )
         return [group.group_id for group in reply.groups]
 

@@ -157,11 +157,12 @@ class GroupTranscriptRunner:
 
     def _emit_state(self) -> None:
         group = self._stage.group
-        if group.state is not self._state:
-            self._state = group.state
+        if group.metadata.state is not self._state:
+            self._state = group.metadata.state
             seconds = (self._stage.now_ms - self._began_ms) / 1_000
             self._emit(
-                "group", f"{group.state} at {seconds:g} s, with {', '.join(group.members) or 'nobody'}"
+                "group",
+                f"{group.metadata.state} at {seconds:g} s, with {', '.join(group.metadata.members.by_id) or 'nobody'}",
             )
 
     def _emit_response(self, actor: _Actor | None, asked: str, answer: GroupResponse | MoldauError) -> None:

@@ -1,6 +1,6 @@
-"""Consumer groups: who is in a group, who consumes what, and how far they have come.
+"""Group coordinator: membership and committed offsets of consumer groups.
 
-`classic.py` is one group as a pure state machine; `state.py` holds all groups of one partition of
-`__consumer_offsets`, with their committed offsets, and is what decisions are made on; `coordinator.py` is the
-asyncio driver that request handlers call. What must survive is records in Kafka's own formats (`formats.py`).
+`coordinator.py` is the asyncio API for request handlers and `shard_driver.py` drives one partition of
+`__consumer_offsets`. `shard.py` and the modules below it are pure: `group_metadata_manager.py`, `classic_group.py` and
+`offset_metadata_manager.py` turn requests and time into records (`formats.py`) and responses.
 """

@@ -1,121 +1,150 @@
-"""One group of the classic protocol: members join, the group waits for all of them, the leader says who gets what, and
-everybody is told. Pure: requests and the time go in, records and answers come out.
+"""One group of the classic protocol as a pure state machine: requests and time in, records and responses out.
 
-A generation begins when the members have joined; it is known to the log, and lasts, once the leader has synced. Until
-then it lives here alone: after a crash its members join again. `rebalance.py` has the way from one generation to
-the next.
+    Empty → PreparingRebalance → CompletingRebalance → Stable
+              members join         members sync
+
+A generation starts when the members have joined. Its record is written when the leader syncs, and only `apply` makes
+the group Stable: if the write fails, the members sync again, and after a crash they join again.
 """
 
-from collections.abc import Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from moldau.errors import (
     FencedInstanceIdError,
     GroupMaxSizeReachedError,
-    IllegalGenerationError,
-    InconsistentGroupProtocolError,
     InvalidSessionTimeoutError,
     MemberIdRequiredError,
     MoldauError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from moldau.groups.classic_group_member import ClassicGroupMember
-from moldau.groups.decision_builder import DecisionBuilder
-from moldau.groups.rebalance import Rebalance
+from moldau.groups.classic_group_metadata import ClassicGroupMetadata
+from moldau.groups.deadline_queue import DeadlineQueue
+from moldau.groups.delayed_operations import DelayedJoin, DelayedSync
+from moldau.groups.members import ClassicGroupMember, MemberSet
+from moldau.groups.records import GroupMetadataRecord, GroupMetadataValue
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
     UNKNOWN_MEMBER_ID,
     GroupCoordinatorConfig,
-    GroupDecision,
-    GroupDescription,
+    GroupResult,
     GroupState,
     JoinRequest,
+    JoinResponse,
     LeaveResponse,
     LeaveResult,
     LeavingMember,
-    ListedGroup,
     MemberIdentity,
     Now,
     RequestId,
+    ResultBuilder,
     SyncRequest,
 )
-from moldau.wire.codec import DecodeError
-from moldau.wire.consumer_protocol import PROTOCOL_TYPE, decode_subscription
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1_000
-"""A member that has never finished a join cannot send heartbeats. It may have given up and joined under another id,
-so it is not waited for longer than this."""
+"""How long the group waits for a member whose first join has not completed. It cannot send heartbeats, and its client
+may have given up and joined with another member id."""
+
+REJOIN_DELAY_MS_MIN = 1_000
+"""Minimum delay before the group checks again, if no member joined in time and only static members are left."""
 
 
 def check_session_timeout(session_timeout_ms: int, config: GroupCoordinatorConfig) -> None:
-    least, most = config.session_timeout_ms_min, config.session_timeout_ms_max
-    if not least <= session_timeout_ms <= most:
+    low, high = config.session_timeout_ms_min, config.session_timeout_ms_max
+    if not low <= session_timeout_ms <= high:
         raise InvalidSessionTimeoutError(
-            f"a session timeout of {session_timeout_ms} ms is not between {least} and {most}"
+            f"session timeout {session_timeout_ms} ms is not between {low} and {high}"
         )
 
 
-class ClassicGroup(Rebalance):
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """The change of the group that takes effect when its record is in the log."""
+
+    value: GroupMetadataValue
+    members: Sequence[ClassicGroupMember]
+    synced: Sequence[str] = ()
+    """Members that receive their assignment with this change."""
+    replaced_member_id: str | None = None
+    """The previous member id of a static member that rejoined."""
+
+
+class ClassicGroup:
+    def __init__(self, group_id: str, config: GroupCoordinatorConfig) -> None:
+        self.group_id = group_id
+        self.metadata = ClassicGroupMetadata(group_id)
+        self._config = config
+        self._join = DelayedJoin()
+        self._sync = DelayedSync()
+        self._session_deadlines = DeadlineQueue()
+        """Session deadlines of members and pending members. A member with a parked request may have none."""
+        self._proposal: _Proposal | None = None
+
+    @property
+    def _members(self) -> MemberSet:
+        return self.metadata.members
+
     # Requests
 
-    def join(self, now: Now, request: JoinRequest, request_id: RequestId) -> GroupDecision:
+    def join(self, now: Now, request: JoinRequest, request_id: RequestId) -> GroupResult:
         check_session_timeout(request.session_timeout_ms, self._config)
-        builder = DecisionBuilder(now)
-        if not self._accepts_joining_member(self._effective_member_id(request)):
-            builder.complete(
-                request_id, GroupMaxSizeReachedError(f"the group has {self._config.size_max} members")
-            )
-            self._reject_member(builder, request.member_id)
+        builder = ResultBuilder(now)
+        if not self._accepts_joining_member(request):
+            error = GroupMaxSizeReachedError(f"the group has the maximum of {self._config.size_max} members")
+            builder.complete(request_id, error)
+            self._remove_pending_member(request.member_id)
+            if request.member_id in self._members:
+                self._remove_member(builder, request.member_id)
+            self._maybe_complete_join(builder)
             return builder.build()
-        self._check_protocols(request)
+        self.metadata.check_join_protocols(request)
         if request.member_id == UNKNOWN_MEMBER_ID:
             self._join_new_member(builder, request, request_id)
-        elif request.member_id in self._pending_join_members and request.instance_id is None:
+        elif request.member_id in self._join.pending_members and request.instance_id is None:
             self._add_member_and_rebalance(builder, request.member_id, request, request_id)
         else:
-            member = self._require_member(request.member_id, request.instance_id)
+            member = self._members.require(request.member_id, request.instance_id)
             self._join_existing_member(builder, member, request, request_id)
         return builder.build()
 
-    def sync(self, now: Now, request: SyncRequest, request_id: RequestId) -> GroupDecision:
-        member = self._require_member(request.member_id, request.instance_id)
-        self._check_generation(request.generation)
-        self._check_sync_protocol(request)
-        builder = DecisionBuilder(now)
-        if self.state is GroupState.PREPARING_REBALANCE:
-            raise RebalanceInProgressError("members are joining: the generation is over")
-        if self.state is GroupState.STABLE:
-            self._mark_synced(member.member_id)
-            builder.complete(request_id, self._sync_response(member.assignment))
+    def sync(self, now: Now, request: SyncRequest, request_id: RequestId) -> GroupResult:
+        member = self._members.require(request.member_id, request.instance_id)
+        self.metadata.check_generation(request.generation)
+        self.metadata.check_sync_protocols(request)
+        builder = ResultBuilder(now)
+        if self.metadata.state is GroupState.PREPARING_REBALANCE:
+            raise RebalanceInProgressError("the group is rebalancing: join again")
+        if self.metadata.state is GroupState.STABLE:
+            self._sync.mark_synced(member.member_id)
+            builder.complete(request_id, self.metadata.sync_response(member.assignment))
             return builder.build()
-        self._fail_superseded_request(builder, self._awaiting_sync, member.member_id)
-        self._awaiting_sync[member.member_id] = request_id
-        if member.member_id == self.leader:
+        self._sync.park(builder, member.member_id, request_id)
+        if member.member_id == self.metadata.leader:
             self._propose_assignments(builder, request.assignments)
         else:
-            self._mark_synced(member.member_id)
+            self._sync.mark_synced(member.member_id)
         return builder.build()
 
-    def heartbeat(self, now: Now, identity: MemberIdentity, request_id: RequestId) -> GroupDecision:
-        member = self._require_member(identity.member_id, identity.instance_id)
-        self._check_generation(identity.generation)
-        builder = DecisionBuilder(now)
-        self._reschedule_heartbeat(builder, member)
-        if self.state is GroupState.PREPARING_REBALANCE:
+    def heartbeat(self, now: Now, identity: MemberIdentity, request_id: RequestId) -> GroupResult:
+        member = self._members.require(identity.member_id, identity.instance_id)
+        self.metadata.check_generation(identity.generation)
+        builder = ResultBuilder(now)
+        self._reschedule_heartbeat(now, member)
+        if self.metadata.state is GroupState.PREPARING_REBALANCE:
             builder.complete(request_id, RebalanceInProgressError("the group is rebalancing: join again"))
         else:
             builder.complete(request_id, EMPTY_RESPONSE)
         return builder.build()
 
-    def leave(self, now: Now, members: Sequence[LeavingMember], request_id: RequestId) -> GroupDecision:
-        builder = DecisionBuilder(now)
+    def leave(self, now: Now, members: Sequence[LeavingMember], request_id: RequestId) -> GroupResult:
+        builder = ResultBuilder(now)
         size_before = len(self._members)
-        left = tuple(
+        results = tuple(
             LeaveResult(each.member_id, each.instance_id, self._leave_member(builder, each))
             for each in members
         )
-        builder.complete(request_id, LeaveResponse(left))
+        builder.complete(request_id, LeaveResponse(results))
         if len(self._members) < size_before:
             self._prepare_rebalance_or_complete_join(builder)
         else:
@@ -123,227 +152,344 @@ class ClassicGroup(Rebalance):
         return builder.build()
 
     def validate_offset_commit(self, now: Now, identity: MemberIdentity) -> None:
-        """Whether these may commit offsets; for a member it is a sign of life."""
-        if identity.generation < 0 and self.is_empty:
+        """Raises unless this committer may commit offsets; a member's commit counts as a heartbeat."""
+        if identity.generation < 0 and self.metadata.is_empty:
             return
         if (
             identity.generation < 0
             and identity.member_id == UNKNOWN_MEMBER_ID
             and identity.instance_id is None
         ):
-            raise UnknownMemberIdError("offsets of a group with members are committed by members only")
-        member = self._require_member(identity.member_id, identity.instance_id)
-        self._check_generation(identity.generation)
-        if self.state is GroupState.COMPLETING_REBALANCE:
-            raise RebalanceInProgressError("the member has to sync first")
-        self._reschedule_heartbeat(DecisionBuilder(now), member)
-
-    # What requests are checked for
-
-    def _check_protocols(self, request: JoinRequest) -> None:
-        if self.is_empty:
-            if not request.protocol_type or not request.protocols:
-                raise InconsistentGroupProtocolError("a member has a protocol type and at least one protocol")
-        elif request.protocol_type != self.protocol_type:
-            raise InconsistentGroupProtocolError(
-                f"protocol type {request.protocol_type!r} in a group of {self.protocol_type!r}"
-            )
-        elif not self._members.supports_any(request.protocols):
-            raise InconsistentGroupProtocolError("none of the protocols is spoken by all members")
-
-    def _require_member(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
-        """Who was removed, or replaced by another with its instance id, is nobody here any more."""
-        self._check_instance_not_fenced(member_id, instance_id)
-        member = self._members.members.get(member_id)
-        if member is None:
-            raise UnknownMemberIdError(f"no member {member_id!r} in group {self.group_id!r}")
-        return member
-
-    def _check_instance_not_fenced(self, member_id: str, instance_id: str | None) -> None:
-        if instance_id is None:
-            return
-        static_member_id = self._members.static_member_id(instance_id)
-        if static_member_id is None:
-            raise UnknownMemberIdError(f"no static member {instance_id!r} in group {self.group_id!r}")
-        if static_member_id != member_id:
-            raise FencedInstanceIdError(f"static member {instance_id!r} is now {static_member_id!r}")
-
-    def _check_generation(self, generation: int) -> None:
-        if generation != self.generation:
-            raise IllegalGenerationError(f"generation {generation} where it is {self.generation}")
-
-    def _check_sync_protocol(self, request: SyncRequest) -> None:
-        for said, chosen in (
-            (request.protocol_type, self.protocol_type),
-            (request.protocol_name, self.protocol_name),
-        ):
-            if said is not None and chosen is not None and said != chosen:
-                raise InconsistentGroupProtocolError(f"{said!r} where the group has chosen {chosen!r}")
-
-    def _effective_member_id(self, request: JoinRequest) -> str:
-        """A static member that comes back without its id is who it was: it needs no place of its own."""
-        if request.member_id == UNKNOWN_MEMBER_ID and request.instance_id is not None:
-            return self._members.static_member_id(request.instance_id) or UNKNOWN_MEMBER_ID
-        return request.member_id
-
-    def _accepts_joining_member(self, member_id: str) -> bool:
-        match self.state:
-            case GroupState.EMPTY:
-                return True
-            case GroupState.PREPARING_REBALANCE:
-                # Those who have joined are counted, not those who are known: so a group that has become too
-                # big, because the limit was lowered, sheds the members that come last.
-                return member_id in self._awaiting_join or len(self._awaiting_join) < self._config.size_max
-            case _:
-                return member_id in self._members or len(self._members) < self._config.size_max
+            raise UnknownMemberIdError("only members can commit offsets of a group that has members")
+        member = self._members.require(identity.member_id, identity.instance_id)
+        self.metadata.check_generation(identity.generation)
+        if self.metadata.state is GroupState.COMPLETING_REBALANCE:
+            raise RebalanceInProgressError("the member has not synced yet")
+        self._reschedule_heartbeat(now, member)
 
     # Joining
 
-    def _join_new_member(self, builder: DecisionBuilder, request: JoinRequest, request_id: RequestId) -> None:
+    def _accepts_joining_member(self, request: JoinRequest) -> bool:
+        member_id = request.member_id
+        if member_id == UNKNOWN_MEMBER_ID and request.instance_id is not None:
+            # A static member that rejoins without its member id replaces its old self.
+            member_id = self._members.static_member_id(request.instance_id) or UNKNOWN_MEMBER_ID
+        match self.metadata.state:
+            case GroupState.EMPTY:
+                return True
+            case GroupState.PREPARING_REBALANCE:
+                # Counts joined members instead of known ones, so that a group above a lowered limit drops those that
+                # join last.
+                return member_id in self._join.parked or len(self._join.parked) < self._config.size_max
+            case _:
+                return member_id in self._members or len(self._members) < self._config.size_max
+
+    def _join_new_member(self, builder: ResultBuilder, request: JoinRequest, request_id: RequestId) -> None:
         member_id = request.new_member_id
         if request.instance_id is not None:
-            static_member_id = self._members.static_member_id(request.instance_id)
-            if static_member_id is not None:
-                self._replace_static_member(
-                    builder, self._members.members[static_member_id], request, request_id
-                )
-            else:
-                self._add_member_and_rebalance(builder, member_id, request, request_id)
+            old_member_id = self._members.static_member_id(request.instance_id)
+            if old_member_id is not None:
+                old_member = self._members.by_id[old_member_id]
+                self._replace_static_member(builder, old_member, request, request_id)
+                return
         elif request.requires_known_member_id:
-            self._add_pending_member(builder, member_id, request.session_timeout_ms)
+            self._join.pending_members[member_id] = None
+            self._session_deadlines.set(member_id, builder.deadline_ms(request.session_timeout_ms))
             raise MemberIdRequiredError(member_id)
-        else:
-            self._add_member_and_rebalance(builder, member_id, request, request_id)
-
-    def _add_pending_member(self, builder: DecisionBuilder, member_id: str, session_timeout_ms: int) -> None:
-        self._pending_join_members[member_id] = None
-        self._session_deadlines.set(member_id, builder.deadline_ms(session_timeout_ms))
+        self._add_member_and_rebalance(builder, member_id, request, request_id)
 
     def _add_member_and_rebalance(
-        self, builder: DecisionBuilder, member_id: str, request: JoinRequest, request_id: RequestId
+        self, builder: ResultBuilder, member_id: str, request: JoinRequest, request_id: RequestId
     ) -> None:
-        self._pending_join_members.pop(member_id, None)
+        self._join.pending_members.pop(member_id, None)
         member = ClassicGroupMember.from_request(member_id, request)
         member.is_new = True
         if not self._members:
-            self.protocol_type = request.protocol_type
+            self.metadata.protocol_type = request.protocol_type
         self._members.add(member)
-        self._awaiting_join[member_id] = request_id
-        self._mark_new_member_added()
+        self._join.park(builder, member_id, request_id)
+        self._join.add_new_member()
         self._session_deadlines.set(member_id, builder.deadline_ms(NEW_MEMBER_JOIN_TIMEOUT_MS))
         self._prepare_rebalance_or_complete_join(builder)
 
     def _join_existing_member(
-        self,
-        builder: DecisionBuilder,
-        member: ClassicGroupMember,
-        request: JoinRequest,
-        request_id: RequestId,
+        self, builder: ResultBuilder, member: ClassicGroupMember, request: JoinRequest, request_id: RequestId
     ) -> None:
-        is_news = member.protocols != request.protocols
-        leads_stable_group = self.state is GroupState.STABLE and member.member_id == self.leader
-        # A leader joins again when something has changed that calls for other assignments, such as partitions
-        # that were added; the group need not see what.
-        if self.state is GroupState.PREPARING_REBALANCE or is_news or leads_stable_group:
-            self._fail_superseded_request(builder, self._awaiting_join, member.member_id)
+        state = self.metadata.state
+        is_stable_leader = state is GroupState.STABLE and member.member_id == self.metadata.leader
+        # The leader rejoins to change assignments, for example after partitions were added to a topic.
+        if (
+            state is GroupState.PREPARING_REBALANCE
+            or member.protocols != request.protocols
+            or is_stable_leader
+        ):
+            self._join.park(builder, member.member_id, request_id)
             self._members.update(member, request)
-            self._awaiting_join[member.member_id] = request_id
             self._prepare_rebalance_or_complete_join(builder)
         else:
-            # Its answer may have been lost, so it is given again.
-            builder.complete(request_id, self._join_response(member.member_id))
+            # The member retries a join whose response it did not receive.
+            builder.complete(request_id, self.metadata.join_response(member.member_id))
 
     def _replace_static_member(
+        self, builder: ResultBuilder, old: ClassicGroupMember, request: JoinRequest, request_id: RequestId
+    ) -> None:
+        """Gives a static member that was restarted a new member id and fences the old one."""
+        new = ClassicGroupMember.from_request(request.new_member_id, request)
+        new.assignment = old.assignment
+        if self.metadata.can_replace_without_rebalance(old, new):
+            self._propose_static_replacement(builder, old, new, request, request_id)
+            return
+        error = FencedInstanceIdError("another member joined with the same group.instance.id")
+        self._fail_parked_requests(builder, old.member_id, error)
+        self._sync.pending_members.pop(old.member_id, None)
+        self._session_deadlines.set(old.member_id, None)
+        self._members.replace(old.member_id, new)
+        self._join.park(builder, new.member_id, request_id)
+        self._reschedule_heartbeat(builder.now, new)
+        self._prepare_rebalance_or_complete_join(builder)
+
+    def expire_pending_member(self, now: Now, member_id: str) -> None:
+        """Stops waiting for a member that has a member id but has not joined with it."""
+        self._remove_pending_member(member_id)
+        if self._can_complete_join:
+            self._join.deadline_ms = now.monotonic_ms
+
+    # Rebalancing
+
+    def _prepare_rebalance_or_complete_join(self, builder: ResultBuilder) -> None:
+        if self.metadata.state is GroupState.PREPARING_REBALANCE:
+            self._maybe_complete_join(builder)
+        else:
+            self._prepare_rebalance(builder)
+
+    def _prepare_rebalance(self, builder: ResultBuilder) -> None:
+        """Ends the generation and makes all members join again."""
+        if self.metadata.state is GroupState.COMPLETING_REBALANCE:
+            self._reset_assignments(builder)
+        self._sync.cancel()
+        was_empty = self.metadata.is_empty
+        self.metadata.prepare_rebalance()
+        if was_empty:
+            self._join.start_initial(
+                builder.now.monotonic_ms,
+                self._config.initial_rebalance_delay_ms,
+                self._members.rebalance_timeout_ms,
+            )
+        elif self._join.has_all_joined(len(self._members)):
+            self._complete_join(builder)
+        else:
+            self._join.deadline_ms = builder.deadline_ms(self._members.rebalance_timeout_ms)
+
+    def _reset_assignments(self, builder: ResultBuilder) -> None:
+        error = RebalanceInProgressError("the group is rebalancing: join again")
+        for member_id, request_id in self._sync.parked.items():
+            builder.complete(request_id, error)
+            self._reschedule_heartbeat(builder.now, self._members.by_id[member_id])
+        self._sync.parked.clear()
+        for member in self._members:
+            member.assignment = b""
+
+    @property
+    def _can_complete_join(self) -> bool:
+        is_preparing = self.metadata.state is GroupState.PREPARING_REBALANCE
+        return is_preparing and not self._join.is_initial and self._join.has_all_joined(len(self._members))
+
+    def _maybe_complete_join(self, builder: ResultBuilder) -> None:
+        if self._can_complete_join:
+            self._complete_join(builder)
+
+    def _complete_join(self, builder: ResultBuilder) -> None:
+        """Starts the next generation with the members that joined and the static members, which may be restarting."""
+        self._join.finish()
+        for member in list(self._members):
+            if member.member_id not in self._join.parked and not member.is_static:
+                self._remove_member(builder, member.member_id)
+        if not self._members:
+            self.metadata.become_empty(builder.now.wall_ms)
+            self._propose(builder, _Proposal(self.metadata.to_record_value(builder.now.wall_ms, {}), ()))
+        elif not self._join.parked:
+            delay_ms = max(self._members.rebalance_timeout_ms, REJOIN_DELAY_MS_MIN)
+            self._join.deadline_ms = builder.deadline_ms(delay_ms)
+        else:
+            if self._members.leader not in self._join.parked:
+                self._members.leader = next(iter(self._join.parked))
+            self._start_next_generation(builder)
+
+    def _start_next_generation(self, builder: ResultBuilder) -> None:
+        self.metadata.start_generation()
+        deadline_ms = builder.deadline_ms(self._members.rebalance_timeout_ms)
+        self._sync.start(dict.fromkeys(self._members.by_id), deadline_ms)
+        for member in self._members:
+            member.is_new = False
+            self._reschedule_heartbeat(builder.now, member)
+            if member.member_id in self._join.parked:
+                request_id = self._join.parked.pop(member.member_id)
+                builder.complete(request_id, self.metadata.join_response(member.member_id))
+
+    def _propose_assignments(self, builder: ResultBuilder, leader_assignments: Mapping[str, bytes]) -> None:
+        """Proposes the leader's assignments; a member without one gets an empty assignment."""
+        assignments = {member_id: leader_assignments.get(member_id, b"") for member_id in self._members.by_id}
+        for member_id, request_id in self._sync.parked.items():
+            builder.complete(request_id, self.metadata.sync_response(assignments[member_id]))
+            self._reschedule_heartbeat(builder.now, self._members.by_id[member_id])
+        synced = tuple(self._sync.parked)
+        self._sync.parked.clear()
+        # Until the record is written they count as not synced: if the write fails, they must sync again.
+        self._sync.pending_members.update(dict.fromkeys(synced))
+        value = self.metadata.to_record_value(builder.now.wall_ms, assignments)
+        self._propose(builder, _Proposal(value, tuple(self._members), synced))
+
+    def _propose_static_replacement(
         self,
-        builder: DecisionBuilder,
-        former: ClassicGroupMember,
+        builder: ResultBuilder,
+        old: ClassicGroupMember,
+        new: ClassicGroupMember,
         request: JoinRequest,
         request_id: RequestId,
     ) -> None:
-        """A static member has been restarted: it has its place but not its member id any more."""
-        successor = ClassicGroupMember.from_request(request.new_member_id, request)
-        successor.assignment = former.assignment
-        if self._can_replace_without_rebalance(former, successor):
-            self._propose_static_replacement(builder, former, successor, request, request_id)
-            return
-        self._fence_member(builder, former.member_id)
-        self._members.replace(former.member_id, successor)
-        self._awaiting_join[successor.member_id] = request_id
-        self._reschedule_heartbeat(builder, successor)
-        self._prepare_rebalance_or_complete_join(builder)
+        is_leader = old.member_id == self.metadata.leader
+        leader = new.member_id if is_leader else self.metadata.leader
+        members = tuple(new if member is old else member for member in self._members)
+        assignments = {member.member_id: member.assignment for member in members}
+        value = self.metadata.to_record_value(
+            builder.now.wall_ms, assignments, members=members, leader=leader
+        )
+        # An older leader, which does not know SkipAssignment, must not assign again: its old id is named as the leader.
+        skips_assignment = request.supports_skipping_assignment and is_leader
+        response = JoinResponse(
+            generation=self.metadata.generation,
+            protocol_type=self.metadata.protocol_type or "",
+            protocol_name=self.metadata.protocol_name or "",
+            leader=(leader if request.supports_skipping_assignment else self.metadata.leader) or "",
+            skip_assignment=skips_assignment,
+            member_id=new.member_id,
+            members=tuple(
+                each.to_joined_member(self.metadata.protocol_name)
+                for each in (members if skips_assignment else ())
+            ),
+        )
+        builder.complete(request_id, response)
+        self._reschedule_heartbeat(builder.now, new)
+        self._propose(builder, _Proposal(value, members, replaced_member_id=old.member_id))
 
-    def _fence_member(self, builder: DecisionBuilder, member_id: str) -> None:
-        error = FencedInstanceIdError("another member with the same instance id has taken this one's place")
-        builder.complete_all(self._take_parked_requests(member_id), error)
-        self._pending_sync_members.pop(member_id, None)
-        self._session_deadlines.set(member_id, None)
+    # Leaving and removal
 
-    def _reject_member(self, builder: DecisionBuilder, member_id: str) -> None:
-        """There is no room for who was a member until now, or was told to come back."""
-        self._remove_pending_member(member_id)
-        if member_id in self._members:
-            self._remove_member(builder, member_id)
-        self._maybe_complete_join(builder)
-
-    def expire_pending_member(self, now: Now, member_id: str) -> None:
-        """If this id was given out, and nobody has come back with it, nobody is waited for."""
-        self._remove_pending_member(member_id)
-        if self._can_complete_join:
-            self._join_deadline_ms = now.monotonic_ms
-
-    # Leaving
-
-    def _leave_member(self, builder: DecisionBuilder, leaving: LeavingMember) -> MoldauError | None:
+    def _leave_member(self, builder: ResultBuilder, leaving: LeavingMember) -> MoldauError | None:
         member_id = leaving.member_id
         if member_id == UNKNOWN_MEMBER_ID:
-            # An operator removes a static member, knowing nothing but its instance id.
-            static_member_id = (
-                self._members.static_member_id(leaving.instance_id)
-                if leaving.instance_id is not None
-                else None
+            # An administrator removes a static member by its instance id.
+            found = (
+                None if leaving.instance_id is None else self._members.static_member_id(leaving.instance_id)
             )
-            if static_member_id is None:
-                return UnknownMemberIdError(f"no static member {leaving.instance_id!r}")
-            member_id = static_member_id
-        elif member_id in self._pending_join_members:
+            if found is None:
+                return UnknownMemberIdError(f"static member {leaving.instance_id!r} is not in the group")
+            member_id = found
+        elif member_id in self._join.pending_members:
             self._remove_pending_member(member_id)
             return None
         else:
             try:
-                member_id = self._require_member(member_id, leaving.instance_id).member_id
+                self._members.require(member_id, leaving.instance_id)
             except MoldauError as error:
                 return error
         self._remove_member(builder, member_id)
         return None
 
-    # Looking at it
+    def _remove_member(self, builder: ResultBuilder, member_id: str) -> None:
+        self._fail_parked_requests(
+            builder, member_id, UnknownMemberIdError("the member was removed: join again")
+        )
+        self._members.remove(member_id)
+        self._sync.pending_members.pop(member_id, None)
+        self._session_deadlines.set(member_id, None)
+
+    def _remove_pending_member(self, member_id: str) -> None:
+        if member_id in self._join.pending_members:
+            del self._join.pending_members[member_id]
+            self._session_deadlines.set(member_id, None)
+
+    def _fail_parked_requests(self, builder: ResultBuilder, member_id: str, error: MoldauError) -> None:
+        for parked in (self._join.parked, self._sync.parked):
+            if member_id in parked:
+                builder.complete(parked.pop(member_id), error)
+
+    # Timeouts
+
+    def _reschedule_heartbeat(self, now: Now, member: ClassicGroupMember) -> None:
+        self._session_deadlines.set(member.member_id, now.monotonic_ms + member.session_timeout_ms)
 
     @property
-    def members(self) -> MappingProxyType[str, ClassicGroupMember]:
-        return MappingProxyType(self._members.members)
+    def next_deadline_ms(self) -> int | None:
+        deadlines = (self._session_deadlines.next_ms, self._join.deadline_ms, self._sync.deadline_ms)
+        return min((each for each in deadlines if each is not None), default=None)
 
-    def subscribed_topics(self) -> tuple[str, ...] | None:
-        """What the members of a consumer group read; None where that cannot be known."""
-        if self.protocol_type != PROTOCOL_TYPE or self._subscriptions is None:
-            return None
-        topics: dict[str, None] = {}
-        for subscription in self._subscriptions:
-            try:
-                # Every later version of a subscription begins as version 0 does.
-                topics.update(dict.fromkeys(decode_subscription(b"\0\0" + subscription[2:]).topics))
-            except DecodeError:
-                return None
-        return tuple(topics)
+    def tick(self, now: Now) -> GroupResult:
+        """Handles all deadlines up to `now`."""
+        builder = ResultBuilder(now)
+        while (due_ms := self.next_deadline_ms) is not None and due_ms <= now.monotonic_ms:
+            if due_ms == self._join.deadline_ms:
+                self._join.deadline_ms = None
+                if not self._join.try_extend(now.monotonic_ms, self._config.initial_rebalance_delay_ms):
+                    self._complete_join(builder)
+            elif due_ms == self._sync.deadline_ms:
+                self._sync.deadline_ms = None
+                for member_id in list(self._sync.pending_members):
+                    self._remove_member(builder, member_id)
+                self._prepare_rebalance(builder)
+            elif (expired := self._session_deadlines.pop_due(due_ms)) is not None:
+                self._on_session_expired(builder, expired)
+        return builder.build()
 
-    def describe(self) -> GroupDescription:
-        protocol_name = self.protocol_name if self.state is GroupState.STABLE else None
-        return GroupDescription(
-            self.group_id,
-            self.state,
-            self.protocol_type or "",
-            protocol_name or "",
-            tuple(member.describe(protocol_name) for member in self._members),
-        )
+    def _on_session_expired(self, builder: ResultBuilder, member_id: str) -> None:
+        if member_id in self._join.pending_members:
+            del self._join.pending_members[member_id]
+        elif member_id in self._members:
+            has_parked_request = member_id in self._join.parked or member_id in self._sync.parked
+            if has_parked_request and not self._members.by_id[member_id].is_new:
+                return
+            self._remove_member(builder, member_id)
+            if self.metadata.state is not GroupState.PREPARING_REBALANCE:
+                self._prepare_rebalance(builder)
+                return
+        else:
+            # A static member's new id, of which the record could not be written.
+            return
+        is_preparing = self.metadata.state is GroupState.PREPARING_REBALANCE
+        if is_preparing and self._join.has_all_joined(len(self._members)):
+            self._complete_join(builder)
 
-    def as_listed_group(self) -> ListedGroup:
-        return ListedGroup(self.group_id, self.protocol_type or "", self.state, "classic")
+    # Durable state
+
+    def _propose(self, builder: ResultBuilder, proposal: _Proposal) -> None:
+        self._proposal = proposal
+        builder.records.append(GroupMetadataRecord(self.group_id, proposal.value))
+
+    def apply(self, value: GroupMetadataValue) -> None:
+        """Applies a record that is in the log: the pending proposal, or one that is being loaded."""
+        proposal, self._proposal = self._proposal, None
+        if proposal is not None and proposal.value == value:
+            members = MemberSet(proposal.members, value.leader)
+            for recorded in value.members:
+                members.by_id[recorded.member_id].assignment = recorded.assignment
+            for member_id in proposal.synced:
+                self._sync.mark_synced(member_id)
+            if proposal.replaced_member_id is not None:
+                self._session_deadlines.set(proposal.replaced_member_id, None)
+                self._sync.mark_synced(proposal.replaced_member_id)
+        else:
+            for member in self._members:
+                self._session_deadlines.set(member.member_id, None)
+            members = MemberSet(
+                (ClassicGroupMember.from_record(each, value.protocol_name) for each in value.members),
+                value.leader,
+            )
+        self.metadata.update(value, members)
+
+    def on_loaded(self, now: Now) -> GroupResult:
+        """Starts the session timeouts after the log was loaded."""
+        builder = ResultBuilder(now)
+        for member in self._members:
+            self._reschedule_heartbeat(now, member)
+        if len(self._members) > self._config.size_max:
+            self._prepare_rebalance(builder)
+        return builder.build()

@@ -1,7 +1,6 @@
-"""The group coordinator as request handlers see it: awaitable calls that return when the answer is safe to give.
+"""The group coordinator: awaitable calls for request handlers that return when the response is committed.
 
-Every partition of `__consumer_offsets` that this node leads is a shard of its own; a group belongs to one of them
-by the hash of its id.
+Each partition of `__consumer_offsets` that this node leads is a shard. The hash of a group id selects its partition.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ from moldau.settings.effective import EffectiveSettings
 log = get_logger(__name__)
 
 LOAD_RETRY_BACKOFF_S = 5.0
-"""When groups that could not be loaded are tried again."""
+"""Backoff after a transient error while loading groups."""
 
 T = TypeVar("T")
 
@@ -85,19 +84,19 @@ class GroupCoordinator:
         self._image = EMPTY_IMAGE
         self._shards: dict[int, ShardDriver] = {}
         self._closing_shards: dict[ShardDriver, asyncio.Task[None]] = {}
-        """Shards that are over, and may still be writing what they had begun."""
+        """Close tasks of unloaded shards, which may still be appending."""
         self._load_tasks: dict[ShardDriver, asyncio.Task[None]] = {}
         self._load_lock = asyncio.Lock()
-        """One log is read after the other: a node that loads must also serve."""
+        """Partitions are loaded one at a time, so that the node can serve requests meanwhile."""
         self._load_start_ms = 0
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._closed_shard_unexpected_errors = 0
+        self._past_unexpected_errors = 0
 
-    # Following the metadata
+    # Metadata changes
 
     def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Takes up the groups of partitions that this node leads now, and lets go of the others."""
+        """Loads the shards of partitions that this node leads now and unloads the others."""
         self._image = image
         if self._is_closed:
             return
@@ -128,7 +127,7 @@ class GroupCoordinator:
         if shard is not None:
             if partition is shard.partition and partition.leader_epoch == shard.leader_epoch:
                 return
-            # Another may have led it in between and written to it: what is loaded is not to be trusted.
+            # Another broker may have led the partition in between and written to it.
             self._on_resignation(image.index)
         if partition is not None and partition.is_leader:
             self._on_election(image.index, partition, {} if shard is None else shard.deleted_topics)
@@ -156,12 +155,11 @@ class GroupCoordinator:
         )
 
     async def _load(self, shard: ShardDriver) -> None:
-        """Each waits by itself for its log to be committed."""
         try:
-            for former, ending in list(self._closing_shards.items()):
-                if former.partition is shard.partition:
-                    # What it had begun to write belongs to what this one has to read.
-                    await asyncio.wait([ending])
+            for closing, task in list(self._closing_shards.items()):
+                if closing.partition is shard.partition:
+                    # Appends of the previous epoch must be in the log before it is loaded.
+                    await asyncio.wait([task])
             while shard.is_loading:
                 await shard.load(
                     GroupCoordinatorShard(self._config),
@@ -171,14 +169,14 @@ class GroupCoordinator:
                 if shard.is_loading:
                     await asyncio.sleep(LOAD_RETRY_BACKOFF_S)
             if shard.is_active:
-                # No leader of this partition went by a newer image than this one, in which it is led here.
+                # No earlier leader of this partition had a newer image than the one that made this node its leader.
                 shard.delete_offsets_of_missing_topics(self._image.topics)
         except Exception:
-            self._log_unexpected_error("loading groups failed", shard)
+            self._log_unexpected_error("loading groups failed unexpectedly", shard)
         finally:
             self._load_tasks.pop(shard, None)
         if not self._load_tasks:
-            log.info("groups are loaded", took_ms=self._clock.monotonic_ms() - self._load_start_ms)
+            log.info("loaded groups", took_ms=self._clock.monotonic_ms() - self._load_start_ms)
 
     async def _close_shard(self, shard: ShardDriver, loading: "asyncio.Task[None] | None") -> None:
         if loading is not None:
@@ -186,26 +184,26 @@ class GroupCoordinator:
         try:
             await shard.close()
         except Exception:
-            self._log_unexpected_error("groups were not let go of as they should be", shard)
+            self._log_unexpected_error("unloading groups failed unexpectedly", shard)
         finally:
             del self._closing_shards[shard]
-            self._closed_shard_unexpected_errors += shard.unexpected_errors
+            self._past_unexpected_errors += shard.unexpected_errors
 
     def _log_unexpected_error(self, message: str, shard: ShardDriver) -> None:
-        self._closed_shard_unexpected_errors += 1
+        self._past_unexpected_errors += 1
         log.exception(message, partition=str(shard.partition.name))
 
-    # Beginning and ending
+    # Lifecycle
 
     def start(self) -> None:
-        """Begins its upkeep, round after round."""
+        """Schedules the next cleanup of offsets."""
         interval_s = self._settings.static.offsets_retention_check_interval_ms / 1000
         self._cleanup_timer = asyncio.get_running_loop().call_later(interval_s, self._run_cleanup)
 
     def _run_cleanup(self) -> None:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         for partition in topic.partitions if topic is not None else ():
-            # Its log may have been opened since, if it was for want of room or descriptors that it was not.
+            # Its log may have been opened since, if that failed before for lack of disk space or descriptors.
             if partition.index not in self._shards:
                 self._on_partition_changed(partition)
         for shard in self._shards.values():
@@ -213,7 +211,7 @@ class GroupCoordinator:
         self.start()
 
     def stop(self) -> None:
-        """From now on this node coordinates nothing; who waits is told so, and need not be waited for."""
+        """Unloads all shards, which fails pending requests with NOT_COORDINATOR."""
         self._is_closed = True
         if self._cleanup_timer is not None:
             self._cleanup_timer.cancel()
@@ -222,25 +220,25 @@ class GroupCoordinator:
             self._on_resignation(index)
 
     async def close(self) -> None:
-        """Returns when nothing is being written any more."""
+        """Stops and waits until no append is in progress."""
         self.stop()
         await asyncio.gather(*self._closing_shards.values())
 
     @property
     def unexpected_errors(self) -> int:
-        """Decisions of its own that ended in an exception nobody planned for."""
-        return self._closed_shard_unexpected_errors + sum(
+        """Background operations that failed with an unexpected exception."""
+        return self._past_unexpected_errors + sum(
             shard.unexpected_errors for shard in (*self._shards.values(), *self._closing_shards)
         )
 
-    # Who coordinates what
+    # Lookup of coordinators
 
     async def ensure_topic(self) -> TopicImage:
-        """The topic that groups live in, made where there is none yet; raises CoordinatorNotAvailableError."""
+        """Returns `__consumer_offsets` and creates it if needed; raises CoordinatorNotAvailableError."""
         return await self._topic.ensure()
 
     async def coordinator_partition(self, group_id: str) -> PartitionRegistration:
-        """The partition whose leader is a group's coordinator."""
+        """Returns the partition whose leader coordinates a group."""
         topic = await self.ensure_topic()
         return topic.partitions[partition_for(group_id, len(topic.partitions))]
 
@@ -256,35 +254,34 @@ class GroupCoordinator:
     async def _submit(
         self, group_id: str, kind: type[T], operation: WriteOperation, *, is_commit: bool = False
     ) -> T:
-        reply = await self._shard(group_id).submit(operation, is_commit=is_commit)
-        assert isinstance(reply, kind), f"asked for {kind.__name__}, answered {type(reply).__name__}"
-        return reply
+        response = await self._shard(group_id).submit(operation, is_commit=is_commit)
+        assert isinstance(response, kind), f"expected {kind.__name__}, got {type(response).__name__}"
+        return response
 
     async def _submit_for_group(
         self, group_id: str, kind: type[T], operation: WriteOperation, *, size_bytes: int = 0
     ) -> T:
-        """Offsets can be kept without a group's name, but nobody can be a member of it."""
+        """Submits an operation that needs a group id; only offsets can belong to the empty group id."""
         if not group_id:
-            raise InvalidGroupIdError("a group needs a name")
+            raise InvalidGroupIdError("the group id is empty")
         bytes_max = self._shard(group_id).record_bytes_max
         if size_bytes > bytes_max:
-            # It could never be written, so it is not kept until the group comes to that. Kafka learns it only at
-            # the leader's sync, and then fails all members with UNKNOWN_SERVER_ERROR; here the one whose fault
-            # it is hears MESSAGE_TOO_LARGE, on which clients give up, and which its operator understands.
-            raise RecordTooLargeError(
-                f"{size_bytes} bytes of a member; a group's record has at most {bytes_max}"
-            )
+            # The group's record could never be written. Kafka notices that at the leader's sync and fails all members
+            # with UNKNOWN_SERVER_ERROR; here only the member that is too large gets MESSAGE_TOO_LARGE.
+            raise RecordTooLargeError(f"member of {size_bytes} bytes; a group's maximum is {bytes_max} bytes")
         return await self._submit(group_id, kind, operation)
 
     # Membership
 
     async def join(self, request: JoinRequest) -> JoinResponse:
         if request.reason:
-            log.debug("member joins", group=request.group_id, member=request.member_id, why=request.reason)
+            log.debug(
+                "member joins group", group=request.group_id, member=request.member_id, reason=request.reason
+            )
         return await self._submit_for_group(
             request.group_id,
             JoinResponse,
-            lambda state, now, request_id: state.join(now, request, request_id),
+            lambda shard, now, request_id: shard.groups.join(now, request, request_id),
             size_bytes=request.size_bytes,
         )
 
@@ -292,7 +289,7 @@ class GroupCoordinator:
         return await self._submit_for_group(
             request.group_id,
             SyncResponse,
-            lambda state, now, request_id: state.sync(now, request, request_id),
+            lambda shard, now, request_id: shard.groups.sync(now, request, request_id),
             size_bytes=request.size_bytes,
         )
 
@@ -301,20 +298,20 @@ class GroupCoordinator:
             await self._submit_for_group(
                 identity.group_id,
                 EmptyResponse,
-                lambda state, now, request_id: state.heartbeat(now, identity, request_id),
+                lambda shard, now, request_id: shard.groups.heartbeat(now, identity, request_id),
             )
         except CoordinatorLoadInProgressError:
-            # As Kafka has it: who is heard while the groups are being read need not look for another coordinator.
+            # As in Kafka: a heartbeat succeeds while groups are loading, so that clients keep their coordinator.
             return
 
     async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveResponse:
         for each in members:
             if each.reason:
-                log.debug("member leaves", group=group_id, member=each.member_id, why=each.reason)
+                log.debug("member leaves group", group=group_id, member=each.member_id, reason=each.reason)
         return await self._submit_for_group(
             group_id,
             LeaveResponse,
-            lambda state, now, request_id: state.leave(now, group_id, members, request_id),
+            lambda shard, now, request_id: shard.groups.leave(now, group_id, members, request_id),
         )
 
     # Offsets
@@ -323,7 +320,7 @@ class GroupCoordinator:
         return await self._submit(
             request.identity.group_id,
             CommitResponse,
-            lambda state, now, request_id: state.commit(now, request, request_id),
+            lambda shard, now, request_id: shard.commit(now, request, request_id),
             is_commit=True,
         )
 
@@ -333,7 +330,7 @@ class GroupCoordinator:
         return await self._submit(
             group_id,
             OffsetsResponse,
-            lambda state, now, request_id: state.fetch_offsets(now, group_id, partitions, request_id),
+            lambda shard, now, request_id: shard.fetch_offsets(group_id, partitions, request_id),
         )
 
     async def delete_offsets(
@@ -342,45 +339,48 @@ class GroupCoordinator:
         return await self._submit_for_group(
             group_id,
             DeleteOffsetsResponse,
-            lambda state, now, request_id: state.delete_offsets(now, group_id, partitions, request_id),
+            lambda shard, now, request_id: shard.delete_offsets(group_id, partitions, request_id),
         )
 
-    # Looking at groups
+    # Descriptions and deletion
 
     async def describe(self, group_id: str) -> GroupDescription:
         return await self._submit(
-            group_id, GroupDescription, lambda state, now, request_id: state.describe(group_id, request_id)
+            group_id,
+            GroupDescription,
+            lambda shard, now, request_id: shard.groups.describe(group_id, request_id),
         )
 
     async def delete_group(self, group_id: str) -> None:
         await self._submit(
             group_id,
             EmptyResponse,
-            lambda state, now, request_id: state.delete_group(now, group_id, request_id),
+            lambda shard, now, request_id: shard.delete_group(group_id, request_id),
         )
 
     async def list_groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[ListedGroup]:
-        """All groups that this node coordinates; raises CoordinatorLoadInProgressError where some are not known
-        yet."""
+        """Returns the groups that this node coordinates; raises CoordinatorLoadInProgressError while loading."""
         shards = [self._shards[index] for index in sorted(self._shards)]
         if any(shard.is_loading for shard in shards):
-            raise CoordinatorLoadInProgressError("some groups are being loaded")
-        asked = [self._list_shard(shard, states, types) for shard in shards if shard.is_active]
+            raise CoordinatorLoadInProgressError("groups are loading")
+        requests = [self._list_shard(shard, states, types) for shard in shards if shard.is_active]
         listed: list[ListedGroup] = []
-        for reply in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(reply, NotCoordinatorError):
-                # Given up by now: whoever has these groups lists them.
+        for response in await asyncio.gather(*requests, return_exceptions=True):
+            if isinstance(response, NotCoordinatorError):
+                # The shard was unloaded meanwhile; its new coordinator lists these groups.
                 continue
-            if isinstance(reply, BaseException):
-                raise reply
-            assert isinstance(reply, ListResponse)
-            listed += reply.groups
+            if isinstance(response, BaseException):
+                raise response
+            assert isinstance(response, ListResponse)
+            listed += response.groups
         return listed
 
     async def _list_shard(
         self, shard: ShardDriver, states: Sequence[str], types: Sequence[str]
     ) -> GroupResponse:
-        return await shard.submit(lambda state, now, request_id: state.list_groups(states, types, request_id))
+        return await shard.submit(
+            lambda shard, now, request_id: shard.groups.list_groups(states, types, request_id)
+        )
 
 
 def _not_coordinator() -> NotCoordinatorError:

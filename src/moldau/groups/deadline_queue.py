@@ -1,27 +1,26 @@
-"""Which of many things is due next, when most deadlines move on before they come.
+"""Priority queue of deadlines that are mostly postponed before they are due.
 
-A lazy heap: a deadline that moves later costs nothing until the old one comes up, and one that is cleared
-leaves its entry behind to be passed over.
+A lazy heap: a postponed deadline keeps its heap entry until that is due, and a cleared one leaves a stale entry.
 """
 
 import heapq
 
 _STALE_ENTRIES_SLACK = 64
-"""So many entries may be left behind before the heap is made anew, however few deadlines there are."""
+"""Stale entries that are tolerated before the heap is rebuilt, however small the queue is."""
 
 
 class DeadlineQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []
         self._entries: dict[str, int] = {}
-        """The one entry of the heap that counts for each key; never later than the key's deadline."""
+        """The valid heap entry of each key, never later than its deadline."""
         self._deadlines: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
     def set(self, key: str, deadline_ms: int | None) -> None:
-        """The deadline of `key` is now this one; None: it has none."""
+        """Sets or, with None, clears the deadline of a key."""
         if deadline_ms is None:
             self._deadlines.pop(key, None)
             self._entries.pop(key, None)
@@ -49,7 +48,7 @@ class DeadlineQueue:
         return None
 
     def pop_due(self, now_ms: int) -> str | None:
-        """Takes out the key whose deadline is the earliest, if that has come."""
+        """Removes and returns the key with the earliest deadline if it is due."""
         next_ms = self.next_ms
         if next_ms is None or next_ms > now_ms:
             return None

@@ -1,8 +1,7 @@
-"""The bytes of `__consumer_offsets`: Kafka's own formats for the keys and values of groups and committed offsets.
+"""Encoding of `__consumer_offsets` in Kafka's formats for group and offset records.
 
-Every version that Kafka has written is read; what is written is what Kafka 4.3 writes. Keys of other kinds
-(consumer, share and streams groups of the newer protocols) are passed over, as Kafka passes over kinds it
-does not know.
+All versions that Kafka has written are decoded; encoded are the versions of Kafka 4.3. Record types of the newer group
+protocols (consumer, share, streams) are ignored, as Kafka ignores unknown types.
 """
 
 import struct
@@ -30,7 +29,7 @@ OFFSET_KEY_VERSIONS = (0, 1)
 GROUP_KEY_VERSION = 2
 OFFSET_VALUE_VERSION = 4
 EXPIRING_OFFSET_VALUE_VERSION = 1
-"""The only version that has a place for an expiry of the offset's own."""
+"""The only version with an expiration timestamp."""
 GROUP_VALUE_VERSION = 3
 
 _VERSION_MAX = 4
@@ -43,7 +42,7 @@ _OFFSET_START = struct.Struct(">hqi")
 
 
 class _Field(NamedTuple):
-    """One field of a format, and the versions that have it."""
+    """A field of a format and the versions that have it."""
 
     name: str
     hint: Any
@@ -126,11 +125,11 @@ _Read = Callable[[memoryview], Message]
 _Write = Callable[[bytearray, Any], None]
 
 
-# Writing
+# Encoding
 
 
 def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
-    """The key and value of a record; raises InvalidRequestError where a text is longer than the format can hold."""
+    """Returns key and value of a record; raises InvalidRequestError if a string is too long for the format."""
     if isinstance(record, GroupMetadataRecord):
         key = _encode_message(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
         return key, None if record.metadata is None else _encode_group_value(record.metadata)
@@ -141,12 +140,12 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
         raise _value_too_large(error) from None
 
 
-# Commits are what this topic is full of, so their records are packed by hand; tests hold them against Kafka's bytes.
+# Most records are offset commits, so they are packed by hand; tests compare them with Kafka's bytes.
 
 
 @lru_cache(maxsize=4096)
 def _encode_offset_key(group_id: str, topic: str) -> bytes:
-    """All of an offset's key but the partition: consumers commit the same ones over and over."""
+    """Returns an offset key without the partition; cached, because consumers commit the same keys repeatedly."""
     out = bytearray(_VERSION.pack(OFFSET_KEY_VERSION))
     for text in (group_id.encode(), topic.encode()):
         out += _VERSION.pack(len(text)) + text
@@ -173,7 +172,7 @@ def _encode_offset_value(committed: CommittedOffset) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _topic_id_tag(topic_id: UUID | None) -> bytes:
-    """The tagged fields of an offset: none, or one with tag 0 and 16 bytes."""
+    """Returns the tagged fields of an offset value: none, or tag 0 with the 16 bytes of the topic id."""
     return b"\0" if topic_id is None else b"\x01\0\x10" + topic_id.bytes
 
 
@@ -212,14 +211,14 @@ def _encode_message(version: int, write: _Write, tree: dict[str, Any]) -> bytes:
 
 
 def _value_too_large(error: struct.error) -> InvalidRequestError:
-    return InvalidRequestError(f"a value does not fit into a record of groups: {error}")
+    return InvalidRequestError(f"value too large for a group record: {error}")
 
 
-# Reading
+# Decoding
 
 
 def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRecord | None:
-    """The record, or None for a kind that is not kept; raises CorruptRecordError."""
+    """Decodes a record, or returns None for an ignored type; raises CorruptRecordError."""
     key_view = memoryview(key)
     version = _read_version(key_view, "key")
     if version in OFFSET_KEY_VERSIONS:
@@ -265,10 +264,10 @@ def _decode_member(message: Message) -> MemberMetadataValue:
         instance_id=message.get("group_instance_id"),
         client_id=message.client_id,
         client_host=message.client_host,
-        # Members of the first protocol version had one timeout for both.
+        # The first protocol version had one timeout for both.
         rebalance_timeout_ms=message.session_timeout if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
         session_timeout_ms=message.session_timeout,
-        # Copies: a view would keep the whole batch it was read from in memory.
+        # Copied: a view would keep the whole batch in memory.
         subscription=bytes(message.subscription),
         assignment=bytes(message.assignment),
     )
@@ -277,15 +276,15 @@ def _decode_member(message: Message) -> MemberMetadataValue:
 def _reader_for_version(readers: Sequence[_Read], value: memoryview, what: str) -> _Read:
     version = _read_version(value, f"the value of {what}")
     if not 0 <= version < len(readers):
-        raise CorruptRecordError(f"version {version} of the value of {what}; 0 to {_VERSION_MAX} are known")
+        raise CorruptRecordError(
+            f"unknown version {version} of the value of {what}; supported are 0 to {_VERSION_MAX}"
+        )
     return readers[version]
 
 
 def _read_version(data: memoryview, what: str) -> int:
     if len(data) < _VERSION.size:
-        raise CorruptRecordError(
-            f"{what} of {len(data)} bytes in the offsets topic: too short for its version"
-        )
+        raise CorruptRecordError(f"{what} in the offsets topic has only {len(data)} bytes")
     version: int = _VERSION.unpack_from(data)[0]
     return version
 
@@ -294,4 +293,4 @@ def _decode_message(read: _Read, data: memoryview, what: str) -> Message:
     try:
         return read(data[_VERSION.size :])
     except DecodeError as error:
-        raise CorruptRecordError(f"{what} in the offsets topic cannot be read: {error}") from None
+        raise CorruptRecordError(f"{what} in the offsets topic cannot be decoded: {error}") from None

@@ -1,4 +1,4 @@
-"""String.hashCode of Java, by which Kafka spreads groups over partitions and breaks ties in votes."""
+"""Java's String.hashCode, with which Kafka partitions groups and breaks ties between protocols."""
 
 import struct
 from functools import lru_cache
@@ -6,7 +6,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def java_hash(text: str) -> int:
-    """A signed number of 32 bits. Java counts UTF-16 units."""
+    """Returns the signed 32-bit hash of the UTF-16 code units."""
     code = 0
     for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
         code = 31 * code + unit & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""The log of a shard: reading the groups out of it when this node begins to lead it, and writing to it after."""
+"""Loading of a shard from its partition of `__consumer_offsets`, and appends to it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,34 +15,33 @@ from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
 RECORDS_PER_YIELD = 200
-"""Records that are applied before other work of the node gets its turn."""
+"""Records applied before yielding to the event loop."""
 
 
 async def load(
     partition: Partition,
     leader_epoch: int,
-    state: GroupCoordinatorShard,
+    shard: GroupCoordinatorShard,
     bytes_per_read: int,
     load_lock: AbstractAsyncContextManager[object],
 ) -> int:
-    """Applies the whole log to `state`, once all of it is committed; gives the offset after the last record. The log
-    is read within `load_lock`, for which those take turns who have nothing else to wait for.
+    """Waits until the log is committed, applies it to the shard while holding `load_lock`, and returns its end offset.
 
-    Raises as `Partition.read` does, and CorruptRecordError where a batch is not what was written.
+    Raises the errors of `Partition.read`, and CorruptRecordError if a batch is invalid.
     """
     end_offset = partition.log.end_offset
     committed = partition.commit_future(end_offset, leader_epoch)
     if committed is not None:
         await committed
     async with load_lock:
-        await _replay(partition, leader_epoch, state, end_offset, bytes_per_read)
+        await _replay(partition, leader_epoch, shard, end_offset, bytes_per_read)
     return end_offset
 
 
 async def _replay(
     partition: Partition,
     leader_epoch: int,
-    state: GroupCoordinatorShard,
+    shard: GroupCoordinatorShard,
     end_offset: int,
     bytes_per_read: int,
 ) -> None:
@@ -53,38 +52,37 @@ async def _replay(
         try:
             data = fetched.records.read()
         except OSError as error:
-            raise StorageError(f"{partition.name} cannot be read: {error}") from error
-        began_at = offset
+            raise StorageError(f"reading {partition.name} failed: {error}") from error
+        start_offset = offset
         for batch in split(trim_partial_batch(data)):
             records = _decode_batch(batch)
-            state.apply(records, batch.next_offset)
+            shard.apply(records, batch.next_offset)
             offset = batch.next_offset
             applied += len(records)
             if applied >= RECORDS_PER_YIELD:
                 applied = 0
                 await asyncio.sleep(0)
-        if offset == began_at:
-            raise CorruptRecordError(f"no batch is found at offset {offset} of {partition.name}")
+        if offset == start_offset:
+            raise CorruptRecordError(f"{partition.name} has no batch at offset {offset}")
 
 
 def _decode_batch(batch: Batch) -> list[GroupRecord]:
     if not batch.has_valid_checksum():
-        raise CorruptRecordError(f"the checksum of {batch!r} is wrong")
+        raise CorruptRecordError(f"{batch!r} has an invalid checksum")
     if batch.is_control:
         return []
-    found = []
+    group_records = []
     for record in iterate_records(batch):
         if record.key is None:
             raise CorruptRecordError(f"the record at offset {record.offset} has no key")
         group_record = decode(record.key, record.value)
         if group_record is not None:
-            found.append(group_record)
-    return found
+            group_records.append(group_record)
+    return group_records
 
 
 class PartitionWriter:
-    """The partition as the decision runtime sees it, in one leader epoch: what was decided in it may not be written in
-    another, in which others may have decided better."""
+    """The log of a shard's runtime; appends fail in any other leader epoch than that of the shard."""
 
     def __init__(self, partition: Partition, leader_epoch: int, clock: Clock) -> None:
         self._partition = partition
@@ -103,9 +101,8 @@ class PartitionWriter:
         data = build_batch(records)
         if len(data) <= self._partition.log.settings.max_message_bytes:
             return [Batch(data)]
-        # Tombstones may come in any number, when a topic is deleted or much expires, and each stands for
-        # itself; anything else is one change, whole or not at all.
+        # Tombstones are independent of each other and can be split; any other change must be written atomically.
         if len(records) == 1 or any(record.value is not None for record in records):
-            raise RecordTooLargeError(f"{len(data)} bytes are more than {self._partition.name} takes at once")
+            raise RecordTooLargeError(f"batch of {len(data)} bytes is too large for {self._partition.name}")
         middle = len(records) // 2
         return self._build_batches(records[:middle]) + self._build_batches(records[middle:])

@@ -1,4 +1,4 @@
-"""The topic that groups live in: how they are spread over its partitions, and how it comes to be."""
+"""The topic `__consumer_offsets`: its creation and the partition of a group."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _INT_MIN = -(2**31)
 
 
 def partition_for(group_id: str, partitions: int) -> int:
-    """The partition that holds a group. As Kafka has it, so that its logs can be taken over."""
+    """Returns the partition of a group, the same as in Kafka."""
     code = java_hash(group_id)
     return 0 if code == _INT_MIN else abs(code) % partitions
 
@@ -45,13 +45,13 @@ def new_offsets_topic(settings: BrokerSettings) -> NewTopic:
 
 
 class TopicCreator(Protocol):
-    """The active controller, wherever it is."""
+    """The active controller, on this node or another one."""
 
     async def create_topics(self, topics: Sequence[NewTopic]) -> list[CreateTopicResult]: ...
 
 
 class OffsetsTopic:
-    """Made when the first group asks for its coordinator; all who ask meanwhile wait for the same creation."""
+    """Creates the topic when the first coordinator is looked up; concurrent lookups share one creation."""
 
     def __init__(
         self, metadata: MetadataLoader, controller: TopicCreator, settings: EffectiveSettings
@@ -63,18 +63,18 @@ class OffsetsTopic:
         self._last_logged_error = ""
 
     async def ensure(self) -> TopicImage:
-        """The topic, ready for use on this node; raises CoordinatorNotAvailableError."""
-        found = self._metadata.image.topics.get(OFFSETS_TOPIC)
-        if found is not None:
-            return found
+        """Returns the topic once it exists on this node; raises CoordinatorNotAvailableError."""
+        topic = self._metadata.image.topics.get(OFFSETS_TOPIC)
+        if topic is not None:
+            return topic
         if self._creation is None:
             self._creation = asyncio.get_running_loop().create_task(self._create())
-        # A caller that gives up must not take the creation from those who wait for it too.
+        # Shielded: a cancelled caller must not cancel the creation for others.
         await asyncio.shield(self._creation)
-        found = self._metadata.image.topics.get(OFFSETS_TOPIC)
-        if found is None:
-            raise CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} was deleted as soon as it was made")
-        return found
+        topic = self._metadata.image.topics.get(OFFSETS_TOPIC)
+        if topic is None:
+            raise CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} was deleted right after its creation")
+        return topic
 
     async def _create(self) -> None:
         try:
@@ -84,23 +84,22 @@ class OffsetsTopic:
                 raise created.error
         except MoldauError as error:
             self._log_once(str(error))
-            raise CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} cannot be made: {error}") from error
+            raise CoordinatorNotAvailableError(f"creating {OFFSETS_TOPIC} failed: {error}") from error
         finally:
             self._creation = None
 
     def _check_broker_count(self) -> None:
-        """A topic with fewer replicas than it should have would stay so: better to have none until there are enough
-        brokers."""
-        wanted = self._settings.broker.offsets_topic_replication_factor
+        """Raises unless enough brokers are active; the topic would keep a lower replication factor forever."""
+        required = self._settings.broker.offsets_topic_replication_factor
         active = sum(broker.is_active for broker in self._metadata.image.brokers.values())
-        if active < wanted:
+        if active < required:
             raise InvalidReplicationFactorError(
-                f"it is to have {wanted} replicas and {active} brokers are there: start more, or lower "
+                f"replication factor {required} needs more than {active} active brokers: start more brokers, or lower "
                 f"offsets.topic.replication.factor"
             )
 
-    def _log_once(self, why: str) -> None:
-        """Once for each reason: clients ask again many times a second."""
-        if why != self._last_logged_error:
-            self._last_logged_error = why
-            log.warning("the topic of groups cannot be made", topic=OFFSETS_TOPIC, why=why)
+    def _log_once(self, reason: str) -> None:
+        """Logs each new reason once, because clients retry many times a second."""
+        if reason != self._last_logged_error:
+            self._last_logged_error = reason
+            log.warning("creating the offsets topic failed", topic=OFFSETS_TOPIC, reason=reason)

@@ -1,4 +1,4 @@
-"""What groups write to `__consumer_offsets`, in the words of the domain. `formats.py` has the bytes."""
+"""Records of `__consumer_offsets` as plain values; `formats.py` encodes them."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -16,20 +16,20 @@ class MemberMetadataValue:
     rebalance_timeout_ms: int
     session_timeout_ms: int
     subscription: bytes
-    """What the member said for the protocol that was chosen."""
+    """The member's metadata for the selected protocol."""
     assignment: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataValue:
-    """A group as of its last finished rebalance; without members: as of the moment the last one left."""
+    """The state of a group after its last completed rebalance, or since it is empty."""
 
     protocol_type: str
     generation: int
     protocol_name: str | None
     leader: str | None
     state_timestamp_ms: int
-    """Since when the group is in the state that this record gives it (wall clock; -1 where it is not known)."""
+    """Wall clock time since when the group has this state; -1 if unknown."""
     members: tuple[MemberMetadataValue, ...]
 
 
@@ -37,21 +37,20 @@ class GroupMetadataValue:
 class CommittedOffset:
     offset: int
     leader_epoch: int
-    """NO_LEADER_EPOCH where the committer did not say."""
+    """NO_LEADER_EPOCH if the client did not send one."""
     metadata: str
     commit_timestamp_ms: int
     expire_timestamp_ms: int = NO_EXPIRY
-    """Set only by clients of OffsetCommit 2 to 4, which gave a retention time of their own."""
+    """Only set by OffsetCommit 2 to 4, which have a retention time in the request."""
     topic_id: UUID | None = None
-    """Which topic of that name was meant, where it was known. Offsets of a topic that is no more are forgotten when it
-    is deleted, or when the groups are next loaded: a topic made anew does not inherit them."""
+    """The topic's id, if known. A new topic of the same name does not inherit the offsets of a deleted one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataRecord:
     group_id: str
     metadata: GroupMetadataValue | None
-    """None: the group is no more (a tombstone)."""
+    """None for a tombstone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class OffsetCommitRecord:
     topic: str
     partition: int
     committed: CommittedOffset | None
-    """None: it is forgotten (a tombstone)."""
+    """None for a tombstone."""
 
 
 GroupRecord = GroupMetadataRecord | OffsetCommitRecord

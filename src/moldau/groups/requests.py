@@ -1,11 +1,10 @@
-"""What is asked of groups and what they answer: plain values, shared by the pure machines, the driver and the handlers.
+"""Requests and responses of the group coordinator, shared by state machines, driver and request handlers.
 
-Errors are exceptions of `moldau.errors`, raised where a request is answered at once, and given as an answer
-where the request was parked.
+Errors are exceptions of `moldau.errors`: raised if a request fails at once, or the response of a parked request.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -16,22 +15,22 @@ from moldau.groups.records import CommittedOffset, GroupRecord
 
 NO_GENERATION = -1
 UNKNOWN_MEMBER_ID = ""
-"""The member id of who has none yet, and of consumers that commit without being in a group."""
+"""The member id of a new member, and of a consumer that commits without being a member."""
 
 RequestId = int
-"""Names a request that waits for its answer; the driver gives them out and knows who holds which."""
+"""Identifies a request until it is completed; assigned by the driver."""
 
 TopicPartition = tuple[str, int]
 
 TopicKey = tuple[str, UUID | None]
-"""A topic of this name and id. The id None stands for offsets that do not say which topic of the name was meant."""
+"""Name and id of a topic; the id is None for offsets that were committed without one."""
 
 
 class Now(NamedTuple):
     monotonic_ms: int
-    """Timeouts go by this one."""
+    """For timeouts."""
     wall_ms: int
-    """What is written into records, and what offsets expire by."""
+    """For timestamps in records and the expiration of offsets."""
 
 
 class CompletedRequest(NamedTuple):
@@ -39,34 +38,52 @@ class CompletedRequest(NamedTuple):
     response: "GroupResponse | MoldauError"
 
 
-GroupDecision = CoordinatorResult[GroupRecord, Sequence[CompletedRequest]]
-"""Records, and the requests that may be answered once they are committed: the one that asked, or others that were
-parked, or none when it is parked itself."""
+GroupResult = CoordinatorResult[GroupRecord, Sequence[CompletedRequest]]
+"""Records, and the requests that are completed when the records are committed. These can be the current request,
+requests that were parked before, or none if the current request is parked."""
 
-EMPTY_DECISION: GroupDecision = CoordinatorResult((), ())
+EMPTY_RESULT: GroupResult = CoordinatorResult((), ())
+
+
+@dataclass(slots=True)
+class ResultBuilder:
+    """Collects the records and completed requests of one operation."""
+
+    now: Now
+    records: list[GroupRecord] = field(default_factory=list)
+    completed: list[CompletedRequest] = field(default_factory=list)
+
+    def complete(self, request_id: RequestId, response: "GroupResponse | MoldauError") -> None:
+        self.completed.append(CompletedRequest(request_id, response))
+
+    def deadline_ms(self, delay_ms: int) -> int:
+        return self.now.monotonic_ms + delay_ms
+
+    def build(self) -> GroupResult:
+        return CoordinatorResult(self.records, self.completed)
 
 
 class GroupState(StrEnum):
-    """As Kafka spells them in DescribeGroups and ListGroups."""
+    """Group states as spelled in DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
     COMPLETING_REBALANCE = "CompletingRebalance"
     STABLE = "Stable"
     DEAD = "Dead"
-    """What DescribeGroups calls a group that is not there (any more): with its tombstone in the log it is dropped."""
+    """The state that DescribeGroups returns for a group that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCoordinatorConfig:
-    """The settings that the pure machines go by."""
+    """Settings of the group coordinator."""
 
     session_timeout_ms_min: int = 6_000
     session_timeout_ms_max: int = 1_800_000
     initial_rebalance_delay_ms: int = 3_000
     size_max: int = 2**31 - 1
     offset_metadata_length_max: int = 4_096
-    """In UTF-16 units, as Kafka counts, though its setting speaks of bytes."""
+    """In UTF-16 code units, which is what Kafka counts although its setting is named bytes."""
     offsets_retention_ms: int = 7 * 24 * 3_600_000
 
 
@@ -83,7 +100,7 @@ class JoinRequest:
     group_id: str
     member_id: str
     new_member_id: str
-    """The id to give if the member turns out to be a new one: chance comes from outside."""
+    """The generated member id, used if the member is new."""
     instance_id: str | None
     client_id: str
     client_host: str
@@ -92,14 +109,14 @@ class JoinRequest:
     protocol_type: str
     protocols: tuple[Protocol, ...]
     requires_known_member_id: bool
-    """From version 4 on a new dynamic member is first sent away with its id (MEMBER_ID_REQUIRED)."""
+    """Version 4 and later: a new dynamic member must join again with its member id (MEMBER_ID_REQUIRED)."""
     supports_skipping_assignment: bool
-    """From version 9 on a leader can be told that the assignment stands as it is."""
+    """Version 9 and later: the leader understands SkipAssignment."""
     reason: str = ""
 
     @property
     def size_bytes(self) -> int:
-        """No more than the bytes that the group keeps of it."""
+        """Lower bound of the bytes that the member takes in the group's record."""
         texts = len(self.client_id) + len(self.instance_id or "")
         return texts + sum(len(each.name) + len(each.metadata) for each in self.protocols)
 
@@ -119,7 +136,7 @@ class JoinResponse:
     skip_assignment: bool
     member_id: str
     members: tuple[JoinedMember, ...]
-    """All of them for the leader, none for the others."""
+    """All members for the leader, empty for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +147,12 @@ class SyncRequest:
     instance_id: str | None
     protocol_type: str | None
     protocol_name: str | None
-    """None where the version does not say, and then nothing is checked against it."""
+    """None in versions that do not send it."""
     assignments: Mapping[str, bytes]
 
     @property
     def size_bytes(self) -> int:
-        """No more than the bytes of what it asks to be written."""
+        """Lower bound of the bytes that the assignments take in the group's record."""
         return sum(map(len, self.assignments.values()))
 
 
@@ -148,7 +165,7 @@ class SyncResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberIdentity:
-    """Who a heartbeat or commit says it is from."""
+    """The sender of a heartbeat or commit."""
 
     group_id: str
     generation: int
@@ -175,7 +192,7 @@ class LeaveResponse:
 
 @dataclass(frozen=True, slots=True)
 class EmptyResponse:
-    """The answer where there is nothing to say but that it is done: heartbeats, deletions."""
+    """The response of heartbeats and deletions, which return only an error code."""
 
 
 EMPTY_RESPONSE = EmptyResponse()
@@ -203,12 +220,12 @@ class CommitRequest:
 @dataclass(frozen=True, slots=True)
 class CommitResponse:
     errors: Mapping[TopicPartition, MoldauError | None]
-    """In the order they were asked for."""
+    """In request order."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsResponse:
-    """Committed offsets by partition, in the order of the request, or all in order of topic and partition."""
+    """Committed offsets in request order, or all of them sorted by partition."""
 
     offsets: Mapping[TopicPartition, CommittedOffset | None]
 
@@ -218,7 +235,7 @@ class DeleteOffsetsResponse:
     errors: Mapping[TopicPartition, MoldauError | None]
 
 
-# Looking at groups
+# Describing groups
 
 
 class MemberDescription(NamedTuple):
@@ -227,7 +244,7 @@ class MemberDescription(NamedTuple):
     client_id: str
     client_host: str
     metadata: bytes
-    """Empty unless the group is stable, as Kafka has it."""
+    """Empty unless the group is Stable, as in Kafka."""
     assignment: bytes
 
 
@@ -245,7 +262,7 @@ class ListedGroup(NamedTuple):
     protocol_type: str
     state: GroupState
     type: str
-    """`classic`."""
+    """Always `classic`."""
 
 
 @dataclass(frozen=True, slots=True)

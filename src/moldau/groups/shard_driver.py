@@ -1,13 +1,14 @@
-"""The groups of one partition of `__consumer_offsets`, while this node leads it in one epoch.
+"""The asyncio driver of one GroupCoordinatorShard while this node leads its partition in one leader epoch.
 
-A shard runs the decisions of the pure state, keeps the requests that wait for their answers, and is the clock of
-the state's deadlines: one timer, whatever the number of groups. When it is over nobody is left waiting.
+It runs operations on the shard, keeps the futures of pending requests, and runs one timer for all of the shard's
+deadlines. Unloading fails everything that is pending.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 
 from moldau.coordinator.runtime import CoordinatorRuntime
 from moldau.errors import (
@@ -27,10 +28,10 @@ from moldau.errors import (
 from moldau.groups.offsets_partition import PartitionWriter, load
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import (
-    EMPTY_DECISION,
+    EMPTY_RESULT,
     CompletedRequest,
-    GroupDecision,
     GroupResponse,
+    GroupResult,
     Now,
     RequestId,
     TopicKey,
@@ -44,53 +45,36 @@ from moldau.platform.clock import Clock
 
 log = get_logger(__name__)
 
-WriteOperation = Callable[[GroupCoordinatorShard, Now, RequestId], GroupDecision]
-BackgroundOperation = Callable[[GroupCoordinatorShard, Now], GroupDecision | None]
-"""None: there is nothing more to decide."""
+WriteOperation = Callable[[GroupCoordinatorShard, Now, RequestId], GroupResult]
+BackgroundOperation = Callable[[GroupCoordinatorShard, Now], GroupResult | None]
+"""Returns None if there is nothing left to do."""
 
 NO_LOCK = nullcontext()
 
 TICK_BACKOFF_MS = 1_000
-"""How long timers rest after their decision could not be written, so that a full disk is not asked all the time."""
+"""Backoff of timeouts after their records could not be written, for example because the disk is full."""
 
 
+@dataclass(slots=True)
 class _PendingOperation:
-    """A decision on its way: asked for, decided, written, committed."""
+    """An operation from its submission until its records are committed."""
 
-    __slots__ = (
-        "deadline_ms",
-        "decision",
-        "is_commit",
-        "is_finished",
-        "is_timed_out",
-        "on_committed",
-        "request_id",
-    )
-
-    def __init__(
-        self,
-        request_id: RequestId | None,
-        deadline_ms: int,
-        *,
-        is_commit: bool = False,
-        on_committed: Callable[[], None] | None = None,
-    ) -> None:
-        self.request_id = request_id
-        """Of the request that asks; None where a timer does."""
-        self.deadline_ms = deadline_ms
-        self.is_commit = is_commit
-        self.on_committed = on_committed
-        """What follows when its records are committed."""
-        self.decision: GroupDecision | None = None
-        self.is_timed_out = False
-        """Who asked was told that it came to nothing, so nothing is to come of it."""
-        self.is_finished = False
+    request_id: RequestId | None
+    """The request that submitted it; None for background operations."""
+    deadline_ms: int
+    is_commit: bool = False
+    on_committed: Callable[[], None] | None = None
+    """Called when its records are committed."""
+    result: GroupResult | None = None
+    is_timed_out: bool = False
+    """True if the request failed with a timeout before the operation ran, so that it must not run any more."""
+    is_finished: bool = False
 
     @property
     def request_ids(self) -> list[RequestId]:
-        """Whose answers are on it."""
-        if self.decision is not None:
-            return [answer.request_id for answer in self.decision.reply]
+        """The requests that this operation completes."""
+        if self.result is not None:
+            return [completed.request_id for completed in self.result.reply]
         return [] if self.request_id is None else [self.request_id]
 
 
@@ -99,76 +83,81 @@ class ShardDriver:
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.unexpected_errors = 0
-        """Decisions of timers that ended in an exception nobody planned for."""
+        """Background operations that failed with an unexpected exception."""
         self.is_loading = True
         self.deleted_topics: dict[TopicKey, int] = {}
-        """Topics that are no more, and whose offsets may not all be forgotten yet; and since when, in ms."""
+        """Deleted topics that may still have offsets here, with the time of their deletion in ms."""
         self._clock = clock
         self._commit_timeout_ms = commit_timeout_ms
         self._runtime: CoordinatorRuntime[GroupCoordinatorShard, GroupRecord] = CoordinatorRuntime(
             PartitionWriter(partition, self.leader_epoch, clock), not_loaded_error=self._unavailable_error
         )
-        self._state: GroupCoordinatorShard | None = None
+        self._shard: GroupCoordinatorShard | None = None
         self._listener_registrations: list[tuple[CallbackList, int]] = []
         self._pending_responses: dict[RequestId, asyncio.Future[GroupResponse]] = {}
         self._last_request_id = 0
         self._pending_operations: deque[_PendingOperation] = deque()
-        """In the order they began, so in that of their deadlines; all have the same time."""
+        """In submission order, which is also the order of their deadlines."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._is_tick_pending = False
         self._tick_not_before_ms = 0
 
-    # Beginning and ending
+    # Loading and unloading
 
     @property
     def is_active(self) -> bool:
-        return self._state is not None
+        return self._shard is not None
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to load."""
+        """Whether the log is empty, so that nothing needs to be loaded."""
         return self.partition.log.start_offset == self.partition.log.end_offset
 
     @property
     def record_bytes_max(self) -> int:
-        """What one record can have at most."""
         return self.partition.log.settings.max_message_bytes
 
     async def load(
         self,
-        state: GroupCoordinatorShard,
+        shard: GroupCoordinatorShard,
         bytes_per_read: int,
         load_lock: AbstractAsyncContextManager[object] = NO_LOCK,
     ) -> None:
-        """Reads the log, within `load_lock`, and begins to serve; where that fails, the groups of this shard alone are
-        not served. If it is still loading afterwards, what failed may pass, and it is to be loaded again."""
+        """Loads the log while holding `load_lock` and activates the shard.
+
+        After a transient error `is_loading` stays true and the caller tries again; after any other error the shard is
+        unloaded.
+        """
         try:
-            end_offset = await load(self.partition, self.leader_epoch, state, bytes_per_read, load_lock)
+            end_offset = await load(self.partition, self.leader_epoch, shard, bytes_per_read, load_lock)
         except Exception as error:
             if self.is_loading:
                 self._on_load_failed(error)
         else:
             if self.is_loading:
-                self.activate(state, end_offset)
+                self.activate(shard, end_offset)
 
-    def activate(self, state: GroupCoordinatorShard, end_offset: int) -> None:
-        """Begins to answer from a state that holds all of the log."""
-        self._state = state
+    def activate(self, shard: GroupCoordinatorShard, end_offset: int) -> None:
+        """Starts to serve requests with a shard that has applied the log up to `end_offset`."""
+        self._shard = shard
         self.is_loading = False
-        self._runtime.load(state, end_offset)
-        for news in (self.partition.delayed.high_watermark_listeners, self.partition.delayed.lease_listeners):
-            self._listener_registrations.append((news, news.add(self._on_partition_progress)))
-        self.run(lambda state, now: state.on_loaded(now))
+        self._runtime.load(shard, end_offset)
+        for listeners in (
+            self.partition.delayed.high_watermark_listeners,
+            self.partition.delayed.lease_listeners,
+        ):
+            self._listener_registrations.append((listeners, listeners.add(self._on_partition_progress)))
+        self.run(lambda shard, now: shard.groups.on_loaded(now))
         self._on_partition_progress()
         self._delete_offsets_of_deleted_topics()
 
     def unload(self, error: MoldauError) -> None:
-        """It is over: whoever waits gets the error, and whoever comes later has come to the wrong node."""
+        """Fails all pending requests with `error` and later ones with NOT_COORDINATOR."""
         self.is_loading = False
-        self._state = None
-        for news, request_id in self._listener_registrations:
-            news.remove(request_id)
+        self._shard = None
+        for listeners, registration in self._listener_registrations:
+            listeners.remove(registration)
         self._listener_registrations.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -178,125 +167,131 @@ class ShardDriver:
         self._fail_pending_responses(error)
 
     def _fail_pending_responses(self, error: MoldauError) -> None:
-        waiting, self._pending_responses = self._pending_responses, {}
-        for answered in waiting.values():
-            if not answered.done():
-                answered.set_exception(error)
+        pending, self._pending_responses = self._pending_responses, {}
+        for future in pending.values():
+            if not future.done():
+                future.set_exception(error)
 
     async def close(self) -> None:
-        """Unloads; returns when nothing of it is being written any more."""
+        """Unloads and waits until no append is in progress."""
         error = self._not_coordinator_error()
         self.unload(error)
-        # A bug that ends the runtime is told to who asked; nobody else may stumble over it.
+        # An unexpected error of the runtime was already returned to the request that caused it.
         await asyncio.gather(self._runtime.close(error), return_exceptions=True)
 
     def _on_load_failed(self, error: Exception) -> None:
         is_offline = self.partition.failure is not None or self.partition.log.failure is not None
-        # A lease that has ended may come back, and nobody else may have led meanwhile.
+        # A lease can be renewed in the same epoch, in which no other broker has led the partition.
         is_same_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
         is_transient = isinstance(error, StorageError) or (
             isinstance(error, NotLeaderOrFollowerError) and is_same_leader
         )
         if is_transient and not is_offline:
-            log.warning("groups cannot be loaded yet", partition=str(self.partition.name), why=str(error))
+            log.warning(
+                "loading groups failed, retrying", partition=str(self.partition.name), reason=str(error)
+            )
             return
         self.unload(self._not_coordinator_error())
         if not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
             self._log_failure(
-                "groups cannot be loaded and are not served: stop the node, look at the partition with `moldau "
-                "log verify`, restore it from a replica or a backup, and start again",
+                "loading groups failed, they are unavailable: stop the node, check the partition with `moldau log "
+                "verify`, restore it from a replica or a backup, and restart",
                 error,
             )
 
     def _unavailable_error(self) -> MoldauError:
         if self.is_loading:
-            return CoordinatorLoadInProgressError(f"the groups of {self.partition.name} are being loaded")
+            return CoordinatorLoadInProgressError(f"loading the groups of {self.partition.name}")
         return self._not_coordinator_error()
 
     def _not_coordinator_error(self) -> MoldauError:
-        return NotCoordinatorError(f"the groups of {self.partition.name} are not served here")
+        return NotCoordinatorError(f"this node does not coordinate the groups of {self.partition.name}")
 
     def _lease_expired_error(self) -> MoldauError:
-        """Clients go and look for the coordinator, which may be another one by now."""
-        return NotCoordinatorError(
-            f"this node has not heard of the controller for too long to answer for {self.partition.name}"
-        )
+        """Makes clients look up the coordinator again, which may be another node by now."""
+        return NotCoordinatorError(f"the broker lease has expired, cannot coordinate {self.partition.name}")
 
     def _log_failure(self, message: str, error: BaseException) -> None:
         try:
             raise error
         except MoldauError:
-            log.error(message, partition=str(self.partition.name), why=str(error))
+            log.error(message, partition=str(self.partition.name), reason=str(error))
         except Exception:
             self.unexpected_errors += 1
             log.exception(message, partition=str(self.partition.name))
 
-    # Deciding
+    # Operations
 
-    def submit(self, step: WriteOperation, *, is_commit: bool = False) -> "asyncio.Future[GroupResponse]":
-        """Decides for a request, and gives what its answer will come in; raises where nothing is loaded, or this node
-        may not answer."""
+    def submit(
+        self, operation: WriteOperation, *, is_commit: bool = False
+    ) -> "asyncio.Future[GroupResponse]":
+        """Submits the operation of a request; raises if the shard is not loaded or the broker has no lease."""
         if not self.partition.has_lease:
             raise self._lease_expired_error()
-        if self._state is not None:
-            # A lease that comes back tells nobody: what was committed without one may be told from now on.
+        if self._shard is not None:
+            # A renewed lease does not notify listeners: release responses that were committed without a lease.
             self._on_partition_progress()
-        if self._state is None:
+        if self._shard is None:
             raise self._unavailable_error()
         self._last_request_id += 1
         request_id = self._last_request_id
-        answered: asyncio.Future[GroupResponse] = asyncio.get_running_loop().create_future()
-        self._pending_responses[request_id] = answered
-        operation = self._new_operation(request_id, is_commit=is_commit)
-        self._start_operation(operation, lambda state: step(state, self._now(), request_id))
-        return answered
+        future: asyncio.Future[GroupResponse] = asyncio.get_running_loop().create_future()
+        self._pending_responses[request_id] = future
+        self._start(
+            self._new_operation(request_id, is_commit=is_commit),
+            lambda shard: operation(shard, self._now(), request_id),
+        )
+        return future
 
-    def run(self, decide: BackgroundOperation) -> None:
-        """Decides on the broker's own account: nobody waits for it."""
-        if self._state is not None:
-            self._start_operation(self._new_operation(None), lambda state: decide(state, self._now()))
+    def run(self, operation: BackgroundOperation) -> None:
+        """Runs a background operation once."""
+        if self._shard is not None:
+            self._start(self._new_operation(None), lambda shard: operation(shard, self._now()))
 
-    def run_repeatedly(self, decide: BackgroundOperation) -> None:
-        """As `run`, again and again until there is nothing more to decide."""
-        if self._state is not None:
-            operation = self._new_operation(None, on_committed=lambda: self.run_repeatedly(decide))
-            self._start_operation(operation, lambda state: decide(state, self._now()))
+    def run_repeatedly(self, operation: BackgroundOperation) -> None:
+        """Runs a background operation again after each commit, until it returns None."""
+        if self._shard is not None:
+            pending = self._new_operation(None, on_committed=lambda: self.run_repeatedly(operation))
+            self._start(pending, lambda shard: operation(shard, self._now()))
 
     def on_topics_deleted(self, topics: Iterable[TopicKey]) -> None:
-        """Topics are deleted: their offsets go as soon as there is a state and a log that takes it."""
+        """Deletes the offsets of deleted topics, now or after loading."""
         self.deleted_topics.update(dict.fromkeys(topics, self._clock.wall_ms()))
         self._delete_offsets_of_deleted_topics()
 
     def delete_offsets_of_missing_topics(self, topics: Mapping[str, TopicImage]) -> None:
-        """Only these topics are there: others were deleted, and a crash may have come before that was written here."""
-        if self._state is not None:
+        """Deletes offsets of topics that do not exist any more.
+
+        A crash may have happened between the deletion of a topic and that of its offsets.
+        """
+        if self._shard is not None:
             self.on_topics_deleted(
                 [
                     (name, topic_id)
-                    for name, topic_id in self._state.topics()
+                    for name, topic_id in self._shard.offsets.topics()
                     if topic_id is not None and (name not in topics or topics[name].topic_id != topic_id)
                 ]
             )
 
     def cleanup(self) -> None:
-        """What is due from time to time: offsets that have expired, and what could not be forgotten before."""
-        self.run_repeatedly(lambda state, now: state.expire_offsets(now))
+        """Deletes expired offsets, and offsets of deleted topics whose deletion failed before."""
+        self.run_repeatedly(lambda shard, now: shard.expire_offsets(now))
         self._delete_offsets_of_deleted_topics()
 
     def _delete_offsets_of_deleted_topics(self) -> None:
         topics = dict(self.deleted_topics)
 
-        def on_topics_deleted(state: GroupCoordinatorShard, now: Now) -> GroupDecision | None:
-            decision = state.delete_offsets_of_topics(now, topics)
-            if decision is None:
+        def delete(shard: GroupCoordinatorShard, now: Now) -> GroupResult | None:
+            result = shard.delete_offsets_of_topics(topics)
+            if result is None:
                 for key, deleted_ms in topics.items():
-                    # It may have been made anew and deleted again since.
+                    # The time differs if the topic was created and deleted again meanwhile.
                     if self.deleted_topics.get(key) == deleted_ms:
                         del self.deleted_topics[key]
-            return decision
+            return result
 
         if topics:
-            self.run_repeatedly(on_topics_deleted)
+            self.run_repeatedly(delete)
 
     def _new_operation(
         self,
@@ -306,85 +301,82 @@ class ShardDriver:
         on_committed: Callable[[], None] | None = None,
     ) -> _PendingOperation:
         deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
-        return _PendingOperation(request_id, deadline_ms, is_commit=is_commit, on_committed=on_committed)
+        return _PendingOperation(request_id, deadline_ms, is_commit, on_committed)
 
-    def _start_operation(
-        self, operation: _PendingOperation, decide: Callable[[GroupCoordinatorShard], GroupDecision | None]
+    def _start(
+        self, pending: _PendingOperation, operation: Callable[[GroupCoordinatorShard], GroupResult | None]
     ) -> None:
-        def decide_now(state: GroupCoordinatorShard) -> GroupDecision:
-            decision = None if operation.is_timed_out else decide(state)
-            if decision is None:
-                operation.on_committed = None
-                decision = EMPTY_DECISION
-            operation.decision = decision
+        def run(shard: GroupCoordinatorShard) -> GroupResult:
+            result = None if pending.is_timed_out else operation(shard)
+            if result is None:
+                pending.on_committed = None
+                result = EMPTY_RESULT
+            pending.result = result
             self._arm_timer()
-            return decision
+            return result
 
-        self._pending_operations.append(operation)
-        self._runtime.start(decide_now).add_done_callback(
-            lambda landed: self._on_operation_done(operation, landed)
-        )
+        self._pending_operations.append(pending)
+        self._runtime.start(run).add_done_callback(lambda future: self._on_operation_done(pending, future))
         self._arm_timer()
 
     def _on_operation_done(
-        self, operation: _PendingOperation, landed: "asyncio.Future[Sequence[CompletedRequest]]"
+        self, operation: _PendingOperation, future: "asyncio.Future[Sequence[CompletedRequest]]"
     ) -> None:
         operation.is_finished = True
         while self._pending_operations and self._pending_operations[0].is_finished:
             self._pending_operations.popleft()
-        error = landed.exception()
+        error = future.exception()
         if error is not None:
             self._on_operation_failed(operation, error)
-        elif operation.decision is not None:
-            # Whatever was decided: without a lease another node may coordinate, and know better.
-            refusal = None if self.partition.has_lease else self._lease_expired_error()
-            for request_id, reply in operation.decision.reply:
-                self._complete_request(request_id, refusal or reply)
+        elif operation.result is not None:
+            # Without a lease another broker may coordinate the group already, so the response may be stale.
+            lease_error = None if self.partition.has_lease else self._lease_expired_error()
+            for request_id, response in operation.result.reply:
+                self._complete_request(request_id, lease_error or response)
             if operation.on_committed is not None:
                 operation.on_committed()
-        if self._state is not None:
+        if self._shard is not None:
             self._arm_timer()
 
     def _on_operation_failed(self, operation: _PendingOperation, error: BaseException) -> None:
-        """The request was refused, or its records could not be written, or a bug showed."""
-        if operation.decision is not None:
+        """Handles a rejected request, a failed append, or an unexpected exception."""
+        if operation.result is not None:
             error = _to_coordinator_error(error, is_commit=operation.is_commit)
         for request_id in operation.request_ids:
             self._complete_request(request_id, error)
-        if self._state is None:
+        if self._shard is None:
             return
         if operation.request_id is None:
             self._tick_not_before_ms = self._clock.monotonic_ms() + TICK_BACKOFF_MS
-            self._log_failure("a change of groups is not written", error)
+            self._log_failure("writing a group change failed", error)
         if not self._runtime.is_loaded or self.partition.log.failure is not None:
             self._fail(error)
 
-    def _complete_request(self, request_id: RequestId, reply: GroupResponse | BaseException) -> None:
-        """A ticket that is not known any more was answered before: it was late."""
-        answered = self._pending_responses.pop(request_id, None)
-        if answered is None or answered.done():
+    def _complete_request(self, request_id: RequestId, response: GroupResponse | BaseException) -> None:
+        """Completes a request, unless it already failed with a timeout."""
+        future = self._pending_responses.pop(request_id, None)
+        if future is None or future.done():
             return
-        if isinstance(reply, BaseException):
-            answered.set_exception(reply)
+        if isinstance(response, BaseException):
+            future.set_exception(response)
         else:
-            answered.set_result(reply)
+            future.set_result(response)
 
     def _on_partition_progress(self) -> None:
-        is_finished = not self.partition.is_leader or self.partition.leader_epoch != self.leader_epoch
-        if self.partition.failure is not None or is_finished:
+        is_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
+        if self.partition.failure is not None or not is_leader:
             self._fail(self.partition.failure)
         elif self.partition.has_lease:
             self._runtime.committed(self.partition.high_watermark)
         else:
-            # Others may coordinate already, and nothing that is decided here may be said.
             self._fail_pending_responses(self._lease_expired_error())
 
     def _fail(self, error: BaseException | None) -> None:
         if error is not None:
-            self._log_failure("groups are not served any more until the node is restarted", error)
+            self._log_failure("groups are unavailable until the node is restarted", error)
         self.unload(self._not_coordinator_error())
 
-    # Time
+    # Timeouts
 
     def _now(self) -> Now:
         return Now(self._clock.monotonic_ms(), self._clock.wall_ms())
@@ -394,7 +386,7 @@ class ShardDriver:
         if due_ms is None:
             return
         if self._timer is not None:
-            # One that rings too early is cheaper than a new one for every heartbeat.
+            # A timer that fires too early is cheaper than a new timer for every heartbeat.
             if self._timer_due_ms <= due_ms:
                 return
             self._timer.cancel()
@@ -403,25 +395,24 @@ class ShardDriver:
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._on_timer)
 
     def _next_due_ms(self) -> int | None:
-        assert self._state is not None
-        late_ms = self._pending_operations[0].deadline_ms if self._pending_operations else None
-        tick_ms = None if self._is_tick_pending else self._state.next_deadline_ms
+        assert self._shard is not None
+        commit_ms = self._pending_operations[0].deadline_ms if self._pending_operations else None
+        tick_ms = None if self._is_tick_pending else self._shard.groups.next_deadline_ms
         if tick_ms is not None:
             tick_ms = max(tick_ms, self._tick_not_before_ms)
-        return min((each for each in (late_ms, tick_ms) if each is not None), default=None)
+        return min((each for each in (commit_ms, tick_ms) if each is not None), default=None)
 
     def _on_timer(self) -> None:
-        assert self._state is not None, "unloading stops the alarm"
+        assert self._shard is not None, "unloading cancels the timer"
         self._timer = None
         now_ms = self._clock.monotonic_ms()
         while self._pending_operations and self._pending_operations[0].deadline_ms <= now_ms:
-            late = self._pending_operations.popleft()
-            late.is_timed_out = late.request_id is not None and late.decision is None
-            for request_id in late.request_ids:
-                self._complete_request(
-                    request_id, CoordinatorNotAvailableError("the change is not safe in time: try again")
-                )
-        due_ms = self._state.next_deadline_ms
+            operation = self._pending_operations.popleft()
+            operation.is_timed_out = operation.request_id is not None and operation.result is None
+            for request_id in operation.request_ids:
+                error = CoordinatorNotAvailableError("the change was not committed in time: try again")
+                self._complete_request(request_id, error)
+        due_ms = self._shard.groups.next_deadline_ms
         if due_ms is not None and max(due_ms, self._tick_not_before_ms) <= now_ms:
             self._tick()
         self._arm_timer()
@@ -431,15 +422,15 @@ class ShardDriver:
             return
         self._is_tick_pending = True
 
-        def tick(state: GroupCoordinatorShard, now: Now) -> GroupDecision:
+        def tick(shard: GroupCoordinatorShard, now: Now) -> GroupResult:
             self._is_tick_pending = False
-            return state.tick(now)
+            return shard.groups.tick(now)
 
         self.run(tick)
 
 
 def _to_coordinator_error(error: BaseException, *, is_commit: bool) -> BaseException:
-    """What a member is told when the log does not take a decision's records, as Kafka tells it."""
+    """Returns the error that Kafka's coordinator returns if an append fails with `error`."""
     if isinstance(error, NotEnoughReplicasError | UnknownTopicOrPartitionError | RequestTimedOutError):
         return CoordinatorNotAvailableError(str(error))
     if isinstance(error, StorageError | NotLeaderOrFollowerError | FencedLeaderEpochError):

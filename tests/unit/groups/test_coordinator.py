@@ -337,7 +337,7 @@ def test_groups_that_break_when_they_are_let_go_of_are_loaded_again_all_the_same
             groups._on_partition_changed(groups._image.topics[OFFSETS_TOPIC].partitions[index])
             await on_loaded(groups)
             assert groups.unexpected_errors == 1
-            groups._closed_shard_unexpected_errors = 0
+            groups._past_unexpected_errors = 0
             assert await committed(groups, "g") == {("orders", 0): 5}
 
     asyncio.run(scene())
@@ -458,7 +458,7 @@ def test_why_members_come_and_go_is_in_the_log(caplog: pytest.LogCaptureFixture)
     with caplog.at_level("DEBUG", logger="moldau"):
         asyncio.run(scene())
     facts = [getattr(record, FIELDS) for record in caplog.records]
-    assert [each["why"] for each in facts if each.get("group") == "g"] == ["a rack burns", "it rains"]
+    assert [each["reason"] for each in facts if each.get("group") == "g"] == ["a rack burns", "it rains"]
 
 
 # Ending
@@ -499,7 +499,7 @@ def sizes(groups: GroupCoordinator) -> tuple[int, int, int]:
     return (
         sum(len(shard._pending_responses) for shard in shards),
         sum(len(shard._pending_operations) for shard in shards),
-        sum(len(shard._state._groups) for shard in shards if shard._state is not None),
+        sum(len(shard._shard.groups.groups) for shard in shards if shard._shard is not None),
     )
 
 

@@ -57,7 +57,7 @@ class Coordinator:
 
     async def offsets(self) -> list[int]:
         reply = await self.shard.submit(
-            lambda state, now, request_id: state.fetch_offsets(now, "g", None, request_id)
+            lambda state, now, request_id: state.fetch_offsets("g", None, request_id)
         )
         assert isinstance(reply, OffsetsResponse)
         return [each.offset for each in reply.offsets.values() if each is not None]

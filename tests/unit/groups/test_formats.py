@@ -274,5 +274,5 @@ def test_nothing_read_keeps_the_batch_it_came_from_in_memory() -> None:
 
 
 def test_a_name_that_is_too_long_for_the_format_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="does not fit"):
+    with pytest.raises(InvalidRequestError, match="too large for a group record"):
         encode(GroupMetadataRecord("g" * 40_000, None))

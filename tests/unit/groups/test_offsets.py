@@ -6,7 +6,11 @@ import pytest
 
 from moldau.errors import OffsetMetadataTooLargeError
 from moldau.groups.formats import decode, encode
-from moldau.groups.offset_metadata_manager import OffsetMetadataManager, build_commit_records, is_expired
+from moldau.groups.offset_metadata_manager import (
+    OffsetExpirationCondition,
+    OffsetMetadataManager,
+    build_commit_records,
+)
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, OffsetCommitRecord
 from moldau.groups.requests import OffsetToCommit
 
@@ -120,11 +124,11 @@ def test_metadata_of_one_partition_that_is_too_large_does_not_hinder_the_others(
 
 @pytest.mark.parametrize(("now_ms", "expired"), [(1_099, False), (1_100, True), (5_000, True), (0, False)])
 def test_an_offset_is_kept_for_the_retention_time(now_ms: int, expired: bool) -> None:
-    assert is_expired(committed(), 1_000, now_ms, retention_ms=100) is expired
+    assert OffsetExpirationCondition(retention_ms=100).is_expired(committed(), now_ms) is expired
 
 
 @pytest.mark.parametrize(("now_ms", "expired"), [(4_999, False), (5_000, True)])
 def test_an_expiry_of_its_own_wins_over_the_retention_time(now_ms: int, expired: bool) -> None:
     own = CommittedOffset(1, -1, "", 1_000, expire_timestamp_ms=5_000)
-    assert is_expired(own, 1_000, now_ms, retention_ms=100) is expired
-    assert is_expired(own, 1_000, now_ms, retention_ms=1_000_000) is expired
+    assert OffsetExpirationCondition(retention_ms=100).is_expired(own, now_ms) is expired
+    assert OffsetExpirationCondition(retention_ms=1_000_000).is_expired(own, now_ms) is expired

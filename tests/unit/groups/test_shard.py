@@ -25,9 +25,9 @@ from moldau.groups.requests import (
     CommitRequest,
     CommitResponse,
     GroupCoordinatorConfig,
-    GroupDecision,
     GroupDescription,
     GroupResponse,
+    GroupResult,
     GroupState,
     JoinRequest,
     JoinResponse,
@@ -125,7 +125,7 @@ class Stage:
 
     async def offsets(self, group_id: str = "g") -> list[int]:
         reply = await self.shard.submit(
-            lambda state, now, request_id: state.fetch_offsets(now, group_id, None, request_id)
+            lambda state, now, request_id: state.fetch_offsets(group_id, None, request_id)
         )
         assert isinstance(reply, OffsetsResponse)
         return [each.offset for each in reply.offsets.values() if each is not None]
@@ -145,7 +145,7 @@ class Stage:
             "supports_skipping_assignment": False,
         }
         request = JoinRequest(group_id=group_id, member_id=member_id, **{**details, **more})
-        return self.shard.submit(lambda state, now, request_id: state.join(now, request, request_id))
+        return self.shard.submit(lambda state, now, request_id: state.groups.join(now, request, request_id))
 
     def sync(
         self, joined: JoinResponse, group_id: str = "g", assignment: bytes = b"all"
@@ -159,7 +159,7 @@ class Stage:
             protocol_name=None,
             assignments={joined.member_id: assignment},
         )
-        return self.shard.submit(lambda state, now, request_id: state.sync(now, request, request_id))
+        return self.shard.submit(lambda state, now, request_id: state.groups.sync(now, request, request_id))
 
     async def member(self, group_id: str = "g", **more: Any) -> JoinResponse:
         joined = await self.join(group_id, **more)
@@ -168,7 +168,9 @@ class Stage:
         return joined
 
     async def describe(self, group_id: str = "g") -> GroupDescription:
-        reply = await self.shard.submit(lambda state, now, request_id: state.describe(group_id, request_id))
+        reply = await self.shard.submit(
+            lambda state, now, request_id: state.groups.describe(group_id, request_id)
+        )
         assert isinstance(reply, GroupDescription)
         return reply
 
@@ -524,7 +526,7 @@ def test_a_log_that_cannot_be_read_for_the_moment_is_loaded_when_it_can(caplog: 
         await again.shard.close()
 
     on_stage(scene)
-    assert "cannot be loaded yet" in caplog.text
+    assert "loading groups failed, retrying" in caplog.text
     assert "backup" not in caplog.text
 
 
@@ -590,7 +592,7 @@ def test_timers_try_again_when_the_log_takes_records_again(monkeypatch: Any, cap
     async def scene(stage: Stage) -> None:
         await stage.member(session_timeout_ms=20)
         stage.log.append_error = StorageError("disk full")
-        while "a change of groups is not written" not in caplog.text:
+        while "writing a group change failed" not in caplog.text:
             await asyncio.sleep(0.005)
         stage.log.append_error = None
         while (await stage.describe()).state is not GroupState.EMPTY:
@@ -708,7 +710,7 @@ def test_upkeep_comes_to_all_groups_in_steps_between_which_requests_are_answered
             await stage.commit(number, group_id=f"group-{number}")
         looks = 0
 
-        def counted(state: GroupCoordinatorShard, now: Now) -> GroupDecision | None:
+        def counted(state: GroupCoordinatorShard, now: Now) -> GroupResult | None:
             nonlocal looks
             looks += 1
             return state.expire_offsets(now)

@@ -19,8 +19,9 @@ from moldau.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from moldau.groups.classic_group import ClassicGroup
+from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.formats import encode
+from moldau.groups.group_metadata_manager import PENDING_MEMBER_IDS_BYTES_MAX
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupMetadataRecord, OffsetCommitRecord
 from moldau.groups.requests import (
     CommitRequest,
@@ -32,7 +33,7 @@ from moldau.groups.requests import (
     MemberIdentity,
     OffsetToCommit,
 )
-from moldau.groups.shard import PENDING_MEMBER_IDS_BYTES_MAX, TOMBSTONES_BYTES_MAX
+from moldau.groups.shard import TOMBSTONES_BYTES_MAX
 from support.groups import RETENTION_MS, SESSION_MS, TOPIC_ID, Groups, claims, nobody, offset, synced
 
 
@@ -238,7 +239,7 @@ def test_a_group_that_is_not_there_cannot_be_deleted_nor_one_that_was_already(gr
 
 def test_a_group_is_there_until_the_tombstones_are_written(groups: Groups) -> None:
     groups.commit(nobody())
-    decision = groups.state.delete_group(groups.now, "g", 99)
+    decision = groups.state.delete_group("g", 99)
     assert groups.committed() == {("orders", 0): 7}
     groups.run(decision)
     assert groups.committed() == {}
@@ -249,7 +250,7 @@ def test_who_was_to_come_back_to_a_deleted_group_joins_as_somebody_new(groups: G
     assert isinstance(refused, MemberIdRequiredError)
     groups.delete_group("g")
     assert isinstance(groups.answers[groups.join(member_id=refused.member_id)], UnknownMemberIdError)
-    assert groups.state.next_deadline_ms is None
+    assert groups.state.groups.next_deadline_ms is None
 
 
 # Expiry
@@ -466,7 +467,9 @@ def test_the_subscriptions_of_a_large_group_are_not_read_while_nothing_expires(
 ) -> None:
     identity = groups.member(topics=["other"])
     groups.commit(identity)
-    monkeypatch.setattr(ClassicGroup, "subscribed_topics", lambda _: pytest.fail("nobody needs to know"))
+    monkeypatch.setattr(
+        ClassicGroupMetadata, "subscribed_topics", lambda _: pytest.fail("nobody needs to know")
+    )
     assert groups.expire_offsets() == []
     monkeypatch.undo()
     groups.now_ms += RETENTION_MS
@@ -481,10 +484,12 @@ def test_who_says_to_be_a_member_of_a_group_that_is_not_there_is_not(groups: Gro
     state, now = groups.state, groups.now
     assert isinstance(groups.answers[groups.join("gone", member_id="m")], UnknownMemberIdError)
     with pytest.raises(UnknownMemberIdError):
-        state.heartbeat(now, identity, 90)
+        state.groups.heartbeat(now, identity, 90)
     with pytest.raises(UnknownMemberIdError):
-        state.sync(now, synced(identity), 91)
-    reply = groups.answer(LeaveResponse, lambda t: state.leave(now, "gone", [LeavingMember("m", "i")], t))
+        state.groups.sync(now, synced(identity), 91)
+    reply = groups.answer(
+        LeaveResponse, lambda t: state.groups.leave(now, "gone", [LeavingMember("m", "i")], t)
+    )
     [left] = reply.members
     assert (left.member_id, left.instance_id) == ("m", "i")
     assert isinstance(left.error, UnknownMemberIdError)
@@ -510,7 +515,7 @@ def test_who_never_comes_back_with_the_id_it_got_leaves_no_group_behind(groups: 
     assert groups.listed() == ["g"]
     groups.pass_time(SESSION_MS)
     assert groups.listed() == []
-    assert groups.state.next_deadline_ms is None
+    assert groups.state.groups.next_deadline_ms is None
     assert groups.log == []
 
 
@@ -522,8 +527,10 @@ def test_who_leaves_before_joining_with_the_id_it_got_leaves_no_group_behind(gro
 
 
 def room_for_ids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.groups.shard._PENDING_MEMBER_ID_OVERHEAD_BYTES", 1_000)
-    monkeypatch.setattr("moldau.groups.shard.PENDING_MEMBER_IDS_BYTES_MAX", count * 1_000 + 500)
+    monkeypatch.setattr("moldau.groups.group_metadata_manager._PENDING_MEMBER_ID_OVERHEAD_BYTES", 1_000)
+    monkeypatch.setattr(
+        "moldau.groups.group_metadata_manager.PENDING_MEMBER_IDS_BYTES_MAX", count * 1_000 + 500
+    )
 
 
 def test_of_too_many_ids_that_nobody_comes_back_with_the_oldest_are_forgotten_in_all_groups(
@@ -540,8 +547,8 @@ def test_of_too_many_ids_that_nobody_comes_back_with_the_oldest_are_forgotten_in
         assert isinstance(sent_away, MemberIdRequiredError)
         ids.append(sent_away.member_id)
     assert groups.listed() == ["committed", "joined", "d", "e"]
-    assert len(groups.state._deadlines) == 3, "of the members, and of who is to come"
-    assert len(groups.state._pending_member_ids) == 3
+    assert len(groups.state.groups._deadlines) == 3, "of the members, and of who is to come"
+    assert len(groups.state.groups._pending_member_ids) == 3
     assert isinstance(groups.answers[groups.join("c", member_id=ids[2])], UnknownMemberIdError)
     back = groups.join("d", member_id=ids[3])
     assert back not in groups.answers, "it is in, and waits"
@@ -579,10 +586,10 @@ def test_thousands_of_joins_and_leaves_leave_nothing_behind(groups: Groups) -> N
         groups.leave(groups.member(f"group-{number}"))
     groups.expire_offsets()
     assert groups.listed() == []
-    assert groups.state.next_deadline_ms is None
-    assert len(groups.state._deadlines._heap) < 100
-    assert not groups.state._groups_in_log
-    assert not groups.state._pending_member_ids
+    assert groups.state.groups.next_deadline_ms is None
+    assert len(groups.state.groups._deadlines._heap) < 100
+    assert not groups.state.groups._groups_in_log
+    assert not groups.state.groups._pending_member_ids
 
 
 # Looking at groups
@@ -617,8 +624,8 @@ def test_one_decision_of_the_clock_writes_for_one_group_only(groups: Groups) -> 
         groups.member(name)
     groups.now_ms += SESSION_MS + 1
     decided = []
-    while (due_ms := groups.state.next_deadline_ms) is not None and due_ms <= groups.now_ms:
-        records = groups.run(groups.state.tick(groups.now))
+    while (due_ms := groups.state.groups.next_deadline_ms) is not None and due_ms <= groups.now_ms:
+        records = groups.run(groups.state.groups.tick(groups.now))
         assert len({record.group_id for record in records}) <= 1
         decided += [record.group_id for record in records]
     assert decided == ["a", "b", "c"]
@@ -627,12 +634,12 @@ def test_one_decision_of_the_clock_writes_for_one_group_only(groups: Groups) -> 
 
 def test_the_next_deadline_is_that_of_the_group_as_it_is_in_the_log(groups: Groups) -> None:
     groups.member(session_timeout_ms=3 * SESSION_MS)
-    assert groups.state.next_deadline_ms == groups.now_ms + 3 * SESSION_MS
+    assert groups.state.groups.next_deadline_ms == groups.now_ms + 3 * SESSION_MS
 
 
 def test_a_tick_before_anything_is_due_decides_nothing(groups: Groups) -> None:
     groups.member()
-    decision = groups.state.tick(groups.now)
+    decision = groups.state.groups.tick(groups.now)
     assert (list(decision.records), list(decision.reply)) == ([], [])
 
 
@@ -657,7 +664,7 @@ def test_members_are_given_their_session_again_after_a_restart(groups: Groups) -
     identity = groups.member()
     groups.now_ms += 10 * SESSION_MS
     after = groups.restarted()
-    assert after.state.next_deadline_ms == after.now_ms + SESSION_MS
+    assert after.state.groups.next_deadline_ms == after.now_ms + SESSION_MS
     after.commit(identity)
     after.pass_time(SESSION_MS)
     assert after.describe("g").state is GroupState.EMPTY
@@ -695,7 +702,7 @@ def test_compaction_of_the_log_changes_nothing(groups: Groups) -> None:
 def test_a_record_that_could_not_be_written_leaves_a_group_that_goes_on(groups: Groups) -> None:
     identity = groups.member()
     groups.now_ms += SESSION_MS
-    lost = groups.state.tick(groups.now)
+    lost = groups.state.groups.tick(groups.now)
     assert lost.records, "the group became empty, and nobody will ever know"
     assert groups.restarted().describe("g").state is GroupState.STABLE
     again = groups.member()

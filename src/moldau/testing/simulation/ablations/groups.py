@@ -8,6 +8,7 @@ from typing import Any
 from moldau.coordinator import runtime
 from moldau.groups import offsets_partition as loading
 from moldau.groups.classic_group import ClassicGroup
+from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.formats import decode
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import MemberIdentity, Now
@@ -18,18 +19,18 @@ from moldau.testing.simulation.ablations.patch import patched
 def without_generation_check() -> AbstractContextManager[None]:
     """A member of the group is taken at its word, whatever generation it speaks of."""
 
-    def check_generation(group: ClassicGroup, generation: int) -> None:
+    def check_generation(group: ClassicGroupMetadata, generation: int) -> None:
         pass
 
-    return patched(ClassicGroup, "_check_generation", check_generation)
+    return patched(ClassicGroupMetadata, "check_generation", check_generation)
 
 
 def without_member_fencing() -> AbstractContextManager[None]:
     """A commit is judged by its generation alone, and not by who sends it."""
 
     def validate_offset_commit(group: ClassicGroup, now: Now, claim: MemberIdentity) -> None:
-        if not (claim.generation < 0 and group.is_empty):
-            group._check_generation(claim.generation)
+        if not (claim.generation < 0 and group.metadata.is_empty):
+            group.metadata.check_generation(claim.generation)
 
     return patched(ClassicGroup, "validate_offset_commit", validate_offset_commit)
 

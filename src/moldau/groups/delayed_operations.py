@@ -1,0 +1,89 @@
+"""Delayed join and sync of a classic group: the parked requests, the members the group waits for, and the deadline."""
+
+from dataclasses import dataclass, field
+
+from moldau.errors import RebalanceInProgressError
+from moldau.groups.requests import RequestId, ResultBuilder
+
+
+@dataclass(slots=True)
+class _DelayedOperation:
+    parked: dict[str, RequestId] = field(default_factory=dict)
+    """Parked requests by member id."""
+    pending_members: dict[str, None] = field(default_factory=dict)
+    """Member ids whose request the group still waits for."""
+    deadline_ms: int | None = None
+
+    def park(self, builder: ResultBuilder, member_id: str, request_id: RequestId) -> None:
+        """Parks a member's request and fails an earlier one of the same member."""
+        if member_id in self.parked:
+            error = RebalanceInProgressError("superseded by a later request of the same member")
+            builder.complete(self.parked.pop(member_id), error)
+        self.parked[member_id] = request_id
+
+
+@dataclass(slots=True)
+class DelayedJoin(_DelayedOperation):
+    """Joins that wait for the other members; used in PreparingRebalance.
+
+    `pending_members` have received a member id and are expected to join with it. The first join of an empty group is
+    delayed, and each new member extends the delay.
+    """
+
+    _initial_delay_ms: int | None = None
+    """The current delay of the initial join; None in any other join."""
+    _remaining_ms: int = 0
+    """By how much the initial delay can still be extended."""
+    _is_new_member_added: bool = False
+
+    @property
+    def is_initial(self) -> bool:
+        return self._initial_delay_ms is not None
+
+    def has_all_joined(self, member_count: int) -> bool:
+        return len(self.parked) == member_count and not self.pending_members
+
+    def start_initial(self, now_ms: int, delay_ms: int, rebalance_timeout_ms: int) -> None:
+        self._start_delay(now_ms, delay_ms, max(rebalance_timeout_ms - delay_ms, 0))
+
+    def add_new_member(self) -> None:
+        self._is_new_member_added = True
+
+    def try_extend(self, now_ms: int, delay_ms: int) -> bool:
+        """Extends the initial delay if members were added during it; returns whether it did."""
+        if self._initial_delay_ms is None or not self._is_new_member_added or not self._remaining_ms:
+            return False
+        remaining_ms = max(self._remaining_ms - self._initial_delay_ms, 0)
+        self._start_delay(now_ms, min(delay_ms, self._remaining_ms), remaining_ms)
+        return True
+
+    def _start_delay(self, now_ms: int, delay_ms: int, remaining_ms: int) -> None:
+        self._initial_delay_ms = delay_ms
+        self._remaining_ms = remaining_ms
+        self._is_new_member_added = False
+        self.deadline_ms = now_ms + delay_ms
+
+    def finish(self) -> None:
+        self._initial_delay_ms = None
+        self.deadline_ms = None
+
+
+@dataclass(slots=True)
+class DelayedSync(_DelayedOperation):
+    """Syncs that wait for the leader's; used in CompletingRebalance.
+
+    `pending_members` have not synced since the generation started.
+    """
+
+    def start(self, member_ids: dict[str, None], deadline_ms: int) -> None:
+        self.pending_members = member_ids
+        self.deadline_ms = deadline_ms
+
+    def mark_synced(self, member_id: str) -> None:
+        self.pending_members.pop(member_id, None)
+        if not self.pending_members:
+            self.deadline_ms = None
+
+    def cancel(self) -> None:
+        self.pending_members.clear()
+        self.deadline_ms = None
