@@ -130,7 +130,7 @@ class GroupModel(RuleBasedStateMachine):
                     self.ask_for_part(client)
                 else:
                     self.send_heartbeat(client)
-            if self.stage.group.metadata.state is GroupState.PREPARING_REBALANCE and rounds > 2:
+            if self.stage.metadata.state is GroupState.PREPARING_REBALANCE and rounds > 2:
                 self.wait_for_what_is_next()
 
     @rule(who=anybody)
@@ -148,7 +148,7 @@ class GroupModel(RuleBasedStateMachine):
             self.stage.commit(client.member_id, generation=client.generation, instance=client.instance)
         except MoldauError:
             return
-        if not self.stage.group.metadata.is_empty:
+        if not self.stage.metadata.is_empty:
             self.is_a_member(client)
 
     @rule(who=anybody)
@@ -226,7 +226,7 @@ class GroupModel(RuleBasedStateMachine):
             self.assigned += 1
             assignments = {
                 member_id: f"{self.assigned} for {self.identities[member_id]}".encode()
-                for member_id in self.stage.group.metadata.members.by_id
+                for member_id in self.stage.members
             }
         request_id = self.stage.sync(
             client.member_id, assignments, generation=client.generation, instance=client.instance
@@ -287,10 +287,7 @@ class GroupModel(RuleBasedStateMachine):
             self.fenced.discard(reply.member_id)
 
     def hear_sync(self, client: Client, reply: SyncResponse) -> None:
-        assert (
-            client.member_id not in self.fenced
-            or client.member_id not in self.stage.group.metadata.members.by_id
-        )
+        assert client.member_id not in self.fenced or client.member_id not in self.stage.members
         parts = self.parts.setdefault(self.generation_written, {})
         assert parts.setdefault(client.identity, reply.assignment) == reply.assignment
         assert len({part.split()[0] for part in parts.values() if part}) <= 1, (
@@ -311,8 +308,8 @@ class GroupModel(RuleBasedStateMachine):
             self.lose(client)
 
     def is_a_member(self, client: Client) -> None:
-        assert client.member_id in self.stage.group.metadata.members.by_id
-        assert client.generation == self.stage.group.metadata.generation
+        assert client.member_id in self.stage.members
+        assert client.generation == self.stage.metadata.generation
         assert client.member_id not in self.fenced
 
     def read_log(self) -> None:
@@ -388,13 +385,13 @@ class GroupModel(RuleBasedStateMachine):
         self.stage.wait(A_DAY_MS)
         self.hear()
         assert set(self.asked) - self.seen == self.given_up - self.seen
-        assert (self.stage.group.metadata.state, self.stage.group.next_deadline_ms) == (
+        assert (self.stage.metadata.state, self.stage.group.next_deadline_ms) == (
             GroupState.EMPTY,
             None,
         )
         self.stage.crash()
         self.stage.wait(A_DAY_MS)
-        assert self.stage.group.metadata.state is GroupState.EMPTY
+        assert self.stage.metadata.state is GroupState.EMPTY
         for record in self.stage.log[-1:]:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None

@@ -7,12 +7,14 @@ from typing import Any
 
 from moldau.errors import MoldauError
 from moldau.groups.classic_group import ClassicGroup
+from moldau.groups.classic_group_metadata import ClassicGroupMetadata
+from moldau.groups.members import ClassicGroupMember
 from moldau.groups.records import GroupMetadataRecord, GroupRecord
 from moldau.groups.requests import (
     UNKNOWN_MEMBER_ID,
     GroupCoordinatorConfig,
-    GroupResult,
     GroupResponse,
+    GroupResult,
     GroupState,
     JoinRequest,
     JoinResponse,
@@ -54,6 +56,14 @@ class Stage:
         """Whose answer depended on a record that could not be written."""
         self._request_ids = 0
         self._member_ids = 0
+
+    @property
+    def metadata(self) -> ClassicGroupMetadata:
+        return self.group.metadata
+
+    @property
+    def members(self) -> Mapping[str, ClassicGroupMember]:
+        return self.group.metadata.members.by_id
 
     @property
     def now(self) -> Now:
@@ -129,7 +139,7 @@ class Stage:
     ) -> RequestId:
         request = SyncRequest(
             group_id=GROUP,
-            generation=self.group.metadata.generation if generation is None else generation,
+            generation=self.metadata.generation if generation is None else generation,
             member_id=member_id,
             instance_id=instance,
             protocol_type=protocol_type,
@@ -158,7 +168,7 @@ class Stage:
     ) -> MemberIdentity:
         return MemberIdentity(
             group_id=GROUP,
-            generation=self.group.metadata.generation if generation is None else generation,
+            generation=self.metadata.generation if generation is None else generation,
             member_id=member_id,
             instance_id=instance,
         )

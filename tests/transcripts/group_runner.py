@@ -156,13 +156,12 @@ class GroupTranscriptRunner:
                 self._emit_response(*self._asked[ticket], answer)
 
     def _emit_state(self) -> None:
-        group = self._stage.group
-        if group.metadata.state is not self._state:
-            self._state = group.metadata.state
+        if self._stage.metadata.state is not self._state:
+            self._state = self._stage.metadata.state
             seconds = (self._stage.now_ms - self._began_ms) / 1_000
             self._emit(
                 "group",
-                f"{group.metadata.state} at {seconds:g} s, with {', '.join(group.metadata.members.by_id) or 'nobody'}",
+                f"{self._state} at {seconds:g} s, with {', '.join(self._stage.members) or 'nobody'}",
             )
 
     def _emit_response(self, actor: _Actor | None, asked: str, answer: GroupResponse | MoldauError) -> None:

@@ -32,7 +32,7 @@ def test_a_group_cannot_begin_without_a_protocol() -> None:
     stage = Stage()
     assert stage.refused(stage.join(protocols=())) is InconsistentGroupProtocolError
     assert stage.refused(stage.join(protocol_type="")) is InconsistentGroupProtocolError
-    assert stage.group.metadata.state is EMPTY
+    assert stage.metadata.state is EMPTY
     assert stage.group.next_deadline_ms is None
 
 
@@ -42,7 +42,7 @@ def test_another_protocol_type_is_refused_while_the_group_has_members() -> None:
     assert stage.refused(stage.join(protocol_type="connect")) is InconsistentGroupProtocolError
     stage.leave(a)
     assert stage.answer(stage.join(protocol_type="connect")) is WAITS
-    assert stage.group.metadata.protocol_type == "connect"
+    assert stage.metadata.protocol_type == "connect"
 
 
 def test_a_member_with_no_protocol_in_common_is_refused() -> None:
@@ -65,7 +65,7 @@ def test_protocols_are_looked_at_before_the_member_id() -> None:
 def test_an_empty_group_knows_no_member_id() -> None:
     stage = Stage()
     assert stage.refused(stage.join("somebody")) is UnknownMemberIdError
-    assert stage.group.metadata.state is EMPTY
+    assert stage.metadata.state is EMPTY
 
 
 def test_a_protocol_named_twice_counts_once() -> None:
@@ -73,7 +73,7 @@ def test_a_protocol_named_twice_counts_once() -> None:
     stage.join(protocols=speaking("range", "range"))
     stage.join(protocols=speaking("range"))
     stage.wait_for_generation()
-    assert (stage.group.metadata.state, stage.group.metadata.protocol_name) == (COMPLETING, "range")
+    assert (stage.metadata.state, stage.metadata.protocol_name) == (COMPLETING, "range")
 
 
 # Member ids
@@ -84,7 +84,7 @@ def test_a_new_member_is_given_an_id_first_and_joins_with_it() -> None:
     error = stage.answer(stage.join(asks_for_id=True, fresh_id="a"))
     assert isinstance(error, MemberIdRequiredError)
     assert error.member_id == "a"
-    assert stage.group.metadata.state is EMPTY
+    assert stage.metadata.state is EMPTY
     request_id = stage.join("a", asks_for_id=True)
     stage.wait(3_000)
     assert stage.joined(request_id).member_id == "a"
@@ -119,11 +119,11 @@ def test_a_full_group_takes_nobody_new() -> None:
     a, b = stage.stable({}, {})
     assert stage.refused(stage.join()) is GroupMaxSizeReachedError
     assert stage.refused(stage.join(asks_for_id=True)) is GroupMaxSizeReachedError
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
     assert stage.joined(stage.join(b)).generation == 1, "who is in it may join again"
     stage.leave(a)
     stage.join(b)
-    assert stage.group.metadata.state is COMPLETING
+    assert stage.metadata.state is COMPLETING
     assert stage.answer(stage.join()) is WAITS
 
 
@@ -142,7 +142,7 @@ def test_while_members_join_those_who_have_joined_count() -> None:
     assert stage.answer(stage.join("c")) is WAITS
     assert stage.refused(stage.join(b)) is GroupMaxSizeReachedError
     assert stage.joined(again).generation == 2, "nobody is left to wait for"
-    assert list(stage.group.metadata.members.by_id) == [a, "c"]
+    assert list(stage.members) == [a, "c"]
 
 
 def test_a_pending_member_that_comes_too_late_is_forgotten() -> None:
@@ -160,12 +160,12 @@ def test_the_first_generation_begins_after_the_initial_delay() -> None:
     stage = Stage()
     request_id = stage.join()
     stage.wait(2_999)
-    assert (stage.answer(request_id), stage.group.metadata.state) == (WAITS, PREPARING)
+    assert (stage.answer(request_id), stage.metadata.state) == (WAITS, PREPARING)
     stage.wait(1)
     reply = stage.joined(request_id)
     assert (reply.generation, reply.leader, reply.protocol_name) == (1, reply.member_id, "range")
     assert [each.member_id for each in reply.members] == [reply.member_id]
-    assert stage.group.metadata.state is COMPLETING
+    assert stage.metadata.state is COMPLETING
     assert stage.log == [], "a generation is volatile until it is synced"
 
 
@@ -205,9 +205,9 @@ def test_members_that_leave_during_the_initial_delay_leave_an_empty_group() -> N
     request_id = stage.join(fresh_id="a")
     stage.leave("a")
     assert stage.refused(request_id) is UnknownMemberIdError
-    assert stage.group.metadata.state is PREPARING
+    assert stage.metadata.state is PREPARING
     stage.wait(3_000)
-    assert (stage.group.metadata.state, stage.group.metadata.generation) == (EMPTY, 1)
+    assert (stage.metadata.state, stage.metadata.generation) == (EMPTY, 1)
     assert stage.group.next_deadline_ms is None
 
 
@@ -236,7 +236,7 @@ def test_members_that_do_not_join_in_time_are_removed() -> None:
     assert stage.answer(again) is WAITS, "the group waits for as long as its most patient member"
     stage.wait(1)
     assert stage.joined(again).generation == 2
-    assert list(stage.group.metadata.members.by_id) == [a]
+    assert list(stage.members) == [a]
     assert stage.refused(stage.heartbeat(b)) is UnknownMemberIdError
 
 
@@ -246,14 +246,14 @@ def test_when_the_leader_does_not_join_again_another_member_leads() -> None:
     stage.join()
     again = stage.join(b)
     stage.wait(60_000)
-    assert (stage.joined(again).leader, a in stage.group.metadata.members.by_id) == (b, False)
+    assert (stage.joined(again).leader, a in stage.members) == (b, False)
 
 
 def test_the_group_waits_for_those_who_were_just_given_an_id() -> None:
     stage = Stage()
     [a] = stage.stable({})
     stage.join(asks_for_id=True, fresh_id="b", session_ms=7_000)
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
     again = stage.join(a)
     assert stage.answer(again) is WAITS
     joined = stage.join("b", asks_for_id=True)
@@ -291,7 +291,7 @@ def test_a_new_member_that_waits_too_long_has_to_join_again() -> None:
     stage.wait(1)
     assert stage.refused(newcomer) is UnknownMemberIdError
     assert stage.answer(again) is WAITS, "a member that has been through a join may wait"
-    assert list(stage.group.metadata.members.by_id) == [a, b]
+    assert list(stage.members) == [a, b]
 
 
 def test_a_member_that_waits_in_join_needs_no_heartbeat() -> None:
@@ -303,11 +303,9 @@ def test_a_member_that_waits_in_join_needs_no_heartbeat() -> None:
     stage.join(b)
     assert stage.joined(again).generation == 2
     stage.wait(5_999)
-    assert a in stage.group.metadata.members.by_id
+    assert a in stage.members
     stage.wait(1)
-    assert a not in stage.group.metadata.members.by_id, (
-        "the session timeout that it joined with counts from the answer on"
-    )
+    assert a not in stage.members, "the session timeout that it joined with counts from the answer on"
 
 
 # Joining again when nothing is going on
@@ -318,7 +316,7 @@ def test_a_follower_whose_answer_was_lost_gets_it_again() -> None:
     _, b = stage.stable({}, {})
     reply = stage.joined(stage.join(b))
     assert (reply.generation, reply.members, reply.skip_assignment) == (1, (), False)
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
 
 
 def test_a_leader_that_joins_again_starts_a_rebalance() -> None:
@@ -352,7 +350,7 @@ def test_before_the_sync_another_subscription_starts_anew() -> None:
     waiting = stage.sync(b)
     stage.join(a, protocols=speaking("range", metadata=b"more"))
     assert stage.refused(waiting) is RebalanceInProgressError
-    assert stage.group.metadata.state is PREPARING
+    assert stage.metadata.state is PREPARING
     assert stage.joined(stage.join(b)).generation == 2
 
 
@@ -394,4 +392,4 @@ def test_a_tie_goes_to_whom_kafka_gives_it_to_whoever_came_first(one: str, other
         stage.join(protocols=speaking(*names))
         stage.join(protocols=speaking(*reversed(names)))
         stage.wait_for_generation()
-        assert stage.group.metadata.protocol_name == chosen
+        assert stage.metadata.protocol_name == chosen

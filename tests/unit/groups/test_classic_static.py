@@ -36,7 +36,7 @@ def test_a_restart_moves_nothing() -> None:
     reply = stage.joined(stage.join(instance="two", fresh_id="two-again"))
     assert (reply.generation, reply.member_id, reply.leader) == (1, "two-again", leader)
     assert (reply.members, reply.skip_assignment) == ((), False)
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
     assert stage.assignment(stage.sync("two-again", instance="two")) == f"part of {follower}".encode()
     assert stage.answer(stage.heartbeat(leader, instance="one")) is EMPTY_RESPONSE, "the others do not notice"
 
@@ -66,7 +66,7 @@ def test_a_leader_that_restarts_is_told_to_leave_the_assignment_as_it_is() -> No
     reply = stage.joined(stage.join(instance="one", fresh_id="one-again"))
     assert (reply.leader, reply.skip_assignment, reply.generation) == ("one-again", True, 1)
     assert [each.member_id for each in reply.members] == ["one-again", follower]
-    assert stage.group.metadata.leader == "one-again"
+    assert stage.metadata.leader == "one-again"
     assert stage.assignment(stage.sync("one-again", {}, instance="one")) == b"part of one-1"
 
 
@@ -75,7 +75,7 @@ def test_an_older_leader_that_restarts_is_told_that_another_leads() -> None:
     leader, _ = stage.stable(ONE, TWO)
     reply = stage.joined(stage.join(instance="one", fresh_id="one-again", skips_assignment=False))
     assert (reply.leader, reply.members, reply.skip_assignment) == (leader, (), False)
-    assert stage.group.metadata.leader == "one-again"
+    assert stage.metadata.leader == "one-again"
 
 
 def test_a_restart_begins_a_new_session_with_the_timeout_it_asks_for() -> None:
@@ -84,16 +84,16 @@ def test_a_restart_begins_a_new_session_with_the_timeout_it_asks_for() -> None:
     stage.wait(9_999)
     stage.join(instance="one", fresh_id="one-again", session_ms=20_000)
     stage.wait(19_999)
-    assert "one-again" in stage.group.metadata.members.by_id
+    assert "one-again" in stage.members
     stage.wait(1)
-    assert stage.group.metadata.state is EMPTY
+    assert stage.metadata.state is EMPTY
 
 
 def test_a_restart_after_the_session_timeout_is_a_new_member() -> None:
     stage = Stage()
     stage.stable(ONE, {**TWO, "session_ms": 60_000})
     stage.wait(10_000)
-    assert stage.group.metadata.state is PREPARING
+    assert stage.metadata.state is PREPARING
     assert stage.answer(stage.join(instance="one")) is WAITS
 
 
@@ -101,9 +101,9 @@ def test_a_restart_that_would_change_the_protocol_starts_a_rebalance() -> None:
     stage = Stage()
     both, reverse = speaking("range", "sticky"), speaking("sticky", "range")
     stage.stable({"instance": "one", "protocols": both}, {"protocols": both}, {"protocols": reverse})
-    assert stage.group.metadata.protocol_name == "range"
+    assert stage.metadata.protocol_name == "range"
     request_id = stage.join(instance="one", protocols=reverse, fresh_id="one-again")
-    assert (stage.answer(request_id), stage.group.metadata.state) == (WAITS, PREPARING)
+    assert (stage.answer(request_id), stage.metadata.state) == (WAITS, PREPARING)
     assert stage.refused(stage.heartbeat("one-1", instance="one")) is FencedInstanceIdError
     stage.join("member-2", protocols=both)
     stage.join("member-3", protocols=reverse)
@@ -122,7 +122,7 @@ def test_a_restart_with_the_same_protocols_needs_no_election(monkeypatch: pytest
     stage.stable(ONE, TWO)
     monkeypatch.setattr(MemberSet, "select_protocol", lambda _: pytest.fail("each member is asked again"))
     assert stage.joined(stage.join(instance="two", fresh_id="again")).member_id == "again"
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
 
 
 def test_a_restart_before_the_sync_starts_anew() -> None:
@@ -133,7 +133,7 @@ def test_a_restart_before_the_sync_starts_anew() -> None:
     waiting = stage.sync(two, instance="two")
     again = stage.join(instance="one", fresh_id="one-again")
     assert stage.refused(waiting) is RebalanceInProgressError
-    assert (stage.answer(again), stage.group.metadata.state) == (WAITS, PREPARING)
+    assert (stage.answer(again), stage.metadata.state) == (WAITS, PREPARING)
     assert stage.refused(stage.sync(one, instance="one")) is FencedInstanceIdError
     stage.join(two, instance="two")
     assert (stage.joined(again).generation, stage.joined(again).leader) == (2, "one-again")
@@ -178,7 +178,7 @@ def test_a_member_that_restarts_before_it_has_synced_is_not_removed_for_that() -
     stage.wait_for_generation()
     one = stage.joined(request_ids[0]).member_id
     stage.sync(one, instance="one")
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
     stage.join(instance="two", fresh_id="two-again")
     for _ in range(8):
         stage.wait(9_000)
@@ -262,7 +262,7 @@ def test_when_a_static_leader_does_not_join_in_time_another_leads() -> None:
     stage.stable({**ONE, "session_ms": 100_000}, TWO)
     again = stage.join("two-2", instance="two", protocols=speaking("range", metadata=b"other"))
     stage.wait(60_000)
-    assert (stage.joined(again).leader, len(stage.group.metadata.members.by_id)) == ("two-2", 2)
+    assert (stage.joined(again).leader, len(stage.members)) == ("two-2", 2)
 
 
 def test_if_no_static_member_joins_the_group_waits_on_until_their_sessions_are_over() -> None:
@@ -274,9 +274,9 @@ def test_if_no_static_member_joins_the_group_waits_on_until_their_sessions_are_o
     )
     stage.leave("member-3")
     stage.wait(49_999)
-    assert (stage.group.metadata.state, len(stage.group.metadata.members.by_id)) == (PREPARING, 2)
+    assert (stage.metadata.state, len(stage.members)) == (PREPARING, 2)
     stage.wait(1)
-    assert (stage.group.metadata.state, stage.group.metadata.members.by_id) == (EMPTY, {})
+    assert (stage.metadata.state, stage.members) == (EMPTY, {})
 
 
 def test_a_static_member_that_is_kept_but_never_syncs_is_removed_in_the_end() -> None:
@@ -286,7 +286,7 @@ def test_a_static_member_that_is_kept_but_never_syncs_is_removed_in_the_end() ->
     stage.wait(5_000)
     stage.sync("one-1", instance="one")
     stage.wait(5_000)
-    assert (stage.group.metadata.state, list(stage.group.metadata.members.by_id)) == (PREPARING, ["one-1"])
+    assert (stage.metadata.state, list(stage.members)) == (PREPARING, ["one-1"])
 
 
 # Leaving
@@ -296,7 +296,7 @@ def test_an_operator_removes_a_static_member_by_its_instance_id() -> None:
     stage = Stage()
     stage.stable(ONE, TWO)
     stage.leave(LeavingMember(UNKNOWN_MEMBER_ID, "one"))
-    assert list(stage.group.metadata.members.by_id) == ["two-2"]
+    assert list(stage.members) == ["two-2"]
     assert stage.refused(stage.heartbeat("one-1", instance="one")) is UnknownMemberIdError
 
 
@@ -304,7 +304,7 @@ def test_a_static_member_leaves_with_its_member_id_with_or_without_its_instance_
     stage = Stage()
     stage.stable(ONE, TWO)
     stage.leave(LeavingMember("one-1", "one"), LeavingMember("two-2", None))
-    assert stage.group.metadata.state is EMPTY
+    assert stage.metadata.state is EMPTY
 
 
 # What the simulator switches off

@@ -56,7 +56,7 @@ def test_followers_wait_for_the_leader_and_all_get_their_part() -> None:
     assert (stage.answer(follower), stage.log) == (WAITS, [])
     leader = stage.sync(a, {a: b"0", b: b"1", "stranger": b"2"})
     assert (stage.assignment(leader), stage.assignment(follower)) == (b"0", b"1")
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
 
 
 def test_the_leaders_sync_is_written_with_all_that_the_group_must_remember() -> None:
@@ -95,7 +95,7 @@ def test_only_the_leader_assigns() -> None:
     stage = Stage()
     _, b = completing(stage)
     assert stage.answer(stage.sync(b, {b: b"all"})) is WAITS
-    assert stage.group.metadata.state is COMPLETING
+    assert stage.metadata.state is COMPLETING
 
 
 def test_a_leader_that_syncs_again_changes_nothing() -> None:
@@ -142,7 +142,7 @@ def test_a_rebalance_sends_those_who_wait_in_sync_back() -> None:
     waiting = [stage.sync(b), stage.sync(c)]
     stage.leave(c)
     assert [stage.refused(each) for each in waiting] == [RebalanceInProgressError, UnknownMemberIdError]
-    assert stage.group.metadata.state is PREPARING
+    assert stage.metadata.state is PREPARING
 
 
 def test_members_that_never_sync_are_removed_when_the_rebalance_timeout_is_over() -> None:
@@ -153,9 +153,9 @@ def test_members_that_never_sync_are_removed_when_the_rebalance_timeout_is_over(
         stage.wait(5_000)
         assert [stage.answer(stage.heartbeat(each)) for each in (a, b)] == [EMPTY_RESPONSE, EMPTY_RESPONSE]
     stage.wait(4_999)
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
     stage.wait(1)
-    assert (stage.group.metadata.state, list(stage.group.metadata.members.by_id)) == (PREPARING, [a])
+    assert (stage.metadata.state, list(stage.members)) == (PREPARING, [a])
 
 
 def test_a_leader_that_never_syncs_is_removed_and_the_others_are_sent_back() -> None:
@@ -167,7 +167,7 @@ def test_a_leader_that_never_syncs_is_removed_and_the_others_are_sent_back() -> 
         stage.heartbeat(a)
     stage.wait(5_000)
     assert stage.refused(waiting) is RebalanceInProgressError
-    assert (list(stage.group.metadata.members.by_id), stage.group.metadata.leader) == ([b], b)
+    assert (list(stage.members), stage.metadata.leader) == ([b], b)
 
 
 def test_if_nobody_syncs_the_group_is_empty_in_the_end() -> None:
@@ -178,7 +178,7 @@ def test_if_nobody_syncs_the_group_is_empty_in_the_end() -> None:
         for each in members:
             stage.heartbeat(each)
     stage.wait(5_000)
-    assert (stage.group.metadata.state, written(stage).members) == (EMPTY, ())
+    assert (stage.metadata.state, written(stage).members) == (EMPTY, ())
 
 
 def test_once_all_have_synced_nobody_is_waited_for() -> None:
@@ -196,12 +196,12 @@ def test_a_member_without_heartbeats_is_removed_after_its_session_timeout() -> N
     stage = Stage()
     _, b = stage.stable({"session_ms": 10_000}, {"session_ms": 20_000})
     stage.wait(9_999)
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
     stage.wait(1)
     assert (
-        stage.group.metadata.state,
-        list(stage.group.metadata.members.by_id),
-        stage.group.metadata.leader,
+        stage.metadata.state,
+        list(stage.members),
+        stage.metadata.leader,
     ) == (PREPARING, [b], b)
     assert stage.refused(stage.heartbeat(b)) is RebalanceInProgressError
     assert stage.joined(stage.join(b)).generation == 2
@@ -214,7 +214,7 @@ def test_heartbeats_keep_a_member() -> None:
         stage.wait(9_999)
         assert stage.answer(stage.heartbeat(a)) is EMPTY_RESPONSE
     stage.wait(9_999)
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
 
 
 def test_heartbeats_keep_a_member_while_the_group_waits_for_it_to_join() -> None:
@@ -224,7 +224,7 @@ def test_heartbeats_keep_a_member_while_the_group_waits_for_it_to_join() -> None
     for _ in range(5):
         stage.wait(9_999)
         assert stage.refused(stage.heartbeat(a)) is RebalanceInProgressError
-    assert a in stage.group.metadata.members.by_id
+    assert a in stage.members
 
 
 def test_a_heartbeat_between_join_and_sync_is_fine() -> None:
@@ -254,9 +254,9 @@ def test_a_member_that_waits_in_sync_needs_no_heartbeat() -> None:
     stage.sync(a, {b: b"1"})
     assert stage.assignment(waiting) == b"1"
     stage.wait(9_999)
-    assert b in stage.group.metadata.members.by_id, "its session begins with the answer"
+    assert b in stage.members, "its session begins with the answer"
     stage.wait(1)
-    assert b not in stage.group.metadata.members.by_id
+    assert b not in stage.members
 
 
 # Commits
@@ -290,7 +290,7 @@ def test_a_commit_is_a_sign_of_life() -> None:
     for _ in range(3):
         stage.wait(9_999)
         stage.commit(a)
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
 
 
 # Leaving
@@ -300,7 +300,7 @@ def test_a_member_that_leaves_makes_the_others_share_anew() -> None:
     stage = Stage()
     a, b = stage.stable({}, {})
     assert errors(stage, stage.leave(a)) == [None]
-    assert (stage.group.metadata.state, stage.group.metadata.leader) == (PREPARING, b)
+    assert (stage.metadata.state, stage.metadata.leader) == (PREPARING, b)
     reply = stage.joined(stage.join(b))
     assert (reply.generation, reply.leader) == (2, b)
 
@@ -313,8 +313,8 @@ def test_the_last_one_to_leave_leaves_an_empty_group_in_the_log() -> None:
     metadata = written(stage)
     assert (metadata.members, metadata.protocol_name, metadata.leader) == ((), None, None)
     assert (metadata.protocol_type, metadata.generation) == ("consumer", 2)
-    assert stage.group.metadata.empty_since_ms == metadata.state_timestamp_ms == WALL_MS + stage.now_ms
-    assert stage.group.metadata.is_empty
+    assert stage.metadata.empty_since_ms == metadata.state_timestamp_ms == WALL_MS + stage.now_ms
+    assert stage.metadata.is_empty
     assert stage.group.next_deadline_ms is None
 
 
@@ -336,8 +336,8 @@ def test_many_leave_in_one_request_and_each_learns_how_it_went() -> None:
     reply = stage.answer(request_id)
     assert isinstance(reply, LeaveResponse)
     assert [(each.member_id, each.instance_id) for each in reply.members[:2]] == [(a, None), ("", "static")]
-    assert list(stage.group.metadata.members.by_id) == [c]
-    assert b not in stage.group.metadata.members.by_id
+    assert list(stage.members) == [c]
+    assert b not in stage.members
 
 
 def test_leaving_nobody_in_particular_disturbs_nobody() -> None:
@@ -347,7 +347,7 @@ def test_leaving_nobody_in_particular_disturbs_nobody() -> None:
     assert errors(stage, stage.leave()) == []
     stage.join(asks_for_id=True, fresh_id="pending")
     assert errors(stage, stage.leave("pending")) == [None]
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
 
 
 def test_a_pending_member_that_leaves_is_not_waited_for() -> None:
@@ -375,7 +375,7 @@ def test_after_a_crash_members_go_on_as_if_nothing_had_been() -> None:
     stage = Stage()
     a, b = stage.stable({}, {})
     stage.crash()
-    assert (stage.group.metadata.state, stage.group.metadata.generation, stage.group.metadata.leader) == (
+    assert (stage.metadata.state, stage.metadata.generation, stage.metadata.leader) == (
         STABLE,
         1,
         a,
@@ -391,18 +391,18 @@ def test_after_a_crash_the_session_timeouts_count_from_the_start() -> None:
     stage.wait(9_000)
     stage.crash()
     stage.wait(9_999)
-    assert a in stage.group.metadata.members.by_id
+    assert a in stage.members
     stage.wait(1)
-    assert a not in stage.group.metadata.members.by_id
+    assert a not in stage.members
 
 
 def test_a_generation_that_was_never_synced_is_forgotten_by_a_crash() -> None:
     stage = Stage()
     [a] = stage.stable({})
     stage.join(a)
-    assert stage.group.metadata.generation == 2
+    assert stage.metadata.generation == 2
     stage.crash()
-    assert (stage.group.metadata.generation, stage.group.metadata.state) == (1, STABLE)
+    assert (stage.metadata.generation, stage.metadata.state) == (1, STABLE)
     assert stage.refused(stage.sync(a, generation=2)) is IllegalGenerationError
 
 
@@ -410,16 +410,16 @@ def test_an_empty_group_remembers_since_when() -> None:
     stage = Stage()
     [a] = stage.stable({})
     stage.leave(a)
-    since_ms = stage.group.metadata.empty_since_ms
+    since_ms = stage.metadata.empty_since_ms
     stage.wait(5_000)
     stage.crash()
     assert (
-        stage.group.metadata.state,
-        stage.group.metadata.generation,
-        stage.group.metadata.empty_since_ms,
+        stage.metadata.state,
+        stage.metadata.generation,
+        stage.metadata.empty_since_ms,
     ) == (EMPTY, 2, since_ms)
     stage.join()
-    assert stage.group.metadata.empty_since_ms is None
+    assert stage.metadata.empty_since_ms is None
 
 
 def test_a_later_record_replaces_everything_of_an_earlier_one() -> None:
@@ -428,7 +428,7 @@ def test_a_later_record_replaces_everything_of_an_earlier_one() -> None:
     again = stage.join(a, session_ms=20_000, protocols=speaking("range", metadata=b"other"))
     stage.sync_all([stage.joined(again).member_id])
     stage.crash()
-    member = stage.group.metadata.members.by_id[a]
+    member = stage.members[a]
     assert (member.session_timeout_ms, member.metadata("range")) == (20_000, b"other")
 
 
@@ -437,11 +437,11 @@ def test_a_group_over_a_limit_that_was_lowered_rebalances_and_sheds_the_last() -
     a, b, c = stage.stable({}, {}, {})
     stage.config = type(stage.config)(size_max=2)
     stage.crash()
-    assert stage.group.metadata.state is PREPARING
+    assert stage.metadata.state is PREPARING
     assert stage.answer(stage.join(c)) is WAITS
     assert stage.answer(stage.join(a)) is WAITS
     stage.join(b)
-    assert (stage.group.metadata.state, list(stage.group.metadata.members.by_id)) == (COMPLETING, [a, c])
+    assert (stage.metadata.state, list(stage.members)) == (COMPLETING, [a, c])
 
 
 # When the log cannot be written
@@ -454,13 +454,13 @@ def test_after_a_sync_that_could_not_be_written_members_sync_again() -> None:
     stage.log_fails = True
     leader = stage.sync(a, {a: b"0", b: b"1"})
     assert stage.lost == [follower, leader]
-    assert stage.group.metadata.state is COMPLETING
+    assert stage.metadata.state is COMPLETING
     stage.log_fails = False
     assert stage.joined(stage.join(a)).generation == 1
     waiting = stage.sync(b)
     stage.sync(a, {a: b"2", b: b"3"})
     assert stage.assignment(waiting) == b"3"
-    assert stage.group.metadata.state is STABLE
+    assert stage.metadata.state is STABLE
 
 
 def test_after_a_sync_that_could_not_be_written_nobody_is_waited_for_longer_than_before() -> None:
@@ -474,9 +474,9 @@ def test_after_a_sync_that_could_not_be_written_nobody_is_waited_for_longer_than
         stage.wait(5_000)
         stage.heartbeat(a)
         stage.heartbeat(b)
-    assert stage.group.metadata.state is COMPLETING
+    assert stage.metadata.state is COMPLETING
     stage.wait(5_000)
-    assert stage.group.metadata.state is EMPTY
+    assert stage.metadata.state is EMPTY
 
 
 def test_a_group_whose_emptying_could_not_be_written_starts_over() -> None:
@@ -485,7 +485,7 @@ def test_a_group_whose_emptying_could_not_be_written_starts_over() -> None:
     stage.log_fails = True
     stage.leave(a)
     stage.log_fails = False
-    assert stage.group.metadata.state is EMPTY
+    assert stage.metadata.state is EMPTY
     request_id = stage.join()
     stage.wait_for_generation()
     assert stage.joined(request_id).generation == 3
@@ -497,7 +497,7 @@ def test_a_group_whose_emptying_could_not_be_written_starts_over() -> None:
 def test_a_description_tells_what_members_said_only_while_the_group_is_stable() -> None:
     stage = Stage()
     a, b = stage.stable({}, {"instance": "static", "client_host": "/10.0.0.2"})
-    describe = stage.group.metadata.describe()
+    describe = stage.metadata.describe()
     assert (describe.state, describe.protocol_type, describe.protocol_name) == (
         STABLE,
         "consumer",
@@ -507,41 +507,41 @@ def test_a_description_tells_what_members_said_only_while_the_group_is_stable() 
         b, "static", "client", "/10.0.0.2", b"mine", f"part of {b}".encode()
     )  # fmt: skip
     stage.join()
-    describe = stage.group.metadata.describe()
+    describe = stage.metadata.describe()
     assert (describe.state, describe.protocol_type, describe.protocol_name) == (PREPARING, "consumer", "")
     assert describe.members[0] == (a, None, "client", "/10.0.0.1", b"", f"part of {a}".encode())
 
 
 def test_a_listing_has_the_state_and_the_kind() -> None:
     stage = Stage()
-    assert stage.group.metadata.as_listed_group() == ListedGroup(GROUP, "", EMPTY, "classic")
+    assert stage.metadata.as_listed_group() == ListedGroup(GROUP, "", EMPTY, "classic")
     stage.stable({})
-    assert stage.group.metadata.as_listed_group() == ListedGroup(GROUP, "consumer", STABLE, "classic")
+    assert stage.metadata.as_listed_group() == ListedGroup(GROUP, "consumer", STABLE, "classic")
 
 
 def test_the_topics_that_members_are_subscribed_to() -> None:
     stage = Stage()
-    assert stage.group.metadata.subscribed_topics() is None
+    assert stage.metadata.subscribed_topics() is None
     a, b = stage.stable(
         {"protocols": subscribed_to("one", "two")}, {"protocols": subscribed_to("two", "three")}
     )
-    assert sorted(stage.group.metadata.subscribed_topics() or ()) == ["one", "three", "two"]
+    assert sorted(stage.metadata.subscribed_topics() or ()) == ["one", "three", "two"]
     stage.join(b, protocols=subscribed_to("four"))
-    assert sorted(stage.group.metadata.subscribed_topics() or ()) == ["one", "three", "two"], (
+    assert sorted(stage.metadata.subscribed_topics() or ()) == ["one", "three", "two"], (
         "until the next generation"
     )
     stage.join(a, protocols=subscribed_to("one"))
-    assert stage.group.metadata.subscribed_topics() == ("one", "four")
+    assert stage.metadata.subscribed_topics() == ("one", "four")
     stage.crash()
-    assert sorted(stage.group.metadata.subscribed_topics() or ()) == ["one", "three", "two"]
+    assert sorted(stage.metadata.subscribed_topics() or ()) == ["one", "three", "two"]
     stage.leave(a, b)
-    assert stage.group.metadata.subscribed_topics() == ()
+    assert stage.metadata.subscribed_topics() == ()
 
 
 def test_the_topics_are_not_known_where_a_subscription_cannot_be_read() -> None:
     stage = Stage()
     stage.stable({"protocols": subscribed_to("one")}, {"protocols": speaking("range", metadata=b"?")})
-    assert stage.group.metadata.subscribed_topics() is None
+    assert stage.metadata.subscribed_topics() is None
     other = Stage()
     other.stable({"protocol_type": "connect", "protocols": subscribed_to("one")})
     assert other.group.metadata.subscribed_topics() is None
