@@ -1,4 +1,4 @@
-"""The checker catches every anomaly it names, and has nothing to say about a good history."""
+"""The record checker finds each anomaly that it names, and nothing in a correct history."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,8 @@ def good() -> History:
     second = history.send("p", P, [b"c"], acks=ALL, is_idempotent=True)
     history.acknowledge(second, 2)
     history.send("q", P, [b"unknown"], acks=ALL)
-    kept = history.send("r", P, [b"d"], acks=1)
-    history.acknowledge(kept, 3)
+    leader_only = history.send("r", P, [b"d"], acks=1)
+    history.acknowledge(leader_only, 3)
     history.polls.append(PollOperation("c", P, 0, 2, [(0, b"a"), (1, b"b")]))
     history.polls.append(PollOperation("c", P, 2, 4, [(2, b"c"), (3, b"d")]))
     history.polls.append(PollOperation("other", P, 1, 4, [(1, b"b")]))
@@ -39,14 +39,14 @@ def test_a_good_history_is_clean() -> None:
     assert check_records(good()) == []
 
 
-def test_what_was_acknowledged_by_one_replica_only_may_be_lost() -> None:
+def test_a_send_acknowledged_by_the_leader_only_may_be_lost() -> None:
     history = good()
     history.logs[P] = list(history.logs[P])[:3]
     history.polls[1] = PollOperation("c", P, 2, 3, [(2, b"c")])
     assert check_records(history) == []
 
 
-def test_an_unacknowledged_send_may_be_there() -> None:
+def test_an_unacknowledged_send_may_be_in_the_log() -> None:
     history = good()
     history.logs[P] = [*history.logs[P], (4, b"unknown")]
     assert check_records(history) == []
@@ -164,7 +164,7 @@ def test_each_anomaly_is_caught(anomaly: str, spoil: Callable[[History], None]) 
     assert anomaly in anomalies(history)
 
 
-def test_an_unconfirmed_send_that_lands_late_is_no_anomaly_unless_the_producer_is_idempotent() -> None:
+def test_a_late_unacknowledged_send_is_an_anomaly_only_with_idempotence() -> None:
     for is_idempotent in (False, True):
         history = History()
         history.send("p", P, [b"first"], acks=ALL, is_idempotent=is_idempotent)

@@ -1,17 +1,22 @@
-"""The checker of cluster histories finds each anomaly in a made-up history, and nothing in a sound one."""
+"""The cluster checker finds each anomaly that it names, and nothing in a correct history."""
 
 import pytest
 
 from moldau.testing.simulation.checkers.cluster import check_cluster
-from moldau.testing.simulation.checkers.history import Partition, PollOperation, TopicChange, UnexpectedError
-from moldau.testing.simulation.checkers.history_cluster import ClusterHistory
+from moldau.testing.simulation.checkers.history import (
+    ClusterHistory,
+    Partition,
+    PollOperation,
+    TopicChange,
+    UnexpectedError,
+)
 
 ORDERS: Partition = ("orders", 0)
 A, B, C = b"a", b"b", b"c"
 
 
 def sound() -> ClusterHistory:
-    """Three records, sent by one idempotent producer, acknowledged, and read by one consumer in two polls."""
+    """Returns a history with three acknowledged records of one idempotent producer, read in two polls."""
     history = ClusterHistory()
     for offset, value in enumerate((A, B, C)):
         send = history.send("producer", ORDERS, [value], acks=-1, is_idempotent=True)
@@ -34,14 +39,14 @@ def test_a_sound_history_has_no_violations() -> None:
     assert anomalies(sound()) == []
 
 
-def test_an_acknowledged_record_that_is_gone_is_a_lost_write() -> None:
+def test_a_missing_acknowledged_record_is_a_lost_write() -> None:
     history = sound()
     history.logs[ORDERS] = [(0, A), (1, B)]
     history.polls = history.polls[:1]
     assert anomalies(history) == ["lost write"]
 
 
-def test_a_record_that_was_not_acknowledged_may_be_gone() -> None:
+def test_an_unacknowledged_record_may_be_missing() -> None:
     history = sound()
     history.send("other", ORDERS, [b"unknown"], acks=-1, is_idempotent=True)
     leader_only = history.send("other", ORDERS, [b"leader only"], acks=1)
@@ -56,14 +61,14 @@ def test_one_idempotent_send_at_two_offsets_is_a_duplicate() -> None:
     assert anomalies(history) == ["duplicate"]
 
 
-def test_a_producer_without_idempotence_may_repeat_itself() -> None:
+def test_a_producer_without_idempotence_may_send_duplicates() -> None:
     history = ClusterHistory()
     history.acknowledge(history.send("plain", ORDERS, [A], acks=-1), 0)
     history.logs[ORDERS] = [(0, A), (1, A)]
     assert anomalies(history) == []
 
 
-def test_a_record_elsewhere_than_acknowledged_is_at_a_wrong_offset() -> None:
+def test_a_record_at_another_offset_than_acknowledged_is_at_a_wrong_offset() -> None:
     history = sound()
     history.sends[2].offset = 9
     assert anomalies(history) == ["wrong offset"]
@@ -82,7 +87,7 @@ def test_two_values_read_at_one_offset_are_inconsistent() -> None:
     assert set(anomalies(history)) == {"inconsistent offsets"}
 
 
-def test_what_was_read_and_is_gone_has_vanished() -> None:
+def test_a_missing_record_that_was_read_has_vanished() -> None:
     history = sound()
     history.sends[2].is_acknowledged = False
     history.logs[ORDERS] = [(0, A), (1, B)]
@@ -97,7 +102,7 @@ def test_what_was_read_and_is_gone_has_vanished() -> None:
         ([(2, C), (2, C)], "internal non-monotonic poll"),
     ],
 )
-def test_an_answer_with_offsets_out_of_order_is_noticed(
+def test_a_poll_with_offsets_out_of_order_is_a_violation(
     records: list[tuple[int, bytes]], anomaly: str
 ) -> None:
     history = sound()
@@ -105,20 +110,20 @@ def test_an_answer_with_offsets_out_of_order_is_noticed(
     assert anomalies(history) == [anomaly]
 
 
-def test_an_assigned_consumer_that_jumps_over_records_skips() -> None:
+def test_an_assigned_consumer_that_misses_records_is_a_poll_skip() -> None:
     history = sound()
     history.polls.append(PollOperation("other", ORDERS, 0, 3, [(0, A)]))
     history.polls.append(PollOperation("other", ORDERS, 1, 3, [(2, C)]))
     assert anomalies(history) == ["poll skip"]
 
 
-def test_an_assigned_consumer_that_goes_back_is_not_monotonic() -> None:
+def test_an_assigned_consumer_that_reads_backwards_is_a_non_monotonic_poll() -> None:
     history = sound()
     history.polls.append(PollOperation("consumer", ORDERS, 3, 3, [(1, B)]))
     assert anomalies(history) == ["non-monotonic poll"]
 
 
-def test_records_of_one_producer_in_another_order_are_a_non_monotonic_send() -> None:
+def test_reordered_records_of_one_producer_are_a_non_monotonic_send() -> None:
     history = sound()
     for send, offset in zip(history.sends, (0, 2, 1), strict=True):
         send.offset = offset
@@ -128,19 +133,19 @@ def test_records_of_one_producer_in_another_order_are_a_non_monotonic_send() -> 
     assert anomalies(history) == ["non-monotonic send"]
 
 
-def test_what_a_reader_was_never_given_is_unseen() -> None:
+def test_a_record_that_a_reader_never_read_is_unseen() -> None:
     history = sound()
     history.polls.pop()
     assert anomalies(history) == ["unseen"]
 
 
-def test_reading_above_the_high_watermark_is_noticed() -> None:
+def test_reading_above_the_high_watermark_is_a_violation() -> None:
     history = sound()
     history.polls[1] = PollOperation("consumer", ORDERS, 2, 2, [(2, C)])
     assert anomalies(history) == ["read above the high watermark"]
 
 
-def test_replicas_that_differ_are_noticed() -> None:
+def test_different_replicas_are_a_violation() -> None:
     history = sound()
     history.replicas[ORDERS] = {1: [(0, A), (1, B), (2, C)], 2: [(0, A), (1, C)]}
     assert anomalies(history) == ["replicas differ"]
@@ -148,20 +153,20 @@ def test_replicas_that_differ_are_noticed() -> None:
     assert anomalies(history) == ["replicas differ"]
 
 
-def test_a_record_that_nobody_sent_is_noticed() -> None:
+def test_a_record_that_was_never_sent_is_a_violation() -> None:
     history = sound()
     history.readers.clear()
     history.logs[ORDERS] = [(0, A), (1, B), (2, C), (3, b"ghost")]
     assert anomalies(history) == ["never sent"]
 
 
-def test_a_refusal_that_means_lost_data_is_a_violation() -> None:
+def test_an_unexpected_error_is_a_violation() -> None:
     history = sound()
     history.unexpected_errors.append(UnexpectedError("consumer", ORDERS, "refused: offset_out_of_range"))
     assert anomalies(history) == ["refused: offset_out_of_range"]
 
 
-def test_a_deletion_that_was_confirmed_and_undone_is_noticed() -> None:
+def test_a_topic_that_exists_after_its_acknowledged_deletion_is_a_violation() -> None:
     history = sound()
     history.topic_changes = [TopicChange("side", True, True), TopicChange("side", False, True)]
     history.topics = ["orders", "side"]
@@ -171,7 +176,7 @@ def test_a_deletion_that_was_confirmed_and_undone_is_noticed() -> None:
     assert anomalies(history) == ["lost topic"]
 
 
-def test_a_topic_that_may_lose_records_is_still_held_to_the_rest() -> None:
+def test_a_lossy_topic_is_still_checked_for_everything_else() -> None:
     history = sound()
     history.lossy_topics["orders"] = "unclean elections"
     history.unexpected_errors.append(UnexpectedError("consumer", ORDERS, "refused: offset_out_of_range"))
@@ -183,7 +188,7 @@ def test_a_topic_that_may_lose_records_is_still_held_to_the_rest() -> None:
     assert sorted(anomalies(history)) == ["duplicate", "replicas differ"]
 
 
-def test_a_topic_that_may_lose_records_may_have_forgotten_the_order_of_its_producers_too() -> None:
+def test_a_lossy_topic_may_reorder_the_records_of_a_producer() -> None:
     history = sound()
     history.lossy_topics["orders"] = "write.caching"
     history.logs[ORDERS] = [(0, C), (1, A)]

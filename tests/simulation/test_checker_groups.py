@@ -1,4 +1,4 @@
-"""The checker of groups catches every anomaly it names, and has nothing to say about a good history."""
+"""The group checker finds each anomaly that it names, and nothing in a correct history."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ END = 100
 
 
 class GroupHistoryBuilder:
-    """A history told event by event, in which every request is over before the next begins."""
+    """Builds a history in which each request completes before the next is invoked."""
 
     def __init__(self) -> None:
         self.history = GroupHistory()
@@ -41,7 +41,7 @@ class GroupHistoryBuilder:
     ) -> CommitOperation:
         if group is not None:
             identity = identity._replace(group=group)
-        made = CommitOperation(
+        commit = CommitOperation(
             invoked_at=self.history.next_event(),
             completed_at=None if result is OperationResult.INFO else self.history.next_event(),
             result=result,
@@ -50,8 +50,8 @@ class GroupHistoryBuilder:
             partition=P,
             offset=offset,
         )
-        self.history.commits.append(made)
-        return made
+        self.history.commits.append(commit)
+        return commit
 
     def fetch(self, commit: CommitOperation | None, group: str = "group") -> None:
         offset, tag = (NOTHING_COMMITTED, "") if commit is None else (commit.offset, commit.tag)
@@ -62,7 +62,7 @@ class GroupHistoryBuilder:
         self.history.offset_fetches.append(fetch)
 
     def delete(
-        self, group: str, *, result: OperationResult = OperationResult.OK, whole: bool = False
+        self, group: str, *, result: OperationResult = OperationResult.OK, whole_group: bool = False
     ) -> None:
         invoked_at = self.history.next_event()
         completed_at = None if result is OperationResult.INFO else self.history.next_event()
@@ -72,7 +72,7 @@ class GroupHistoryBuilder:
                 completed_at=completed_at,
                 result=result,
                 group=group,
-                partition=None if whole else P,
+                partition=None if whole_group else P,
             )
         )
 
@@ -117,11 +117,11 @@ def member(name: str, generation: int, instance_id: str | None = None) -> Reques
     return RequestIdentity("group", generation, name, instance_id)
 
 
-NOBODY = RequestIdentity("alone", NO_GENERATION, "", None)
+NO_MEMBER = RequestIdentity("alone", NO_GENERATION, "", None)
 
 
 def good() -> GroupHistoryBuilder:
-    """Two members, one of them static, over three generations; and commits of somebody outside."""
+    """Returns a history with two members, one static, over three generations, and commits outside of the membership."""
     builder = GroupHistoryBuilder()
     builder.join("a")
     builder.join("s1", "static")
@@ -143,11 +143,11 @@ def good() -> GroupHistoryBuilder:
     builder.deliver(*range(END), partition=Q)
     last = builder.commit(END, member("s2", 2, "static"))
     builder.fetch(last)
-    builder.commit(7, NOBODY)
-    builder.fetch(builder.commit(5, NOBODY), "alone")
+    builder.commit(7, NO_MEMBER)
+    builder.fetch(builder.commit(5, NO_MEMBER), "alone")
     builder.delete("alone")
     builder.fetch(None, "alone")
-    builder.fetch(builder.commit(2, NOBODY), "alone")
+    builder.fetch(builder.commit(2, NO_MEMBER), "alone")
     builder.history.end_offsets = {P: END, Q: END}
     builder.history.final_groups["group"] = FinalGroupState("Stable", {"s2": [P, Q], "b": []})
     return builder
@@ -161,10 +161,10 @@ def test_a_good_history_is_clean() -> None:
     assert check_groups(good().history) == []
 
 
-def test_a_commit_whose_answer_was_lost_may_show_late_and_only_then() -> None:
+def test_a_commit_without_a_response_may_take_effect_late() -> None:
     builder = GroupHistoryBuilder()
-    first = builder.commit(1, NOBODY)
-    lost = builder.commit(2, NOBODY, OperationResult.INFO)
+    first = builder.commit(1, NO_MEMBER)
+    lost = builder.commit(2, NO_MEMBER, OperationResult.INFO)
     builder.fetch(first, "alone")
     builder.fetch(lost, "alone")
     assert check_groups(builder.history) == []
@@ -172,19 +172,19 @@ def test_a_commit_whose_answer_was_lost_may_show_late_and_only_then() -> None:
     assert anomalies(builder) == {"committed offset moved back"}
 
 
-def test_a_deletion_whose_answer_was_lost_may_take_effect_late() -> None:
+def test_a_deletion_without_a_response_may_take_effect_late() -> None:
     builder = GroupHistoryBuilder()
-    builder.delete("alone", result=OperationResult.INFO, whole=True)
-    builder.fetch(builder.commit(1, NOBODY), "alone")
+    builder.delete("alone", result=OperationResult.INFO, whole_group=True)
+    builder.fetch(builder.commit(1, NO_MEMBER), "alone")
     builder.fetch(None, "alone")
     assert check_groups(builder.history) == []
 
 
-def test_generations_begin_anew_once_a_group_was_deleted() -> None:
+def test_generations_restart_after_a_group_was_deleted() -> None:
     builder = GroupHistoryBuilder()
     builder.join("a")
     builder.sync(member("a", 3), P)
-    builder.delete("group", whole=True)
+    builder.delete("group", whole_group=True)
     builder.join("b")
     builder.sync(member("b", 3), P)
     builder.heartbeat(member("b", 3))
@@ -200,18 +200,18 @@ def older_than_acknowledged(builder: GroupHistoryBuilder) -> None:
 
 
 def overwritten_and_back(builder: GroupHistoryBuilder) -> None:
-    """Nobody saw the second commit, but it was acknowledged."""
+    """The second commit was acknowledged but never fetched."""
     builder.fetch(builder.history.commits[4], "alone")
 
 
 def deleted_and_back(builder: GroupHistoryBuilder) -> None:
-    builder.commit(8, NOBODY)
+    builder.commit(8, NO_MEMBER)
     builder.delete("alone")
     builder.fetch(builder.history.commits[-1], "alone")
 
 
 def group_deleted_and_back(builder: GroupHistoryBuilder) -> None:
-    builder.delete("alone", whole=True)
+    builder.delete("alone", whole_group=True)
     builder.fetch(builder.history.commits[-1], "alone")
 
 
@@ -220,19 +220,19 @@ def recommitted_and_gone(builder: GroupHistoryBuilder) -> None:
 
 
 def made_up(builder: GroupHistoryBuilder) -> None:
-    commit = builder.commit(9, NOBODY)
+    commit = builder.commit(9, NO_MEMBER)
     builder.history.commits.remove(commit)
     builder.fetch(commit, "alone")
 
 
 def changed_on_the_way(builder: GroupHistoryBuilder) -> None:
-    commit = builder.commit(9, NOBODY)
+    commit = builder.commit(9, NO_MEMBER)
     builder.fetch(commit, "alone")
     commit.offset = 8
 
 
 def refused_and_there(builder: GroupHistoryBuilder) -> None:
-    builder.fetch(builder.commit(9, NOBODY, OperationResult.FAIL), "alone")
+    builder.fetch(builder.commit(9, NO_MEMBER, OperationResult.FAIL), "alone")
 
 
 def behind_what_was_committed(builder: GroupHistoryBuilder) -> None:

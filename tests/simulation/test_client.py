@@ -1,4 +1,4 @@
-"""Moldau's client against a node that crashes and a network that fails: records once, in order; every run replays."""
+"""Moldau's client with a crashing node and a faulty network: records once and in order, and every run replays."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ PARTITIONS = 2
 RECORDS = 300
 
 
-class Story:
+class ClientScenario:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"{seed}/story")
         self.simulation = Simulation(
@@ -40,12 +40,12 @@ class Story:
         self.faults = 0
 
     def run(self) -> str:
-        self.simulation.run(self.tell, 3_600_000)
+        self.simulation.run(self.main, 3_600_000)
         return self.simulation.trace_hash
 
-    async def tell(self) -> None:
+    async def main(self) -> None:
         await self.boot()
-        cluster = await self.client.run(self.begin())
+        cluster = await self.client.run(self.open_cluster())
         reading = asyncio.ensure_future(self.client.run(self.fetch(cluster)))
         producing = asyncio.ensure_future(self.client.run(self.produce(cluster)))
         while not producing.done():
@@ -73,7 +73,7 @@ class Story:
                 await asyncio.sleep(self.random.uniform(0.1, 8))
                 self.simulation.network.heal()
 
-    async def begin(self) -> Cluster:
+    async def open_cluster(self) -> Cluster:
         platform = self.client.platform
         cluster = Cluster(
             "server:9092", clock=platform.clock, random=platform.random, request_timeout_ms=3_000
@@ -99,43 +99,43 @@ class Story:
             await producer.flush()
             for value, future in sent:
                 try:
-                    place = await future
-                    self.acknowledged[place.partition, place.offset] = value
+                    metadata = await future
+                    self.acknowledged[metadata.partition, metadata.offset] = value
                 except KafkaError:
                     self.failed.append(value)
 
     async def fetch(self, cluster: Cluster) -> None:
-        """Reads until the last record of every partition has come."""
+        """Reads to the last record of every partition."""
         async with Fetcher(cluster, max_wait_ms=200) as fetcher:
             fetcher.assign({TopicPartition(TOPIC, index): 0 for index in range(PARTITIONS)})
-            waiting = {RECORDS - 1 - index for index in range(PARTITIONS)}
-            while waiting:
+            unread = {RECORDS - 1 - index for index in range(PARTITIONS)}
+            while unread:
                 for fetched in await fetcher.next(1_000):
                     assert fetched.error is None, fetched.error
                     for batch in fetched.batches:
                         for record in decode_records(fetched.partition, batch, fetched.position):
                             assert record.value is not None
                             self.read[record.partition].append((record.offset, record.value))
-                            waiting.discard(int(record.value))
+                            unread.discard(int(record.value))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_records_are_written_and_read_once_and_in_order(seed: int) -> None:
-    story = Story(seed)
-    story.run()
-    assert story.faults > 1
-    assert story.failed == []
-    assert len(story.acknowledged) == RECORDS
+    scenario = ClientScenario(seed)
+    scenario.run()
+    assert scenario.faults > 1
+    assert scenario.failed == []
+    assert len(scenario.acknowledged) == RECORDS
     for index in range(PARTITIONS):
-        offsets = [offset for offset, _ in story.read[index]]
-        values = [value for _, value in story.read[index]]
+        offsets = [offset for offset, _ in scenario.read[index]]
+        values = [value for _, value in scenario.read[index]]
         assert offsets == list(range(len(offsets)))
         assert values == sorted(values)
         assert len(values) == RECORDS // PARTITIONS
-        for offset, value in story.read[index]:
-            assert story.acknowledged[index, offset] == value
+        for offset, value in scenario.read[index]:
+            assert scenario.acknowledged[index, offset] == value
 
 
-def test_a_run_replays() -> None:
-    assert Story(3).run() == Story(3).run()
-    assert Story(3).run() != Story(4).run()
+def test_a_seed_replays_to_the_same_trace() -> None:
+    assert ClientScenario(3).run() == ClientScenario(3).run()
+    assert ClientScenario(3).run() != ClientScenario(4).run()

@@ -1,5 +1,4 @@
-"""Whole clusters under simulation: nothing acknowledged is lost, a seed replays exactly, and each safeguard that is
-switched off is missed."""
+"""The cluster scenario: no violations, exact replay, and every disabled safeguard is detected."""
 
 import os
 import subprocess
@@ -13,10 +12,10 @@ from moldau.testing.simulation.scenarios.cluster import FAULTS_MIN, OPERATIONS_M
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 
 SEEDS = range(6)
-"""`make simulate SEEDS=2000` plays the full number."""
+"""`make simulate SEEDS=2000` runs the full number."""
 SEEDS_PER_ABLATION = 10
 FIRST_SEED = 1000
-"""As in the proofs: where a safeguard was found out there, it is here."""
+"""First seed of the proofs, so that ablations fail here as they do there."""
 
 
 def run_seed(seed: int, ablation: str | None = None) -> SimulationOutcome:
@@ -28,7 +27,7 @@ class OneNodeCluster(ClusterScenario):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_cluster_keeps_its_promises(seed: int) -> None:
+def test_a_cluster_under_faults_has_no_violations(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.violations == []
     assert outcome.counts["operations"] >= OPERATIONS_MIN
@@ -37,7 +36,7 @@ def test_a_cluster_keeps_its_promises(seed: int) -> None:
     assert outcome.counts["records read"] > 0
 
 
-def test_a_cluster_of_one_node_keeps_them_too() -> None:
+def test_a_cluster_of_one_node_under_faults_has_no_violations() -> None:
     assert OneNodeCluster(0).run().violations == []
 
 
@@ -47,7 +46,8 @@ def test_a_seed_of_a_cluster_replays_to_the_same_trace() -> None:
 
 def test_a_seed_of_a_cluster_replays_in_another_process_with_another_hash_seed() -> None:
     program = (
-        "from moldau.testing.simulation.scenarios.cluster import Cluster; print(Cluster(3).run().trace_hash)"
+        "from moldau.testing.simulation.scenarios.cluster import ClusterScenario\n"
+        "print(ClusterScenario(3).run().trace_hash)"
     )
     hashes = {
         subprocess.run(
@@ -63,17 +63,17 @@ def test_a_seed_of_a_cluster_replays_in_another_process_with_another_hash_seed()
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS)
-def test_a_cluster_without_a_safeguard_is_caught(ablation: str) -> None:
+def test_a_disabled_safeguard_is_detected(ablation: str) -> None:
     seeds = range(FIRST_SEED, FIRST_SEED + SEEDS_PER_ABLATION)
     assert any(run_seed(seed, ablation).violations for seed in seeds)
 
 
-def test_a_failure_of_a_cluster_is_told_with_its_story_and_the_command_that_replays_it(
+def test_a_failure_is_printed_with_its_events_and_the_replay_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ablation = "lease"
     assert main(["--scenario", "cluster", "--seeds", str(SEEDS_PER_ABLATION), "--ablation", ablation]) == 1
     printed = capsys.readouterr().out
-    story = printed.split("what happened last:\n")[1].split("the last log lines:\n")[0]
-    assert "fault " in story
+    events = printed.split("last events:\n")[1].split("last log lines:\n")[0]
+    assert "fault " in events
     assert f"--scenario cluster --ablation {ablation} --replay " in printed

@@ -1,4 +1,4 @@
-"""The simulated disk: what is safe survives every crash, to what is not anything may happen."""
+"""The simulated disk: durable data survives every crash, and anything may happen to the rest."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ def make_disk(seed: int = 0, **settings: Any) -> SimulatedDisk:
 
 
 async def make_file(disk: SimulatedDisk, path: str, data: bytes) -> File:
-    """A file that is safe, and its name too."""
+    """Creates a durable file with a durable name."""
     file = disk.open(path)
     file.append([data])
     await file.sync()
@@ -39,7 +39,7 @@ def read(disk: Disk, path: str) -> bytes | None:
     return file.read(0, file.size)
 
 
-def test_it_works_like_a_disk_while_nothing_goes_wrong() -> None:
+def test_a_disk_without_faults_reads_and_lists_what_was_written() -> None:
     async def main() -> None:
         disk: Disk = make_disk()
         disk.make_directory("/a/b")
@@ -92,7 +92,7 @@ def test_what_was_synced_survives_every_crash() -> None:
         run(lambda seed=seed: one(seed))
 
 
-def test_unsynced_appends_come_back_lost_whole_cut_and_torn() -> None:
+def test_unsynced_appends_are_lost_kept_truncated_or_torn() -> None:
     new = bytes(range(1, 251)) * 20
 
     async def one(seed: int) -> str:
@@ -104,16 +104,16 @@ def test_unsynced_appends_come_back_lost_whole_cut_and_torn() -> None:
         if not tail:
             return "lost"
         if tail == new:
-            return "whole"
+            return "kept"
         if new.startswith(tail):
-            return "cut"
+            return "truncated"
         first_hole = next(index for index in range(len(tail)) if tail[index] != new[index])
         if tail.endswith(new[len(tail) - 20 : len(tail)]):
             return "a later sector without an earlier one"
         return "zeros" if tail[first_hole] == 0 else "garbage"
 
     seen = {run(lambda seed=seed: one(seed)) for seed in SEEDS}
-    assert seen == {"lost", "whole", "cut", "zeros", "garbage", "a later sector without an earlier one"}
+    assert seen == {"lost", "kept", "truncated", "zeros", "garbage", "a later sector without an earlier one"}
 
 
 def test_a_sync_covers_what_was_appended_before_it_and_not_more() -> None:
@@ -132,7 +132,7 @@ def test_a_sync_covers_what_was_appended_before_it_and_not_more() -> None:
     assert {run(lambda seed=seed: one(seed)) for seed in SEEDS} == {True, False}
 
 
-def test_callers_that_arrive_while_a_sync_runs_share_the_next_one() -> None:
+def test_callers_during_a_sync_share_the_next_one() -> None:
     async def main() -> None:
         disk = make_disk()
         file = disk.open("/x")
@@ -189,7 +189,7 @@ def test_a_truncation_during_a_sync_is_not_covered_by_it() -> None:
     assert all(content.startswith(b"01") for content in seen)
 
 
-def test_two_views_of_a_file_do_not_take_back_what_the_other_made_safe() -> None:
+def test_syncs_of_two_handles_do_not_undo_each_other() -> None:
     async def one(seed: int) -> None:
         disk = make_disk(seed, slow_sync_chance=0.5)
         first, second = await make_file(disk, "/x", b""), disk.open("/x")
@@ -207,7 +207,7 @@ def test_two_views_of_a_file_do_not_take_back_what_the_other_made_safe() -> None
 
 
 @pytest.mark.parametrize("synced", [False, True])
-def test_names_are_safe_only_once_their_directory_is_synced(synced: bool) -> None:
+def test_names_are_durable_after_a_sync_of_their_directory(synced: bool) -> None:
     async def one(seed: int) -> tuple[str, ...]:
         disk = make_disk(seed)
         for name in ("renamed", "removed"):
@@ -230,7 +230,7 @@ def test_names_are_safe_only_once_their_directory_is_synced(synced: bool) -> Non
             assert ("renamed" in names) != ("new-name" in names)
 
 
-def test_a_directory_whose_own_name_is_not_safe_takes_its_files_along() -> None:
+def test_a_directory_with_an_unsynced_name_loses_its_files() -> None:
     async def one(seed: int) -> bool:
         disk = make_disk(seed)
         disk.make_directory("/d")
@@ -255,7 +255,7 @@ def test_a_move_between_directories_leaves_one_name() -> None:
     assert {run(lambda seed=seed: one(seed)) for seed in range(20)} == {(False, True)}
 
 
-def test_replace_leaves_the_old_or_all_of_the_new_content() -> None:
+def test_replace_is_atomic() -> None:
     async def one(seed: int) -> bytes | None:
         disk = make_disk(seed)
         await disk.replace("/x", b"old")
@@ -268,7 +268,7 @@ def test_replace_leaves_the_old_or_all_of_the_new_content() -> None:
     assert seen == {b"old", b"new and longer" * 100}
 
 
-def test_replace_is_safe_when_it_returns_and_keeps_the_order_of_the_calls() -> None:
+def test_replace_is_durable_and_ordered() -> None:
     async def one(seed: int) -> None:
         disk = make_disk(seed)
         calls = [asyncio.create_task(disk.replace("/x", b"%d" % number)) for number in range(5)]
@@ -281,7 +281,7 @@ def test_replace_is_safe_when_it_returns_and_keeps_the_order_of_the_calls() -> N
         run(lambda seed=seed: one(seed))
 
 
-def test_a_killed_process_leaves_all_it_wrote_but_a_power_cut_may_still_take_it() -> None:
+def test_writes_survive_a_kill_but_not_a_later_power_cut() -> None:
     async def one(seed: int) -> bytes | None:
         disk = make_disk(seed)
         file = await make_file(disk, "/x", b"safe")
@@ -293,7 +293,7 @@ def test_a_killed_process_leaves_all_it_wrote_but_a_power_cut_may_still_take_it(
     assert {run(lambda seed=seed: one(seed)) for seed in range(30)} >= {b"safe", b"safe-"}
 
 
-def test_what_belongs_to_the_life_before_the_crash_is_dead() -> None:
+def test_disk_objects_of_an_earlier_boot_raise() -> None:
     async def main() -> None:
         disk = make_disk()
         file = await make_file(disk, "/x", b"x")
@@ -316,7 +316,7 @@ def test_what_belongs_to_the_life_before_the_crash_is_dead() -> None:
     run(main)
 
 
-def test_injected_errors_strike_the_calls_they_name() -> None:
+def test_injected_errors_fail_the_matching_calls() -> None:
     async def main() -> None:
         disk = make_disk()
         file, other = await make_file(disk, "/x.log", b"abc"), await make_file(disk, "/y", b"abc")
@@ -345,7 +345,7 @@ def test_injected_errors_strike_the_calls_they_name() -> None:
     run(main)
 
 
-def test_after_a_failed_sync_all_later_ones_fail_and_nothing_became_safe() -> None:
+def test_after_a_failed_sync_later_syncs_fail_and_nothing_is_durable() -> None:
     async def one(seed: int) -> bytes | None:
         disk = make_disk(seed)
         file = await make_file(disk, "/x", b"safe")
@@ -359,7 +359,7 @@ def test_after_a_failed_sync_all_later_ones_fail_and_nothing_became_safe() -> No
     assert b"safe" in {run(lambda seed=seed: one(seed)) for seed in range(20)}
 
 
-def test_a_sync_of_a_reopened_file_does_not_bring_back_what_a_failed_one_lost() -> None:
+def test_a_sync_of_a_reopened_file_does_not_cover_what_a_failed_sync_lost() -> None:
     async def one(seed: int) -> bytes | None:
         disk = make_disk(seed)
         file = await make_file(disk, "/x", b"safe")
@@ -394,7 +394,7 @@ def test_dropping_the_cache_shows_what_a_failed_sync_lost() -> None:
     assert seen == {b"safelost", b"safe" + bytes(4)}
 
 
-def test_a_full_disk_takes_a_part_and_takes_more_when_there_is_room_again() -> None:
+def test_a_full_disk_writes_a_part_and_recovers_with_free_space() -> None:
     async def main() -> None:
         disk = make_disk(capacity_bytes=100)
         file = disk.open("/x")
@@ -414,7 +414,7 @@ def test_a_full_disk_takes_a_part_and_takes_more_when_there_is_room_again() -> N
     run(main)
 
 
-def test_a_flipped_bit_is_there_at_once_and_after_a_crash() -> None:
+def test_a_flipped_bit_shows_before_and_after_a_crash() -> None:
     async def main() -> None:
         disk = make_disk()
         file = await make_file(disk, "/x.log", bytes(100))
@@ -427,7 +427,7 @@ def test_a_flipped_bit_is_there_at_once_and_after_a_crash() -> None:
     run(main)
 
 
-def test_lying_syncs_make_nothing_safe() -> None:
+def test_ignored_fsyncs_make_nothing_durable() -> None:
     async def one(seed: int) -> bool:
         disk = make_disk(seed, ignored_fsync_glob="*")
         await make_file(disk, "/x", b"safe?")

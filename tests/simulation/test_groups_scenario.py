@@ -1,4 +1,4 @@
-"""Groups under simulation: no committed offset is lost, no partition has two owners, all settles; ablations show."""
+"""The groups scenario: no violations, exact replay, and every disabled safeguard is detected."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from moldau.testing.simulation.scenarios.groups import GroupsScenario
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 
 SEEDS = range(8)
-"""`make simulate SEEDS=500` plays the full number."""
+"""`make simulate SEEDS=500` runs the full number."""
 ABLATED_SEEDS = range(10)
 QUICK_SEED = 5
 
@@ -21,7 +21,7 @@ def run_seed(seed: int, ablation: str | None = None) -> SimulationOutcome:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_groups_keep_what_they_committed_and_settle(seed: int) -> None:
+def test_groups_keep_committed_offsets_and_become_stable(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.violations == []
     assert outcome.counts["commits acknowledged"] > 0
@@ -31,8 +31,8 @@ def test_groups_keep_what_they_committed_and_settle(seed: int) -> None:
 
 def test_a_seed_replays_to_the_same_trace_in_another_process_with_another_hash_seed() -> None:
     program = (
-        "from moldau.testing.simulation.scenarios.groups import Groups\n"
-        f"print(Groups({QUICK_SEED}).run().trace_hash)"
+        "from moldau.testing.simulation.scenarios.groups import GroupsScenario\n"
+        f"print(GroupsScenario({QUICK_SEED}).run().trace_hash)"
     )
     hashes = {
         subprocess.run(
@@ -58,8 +58,8 @@ def test_a_seed_replays_to_the_same_trace_in_another_process_with_another_hash_s
         ("offsets-fsync", ""),
     ],
 )
-def test_a_safeguard_that_is_switched_off_is_missed(ablation: str, anomaly: str) -> None:
-    """In one of a few seeds, and by what it is there to prevent."""
+def test_a_disabled_safeguard_is_detected(ablation: str, anomaly: str) -> None:
+    """One of a few seeds must fail, with the anomaly that the safeguard prevents."""
     assert any(
         violation.startswith(anomaly)
         for seed in ABLATED_SEEDS
@@ -67,7 +67,7 @@ def test_a_safeguard_that_is_switched_off_is_missed(ablation: str, anomaly: str)
     )
 
 
-def test_a_safeguard_is_on_again_when_the_run_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_safeguard_is_restored_after_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--start", str(QUICK_SEED), "--seeds", "10", "--ablation", "tombstones"]) == 1
     assert "deleted offset is back" in capsys.readouterr().out
     assert run_seed(QUICK_SEED).violations == []

@@ -1,5 +1,5 @@
-"""What the invariants notice: two leaders in one epoch, marks that fall, replicas in sync that lack what is committed,
-votes given twice, acknowledgements without a lease."""
+"""The invariant checker finds double leaders, decreasing epochs and watermarks, incomplete in-sync replicas, double
+votes and expired leases."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ class FakeLog:
 
 
 class FakePartition:
-    """What the invariants look at of a replica."""
+    """The part of a replica that the invariant checker reads."""
 
     def __init__(self, end: int) -> None:
         self.name = LogName("orders", 0)
@@ -95,13 +95,13 @@ class Cluster:
         self.servers = [FakeServer(1), FakeServer(2)]
         self.found: list[str] = []
         self.counts: Counter[str] = Counter()
-        self.story: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
         self.checker = InvariantChecker(
             self.servers,  # type: ignore[arg-type]
             self.found.append,
             self.counts,
             lossy_topics or {},
-            lambda *event: self.story.append(event),
+            lambda *event: self.events.append(event),
         )
 
     def check(self) -> list[str]:
@@ -114,7 +114,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_a_sound_cluster_is_left_in_peace(cluster: Cluster) -> None:
+def test_a_correct_cluster_has_no_violations(cluster: Cluster) -> None:
     one, two = cluster.servers
     one.partition.lead(0, 4)
     one.quorum.is_leader = True
@@ -157,7 +157,7 @@ def test_a_quorum_epoch_that_falls_over_a_restart(cluster: Cluster) -> None:
     assert "the quorum epoch of node-1 fell to 3" in cluster.check()[0]
 
 
-def test_a_leader_without_what_is_committed(cluster: Cluster) -> None:
+def test_a_leader_that_lacks_committed_records(cluster: Cluster) -> None:
     one, two = cluster.servers
     one.partition.lead(0, 9, isr=(1,))
     cluster.check()
@@ -169,7 +169,7 @@ def test_a_leader_without_what_is_committed(cluster: Cluster) -> None:
     )
 
 
-def test_a_leader_of_the_past_need_not_know_what_came_later(cluster: Cluster) -> None:
+def test_a_leader_of_an_old_epoch_may_lack_later_commits(cluster: Cluster) -> None:
     one, two = cluster.servers
     one.partition.lead(5, 9, isr=(1,))
     cluster.check()
@@ -185,7 +185,7 @@ def test_logs_that_differ_below_their_high_watermarks(cluster: Cluster) -> None:
     assert cluster.check() == []
     two.partition.log.epochs = [(0, 0), (1, 7)]
     two.partition.high_watermark = 8
-    assert "orders-0: what is committed at 5 was of epoch 1 and on node-2 of epoch 0" in cluster.check()[0]
+    assert "orders-0: the committed record at 5 had epoch 1 and on node-2 epoch 0" in cluster.check()[0]
 
 
 def test_metadata_that_is_committed_in_two_epochs(cluster: Cluster) -> None:
@@ -193,12 +193,10 @@ def test_metadata_that_is_committed_in_two_epochs(cluster: Cluster) -> None:
     one.quorum.high_watermark = 9
     assert cluster.check() == []
     two.quorum.high_watermark, two.quorum._log.epochs = 9, [(1, 0), (2, 6)]
-    assert (
-        "the metadata: what is committed at 8 was of epoch 1 and on node-2 of epoch 2" in cluster.check()[0]
-    )
+    assert "the metadata: the committed record at 8 had epoch 1 and on node-2 epoch 2" in cluster.check()[0]
 
 
-def test_a_topic_that_may_lose_records_may_have_such_a_leader() -> None:
+def test_a_lossy_topic_may_have_a_leader_that_lacks_committed_records() -> None:
     cluster = Cluster({"orders": "unclean elections"})
     one, two = cluster.servers
     one.partition.lead(0, 9, isr=(1,))
@@ -209,21 +207,21 @@ def test_a_topic_that_may_lose_records_may_have_such_a_leader() -> None:
     assert cluster.check() == []
 
 
-def test_a_replica_in_sync_that_has_not_synced_what_is_committed(cluster: Cluster) -> None:
+def test_an_in_sync_replica_with_unsynced_committed_records(cluster: Cluster) -> None:
     one, two = cluster.servers
     two.partition.log.durable_offset = 6
     one.partition.lead(0, 7)
-    assert "node 2 is in sync for node-1 and has 6 of 7" in cluster.check()[0]
+    assert "node 2 is in the ISR of node-1 and has 6 of 7" in cluster.check()[0]
 
 
-def test_a_replica_that_joins_the_in_sync_set_without_what_is_committed(cluster: Cluster) -> None:
+def test_a_replica_that_joins_the_isr_without_committed_records(cluster: Cluster) -> None:
     one, two = cluster.servers
     one.metadata.image = image(1, isr=(1,))
     one.partition.lead(0, 10, isr=(1,))
     two.partition.log.durable_offset = 3
     assert cluster.check() == []
     one.metadata.image = image(2, isr=(1, 2))
-    assert "node 2 is in sync for node-1 and has 3 of 10" in cluster.check()[0]
+    assert "node 2 is in the ISR of node-1 and has 3 of 10" in cluster.check()[0]
 
 
 def test_metadata_that_goes_back(cluster: Cluster) -> None:
@@ -244,7 +242,7 @@ def test_elections_shrinks_and_truncations_are_counted(cluster: Cluster) -> None
     assert cluster.counts["elections"] == 1
     assert cluster.counts["in-sync shrinks"] == 1
     assert cluster.counts["truncations"] == 1
-    assert ("elected", 2, "orders-0", 1) in cluster.story
+    assert ("elected", 2, "orders-0", 1) in cluster.events
 
 
 def test_a_node_that_votes_twice(cluster: Cluster) -> None:
@@ -261,11 +259,13 @@ def test_an_acknowledgement_without_a_lease(cluster: Cluster) -> None:
     assert cluster.found == []
     cluster.servers[0].now_ms = 1000
     cluster.checker.on_acknowledged(1, "orders-0")
-    assert "without a lease" in cluster.found[0]
+    assert "after its lease expired" in cluster.found[0]
 
 
 @pytest.mark.parametrize(("now_ms", "is_sound"), [(999, False), (1000, True)])
-def test_a_broker_that_is_fenced_before_its_lease_ends(cluster: Cluster, now_ms: int, is_sound: bool) -> None:
+def test_a_broker_that_is_fenced_before_its_lease_expires(
+    cluster: Cluster, now_ms: int, is_sound: bool
+) -> None:
     one, two = cluster.servers
     one.metadata.image = image(1)
     cluster.check()

@@ -1,4 +1,4 @@
-"""The simulated loop: virtual time, asyncio's order, deadlocks named, no way out."""
+"""The simulated loop: virtual time, asyncio's order of callbacks, deadlock reports, and no access to the outside."""
 
 import asyncio
 import time
@@ -85,7 +85,7 @@ def test_timeouts_queues_locks_and_cancellation_work() -> None:
     assert run(main) == "1 at 11.0"
 
 
-def test_the_runner_of_asyncio_takes_it() -> None:
+def test_asyncio_runner_accepts_the_loop() -> None:
     async def numbers() -> Any:
         for number in range(3):
             yield number
@@ -98,7 +98,7 @@ def test_the_runner_of_asyncio_takes_it() -> None:
         assert runner.run(main()) == [0, 1, 2]
 
 
-def test_a_deadlock_says_who_waits_where() -> None:
+def test_a_deadlock_names_the_pending_tasks() -> None:
     async def waits_for_nothing() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -130,7 +130,7 @@ def test_an_endless_loop_is_stopped() -> None:
         lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true"),
     ],
 )
-def test_ways_out_are_closed(escape: Callable[[Any], Any]) -> None:
+def test_loop_methods_that_leave_the_simulation_raise(escape: Callable[[Any], Any]) -> None:
     async def main() -> None:
         with pytest.raises(DeterminismError):
             await escape(asyncio.get_running_loop())
@@ -138,7 +138,7 @@ def test_ways_out_are_closed(escape: Callable[[Any], Any]) -> None:
     run(main)
 
 
-def test_real_randomness_threads_and_sleep_are_refused_within_a_simulation() -> None:
+def test_randomness_threads_and_sleep_raise_within_a_simulation() -> None:
     import os
     import threading
     import uuid
@@ -157,7 +157,7 @@ def test_real_randomness_threads_and_sleep_are_refused_within_a_simulation() -> 
     assert len(os.urandom(4)) == 4
 
 
-def test_an_exception_that_nobody_takes_fails_the_run() -> None:
+def test_an_unhandled_exception_fails_the_run() -> None:
     async def main() -> None:
         async def breaks() -> None:
             raise ZeroDivisionError
@@ -175,11 +175,11 @@ def test_an_exception_that_nobody_takes_fails_the_run() -> None:
         simulation.run(on_host, 10_000)
 
 
-def test_a_run_that_takes_too_long_says_who_waits() -> None:
+def test_a_run_that_times_out_names_the_pending_tasks() -> None:
     async def main() -> None:
         await asyncio.create_task(asyncio.sleep(100), name="slow")
 
-    with pytest.raises(SimulationTimeout, match="waiting are"):
+    with pytest.raises(SimulationTimeout, match="pending tasks"):
         Simulation(1).run(main, 1000)
 
 
@@ -246,7 +246,7 @@ def test_clocks_of_hosts_differ_and_wall_clocks_jump() -> None:
     simulation.run(main, 10_000)
 
 
-def test_a_host_may_be_crashed_while_much_of_its_work_is_ready_to_run() -> None:
+def test_a_host_can_crash_with_many_ready_callbacks() -> None:
     simulation = Simulation(5)
     host = simulation.add_host("a")
     ran: list[int] = []

@@ -1,4 +1,4 @@
-"""The simulated network: bytes in order in odd pieces, flow control, refusals, cuts and crashes."""
+"""The simulated network: ordered bytes in odd chunks, flow control, refused connections, partitions and crashes."""
 
 import asyncio
 import random
@@ -94,15 +94,15 @@ class BufferedCollector(asyncio.BufferedProtocol):
 
 
 async def listen(factory: Callable[[], Any], port: int = 9092) -> list[Any]:
-    """Serves with the protocols that `factory` makes, and returns the list they are added to."""
-    made: list[Any] = []
+    """Starts a server with protocols from `factory`, and returns the list to which they are added."""
+    protocols: list[Any] = []
 
     def make() -> Any:
-        made.append(factory())
-        return made[-1]
+        protocols.append(factory())
+        return protocols[-1]
 
     await asyncio.get_running_loop().create_server(make, "0.0.0.0", port)
-    return made
+    return protocols
 
 
 async def connect(factory: Callable[[], Any] = Collector, host: str = "server", port: int = 9092) -> Any:
@@ -129,18 +129,18 @@ def test_plain_and_buffered_protocols_get_all_bytes_then_the_end() -> None:
     simulate(1, main)
 
 
-def test_frames_come_in_pieces_and_stuck_together() -> None:
+def test_frames_arrive_split_and_joined() -> None:
     sizes: set[int] = set()
     for seed in range(20):
 
         async def main(simulation: Simulation, server: Host, client: Host) -> None:
-            made = await server.run(listen(Collector))
+            protocols = await server.run(listen(Collector))
             protocol = await client.run(connect())
             for _ in range(10):
                 protocol.transport.write(b"x" * 100)
             protocol.transport.close()
-            await made[0].lost
-            sizes.update(map(len, made[0].pieces))
+            await protocols[0].lost
+            sizes.update(map(len, protocols[0].pieces))
 
         simulate(seed, main)
     assert any(size < 100 for size in sizes)
@@ -163,32 +163,32 @@ def test_a_slow_reader_pauses_the_writer_until_it_reads_again() -> None:
             self.resumed.set()
 
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
-        made = await server.run(listen(Collector))
+        protocols = await server.run(listen(Collector))
         writer = await client.run(connect(Writer))
         await asyncio.sleep(1)
-        made[0].transport.pause_reading()
+        protocols[0].transport.pause_reading()
         writer.transport.set_write_buffer_limits(high=1000, low=100)
         assert writer.transport.get_write_buffer_limits() == (100, 1000)
         writer.transport.write(bytes(1_000_000))
         await asyncio.sleep(10)
         assert writer.paused == 1
         assert not writer.resumed.is_set()
-        assert made[0].pieces == []
+        assert protocols[0].pieces == []
         assert writer.transport.get_write_buffer_size() > 500_000
-        made[0].transport.resume_reading()
+        protocols[0].transport.resume_reading()
         await writer.resumed.wait()
         assert writer.transport.get_write_buffer_size() <= 100
         await asyncio.sleep(10)
-        assert sum(map(len, made[0].pieces)) == 1_000_000
+        assert sum(map(len, protocols[0].pieces)) == 1_000_000
 
     simulate(4, main)
 
 
-def test_nobody_listening_is_refused_and_an_unknown_host_is_unreachable() -> None:
+def test_a_port_without_a_listener_refuses_and_an_unknown_host_is_unreachable() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
         with pytest.raises(ConnectionRefusedError):
             await client.run(connect())
-        with pytest.raises(OSError, match="no host"):
+        with pytest.raises(OSError, match="no such host"):
             await client.run(connect(host="elsewhere"))
         listening = await server.run(serve_echo())
         listening.close()
@@ -201,7 +201,7 @@ def test_nobody_listening_is_refused_and_an_unknown_host_is_unreachable() -> Non
 def test_ports_belong_to_hosts() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
         first = await server.run(serve_echo())
-        with pytest.raises(OSError, match="taken"):
+        with pytest.raises(OSError, match="in use"):
             await server.run(serve_echo())
         await client.run(serve_echo())
         with pytest.raises(OSError, match="not an address"):
@@ -232,20 +232,20 @@ def test_a_closed_server_waits_for_its_connections() -> None:
 
 def test_an_abort_resets_the_other_side() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
-        made = await server.run(listen(Collector))
+        protocols = await server.run(listen(Collector))
         protocol = await client.run(connect())
         await asyncio.sleep(1)
         protocol.transport.abort()
         assert await protocol.lost is None
-        assert isinstance(await made[0].lost, ConnectionResetError)
+        assert isinstance(await protocols[0].lost, ConnectionResetError)
 
     simulate(1, main)
 
 
 def test_writing_to_a_closed_side_ends_in_a_reset() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
-        made = await server.run(listen(Collector))
-        made_eof = made
+        protocols = await server.run(listen(Collector))
+        with_eof = protocols
 
         class Stubborn(Collector):
             def eof_received(self) -> bool:
@@ -253,7 +253,7 @@ def test_writing_to_a_closed_side_ends_in_a_reset() -> None:
 
         protocol = await client.run(connect(Stubborn))
         await asyncio.sleep(1)
-        made_eof[0].transport.close()
+        with_eof[0].transport.close()
         await asyncio.sleep(1)
         assert not protocol.lost.done()
         protocol.transport.write(b"anybody there?")
@@ -277,26 +277,26 @@ def test_a_protocol_that_raises_loses_its_connection_and_fails_the_run() -> None
     simulate(1, main)
 
 
-def test_a_cut_holds_bytes_back_until_it_heals() -> None:
+def test_a_partition_holds_bytes_back_until_it_heals() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
-        made = await server.run(listen(Collector))
+        protocols = await server.run(listen(Collector))
         protocol = await client.run(connect())
         simulation.network.partition({"client"}, {"server"})
         protocol.transport.write(b"first")
         connecting = asyncio.create_task(client.run(connect()))
         await asyncio.sleep(20)
-        assert made[0].pieces == []
+        assert protocols[0].pieces == []
         assert not connecting.done()
         simulation.network.heal()
         protocol.transport.write(b"second")
         await connecting
         await asyncio.sleep(5)
-        assert b"".join(made[0].pieces) == b"firstsecond"
+        assert b"".join(protocols[0].pieces) == b"firstsecond"
 
     simulate(1, main)
 
 
-def test_a_connection_attempt_across_a_lasting_cut_times_out() -> None:
+def test_a_connection_attempt_across_a_partition_times_out() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
         await server.run(serve_echo())
         simulation.network.partition({"client"}, {"server"})
@@ -306,16 +306,16 @@ def test_a_connection_attempt_across_a_lasting_cut_times_out() -> None:
     simulate(1, main)
 
 
-def test_a_one_way_cut_stops_one_direction_only() -> None:
+def test_a_one_way_partition_blocks_one_direction_only() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
-        made = await server.run(listen(Collector))
+        protocols = await server.run(listen(Collector))
         protocol = await client.run(connect())
         await asyncio.sleep(1)
         simulation.network.partition({"server"}, {"client"}, one_way=True)
         protocol.transport.write(b"there")
-        made[0].transport.write(b"back")
+        protocols[0].transport.write(b"back")
         await asyncio.sleep(10)
-        assert b"".join(made[0].pieces) == b"there"
+        assert b"".join(protocols[0].pieces) == b"there"
         assert protocol.pieces == []
         simulation.network.heal()
         await asyncio.sleep(10)
@@ -349,17 +349,17 @@ def test_a_crash_resets_the_connections_of_others_and_a_silent_one_only_after_th
 
 def test_reset_and_delay_between_hosts() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
-        made = await server.run(listen(Collector))
+        protocols = await server.run(listen(Collector))
         protocol = await client.run(connect())
         await asyncio.sleep(1)
         simulation.network.delay({"client"}, {"server"}, 5000)
         protocol.transport.write(b"x")
         await asyncio.sleep(4)
-        assert made[0].pieces == []
+        assert protocols[0].pieces == []
         await asyncio.sleep(4)
-        assert made[0].pieces == [b"x"]
+        assert protocols[0].pieces == [b"x"]
         simulation.network.reset({"client"}, {"server"})
         assert isinstance(await protocol.lost, ConnectionResetError)
-        assert isinstance(await made[0].lost, ConnectionResetError)
+        assert isinstance(await protocols[0].lost, ConnectionResetError)
 
     simulate(1, main)

@@ -1,4 +1,4 @@
-"""Packets lost, doubled and out of order, paused processes, killed ones, and clocks that run at other rates."""
+"""Lost, duplicated and reordered packets, paused and killed processes, and clocks with different rates."""
 
 import asyncio
 import random
@@ -38,14 +38,14 @@ async def serve_echo() -> asyncio.AbstractServer:
     return await asyncio.start_server(echo, "0.0.0.0", 9092)
 
 
-async def ask(data: bytes) -> bytes:
+async def round_trip(data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("server", 9092)
     for start in range(0, len(data), 700):
         writer.write(data[start : start + 700])
     writer.write_eof()
-    answer = await reader.read()
+    response = await reader.read()
     writer.close()
-    return answer
+    return response
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -54,7 +54,7 @@ def test_a_stream_is_whole_and_in_order_however_its_packets_travel(seed: int) ->
 
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
         await server.run(serve_echo())
-        assert await client.run(ask(data)) == data
+        assert await client.run(round_trip(data)) == data
 
     settings = NetworkSettings(slow_packet_chance=0.2, loss_chance=0.1, duplication_chance=0.2)
     simulation = simulate(main, seed=seed, network=settings)
@@ -90,24 +90,24 @@ def test_a_lost_packet_comes_after_the_retransmission_timeout_and_holds_up_those
     simulate(main, network=NetworkSettings(slow_packet_chance=0, partial_read_chance=0))
 
 
-def test_a_mended_path_is_open_while_others_stay_cut() -> None:
+def test_a_healed_path_is_open_while_others_stay_partitioned() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
         bridge = simulation.add_host("bridge")
         await server.run(serve_echo())
         simulation.network.partition({"server"}, {"client", "bridge"})
         simulation.network.heal_between({"server"}, {"bridge"})
-        assert await bridge.run(ask(b"through")) == b"through"
+        assert await bridge.run(round_trip(b"through")) == b"through"
         with pytest.raises(TimeoutError):
-            await client.run(ask(b"not through"))
+            await client.run(round_trip(b"not through"))
 
     simulate(main)
 
 
-def test_a_host_on_both_sides_of_a_cut_keeps_talking_to_itself() -> None:
+def test_a_host_on_both_sides_of_a_partition_reaches_itself() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
         await server.run(serve_echo())
         simulation.network.partition({"server"}, {"server", "client"})
-        assert await server.run(ask(b"me")) == b"me"
+        assert await server.run(round_trip(b"me")) == b"me"
 
     simulate(main)
 
@@ -126,13 +126,13 @@ def test_a_paused_host_does_nothing_and_keeps_its_connections() -> None:
         await asyncio.sleep(3.5)
         server.pause()
         before = server.clock.monotonic_ms()
-        asking = asyncio.create_task(client.run(ask(b"are you there?")))
+        request = asyncio.create_task(client.run(round_trip(b"are you there?")))
         await asyncio.sleep(30)
         assert len(ticks) == 3
-        assert not asking.done()
+        assert not request.done()
         assert server.clock.monotonic_ms() >= before + 30_000
         server.resume()
-        assert await asking == b"are you there?"
+        assert await request == b"are you there?"
         assert len(ticks) == 4
         assert ticks[-1] >= before + 30_000
 
@@ -147,21 +147,21 @@ def test_a_paused_host_can_be_killed_and_started_again() -> None:
         server.restart()
         assert not server.is_paused
         await server.run(serve_echo())
-        assert await client.run(ask(b"again")) == b"again"
+        assert await client.run(round_trip(b"again")) == b"again"
 
     simulate(main)
 
 
-def test_a_killed_process_refuses_connections_at_once_and_a_machine_without_power_does_not_answer() -> None:
+def test_a_killed_process_refuses_connections_and_a_machine_without_power_times_out() -> None:
     async def main(simulation: Simulation, server: Host, client: Host) -> None:
         await server.run(serve_echo())
         server.kill()
         with pytest.raises(ConnectionRefusedError):
-            await client.run(ask(b"x"))
+            await client.run(round_trip(b"x"))
         server.restart()
         server.crash()
         with pytest.raises(TimeoutError):
-            await client.run(ask(b"x"))
+            await client.run(round_trip(b"x"))
 
     simulate(main)
 

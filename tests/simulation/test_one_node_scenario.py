@@ -1,4 +1,4 @@
-"""A whole node under simulation: a seed replays exactly, no acknowledged record is lost, switched-off syncs show."""
+"""The one-node scenario: no violations, exact replay, and every disabled fsync is detected."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from moldau.testing.simulation.scenarios.one_node import OneNodeScenario
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 
 SEEDS = range(10)
-"""`make simulate SEEDS=500` plays the full number."""
+"""`make simulate SEEDS=500` runs the full number."""
 
 
 def run_seed(seed: int, ablation: str | None = None) -> SimulationOutcome:
@@ -34,7 +34,8 @@ def test_a_seed_replays_to_the_same_trace() -> None:
 
 def test_a_seed_replays_in_another_process_with_another_hash_seed() -> None:
     program = (
-        "from moldau.testing.simulation.scenarios.one_node import OneNode; print(OneNode(3).run().trace_hash)"
+        "from moldau.testing.simulation.scenarios.one_node import OneNodeScenario\n"
+        "print(OneNodeScenario(3).run().trace_hash)"
     )
     hashes = {
         subprocess.run(
@@ -50,18 +51,18 @@ def test_a_seed_replays_in_another_process_with_another_hash_seed() -> None:
 
 
 @pytest.mark.parametrize("ablation", OneNodeScenario.ablations())
-def test_a_node_whose_syncs_do_nothing_is_caught(ablation: str) -> None:
+def test_a_disabled_fsync_is_detected(ablation: str) -> None:
     assert any(run_seed(seed, ablation).violations for seed in SEEDS)
 
 
-def test_the_checker_finds_the_records_that_a_missing_sync_has_lost() -> None:
+def test_the_checker_finds_records_lost_by_a_disabled_fsync() -> None:
     assert any("lost write" in violation for violation in run_seed(0, "fsync").violations)
 
 
-def test_the_command_says_which_seed_failed_and_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_failed_seed_and_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "6", "--ablation", "fsync"]) == 1
     printed = capsys.readouterr().out
     assert "failed" in printed
-    replay = printed.split("replay it with: python -m moldau.testing.simulation ")[1].split("\n")[0]
+    replay = printed.split("replay with: python -m moldau.testing.simulation ")[1].split("\n")[0]
     assert main(replay.split()) == 1
     assert "violation: " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The register check says exactly what trying every order of the operations says."""
+"""The register check agrees with a search over all orders of the operations."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ OPERATIONS_MAX = 6
 
 
 def has_an_order(values: list[RegisterValue]) -> bool:
-    """Whether some order keeps what was over before what began later, and each read after its own write."""
+    """Returns whether some order respects real time and puts each read after its own write."""
     operations = [
         (number, is_write, when)
         for number, value in enumerate(values)
@@ -39,7 +39,7 @@ def random_history(draw: random.Random) -> list[RegisterValue]:
 
     def interval(not_before: float = -1) -> Interval:
         invoked_at, completed_at = sorted((times.pop(), times.pop()))
-        # Nobody reads what is not written yet; such an answer is caught before.
+        # The group checker reports reads of unwritten values before this check.
         return Interval(invoked_at, max(completed_at, not_before))
 
     values: list[RegisterValue] = []
@@ -54,7 +54,7 @@ def random_history(draw: random.Random) -> list[RegisterValue]:
     return values
 
 
-def test_it_agrees_with_every_order_tried() -> None:
+def test_it_agrees_with_a_search_over_all_orders() -> None:
     draw = random.Random(1)
     verdicts = set()
     for _ in range(HISTORIES):
@@ -65,7 +65,7 @@ def test_it_agrees_with_every_order_tried() -> None:
     assert verdicts == {True, False}
 
 
-def test_a_write_whose_outcome_nobody_saw_contradicts_nothing() -> None:
+def test_a_write_with_an_unobserved_result_contradicts_nothing() -> None:
     lasting = RegisterValue("a", Interval(1, 2), [Interval(8, 9)])
     assert list(contradictions([lasting, RegisterValue("b", Interval(4, math.inf), [])])) == []
     assert list(contradictions([lasting, RegisterValue("b", Interval(4, 5), [])]))

@@ -27,8 +27,8 @@ from moldau.raft.batches import CommittedBatch
 from moldau.raft.messages import EpochEndOffset
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from moldau.testing.simulation.platform.clock import SimulatedClock
 from moldau.testing.simulation.platform.loop import SimulatedLoop
+from moldau.testing.simulation.platform.simulation import SimulatedClock
 
 CLUSTER = "test-cluster"
 NETWORK_S = 0.001

@@ -1,4 +1,4 @@
-"""Certificates for tests, made on the spot by the openssl command: an authority, a broker's and a client's."""
+"""Test certificates created with the openssl command: an authority, a broker's and a client's."""
 
 import shutil
 import subprocess
@@ -19,13 +19,13 @@ class Certificates:
     """For localhost and 127.0.0.1."""
     broker_key: Path
     elsewhere: Path
-    """A broker's certificate, with the same key, for another host."""
+    """The broker's key with a certificate for another host."""
     client: Path
     client_key: Path
     client_locked_key: Path
-    """Under KEY_PASSWORD."""
+    """Encrypted with KEY_PASSWORD."""
     stranger: Path
-    """An authority that has signed nothing here."""
+    """An authority that signed none of the others."""
 
 
 def make_certificates(directory: Path) -> Certificates:

@@ -1,5 +1,5 @@
-"""Producers that keep what they were told, and the check that a topic holds it: every acknowledged record at its
-offset, once, in order."""
+"""Producers that record acknowledgements, and the check that a topic has every acknowledged record at its offset, once
+and in order."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from support.topics import QUIET
 
 PARTITIONS = 3
-"""Of the topics that are produced to here."""
+"""Partitions of the topics that are produced to here."""
 DEADLINE_S = 30
 RECONNECT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50, "retry.backoff.ms": 10}
 
 
 @dataclass
 class CheckedProducer:
-    """A producer and what it was told: the value acknowledged at each (partition, offset)."""
+    """A producer and its acknowledged values by (partition, offset)."""
 
     name: bytes
     producer: Producer
@@ -46,7 +46,7 @@ class CheckedProducer:
 
 
 def idempotent_producer(bootstrap: str) -> CheckedProducer:
-    """Keeps its batches through a crash and sends them again: the broker must know which it has."""
+    """Creates a producer that resends batches after a crash; the broker must detect duplicates."""
     settings = {"enable.idempotence": True, "max.in.flight.requests.per.connection": 5, "linger.ms": 1}
     limits = {"batch.num.messages": 20, "queue.buffering.max.messages": 2000}
     return CheckedProducer(
@@ -55,7 +55,7 @@ def idempotent_producer(bootstrap: str) -> CheckedProducer:
 
 
 def plain_producer(bootstrap: str) -> CheckedProducer:
-    """Sends nothing twice: what is not acknowledged may or may not be there."""
+    """Creates a producer without retries: an unacknowledged record may or may not be in the log."""
     settings = {"acks": "all", "retries": 0, "max.in.flight.requests.per.connection": 5, "linger.ms": 1}
     limits = {"batch.num.messages": 20, "queue.buffering.max.messages": 2000, "message.timeout.ms": 5000}
     return CheckedProducer(
@@ -64,7 +64,7 @@ def plain_producer(bootstrap: str) -> CheckedProducer:
 
 
 def read_all(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
-    """All records of a topic, by partition and offset; reading goes up in offsets without a gap."""
+    """Returns all records of a topic by partition and offset, and checks that offsets have no gap."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False, **QUIET}
     )
@@ -103,7 +103,7 @@ def check_log(found: dict[tuple[int, int], bytes], *senders: CheckedProducer) ->
 
 
 def produce(topic: str, senders: tuple[CheckedProducer, ...], seconds: float) -> None:
-    """Produces until every sender has had an acknowledgement, and then for so long."""
+    """Produces until every sender has an acknowledgement, and then for `seconds`."""
     before = [len(sender.acknowledged) for sender in senders]
     deadline = time.monotonic() + DEADLINE_S
     end = None

@@ -1,5 +1,4 @@
-"""What Moldau's own consumer does in a group, told once and run against every broker: each behaviour is a coroutine
-that takes a `ConsumerFixture`."""
+"""Behaviours of Moldau's consumer that run against every broker. Each is a coroutine that takes a `ConsumerFixture`."""
 
 import asyncio
 import re
@@ -57,7 +56,7 @@ class ConsumerFixture:
 
 
 class RunningConsumer:
-    """A consumer polled by a task of its own, with everything it is told written down."""
+    """A consumer that is polled by a task, with its rebalance events and records."""
 
     def __init__(self, consumer: Consumer, *topics: str, pattern: str | None = None) -> None:
         self.consumer = consumer
@@ -85,7 +84,7 @@ class RunningConsumer:
         await self.consumer.close()
 
     async def pause(self) -> None:
-        """Stops polling, as a user who is busy."""
+        """Stops polling, like a busy user."""
         if self._task is not None:
             self._task.cancel()
             results = await asyncio.gather(self._task, return_exceptions=True)
@@ -124,7 +123,7 @@ class RunningConsumer:
 
 
 def shared(members: list[RunningConsumer], topic: str, partitions: int) -> Callable[[], bool]:
-    """Whether the members have all partitions between them, each one once, as evenly as can be."""
+    """Returns a condition: the members own all partitions, each one once, as evenly as possible."""
     everything = sorted(TopicPartition(topic, index) for index in range(partitions))
 
     def holds() -> bool:
@@ -589,8 +588,8 @@ async def resumes_over_a_restart(scene: ConsumerFixture, restart: Callable[[], N
 async def a_kept_position_that_the_log_was_cut_below_is_noticed(
     scene: ConsumerFixture, restart: Callable[[], None]
 ) -> None:
-    """Each restart begins a leader epoch. The one in which nothing was written leaves no trace: a position that was
-    looked up then is as good as before. One that was read in an epoch that ended before it is not."""
+    """Each restart starts a leader epoch. A position fetched in an epoch without records stays valid. A position beyond
+    the end of the epoch that it was read in is truncated."""
     topic, group = scene.topics.create(), unique("group")
     here = TopicPartition(topic, 0)
     scene.produce(topic, [b"%d" % number for number in range(5)])

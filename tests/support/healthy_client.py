@@ -1,10 +1,10 @@
-"""A client that has done nothing wrong, and must not notice what others do to the broker."""
+"""A well-behaved client, which must not notice what other clients do to the broker."""
 
 from support.wire import WireClient, batch, end_offset, fetch, produce
 
 
 class HealthyClient:
-    """A client with one connection and one topic, which has done nothing wrong."""
+    """A client with one connection and one topic."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.wire = WireClient(bootstrap)

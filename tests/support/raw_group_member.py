@@ -1,4 +1,4 @@
-"""Members of groups on plain sockets: they say what the test wants them to say, right or wrong."""
+"""Group members on plain sockets, which send any request, valid or not."""
 
 import struct
 import time
@@ -12,13 +12,13 @@ LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_GROUPS, OFFSET_DEL
 NOT_COORDINATOR, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 16, 27, 79
 TIMEOUT_S = 30
 COORDINATOR_NOT_READY = (14, 15, NOT_COORDINATOR)
-"""The coordinator is being found, made or loaded."""
+"""The coordinator is being found, created or loaded."""
 
 Tree = dict[str, Any]
 
 
 def find_coordinator(wire: WireClient, group_id: str) -> None:
-    """Returns when the group has a coordinator that has loaded it; brokers other than Moldau take their time."""
+    """Waits until the group's coordinator has loaded it; other brokers than Moldau take a while."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         answer = wire.request(FIND_COORDINATOR, 2, {"key": group_id, "key_type": 0})
@@ -34,7 +34,8 @@ def find_coordinator(wire: WireClient, group_id: str) -> None:
 
 
 def subscription(*topics: str) -> bytes:
-    """As consumers put it, in its oldest version. Kafka never answers a group with one that it cannot read."""
+    """Encodes a subscription in its oldest version. Kafka does not respond to a group with one that it cannot
+    decode."""
     names = [struct.pack(">h", len(name)) + name.encode() for name in topics]
     return struct.pack(">hi", 0, len(names)) + b"".join(names) + struct.pack(">i", -1)
 
@@ -64,7 +65,7 @@ def sync_tree(group_id: str, member_id: str, generation: int, **more: Any) -> Tr
 
 
 def commit_tree(group_id: str, topic: str, *offsets: tuple[int, int], **more: Any) -> Tree:
-    """`offsets` are pairs of partition and offset; without more it is the commit of a consumer in no group."""
+    """`offsets` are pairs of partition and offset. Without `more` it is a commit outside of a membership."""
     metadata = more.pop("metadata", "where I am")
     partitions = [
         {"partition_index": index, "committed_offset": offset, "committed_metadata": metadata}
@@ -81,7 +82,7 @@ def commit_tree(group_id: str, topic: str, *offsets: tuple[int, int], **more: An
 
 
 def codes_of(answer: Tree) -> list[int]:
-    """The error codes of a commit, one by one."""
+    """Returns the error codes of a commit response."""
     return [each["error_code"] for topic in answer["topics"] for each in topic["partitions"]]
 
 
@@ -91,7 +92,7 @@ def commit(wire: WireClient, group_id: str, topic: str, *offsets: tuple[int, int
 
 
 def committed(wire: WireClient, group_id: str) -> dict[tuple[str, int], int]:
-    """All offsets of a group."""
+    """Returns all committed offsets of a group."""
     answer = wire.request(OFFSET_FETCH, 7, {"group_id": group_id, "topics": None, "require_stable": True})
     assert answer["error_code"] == 0
     return {
@@ -102,7 +103,7 @@ def committed(wire: WireClient, group_id: str) -> dict[tuple[str, int], int]:
 
 
 class RawGroupMember:
-    """One member on a connection of its own."""
+    """A member with its own connection."""
 
     def __init__(self, bootstrap: str, group_id: str, *, client_id: str = "raw", **join: Any) -> None:
         self.wire = WireClient(bootstrap, client_id=client_id)
@@ -112,7 +113,7 @@ class RawGroupMember:
         self._join = join
 
     def send_join(self, version: int = 5) -> None:
-        """Sends the request that may wait; `receive_join` takes the answer."""
+        """Sends a join request; `receive_join` receives the response."""
         self.wire.send(JOIN_GROUP, version, join_tree(self.group_id, self.member_id, **self._join))
 
     def receive_join(self, version: int = 5) -> Tree:
@@ -121,7 +122,7 @@ class RawGroupMember:
         return answer
 
     def join(self, version: int = 5) -> Tree:
-        """With the second attempt that new members need."""
+        """Joins, with the second request that new members need."""
         self.send_join(version)
         answer = self.receive_join(version)
         if answer["error_code"] == MEMBER_ID_REQUIRED:
@@ -130,7 +131,7 @@ class RawGroupMember:
         return answer
 
     def sync(self, *member_ids: str) -> Tree:
-        """With an assignment for these members, where it is the leader who brings it."""
+        """Sends a sync request, with assignments for these members if this one is the leader."""
         assignments = [{"member_id": each, "assignment": each.encode()} for each in member_ids]
         tree = sync_tree(self.group_id, self.member_id, self.generation, assignments=assignments)
         return self.wire.request(SYNC_GROUP, 5, tree)
@@ -152,7 +153,7 @@ class RawGroupMember:
         return code
 
     def heartbeat_until_rebalance(self) -> None:
-        """Heartbeats until the group rebalances."""
+        """Sends heartbeats until the group rebalances."""
         deadline = time.monotonic() + TIMEOUT_S
         while (code := self.heartbeat()) == 0:
             assert time.monotonic() < deadline, "nothing has made the group rebalance"

@@ -1,4 +1,4 @@
-"""Two clients nobody here wrote, behind one face: what a cluster promises is shown with each."""
+"""Two independent Kafka clients behind one interface, to show a cluster's guarantees with each."""
 
 import asyncio
 import time
@@ -14,10 +14,11 @@ CLIENT_TIMEOUT_S = 60.0
 
 class RealClient(Protocol):
     def produce(self, bootstrap: str, topic: str, values: Sequence[str], partition: int = 0) -> list[int]:
-        """Idempotent, acks=all; the offsets in the order of the values. Raises where one is not acknowledged."""
+        """Produces with idempotence and acks=all; returns the offsets in order. Raises if a record is not
+        acknowledged."""
 
     def read(self, bootstrap: str, topic: str, count: int, partition: int = 0) -> list[tuple[int, str]]:
-        """The first `count` records from the beginning, with their offsets."""
+        """Returns the first `count` records with their offsets."""
 
 
 class Confluent:

@@ -1,10 +1,10 @@
-"""What a process is before it has had anything to do with Spark, for tests that run beside others in one."""
+"""Resets the process state that Spark leaves behind, for tests that share a process."""
 
 import pytest
 
 
 def clear_spark_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No session, no Java, nothing that it was submitted with."""
+    """Removes the session, Java and submitted settings."""
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "MASTER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("moldau.spark.launcher.session._running_context", lambda _: None)

@@ -1,5 +1,4 @@
-"""A producer that writes to every partition of a topic in turn, all the while: for how long writes pause when something
-happens to the cluster, and what was promised for them."""
+"""A producer that writes to all partitions of a topic in turn, to measure how long writes pause during a fault."""
 
 import math
 import threading
@@ -15,7 +14,7 @@ SEND_INTERVAL_S = 0.002
 
 
 class SteadyWriter:
-    """With a producer's default settings, unless others are given."""
+    """Uses a producer's default settings unless `settings` overrides them."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class SteadyWriter:
         self._history = history
         self.failures: list[str] = []
         self._newest_acknowledged: dict[int, float] = {}
-        """By partition: when the newest of the acknowledged records was sent."""
+        """By partition: when the latest acknowledged record was sent."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -64,7 +63,7 @@ class SteadyWriter:
         return report
 
     def wait_resumed(self, partitions: Sequence[int], since: float) -> float:
-        """Seconds until a record sent after `since` is acknowledged in each of the partitions."""
+        """Returns the seconds until each partition has acknowledged a record that was sent after `since`."""
         deadline = time.monotonic() + RESUME_TIMEOUT_S
         while any(self._newest_acknowledged.get(index, 0.0) < since for index in partitions):
             assert time.monotonic() < deadline, "writes did not resume"
@@ -78,7 +77,7 @@ class SteadyWriter:
 
 
 def format_pauses(paused: Sequence[float]) -> str:
-    """The pauses of writes, in seconds, as a line for people."""
+    """Formats the lengths of write pauses as one line."""
     ordered = sorted(paused)
     median, late = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99))
     return f"writes paused for {median:.2f} s at p50, {late:.2f} s at p99, {ordered[-1]:.2f} s at most"

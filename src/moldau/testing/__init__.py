@@ -1,5 +1,5 @@
-"""For tests: a broker in the test's own process, ready at once (`Broker`), a cluster of several (`Cluster`), and pytest
-fixtures that give them."""
+"""In-process brokers for tests: `Broker` (one node, in memory), `Cluster` (several nodes) and pytest fixtures for
+both."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ __all__ = ["Broker", "Cluster"]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first used: pytest imports this package with its plugins, whether a test needs a node or not.
+    # Imported on first use: pytest loads this package with its plugins, even if no test needs a node.
     if name == "Broker":
         from moldau.testing.broker import Broker
 

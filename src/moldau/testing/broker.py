@@ -1,12 +1,12 @@
-"""A broker for tests: real TCP on a free port, records in memory, gone when the test is.
+"""An in-process broker for tests: real TCP on a free port, records in memory.
 
 with Broker(topics={"orders": 3}) as broker:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
 
 async with Broker() as broker: ...
 
-Two settings are other than a node's: `group.initial.rebalance.delay.ms` is 0, so that a consumer begins at once, and
-`offsets.topic.num.partitions` is 4. What a test gives in `settings` goes over them.
+Two settings differ from a node's defaults: `group.initial.rebalance.delay.ms` is 0, so that consumers start at once,
+and `offsets.topic.num.partitions` is 4. The `settings` argument overrides them.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ DEFAULTS = {
 
 
 class Broker:
-    """One node. As a plain context manager it runs in a thread of its own, so that clients which block do
-    not block it; as an async one it runs in the loop that is there."""
+    """A single node. `with` runs it in its own thread, so that blocking clients do not block it; `async with` runs it
+    in the caller's event loop."""
 
     def __init__(
         self, topics: Iterable[str] | Mapping[str, int] = (), settings: Mapping[str, str] | None = None
     ) -> None:
-        """`topics` by name, or with their number of partitions; `settings` by Kafka's names."""
+        """`topics` are names, or a mapping of names to partition counts; `settings` use Kafka's names."""
         if isinstance(topics, str):
             topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
-        given = {**DEFAULTS, **(settings or {})}
-        self._settings = build_settings(flags=given)
+        overrides = {**DEFAULTS, **(settings or {})}
+        self._settings = build_settings(flags=overrides)
         self._node: Node | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def bootstrap(self) -> str:
-        """`host:port`, for a client's bootstrap.servers."""
+        """Bootstrap address, `host:port`."""
         assert self._node is not None, "the broker is not running"
         return self._node.addresses[0].address
 
@@ -55,7 +55,7 @@ class Broker:
         assert self._node is not None, "the broker is not running"
         return self._node
 
-    # In the caller's loop
+    # In the caller's event loop
 
     async def __aenter__(self) -> "Broker":
         await self._start()
@@ -90,7 +90,7 @@ class Broker:
         await node.stop()
         if check and node.unexpected_errors:
             raise AssertionError(
-                f"{node.unexpected_errors} requests ended in an error of the broker's own: see its log"
+                f"{node.unexpected_errors} requests failed with an unexpected error: see the broker's log"
             )
 
     # In a thread

@@ -1,5 +1,4 @@
-"""A cluster for tests: several nodes in the test's own process, each in a thread, with real TCP between them and their
-data in files.
+"""An in-process cluster for tests: several nodes, each in its own thread, with real TCP between them and data in files.
 
 with Cluster(3, topics={"orders": 6}) as cluster:
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
@@ -7,9 +6,8 @@ with Cluster(3, topics={"orders": 6}) as cluster:
     ...
     cluster.restart(1)
 
-Nodes are numbered from 1. Faults are those of the nodes and of the network between them; clients always reach every
-node that runs. Settings are as a cluster of that size would have them: three replicas of which two must be in sync,
-where there are three nodes; and as `Broker` has them for tests.
+Node ids start at 1. Faults affect nodes and the network between them; clients reach every running node. With three
+nodes or more, topics have three replicas and min.insync.replicas is 2. Other settings are those of `Broker`.
 """
 
 import shutil
@@ -45,8 +43,8 @@ class Cluster:
         data_dir: str | Path | None = None,
         racks: Sequence[str] | None = None,
     ) -> None:
-        """`topics` by name, or with their number of partitions; `settings` by Kafka's names, for all nodes. Data is
-        kept in `data_dir`, or else in a directory that goes with the cluster."""
+        """`topics` are names, or a mapping of names to partition counts; `settings` use Kafka's names and apply to all
+        nodes. Without `data_dir` the data goes to a temporary directory that is removed with the cluster."""
         if isinstance(topics, str):
             topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
@@ -62,12 +60,12 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        """`host:port,...` of all nodes, for a client's bootstrap.servers."""
+        """Bootstrap addresses of all nodes, comma-separated."""
         return ",".join(f"{HOST}:{port}" for port in self._ports.values())
 
     @property
     def nodes(self) -> dict[int, Node]:
-        """Those that run, by their number."""
+        """Running nodes by node id."""
         return {node_id: thread.node for node_id, thread in sorted(self._running.items())}
 
     def address(self, node_id: int) -> str:
@@ -75,16 +73,17 @@ class Cluster:
 
     @property
     def controller_id(self) -> int:
-        """The active controller, as most of the running nodes see it; -1 where they see none."""
-        seen = [
+        """Id of the active controller, as most running nodes see it; -1 if they know none."""
+        views = [
             thread.node.broker.quorum.leader_id
             for node_id, thread in sorted(self._running.items())
             if node_id not in self._paused
         ]
-        return max(seen, key=seen.count, default=-1)
+        return max(views, key=views.count, default=-1)
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
-        """Who leads a partition, as the running node with the newest metadata sees it; -1 where nobody does."""
+        """Returns the leader of a partition according to the newest metadata of the running nodes; -1 if it has
+        none."""
         images = [
             thread.node.broker.metadata.image
             for node_id, thread in self._running.items()
@@ -97,12 +96,12 @@ class Cluster:
     # Faults
 
     def kill(self, node_id: int) -> None:
-        """The node is gone at once, as after SIGKILL. What it wrote is there when it is started again."""
+        """Ends the node as SIGKILL would. What it wrote to its files is still there after `restart`."""
         self._paused.discard(node_id)
         self._running.pop(node_id).kill()
 
     def stop(self, node_id: int) -> None:
-        """The node stops cleanly: it hands over what it leads first. One that stands still goes on for that."""
+        """Shuts the node down cleanly, with its leaderships handed over. A paused node is resumed first."""
         self.resume(node_id)
         thread = self._running.pop(node_id)
         try:
@@ -111,14 +110,14 @@ class Cluster:
             thread.join()
 
     def restart(self, node_id: int) -> None:
-        """Starts a node again that was killed or stopped, with its data; stops it first where it runs. Returns when
-        it serves."""
+        """Starts a killed or stopped node with its data, and stops it first if it is running. Returns when the node
+        serves."""
         if node_id in self._running:
             self.stop(node_id)
         self._start_nodes([node_id])
 
     def pause(self, node_id: int) -> None:
-        """The node stands still, as after SIGSTOP."""
+        """Suspends the node as SIGSTOP would."""
         if node_id not in self._paused:
             self._running[node_id].pause()
             self._paused.add(node_id)
@@ -128,17 +127,17 @@ class Cluster:
         self._running[node_id].resume()
 
     def partition(self, node_id: int, *others: int, one_way: bool = False) -> None:
-        """Nothing comes through any more between a node and others (all, where none are named), and nobody is told;
-        `one_way`: what the node sends is lost, what is sent to it arrives."""
+        """Drops all traffic between a node and others (all others by default) without closing connections. With
+        `one_way` only what the node sends is dropped."""
         for other in others or [each for each in self._ports if each != node_id]:
-            block = [(node_id, other)] if one_way else [(node_id, other), (other, node_id)]
-            self._links.block(block)
+            directions = [(node_id, other)] if one_way else [(node_id, other), (other, node_id)]
+            self._links.block(directions)
 
     def heal(self) -> None:
-        """Ends all partitions."""
+        """Ends all network partitions."""
         self._links.heal()
 
-    # Life
+    # Start and stop
 
     def __enter__(self) -> "Cluster":
         try:
@@ -170,7 +169,7 @@ class Cluster:
             self._remove_data()
         if kind is None and unexpected_errors:
             raise AssertionError(
-                f"{unexpected_errors} requests ended in an error of a node's own: see its log"
+                f"{unexpected_errors} requests failed with an unexpected error: see the nodes' log"
             )
 
     def _start_nodes(self, node_ids: Iterable[int]) -> None:
@@ -227,12 +226,13 @@ class Cluster:
 
 
 def _free_ports(count: int) -> dict[int, int]:
-    """A port for each node, from 1 on. They are held until all are chosen, so that none is given twice."""
-    held = [socket.socket() for _ in range(count)]
+    """Returns a free port for each node id. All sockets stay bound until every port is chosen, so that none is used
+    twice."""
+    sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in held:
+        for each in sockets:
             each.bind((HOST, 0))
-        return {number: each.getsockname()[1] for number, each in enumerate(held, start=1)}
+        return {number: each.getsockname()[1] for number, each in enumerate(sockets, start=1)}
     finally:
-        for each in held:
+        for each in sockets:
             each.close()

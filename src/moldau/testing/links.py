@@ -1,5 +1,5 @@
-"""The network between the nodes of a test cluster: connections as they are, until a link is cut. Then nothing comes
-through, and nobody is told."""
+"""Network links between the nodes of a test cluster. A blocked link drops data silently, and its connections stay
+open."""
 
 import asyncio
 import threading
@@ -11,27 +11,27 @@ from moldau.client.errors import RequestTimedOutError
 from moldau.client.net.connection import Connection
 
 CONNECT_POLL_INTERVAL_S = 0.02
-"""How often who wants to connect over a cut link tries again."""
+"""How often a connection attempt over a blocked link is retried."""
 
 Direction = tuple[int, int]
-"""From a node to a node."""
+"""Sending and receiving node id."""
 
 
 class _DroppingTransport:
-    """Where what is sent over a cut link goes."""
+    """Discards what is written to a blocked link."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
 
     def write(self, data: Any) -> None:
-        """It is lost."""
+        """Drops the data."""
 
     def abort(self) -> None:
         self._transport.abort()
 
 
 class _BlockableConnection(Connection):
-    """A connection that can be cut: what is sent gets lost, what would come stays away, and it looks open."""
+    """A connection that can be blocked: writes are discarded, reads pause, and it still looks open."""
 
     is_blocked = False
 
@@ -51,17 +51,17 @@ class _BlockableConnection(Connection):
 
 
 class NodeLinks:
-    """Of all nodes of a cluster. Its own methods may be called from any thread."""
+    """Links between all nodes of a cluster. Public methods may be called from any thread."""
 
     def __init__(self, node_of_port: dict[int, int]) -> None:
         self._node_of_port = node_of_port
         self._lock = threading.Lock()
         self._blocked: set[Direction] = set()
         self._open: dict[int, list[tuple[int, asyncio.AbstractEventLoop, _BlockableConnection]]] = {}
-        """By the node that opened it: to whom, and the loop it belongs to."""
+        """By the node that opened the connection: target node, event loop and connection."""
 
     def connector_for(self, node_id: int) -> Callable[..., Any]:
-        """How this node opens connections to others."""
+        """Returns the `connect` function that this node uses to reach others."""
 
         async def connect(host: str, port: int, *, client_id: str, timeout_ms: int) -> Connection:
             target = self._node_of_port.get(port, -1)
@@ -71,12 +71,14 @@ class NodeLinks:
                 if loop.time() > deadline:
                     raise RequestTimedOutError(f"no connection to {host}:{port} within {timeout_ms} ms")
                 await asyncio.sleep(CONNECT_POLL_INTERVAL_S)
-            left_ms = max(1, round((deadline - loop.time()) * 1000))
-            connection = await _BlockableConnection.open(host, port, client_id=client_id, timeout_ms=left_ms)
+            remaining_ms = max(1, round((deadline - loop.time()) * 1000))
+            connection = await _BlockableConnection.open(
+                host, port, client_id=client_id, timeout_ms=remaining_ms
+            )
             assert isinstance(connection, _BlockableConnection)
             with self._lock:
-                known = [each for each in self._open.get(node_id, []) if each[2].is_open]
-                self._open[node_id] = [*known, (target, loop, connection)]
+                still_open = [each for each in self._open.get(node_id, []) if each[2].is_open]
+                self._open[node_id] = [*still_open, (target, loop, connection)]
             self._apply_faults(node_id, target, connection)
             return connection
 
@@ -91,7 +93,7 @@ class NodeLinks:
                 _call_in_loop(loop, partial(self._apply_faults, node_id, target, connection))
 
     def heal(self) -> None:
-        """All links are whole again. Connections that were cut are closed: what was lost on them is lost."""
+        """Unblocks all links, and closes the connections that were blocked because they have lost data."""
         with self._lock:
             self._blocked.clear()
             connections = [each for opened in self._open.values() for each in opened]
@@ -99,7 +101,7 @@ class NodeLinks:
             _call_in_loop(loop, connection.close_if_blocked)
 
     def close_connections(self, node_id: int) -> None:
-        """The node's process is gone, and its connections with it. Called in the node's own loop."""
+        """Closes the connections that a killed node had opened. Called in that node's event loop."""
         with self._lock:
             opened = self._open.pop(node_id, [])
         for _, _, connection in opened:
@@ -119,5 +121,5 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:
-        # The loop is closed: its node is gone, and so are its connections.
+        # The loop is closed, and its connections with it.
         return

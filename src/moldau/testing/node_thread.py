@@ -1,4 +1,4 @@
-"""A node of a test cluster in a thread of its own: it can be stopped, killed, and made to stand still."""
+"""A node of a test cluster in its own thread, which can be stopped, killed and paused."""
 
 import asyncio
 import threading
@@ -14,14 +14,16 @@ from moldau.testing.broker import new_loop
 T = TypeVar("T")
 
 _killed_nodes: list[Any] = []
-"""Loops and tasks of nodes that were killed. Were they collected, code would run that in a killed process does not."""
+"""Loops, tasks and nodes that were killed. Garbage collection would run cleanup code that a killed process never
+runs."""
 
 
 class NodeThread:
     def __init__(
         self, settings: BrokerSettings, connect: Callable[..., Any], on_kill: Callable[[], None]
     ) -> None:
-        """`connect` is how it reaches other nodes; `on_kill` is called in its loop when it is killed."""
+        """`connect` opens connections to other nodes; `on_kill` is called in the node's event loop when it is
+        killed."""
         self._settings = settings
         self._on_kill = on_kill
         self._node = Node(system_platform(), settings, connect=connect)
@@ -36,15 +38,15 @@ class NodeThread:
         return self._node
 
     def start(self) -> "Future[None]":
-        """What it gives is done when the node has started, or raises why it has not."""
+        """Starts the thread. The future completes when the node has started, or with the error."""
         self._thread.start()
         return self.submit(self._node.start())
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> "Future[None]":
-        """As SIGTERM does; `join` when it is done."""
+        """Shuts the node down as SIGTERM would; call `join` when the future is done."""
         return self.submit(self._node.stop())
 
     def join(self) -> None:
@@ -53,30 +55,30 @@ class NodeThread:
         self._loop.close()
 
     def kill(self) -> None:
-        """As SIGKILL does: its sockets close, and nothing of it runs any more. What it wrote to files is there."""
+        """Ends the node as SIGKILL would: its sockets close and none of its code runs any more."""
         self._is_killed = True
         self._loop.call_soon_threadsafe(self._abort)
         self._resumed.set()
         self._thread.join()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            # Nobody is to be told that they never ended.
+        pending = asyncio.all_tasks(self._loop)
+        for task in pending:
+            # Suppresses asyncio's warning about destroyed pending tasks.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        _killed_nodes.append((self._loop, left, self._node))
+        _killed_nodes.append((self._loop, pending, self._node))
 
     def pause(self) -> None:
-        """As SIGSTOP does: it stands still, and its connections stay open."""
-        stands_still = threading.Event()
+        """Suspends the node as SIGSTOP would, with its connections open."""
+        is_paused = threading.Event()
         self._resumed.clear()
 
-        def stand_still() -> None:
-            stands_still.set()
+        def wait_for_resume() -> None:
+            is_paused.set()
             self._resumed.wait()
             if self._is_killed:
                 self._abort()
 
-        self._loop.call_soon_threadsafe(stand_still)
-        stands_still.wait()
+        self._loop.call_soon_threadsafe(wait_for_resume)
+        is_paused.wait()
 
     def resume(self) -> None:
         self._resumed.set()
@@ -88,5 +90,5 @@ class NodeThread:
     def _abort(self) -> None:
         self._node.abort()
         self._on_kill()
-        # Sockets that were aborted are closed in the next turn of the loop, which is the last.
+        # Aborted sockets are closed in the next iteration of the loop, which is the last.
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)

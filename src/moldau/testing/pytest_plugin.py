@@ -1,8 +1,8 @@
-"""A pytest plugin that comes with Moldau: the fixtures `moldau_broker` and `moldau_cluster`, a fresh broker or a fresh
-cluster of three for each test that asks for it.
+"""Pytest plugin with the fixtures `moldau_broker` and `moldau_cluster`: a fresh broker, or a fresh cluster of three
+nodes, for each test.
 
-Topics are given with a mark: `@pytest.mark.moldau(topics={"orders": 3}, settings={"num.partitions": "2"})`. For a
-cluster it may say `nodes=5` too.
+A mark sets topics and settings: `@pytest.mark.moldau(topics={"orders": 3}, settings={"num.partitions": "2"})`. For a
+cluster it may also set `nodes=5`.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "moldau(topics, settings, nodes): what moldau_broker or moldau_cluster is started with"
+        "markers", "moldau(topics, settings, nodes): arguments of moldau_broker or moldau_cluster"
     )
 
 
 @pytest.fixture
 def moldau_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
     """A running broker with its records in memory; `.bootstrap` is its address."""
-    # Imported here, so that test runs which never ask for a broker do not pay for it.
+    # Imported here so that test runs without a broker do not pay for it.
     from moldau.testing.broker import Broker
 
     mark = request.node.get_closest_marker("moldau")
@@ -34,7 +34,7 @@ def moldau_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
 
 @pytest.fixture
 def moldau_cluster(request: pytest.FixtureRequest) -> "Iterator[Cluster]":
-    """A running cluster; `.bootstrap` is its addresses, and `kill`, `pause`, `partition` are its faults."""
+    """A running cluster; `.bootstrap` has its addresses, and `kill`, `pause` and `partition` inject faults."""
     from moldau.testing.cluster import Cluster
 
     mark = request.node.get_closest_marker("moldau")

@@ -1,4 +1,4 @@
-"""The broker for tests: there at once, real, and gone afterwards."""
+"""`moldau.testing.Broker`: it starts at once, serves real clients and cleans up."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ def produce(bootstrap: str, topic: str, value: bytes) -> int:
     return offsets[0]
 
 
-def test_a_plain_with_gives_a_broker_that_clients_use() -> None:
+def test_with_starts_a_broker_for_blocking_clients() -> None:
     with Broker(topics={"orders": 3}) as broker:
         assert produce(broker.bootstrap, "orders", b"one") == 0
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "unused", "log_level": 0})
@@ -31,7 +31,7 @@ def test_a_plain_with_gives_a_broker_that_clients_use() -> None:
         consumer.close()
 
 
-def test_an_async_with_runs_it_in_the_loop_that_is_there() -> None:
+def test_async_with_runs_the_broker_in_the_current_loop() -> None:
     async def main() -> int:
         async with Broker(topics=["orders"]) as broker:
             producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap)
@@ -43,29 +43,29 @@ def test_an_async_with_runs_it_in_the_loop_that_is_there() -> None:
     assert asyncio.run(main()) == 0
 
 
-def test_two_brokers_know_nothing_of_each_other() -> None:
+def test_two_brokers_are_independent() -> None:
     with Broker(topics=["orders"]) as first, Broker(topics=["orders"]) as second:
         produce(first.bootstrap, "orders", b"one")
         assert produce(second.bootstrap, "orders", b"one") == 0
         assert first.bootstrap != second.bootstrap
 
 
-def test_settings_are_given_by_kafkas_names() -> None:
+def test_settings_use_kafkas_names() -> None:
     with Broker(topics=["orders"], settings={"num.partitions": "7"}) as broker:
         assert len(broker.node.broker.metadata.image.topics["orders"].partitions) == 7
 
 
-def test_a_topic_that_cannot_be_is_an_error_where_the_broker_is_started() -> None:
+def test_an_invalid_topic_is_an_error_at_start() -> None:
     with pytest.raises(InvalidTopicError), Broker(topics=["not a name"]):
         pass
 
 
 @pytest.mark.moldau(topics={"orders": 2})
-def test_the_fixture_gives_a_broker(moldau_broker: Broker) -> None:
+def test_the_fixture_starts_a_broker(moldau_broker: Broker) -> None:
     assert produce(moldau_broker.bootstrap, "orders", b"one") == 0
 
 
-def test_starting_one_does_not_drag_in_what_only_tests_need() -> None:
+def test_starting_a_broker_does_not_import_test_or_cli_libraries() -> None:
     script = (
         "import sys\n"
         "from moldau.testing import Broker\n"

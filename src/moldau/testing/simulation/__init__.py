@@ -1,4 +1,5 @@
-"""Deterministic simulation: whole nodes on a virtual loop, network and disk; one seed gives one run, exactly."""
+"""Deterministic simulation: whole nodes on a simulated event loop, network and disk. The same seed gives the same
+run."""
 
 from moldau.testing.simulation.platform.simulation import Host, HostCrashed, Simulation
 

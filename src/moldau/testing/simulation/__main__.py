@@ -1,4 +1,4 @@
-"""`python -m moldau.testing.simulation --seeds N` plays N seeds and says how to replay one that fails."""
+"""`python -m moldau.testing.simulation --seeds N` runs N seeds and prints how to replay one that fails."""
 
 import argparse
 import sys
@@ -10,15 +10,14 @@ from moldau.testing.simulation.scenarios.cluster import ClusterScenario
 from moldau.testing.simulation.scenarios.groups import GroupsScenario
 from moldau.testing.simulation.scenarios.one_node import OneNodeScenario
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
-from moldau.testing.simulation.scenarios.runner import run_seeds
-from moldau.testing.simulation.scenarios.scenario import Scenario
+from moldau.testing.simulation.scenarios.scenario import Scenario, run_seeds
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
     each.NAME: each for each in (OneNodeScenario, GroupsScenario, ClusterScenario)
 }
 ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]
 MINIMUM_COUNTS = {"operations", "faults"}
-"""A seed with too few of these proves too little."""
+"""Reported as a minimum per seed: a seed with too few of these proves too little."""
 LOG_LINES_SHOWN = 30
 EVENTS_SHOWN = 40
 VIOLATIONS_SHOWN = 20
@@ -26,23 +25,21 @@ VIOLATIONS_SHOWN = 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m moldau.testing.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument(
-        "--scenario", choices=SCENARIOS, help="play this one only; all are played for each seed otherwise"
-    )
+    parser.add_argument("--seeds", type=int, default=100, help="number of seeds to run")
+    parser.add_argument("--start", type=int, default=0, help="first seed")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="run this scenario only (default: all)")
     parser.add_argument(
         "--ablation",
         choices=ABLATIONS,
-        help="switch a safeguard off, in the scenario that has it: the run must then fail",
+        help="disable a safeguard, in the scenario that has it; the run must then fail",
     )
     parser.add_argument(
-        "--replay", type=int, metavar="SEED", help="play one seed and show all there is to see"
+        "--replay", type=int, metavar="SEED", help="run one seed and print its events and log"
     )
-    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
-    parser.add_argument("--jobs", type=int, default=1, help="play this many seeds at once")
+    parser.add_argument("--keep-going", action="store_true", help="continue after a seed that fails")
+    parser.add_argument("--jobs", type=int, default=1, help="number of seeds to run in parallel")
     parser.add_argument(
-        "--times", type=int, default=1, help="replay it this often: all runs must be the same"
+        "--times", type=int, default=1, help="number of replays; all must have the same trace hash"
     )
     options = parser.parse_args(arguments)
     scenarios = [
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and (not options.ablation or options.ablation in scenario.ablations())
     ]
     if not scenarios:
-        parser.error(f"the scenario {options.scenario} has no ablation {options.ablation}")
+        parser.error(f"scenario {options.scenario} has no ablation {options.ablation}")
     if options.replay is not None:
         return max([_replay(each, options.replay, options.ablation, options.times) for each in scenarios])
     seeds = range(options.start, options.start + options.seeds)
@@ -63,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report_seeds(
     each_seed: Iterator[list[SimulationOutcome]], seeds: range, ablation: str | None, keep_going: bool
 ) -> int:
-    began = time.monotonic()
+    started = time.monotonic()
     counts: Counter[str] = Counter()
-    least: dict[str, int] = {}
+    minimums: dict[str, int] = {}
     failed: list[int] = []
     seen = 0
     for seed, outcomes in zip(seeds, each_seed, strict=True):
@@ -73,7 +70,7 @@ def _report_seeds(
         for outcome in outcomes:
             counts += outcome.counts
             for what in MINIMUM_COUNTS & outcome.counts.keys():
-                least[what] = min(outcome.counts[what], least.get(what, outcome.counts[what]))
+                minimums[what] = min(outcome.counts[what], minimums.get(what, outcome.counts[what]))
             if outcome.violations:
                 _show_failure(outcome, ablation)
         _show_progress(f"{seen}/{len(seeds)} seeds, {_format_counts(counts)}", seen == len(seeds))
@@ -81,10 +78,10 @@ def _report_seeds(
             failed.append(seed)
             if not keep_going:
                 break
-    took = time.monotonic() - began
+    took = time.monotonic() - started
     _print(f"{seen} seeds in {took:.0f} s, {_format_counts(counts)}; {len(failed)} seeds failed")
-    if least and not failed:
-        _print("at least " + ", ".join(f"{least[what]} {what}" for what in sorted(least)) + " in each")
+    if minimums and not failed:
+        _print("at least " + ", ".join(f"{minimums[what]} {what}" for what in sorted(minimums)) + " in each")
     return 1 if failed else 0
 
 
@@ -100,25 +97,25 @@ def _replay(scenario: type[Scenario], seed: int, ablation: str | None, times: in
         _print(f"violation: {violation}")
     others = sum(scenario(seed, ablation).run().trace_hash != outcome.trace_hash for _ in range(times - 1))
     if times > 1:
-        _print(f"{times} runs, {others} of them unlike the first")
+        _print(f"{times} runs, {others} of them differ from the first")
     return 1 if outcome.violations or others else 0
 
 
 def _show_failure(outcome: SimulationOutcome, ablation: str | None) -> None:
-    switch = f" --ablation {ablation}" if ablation else ""
+    option = f" --ablation {ablation}" if ablation else ""
     _print(f"\n{outcome.scenario}, seed {outcome.seed} ({outcome.profile}) failed:")
     for violation in outcome.violations[:VIOLATIONS_SHOWN]:
         _print(f"  {violation}")
     if len(outcome.violations) > VIOLATIONS_SHOWN:
         _print(f"  and {len(outcome.violations) - VIOLATIONS_SHOWN} more")
-    _print("what happened last:")
+    _print("last events:")
     for line in outcome.notable_events[-EVENTS_SHOWN:]:
         _print(f"  {line}")
-    _print("the last log lines:")
+    _print("last log lines:")
     for line in outcome.log[-LOG_LINES_SHOWN:]:
         _print(f"  {line}")
-    replay = f"--scenario {outcome.scenario}{switch} --replay {outcome.seed}"
-    _print(f"replay it with: python -m moldau.testing.simulation {replay}")
+    replay = f"--scenario {outcome.scenario}{option} --replay {outcome.seed}"
+    _print(f"replay with: python -m moldau.testing.simulation {replay}")
 
 
 def _format_counts(counts: Counter[str]) -> str:

@@ -1,1 +1,1 @@
-"""Safeguards that can be switched off to show that the checkers notice."""
+"""Ablations: safeguards that can be disabled to show that the checkers detect it."""

@@ -1,11 +1,12 @@
-"""The safeguards of a cluster, each with a switch that takes it out of the code under test and the kind of trouble in
-which it is missed. A simulation that does not notice would be a hole in the simulation."""
+"""Cluster ablations: each disables one safeguard in the code under test and picks a fault profile in which it matters.
+The simulation must then report a violation."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 from moldau.controller import alter_partition as isr
 from moldau.controller import cluster_control as brokers
@@ -22,7 +23,6 @@ from moldau.raft.messages import EpochEndOffset
 from moldau.raft.quorum_state_store import FileQuorumStateStore
 from moldau.raft.state import QuorumState
 from moldau.records.batch import Batch
-from moldau.testing.simulation.ablations.patch import patched
 from moldau.testing.simulation.scenarios.faulty_cluster import FaultPlan
 
 SAVING_S = 0.5
@@ -30,9 +30,9 @@ SAVING_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    switch: Callable[[], AbstractContextManager[None]]
+    switch: Callable[[], AbstractContextManager[object]]
     plan: Callable[[FaultPlan], FaultPlan] = lambda plan: plan
-    """Makes a seed's plan one in which the safeguard matters."""
+    """Adapts the seed's fault plan so that the safeguard matters."""
 
 
 def _in(profile: str, **changes: Any) -> Callable[[FaultPlan], FaultPlan]:
@@ -42,102 +42,102 @@ def _in(profile: str, **changes: Any) -> Callable[[FaultPlan], FaultPlan]:
 # Replication
 
 
-def without_fsync() -> AbstractContextManager[None]:
-    """What is appended counts as safe, on leaders and followers."""
+def without_fsync() -> AbstractContextManager[object]:
+    """Leaders and followers count appended records as durable."""
 
     def flushed_offset(flusher: LogFlusher) -> int:
         return flusher._log.end_offset
 
-    return patched(LogFlusher, "flushed_offset", flushed_offset)
+    return mock.patch.object(LogFlusher, "flushed_offset", flushed_offset)
 
 
-def with_unsynced_followers() -> AbstractContextManager[None]:
-    """A follower vouches for what it has not synced."""
+def with_unsynced_followers() -> AbstractContextManager[object]:
+    """A follower reports records as replicated before it has synced them."""
 
     def replicated_offset(follower: FollowerReplica) -> int:
         return follower.log.end_offset
 
-    return patched(FollowerReplica, "replicated_offset", replicated_offset)
+    return mock.patch.object(FollowerReplica, "replicated_offset", replicated_offset)
 
 
-def without_truncation() -> AbstractContextManager[None]:
-    """A follower goes on from its own end, whatever its leader says of epochs."""
+def without_truncation() -> AbstractContextManager[object]:
+    """A follower does not truncate where its log diverges from the leader's."""
 
     def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
         return end_offset
 
-    return patched(follower_replica, "truncation_offset", truncation_offset)
+    return mock.patch.object(follower_replica, "truncation_offset", truncation_offset)
 
 
-def without_maximal_in_sync() -> AbstractContextManager[None]:
-    """A leader goes by the in-sync set that it wants, before the controller has agreed."""
+def without_maximal_in_sync() -> AbstractContextManager[object]:
+    """A leader uses the ISR that it has proposed before the controller has accepted it."""
 
     def maximal_isr(state: LeaderState) -> tuple[int, ...]:
         return state.image.isr if state.proposal is None else state.proposal.isr
 
-    return patched(LeaderState, "maximal_isr", maximal_isr)
+    return mock.patch.object(LeaderState, "maximal_isr", maximal_isr)
 
 
-def without_lease() -> AbstractContextManager[None]:
-    """A leader acknowledges as long as it has not heard that it was replaced."""
+def without_lease() -> AbstractContextManager[object]:
+    """A leader acknowledges records after its lease has expired."""
 
     def check_lease(partition: Partition) -> None:
         pass
 
-    return patched(Partition, "check_lease", check_lease)
+    return mock.patch.object(Partition, "check_lease", check_lease)
 
 
-def without_high_watermark() -> AbstractContextManager[None]:
-    """Consumers see all there is."""
+def without_high_watermark() -> AbstractContextManager[object]:
+    """Consumers read beyond the high watermark."""
 
     def visible_end(partition: Partition, *, committed_only: bool) -> int:
         return partition.log.end_offset
 
-    return patched(Partition, "visible_end", visible_end)
+    return mock.patch.object(Partition, "visible_end", visible_end)
 
 
-def without_producers_on_followers() -> AbstractContextManager[None]:
-    """A follower does not remember what producers have written last."""
+def without_producers_on_followers() -> AbstractContextManager[object]:
+    """A follower does not keep producer state."""
     append = FollowerReplica._append_from_leader
 
     async def append_followed(follower: FollowerReplica, batches: list[Batch]) -> None:
         await append(follower, batches)
         follower.log.producers.rebuild(None, ())
 
-    return patched(FollowerReplica, "_append_from_leader", append_followed)
+    return mock.patch.object(FollowerReplica, "_append_from_leader", append_followed)
 
 
-# The controller
+# Controller
 
 
-def without_partition_epoch() -> AbstractContextManager[None]:
-    """A change of an in-sync set is made, whatever state it was thought up on."""
+def without_partition_epoch() -> AbstractContextManager[object]:
+    """The controller accepts an ISR change based on an old partition epoch."""
 
     def check(*arguments: object) -> None:
         pass
 
-    return patched(isr, "_check_partition_epoch", check)
+    return mock.patch.object(isr, "_check_partition_epoch", check)
 
 
-def without_broker_epoch() -> AbstractContextManager[None]:
-    """Every broker that registers anew is believed to have all that it had."""
+def without_broker_epoch() -> AbstractContextManager[object]:
+    """The controller treats every restart of a broker as clean."""
 
     def is_clean_restart(*arguments: object) -> bool:
         return True
 
-    return patched(brokers, "is_clean_restart", is_clean_restart)
+    return mock.patch.object(brokers, "is_clean_restart", is_clean_restart)
 
 
-def without_group_load() -> AbstractContextManager[None]:
-    """A coordinator begins to serve before it has read its groups."""
-    return patched(ShardDriver, "is_empty", True)
+def without_group_load() -> AbstractContextManager[object]:
+    """A coordinator serves before it has loaded its groups."""
+    return mock.patch.object(ShardDriver, "is_empty", True)
 
 
-# The quorum
+# Quorum
 
 
-def with_votes_saved_later() -> AbstractContextManager[None]:
-    """A vote is given before it is on disk."""
+def with_votes_saved_later() -> AbstractContextManager[object]:
+    """A vote is granted before it is on disk."""
     save = FileQuorumStateStore.save
 
     async def save_later(elections: FileQuorumStateStore, election: ElectionState) -> None:
@@ -145,37 +145,37 @@ def with_votes_saved_later() -> AbstractContextManager[None]:
             await asyncio.sleep(SAVING_S)
             await save(elections, election)
 
-        # The loop keeps it: a simulated loop holds on to its tasks.
+        # No reference is needed: the simulated loop keeps its tasks.
         asyncio.get_running_loop().create_task(later())
 
-    return patched(FileQuorumStateStore, "save", save_later)
+    return mock.patch.object(FileQuorumStateStore, "save", save_later)
 
 
-def without_log_check() -> AbstractContextManager[None]:
-    """A vote is given to whoever asks first."""
+def without_log_check() -> AbstractContextManager[object]:
+    """A vote is granted to a candidate whose log is behind."""
 
     def is_up_to_date(state: QuorumState, last: EpochEndOffset) -> bool:
         return True
 
-    return patched(QuorumState, "_is_up_to_date", is_up_to_date)
+    return mock.patch.object(QuorumState, "_is_up_to_date", is_up_to_date)
 
 
-def without_pre_vote() -> AbstractContextManager[None]:
-    """A node that misses its leader begins a new epoch without asking."""
+def without_pre_vote() -> AbstractContextManager[object]:
+    """A node that misses its leader starts an election without a pre-vote."""
 
     def asks_first(state: QuorumState) -> bool:
         return False
 
-    return patched(QuorumState, "_needs_pre_vote", asks_first)
+    return mock.patch.object(QuorumState, "_needs_pre_vote", asks_first)
 
 
-def without_majority() -> AbstractContextManager[None]:
-    """A change of metadata is answered when the leader alone has it."""
+def without_majority() -> AbstractContextManager[object]:
+    """Metadata counts as committed when the leader alone has it."""
 
     def majority_end_offset(leadership: Leadership, voters: object, durable_offset: int) -> int:
         return durable_offset
 
-    return patched(Leadership, "majority_end_offset", majority_end_offset)
+    return mock.patch.object(Leadership, "majority_end_offset", majority_end_offset)
 
 
 ABLATIONS: Mapping[str, Ablation] = {

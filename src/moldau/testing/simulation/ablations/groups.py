@@ -1,9 +1,10 @@
-"""The safeguards of groups, each with a switch that takes it out of the code under test. A simulation that does not
-notice would be a hole in the simulation."""
+"""Group ablations: each disables one safeguard of the group coordinator. The simulation must then report a
+violation."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 from moldau.coordinator import runtime
 from moldau.groups import offsets_partition as loading
@@ -13,30 +14,29 @@ from moldau.groups.formats import decode
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import MemberIdentity, Now
 from moldau.groups.shard import GroupCoordinatorShard
-from moldau.testing.simulation.ablations.patch import patched
 
 
-def without_generation_check() -> AbstractContextManager[None]:
-    """A member of the group is taken at its word, whatever generation it speaks of."""
+def without_generation_check() -> AbstractContextManager[object]:
+    """Members of an old generation are not fenced."""
 
     def check_generation(group: ClassicGroupMetadata, generation: int) -> None:
         pass
 
-    return patched(ClassicGroupMetadata, "check_generation", check_generation)
+    return mock.patch.object(ClassicGroupMetadata, "check_generation", check_generation)
 
 
-def without_member_fencing() -> AbstractContextManager[None]:
-    """A commit is judged by its generation alone, and not by who sends it."""
+def without_member_fencing() -> AbstractContextManager[object]:
+    """A commit is checked by its generation only, not by its member id or instance id."""
 
     def validate_offset_commit(group: ClassicGroup, now: Now, claim: MemberIdentity) -> None:
         if not (claim.generation < 0 and group.metadata.is_empty):
             group.metadata.check_generation(claim.generation)
 
-    return patched(ClassicGroup, "validate_offset_commit", validate_offset_commit)
+    return mock.patch.object(ClassicGroup, "validate_offset_commit", validate_offset_commit)
 
 
-def with_replies_before_durable() -> AbstractContextManager[None]:
-    """What a coordinator has decided is told as soon as it is written, and not when it is safe."""
+def with_replies_before_durable() -> AbstractContextManager[object]:
+    """The coordinator responds when its records are written, before they are committed."""
     park = runtime.CoordinatorRuntime._park
 
     def release_at_once(
@@ -47,19 +47,19 @@ def with_replies_before_durable() -> AbstractContextManager[None]:
         else:
             park(decisions, parked)
 
-    return patched(runtime.CoordinatorRuntime, "_park", release_at_once)
+    return mock.patch.object(runtime.CoordinatorRuntime, "_park", release_at_once)
 
 
-def without_tombstones() -> AbstractContextManager[None]:
-    """When groups are loaded, deletions in the log are passed over."""
+def without_tombstones() -> AbstractContextManager[object]:
+    """Tombstones are ignored when groups are loaded."""
 
     def decode_if_not_deleted(key: bytes, value: bytes | None) -> GroupRecord | None:
         return None if value is None else decode(key, value)
 
-    return patched(loading, "decode", decode_if_not_deleted)
+    return mock.patch.object(loading, "decode", decode_if_not_deleted)
 
 
-ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "generation-check": without_generation_check,
     "member-fencing": without_member_fencing,
     "reply-before-durable": with_replies_before_durable,

@@ -1,1 +1,1 @@
-"""Histories of what clients saw, and the checkers that find violations in them."""
+"""Histories of client operations, and checkers that find violations in them."""

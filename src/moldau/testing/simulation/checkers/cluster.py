@@ -1,28 +1,33 @@
-"""The checker of cluster histories: finds what must never happen, whatever nodes died, paused or were cut off. Pure.
+"""Checker of cluster histories, for runs with crashed, paused and partitioned nodes. Pure.
 
-Topics that may lose records are held to what they still promise: replicas that agree, offsets in order within an
-answer, nothing doubled, nothing that nobody sent.
+Topics that may lose records must still have equal replicas, ordered offsets within a response, no duplicates and no
+records that were never sent.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from moldau.testing.simulation.checkers.history import Partition, PollOperation, SendOperation
-from moldau.testing.simulation.checkers.history_cluster import ClusterHistory, LogContent
+from moldau.testing.simulation.checkers.history import (
+    ClusterHistory,
+    LogContent,
+    Partition,
+    PollOperation,
+    SendOperation,
+)
 from moldau.testing.simulation.checkers.records import (
     ACKS_ALL,
     Violation,
     check_log_offsets,
     check_never_sent,
+    check_topic_changes,
     format_value,
     offsets_by_value,
     partition_name,
-    topic_changes,
 )
 
 
 def check_cluster(history: ClusterHistory) -> list[Violation]:
-    """Every violation in the history. Partitions whose final content it does not have are left out."""
+    """Returns all violations in the history. Partitions without a final log are skipped."""
     return [Violation(anomaly, detail) for anomaly, detail in _violations(history)]
 
 
@@ -40,10 +45,10 @@ def _violations(history: ClusterHistory) -> Iterator[tuple[str, str]]:
     yield from check_never_sent(history)
     yield from _check_polls(history)
     yield from _check_unread(history)
-    for refusal in history.unexpected_errors:
-        if refusal.partition[0] not in history.lossy_topics:
-            yield refusal.what, f"{refusal.who} at {partition_name(refusal.partition)}"
-    yield from topic_changes(history)
+    for unexpected in history.unexpected_errors:
+        if unexpected.partition[0] not in history.lossy_topics:
+            yield unexpected.error, f"{unexpected.client} at {partition_name(unexpected.partition)}"
+    yield from check_topic_changes(history)
 
 
 def _check_replicas_agree(
@@ -87,7 +92,7 @@ def _check_send(
 
 
 def _check_acknowledged_offsets(history: ClusterHistory) -> Iterator[tuple[str, str]]:
-    """No two records are acknowledged at one offset, even where neither is there in the end."""
+    """No two records are acknowledged at one offset, even if neither is in the final log."""
     taken: dict[tuple[Partition, int], bytes] = {}
     for send in history.sends:
         if not send.is_acknowledged or send.acks != ACKS_ALL or send.offset is None:
@@ -105,8 +110,8 @@ def _check_acknowledged_offsets(history: ClusterHistory) -> Iterator[tuple[str, 
 def _check_send_order(
     history: ClusterHistory, places: Mapping[Partition, Mapping[bytes, Sequence[int]]]
 ) -> Iterator[tuple[str, str]]:
-    """What an idempotent producer sent later stands later. Where records were lost, what the broker knew of their
-    producers went with them: it takes whichever batch comes first."""
+    """Later records of an idempotent producer have higher offsets. Lossy topics are exempt: with records the broker
+    loses its producer state, and then accepts whichever batch arrives first."""
     last: dict[tuple[str, Partition], tuple[bytes, int]] = {}
     for send in history.sends:
         offsets = places.get(send.partition, {}).get(send.values[0])
@@ -142,23 +147,29 @@ def _check_polls(history: ClusterHistory) -> Iterator[tuple[str, str]]:
             if log is None:
                 continue
             if offset not in log:
-                yield "vanished", f"{who} read {format_value(value)} at {offset}, where nothing is in the end"
+                yield (
+                    "vanished",
+                    f"{who} read {format_value(value)} at {offset}, which is missing in the final log",
+                )
             elif log[offset] != value:
                 yield (
                     "inconsistent offsets",
-                    f"{who} read {format_value(value)} at {offset}, where {format_value(log[offset])} is in the end",
+                    f"{who} read {format_value(value)} at {offset}, final is {format_value(log[offset])}",
                 )
 
 
 def _check_poll_order(poll: PollOperation, who: str) -> Iterator[tuple[str, str]]:
     for (before, _), (after, _) in itertools.pairwise(poll.records):
         if after <= before:
-            yield "internal non-monotonic poll", f"{who} read {after} after {before} in one answer"
+            yield "internal non-monotonic poll", f"{who} read {after} after {before} in one response"
         elif after > before + 1:
-            yield "internal poll skip", f"{who} read {after} after {before} in one answer"
+            yield "internal poll skip", f"{who} read {after} after {before} in one response"
     for offset, _ in poll.records:
         if offset >= poll.high_watermark:
-            yield "read above the high watermark", f"{who} read {offset}, and {poll.high_watermark} is it"
+            yield (
+                "read above the high watermark",
+                f"{who} read {offset} at high watermark {poll.high_watermark}",
+            )
 
 
 def _check_poll_positions(
@@ -174,7 +185,7 @@ def _check_poll_positions(
 
 
 def _check_unread(history: ClusterHistory) -> Iterator[tuple[str, str]]:
-    """Who was to read everything has read everything."""
+    """Every reader has read its partitions to the end."""
     read: dict[tuple[str, Partition], set[int]] = {}
     for poll in history.polls:
         read.setdefault((poll.consumer, poll.partition), set()).update(offset for offset, _ in poll.records)
@@ -186,4 +197,4 @@ def _check_unread(history: ClusterHistory) -> Iterator[tuple[str, str]]:
             missing = [offset for offset, _ in history.logs.get(partition, ()) if offset not in found]
             if missing:
                 what = f"{len(missing)} records of {partition_name(partition)}, the first at {missing[0]}"
-                yield "unseen", f"{reader} was never given {what}"
+                yield "unseen", f"{reader} never read {what}"

@@ -1,7 +1,7 @@
-"""Who may no longer speak for a group: what its members were told says who has been left behind. Pure.
+"""An index of which members of a group are fenced, derived from the responses that members received. Pure.
 
-A generation that was handed out ends all that were handed out before it, and a static member that joins anew ends the
-one that had its instance id.
+A generation that was handed out fences all earlier ones, and a static member that joins again fences the previous owner
+of its instance id.
 """
 
 import math
@@ -31,7 +31,7 @@ class FencingIndex:
             self._joins.setdefault((join.group, join.member), join)
 
     def newer_generation(self, identity: RequestIdentity, before: float = math.inf) -> SyncOperation | None:
-        """One that was handed out after the claim's own, and by then."""
+        """Returns a sync of a generation newer than the identity's that completed before `before`."""
         own = self._own_syncs.get(identity)
         if own is None:
             return None
@@ -42,8 +42,8 @@ class FencingIndex:
         return None
 
     def successor(self, identity: RequestIdentity, before: float = math.inf) -> SyncOperation | None:
-        """A member that took the claim's instance id, and had its assignment by then. (What is only joined, a
-        crash of the coordinator may undo.)"""
+        """Returns the sync of a member that took over the identity's instance id and completed before `before`. A join
+        alone is not enough: a crash of the coordinator may undo it."""
         join = self._joins.get((identity.group, identity.member))
         if identity.instance_id is None or join is None:
             return None

@@ -1,7 +1,7 @@
-"""Finds what must never happen to groups in what their members saw. Pure.
+"""Checker of group histories. Pure.
 
-Committed offsets are registers, one for each group and partition. Generations and member ids are fences: who is
-behind one must be refused. And whatever happens, a group reads every record, and commits none before it was read.
+Committed offsets are registers, one per group and partition. Generations and member ids fence: requests of a fenced
+member must fail. A group must read every record, and must not commit a record before reading it.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from moldau.testing.simulation.checkers.register import Interval, RegisterValue,
 Key = tuple[str, Partition]
 
 NOTHING = "nothing"
-"""What a deletion leaves in a register."""
+"""Value of a register after a deletion."""
 
 
 def check_groups(history: GroupHistory) -> list[Violation]:
@@ -51,8 +51,8 @@ def _check_committed_offsets(history: GroupHistory) -> Iterator[tuple[str, str]]
     offset_fetches: defaultdict[Key, list[OffsetFetchOperation]] = defaultdict(list)
     for commit in history.commits:
         commits[commit.key].append(commit)
-    for look in history.offset_fetches:
-        offset_fetches[look.group, look.partition].append(look)
+    for fetch in history.offset_fetches:
+        offset_fetches[fetch.group, fetch.partition].append(fetch)
     for key in sorted({*commits, *offset_fetches}):
         deletions = [
             each
@@ -70,23 +70,23 @@ def _check_register(
     offset_fetches: Sequence[OffsetFetchOperation],
     deletions: Sequence[DeleteOperation],
 ) -> Iterator[tuple[str, str]]:
-    by_stamp = {commit.tag: commit for commit in commits}
-    shown: defaultdict[str, list[OffsetFetchOperation]] = defaultdict(list)
-    for look in offset_fetches:
-        if look.offset == NOTHING_COMMITTED:
+    commits_by_tag = {commit.tag: commit for commit in commits}
+    fetches_by_tag: defaultdict[str, list[OffsetFetchOperation]] = defaultdict(list)
+    for fetch in offset_fetches:
+        if fetch.offset == NOTHING_COMMITTED:
             continue
-        found = by_stamp.get(look.tag)
-        if found is None or found.offset != look.offset or found.invoked_at > look.completed_at:
-            yield "never committed", f"{look.offset} ({look.tag!r}) was shown for {where}"
+        found = commits_by_tag.get(fetch.tag)
+        if found is None or found.offset != fetch.offset or found.invoked_at > fetch.completed_at:
+            yield "never committed", f"{fetch.offset} ({fetch.tag!r}) was returned for {where}"
         elif found.result is OperationResult.FAIL:
             yield "refused commit shows", f"{_format_commit(found)} of {where}"
         else:
-            shown[look.tag].append(look)
+            fetches_by_tag[fetch.tag].append(fetch)
     values = {
         commit.tag: RegisterValue(
             _format_commit(commit),
             _interval(commit),
-            [Interval(look.invoked_at, look.completed_at) for look in shown[commit.tag]],
+            [Interval(fetch.invoked_at, fetch.completed_at) for fetch in fetches_by_tag[commit.tag]],
         )
         for commit in commits
         if commit.result is not OperationResult.FAIL
@@ -100,7 +100,7 @@ def _check_register(
         else:
             yield (
                 "committed offset moved back",
-                f"{one.name} and {other.name} of {where}, and the first again",
+                f"{one.name} and {other.name} of {where}, then the first again",
             )
     yield from _check_lost_commits(where, values.values(), offset_fetches, deletions)
     yield from _check_regressed_commits(where, commits, values, offset_fetches)
@@ -112,16 +112,16 @@ def _check_lost_commits(
     offset_fetches: Sequence[OffsetFetchOperation],
     deletions: Sequence[DeleteOperation],
 ) -> Iterator[tuple[str, str]]:
-    """Nothing is shown where something was committed and no deletion can have come after it."""
-    for look in offset_fetches:
-        if look.offset != NOTHING_COMMITTED:
+    """An empty offset fetch needs a deletion after every commit that is known to have happened."""
+    for fetch in offset_fetches:
+        if fetch.offset != NOTHING_COMMITTED:
             continue
-        emptied = max(
-            (each.completed_by for each in deletions if each.invoked_at < look.completed_at), default=0.0
+        deleted_by = max(
+            (each.completed_by for each in deletions if each.invoked_at < fetch.completed_at), default=0.0
         )
         for value in values:
-            if value.write.invoked_at > emptied and value.certain_from < look.invoked_at:
-                yield "committed offset lost", f"{value.name} of {where}, where nothing was shown later"
+            if value.write.invoked_at > deleted_by and value.earliest_completion < fetch.invoked_at:
+                yield "committed offset lost", f"{value.name} of {where}, but a later fetch returned nothing"
                 break
 
 
@@ -131,15 +131,15 @@ def _check_regressed_commits(
     values: Mapping[str, RegisterValue],
     offset_fetches: Sequence[OffsetFetchOperation],
 ) -> Iterator[tuple[str, str]]:
-    """A member goes on from what is committed: one that commits less was no owner, or has not looked."""
+    """A member continues from the committed offset: one that commits less was not the owner, or did not fetch it."""
     for commit in commits:
         if commit.result is not OperationResult.OK or commit.identity.generation == NO_GENERATION:
             continue
-        lower = max(
+        fetched_at = max(
             (
-                look.completed_at
-                for look in offset_fetches
-                if look.completed_at < commit.invoked_at and look.offset <= commit.offset
+                fetch.completed_at
+                for fetch in offset_fetches
+                if fetch.completed_at < commit.invoked_at and fetch.offset <= commit.offset
             ),
             default=-1,
         )
@@ -147,10 +147,10 @@ def _check_regressed_commits(
             if (
                 other.offset <= commit.offset
                 or other.result is OperationResult.FAIL
-                or other.invoked_at < lower
+                or other.invoked_at < fetched_at
             ):
                 continue
-            if values[other.tag].certain_from < commit.invoked_at:
+            if values[other.tag].earliest_completion < commit.invoked_at:
                 yield (
                     "member committed less",
                     f"{_format_commit(commit)} came after {_format_commit(other)} of {where}",
@@ -158,11 +158,11 @@ def _check_regressed_commits(
                 break
 
 
-# Fences
+# Fencing
 
 
 def _check_double_ownership(history: GroupHistory) -> Iterator[tuple[str, str]]:
-    """Generations begin anew only where a group was deleted in between."""
+    """A generation has one owner per partition. Generations restart only after the group was deleted."""
     generations: defaultdict[tuple[str, int], list[SyncOperation]] = defaultdict(list)
     for sync in history.syncs:
         generations[sync.identity.group, sync.identity.generation].append(sync)
@@ -178,7 +178,7 @@ def _check_double_ownership(history: GroupHistory) -> Iterator[tuple[str, str]]:
 
 
 def _owner(sync: SyncOperation) -> str:
-    """A static member that comes back takes its partitions over, within a generation."""
+    """Returns the instance id of a static member, which keeps its partitions across restarts, else the member id."""
     return sync.identity.instance_id or sync.identity.member
 
 
@@ -198,22 +198,22 @@ def _was_deleted_between(history: GroupHistory, first: SyncOperation, second: Sy
 
 
 def _accepted_requests(history: GroupHistory) -> Iterator[tuple[str, CommitOperation | HeartbeatOperation]]:
-    """What members were allowed to do."""
+    """Yields the commits and heartbeats that the coordinator accepted from members."""
     for commit in history.commits:
         if commit.result is OperationResult.OK and commit.identity.generation != NO_GENERATION:
             yield "commit", commit
-    for beat in history.heartbeats:
-        yield "heartbeat", beat
+    for heartbeat in history.heartbeats:
+        yield "heartbeat", heartbeat
 
 
 def _check_fencing(history: GroupHistory) -> Iterator[tuple[str, str]]:
-    fences = FencingIndex(history)
+    fencing = FencingIndex(history)
     for what, operation in _accepted_requests(history):
         identity = operation.identity
-        if (newer := fences.newer_generation(identity, operation.invoked_at)) is not None:
+        if (newer := fencing.newer_generation(identity, operation.invoked_at)) is not None:
             who = f"{what} of {identity.member} in generation {identity.generation} of {identity.group}"
             yield "old generation accepted", f"{who}, after {newer.identity.generation} was handed out"
-        if (successor := fences.successor(identity, operation.invoked_at)) is not None:
+        if (successor := fencing.successor(identity, operation.invoked_at)) is not None:
             who = f"{what} of {identity.member} as {identity.instance_id} in {identity.group}"
             yield "fenced member accepted", f"{who}, after {successor.identity.member} took its place"
 
@@ -222,24 +222,24 @@ def _check_fencing(history: GroupHistory) -> Iterator[tuple[str, str]]:
 
 
 def _check_commits_were_read(history: GroupHistory) -> Iterator[tuple[str, str]]:
-    """Groups read from the beginning, so what is below a member's commit has been delivered to somebody."""
+    """Groups read from offset 0, so every record below a member's commit was delivered to some member before."""
     read: defaultdict[Key, set[int]] = defaultdict(set)
-    frontiers: defaultdict[Key, int] = defaultdict(int)
+    next_unread: defaultdict[Key, int] = defaultdict(int)
     deliveries = iter(history.deliveries)
-    ahead = next(deliveries, None)
+    delivery = next(deliveries, None)
     for commit in history.commits:
         if commit.identity.generation == NO_GENERATION or commit.result is OperationResult.FAIL:
             continue
-        while ahead is not None and ahead.at < commit.invoked_at:
-            read[ahead.group, ahead.partition].add(ahead.offset)
-            ahead = next(deliveries, None)
+        while delivery is not None and delivery.at < commit.invoked_at:
+            read[delivery.group, delivery.partition].add(delivery.offset)
+            delivery = next(deliveries, None)
         key = commit.key
-        while frontiers[key] in read[key]:
-            frontiers[key] += 1
-        if commit.offset > frontiers[key]:
+        while next_unread[key] in read[key]:
+            next_unread[key] += 1
+        if commit.offset > next_unread[key]:
             yield (
                 "committed unread",
-                f"{_format_commit(commit)} of {_register_name(*key)}, where {frontiers[key]} was next",
+                f"{_format_commit(commit)} of {_register_name(*key)}, where {next_unread[key]} was next",
             )
 
 

@@ -1,14 +1,16 @@
-"""What the clients of a run did and saw, in the order it happened: the only evidence the checker has."""
+"""History of a run: the operations of its clients in order, and the final state. Checkers see nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Partition = tuple[str, int]
+LogContent = Sequence[tuple[int, bytes]]
+"""Offsets and values of a log."""
 
 
 @dataclass(slots=True)
 class SendOperation:
-    """One batch for one partition. A resend of an idempotent producer is the same send."""
+    """One batch for one partition. A retry of an idempotent producer is the same operation."""
 
     producer: str
     partition: Partition
@@ -16,16 +18,16 @@ class SendOperation:
     acks: int
     is_idempotent: bool
     invoked_at: int
-    """When it began and ended, counted in events of the history."""
+    """Invocation and completion times count events of the history."""
     completed_at: int | None = None
     is_acknowledged: bool = False
     offset: int | None = None
-    """Where the broker said the first record is; None where it confirmed a duplicate without saying."""
+    """Offset of the first record; None if the broker confirmed a duplicate without an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class PollOperation:
-    """An answer to a consumer that was given its partitions by assignment."""
+    """A fetch response of a consumer with manually assigned partitions."""
 
     consumer: str
     partition: Partition
@@ -36,16 +38,16 @@ class PollOperation:
 
 @dataclass(frozen=True, slots=True)
 class UnexpectedError:
-    """A broker's answer that must not be: an offset out of range, or a producer's next sequence refused."""
+    """An error that must not occur: an offset out of range, or a rejected sequence number of a producer."""
 
-    who: str
+    client: str
     partition: Partition
-    what: str
+    error: str
 
 
 @dataclass(slots=True)
 class TopicChange:
-    """A topic created or deleted, and whether the broker has confirmed it."""
+    """A creation or deletion of a topic."""
 
     topic: str
     is_creation: bool
@@ -58,12 +60,12 @@ class History:
     polls: list[PollOperation] = field(default_factory=list)
     unexpected_errors: list[UnexpectedError] = field(default_factory=list)
     producer_ids: list[int] = field(default_factory=list)
-    """As they were handed out, to producers each of whom must get one of its own."""
+    """Producer ids in the order of their allocation; each must be unique."""
     topic_changes: list[TopicChange] = field(default_factory=list)
     logs: dict[Partition, Sequence[tuple[int, bytes]]] = field(default_factory=dict)
-    """Everything that is there at the end, by partition."""
+    """Final logs by partition."""
     topics: Sequence[str] | None = None
-    """The topics that are there at the end; None where nobody looked."""
+    """Final topics; None if they were not read."""
     _events: int = 0
 
     def send(
@@ -75,9 +77,9 @@ class History:
         acks: int,
         is_idempotent: bool = False,
     ) -> SendOperation:
-        made = SendOperation(producer, partition, values, acks, is_idempotent, invoked_at=self._next_event())
-        self.sends.append(made)
-        return made
+        send = SendOperation(producer, partition, values, acks, is_idempotent, invoked_at=self._next_event())
+        self.sends.append(send)
+        return send
 
     def acknowledge(self, send: SendOperation, offset: int | None) -> None:
         send.is_acknowledged = True
@@ -87,3 +89,16 @@ class History:
     def _next_event(self) -> int:
         self._events += 1
         return self._events
+
+
+@dataclass(slots=True)
+class ClusterHistory(History):
+    lossy_topics: dict[str, str] = field(default_factory=dict)
+    """Topics that may lose acknowledged records, with the reason: unclean elections, or cached writes on several nodes
+    that end uncleanly."""
+    replicas: dict[Partition, Mapping[int, LogContent]] = field(default_factory=dict)
+    """Final log of each replica after healing, by node id."""
+    readers: dict[str, Sequence[Partition]] = field(default_factory=dict)
+    """Readers that must read their partitions from offset 0 to the end."""
+    operations: int = 0
+    """Operations that are not listed elsewhere: polls, topic changes, reassignments and elections."""

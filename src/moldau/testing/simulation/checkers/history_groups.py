@@ -1,7 +1,7 @@
-"""What the members of groups asked of their coordinator and heard from it: the evidence of `checker_groups.py`.
+"""History of group operations: the requests of clients to their coordinators, with the results.
 
-Times are counted in events, over all clients. What never ended may have happened at any time after it began, or
-not at all.
+Times count events over all clients. An operation without a completion may have taken effect at any time after its
+invocation, or never.
 """
 
 import math
@@ -17,20 +17,20 @@ NOTHING_COMMITTED = -1
 
 
 class RequestIdentity(NamedTuple):
-    """Who a request says it is from."""
+    """Group, generation and member that a request claims to come from."""
 
     group: str
     generation: int
-    """NO_GENERATION for commits from outside the membership."""
+    """NO_GENERATION for commits outside of a membership."""
     member: str
     instance_id: str | None
 
 
 class OperationResult(Enum):
-    INFO = "unknown"
-    OK = "done"
-    FAIL = "refused"
-    """For certain: nothing of it may ever show."""
+    INFO = "info"
+    OK = "ok"
+    FAIL = "fail"
+    """The operation definitely had no effect."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,14 +41,14 @@ class ClientOperation:
 
     @property
     def completed_by(self) -> float:
-        """When it had happened for certain, if it did."""
+        """Latest time at which the operation took effect, if it did."""
         return math.inf if self.completed_at is None else self.completed_at
 
 
 @dataclass(slots=True, kw_only=True)
 class CommitOperation(ClientOperation):
     tag: str
-    """Goes with the commit as its metadata and comes back with every answer that shows it: no two are alike."""
+    """Unique metadata of the commit, returned by every offset fetch that sees it."""
     identity: RequestIdentity
     partition: Partition
     offset: int
@@ -62,12 +62,12 @@ class CommitOperation(ClientOperation):
 class DeleteOperation(ClientOperation):
     group: str
     partition: Partition | None
-    """None: the group with all its offsets."""
+    """None for the whole group."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JoinOperation(ClientOperation):
-    """Recorded where the answer brought a member id that the request did not have."""
+    """A join whose response has a new member id."""
 
     group: str
     instance_id: str | None
@@ -76,7 +76,7 @@ class JoinOperation(ClientOperation):
 
 @dataclass(slots=True, kw_only=True)
 class SyncOperation(ClientOperation):
-    """An assignment handed out."""
+    """An assignment that was handed out."""
 
     identity: RequestIdentity
     partitions: Sequence[Partition]
@@ -84,14 +84,14 @@ class SyncOperation(ClientOperation):
 
 @dataclass(slots=True, kw_only=True)
 class HeartbeatOperation(ClientOperation):
-    """A heartbeat that was accepted."""
+    """An accepted heartbeat."""
 
     identity: RequestIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetFetchOperation:
-    """An answer to the question what is committed for a partition."""
+    """The committed offset of a partition, as an offset fetch returned it."""
 
     group: str
     partition: Partition
@@ -102,7 +102,7 @@ class OffsetFetchOperation:
 
 
 class Delivery(NamedTuple):
-    """A record that a group's consumer gave to its user."""
+    """A record that a group's consumer returned to its user."""
 
     at: int
     group: str
@@ -112,11 +112,11 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinalGroupState:
-    """A group at the end, as its coordinator describes it."""
+    """Final state of a group, as its coordinator describes it."""
 
     state: str
     assignments: Mapping[str, Sequence[Partition]]
-    """By member."""
+    """Partitions by member id."""
 
 
 @dataclass(slots=True)
@@ -129,9 +129,9 @@ class GroupHistory:
     heartbeats: list[HeartbeatOperation] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     final_groups: dict[str, FinalGroupState] = field(default_factory=dict)
-    """The groups of consumers, at the end."""
+    """Final states of the consumer groups."""
     end_offsets: dict[Partition, int] = field(default_factory=dict)
-    """The partitions that every one of those groups must have read, and where they end."""
+    """End offsets of the partitions that each of those groups must have read."""
     _events: int = 0
 
     def next_event(self) -> int:

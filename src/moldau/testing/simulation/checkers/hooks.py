@@ -1,10 +1,11 @@
-"""Hooks into the code under test by which a scenario hears of what no state shows: votes, acknowledgements, and what
-nodes ask of each other."""
+"""Hooks into the code under test that report what its state does not show: votes, acknowledgements and requests between
+nodes."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 from moldau.controller.channel import NodeToControllerChannel
 from moldau.controller.messages import alter_partition_request
@@ -13,15 +14,14 @@ from moldau.handlers import REGISTRY
 from moldau.peers.client import PeerClient
 from moldau.raft.messages import VoteRequest, VoteResponse
 from moldau.raft.state import QuorumState
-from moldau.testing.simulation.ablations.patch import patched
 from moldau.testing.simulation.checkers.invariants import InvariantChecker
 from moldau.wire.api_keys import ApiKey
 
 ACKS_ALL = -1
 REPLAYABLE_APIS = (ApiKey.VOTE, ApiKey.BEGIN_QUORUM_EPOCH, ApiKey.END_QUORUM_EPOCH)
-"""What a network may hold back for long, besides changes of in-sync sets: it must do no harm when it comes."""
+"""Requests that are replayed late, besides AlterPartition; they must have no effect then."""
 REQUESTS_KEPT = 20
-"""Of each kind."""
+"""Requests kept per API."""
 TO_CONTROLLER = -1
 
 
@@ -29,7 +29,7 @@ class RecordedRequest(NamedTuple):
     """A request from one node to another."""
 
     node_id: int
-    """To whom; TO_CONTROLLER for whoever that is."""
+    """Target node; TO_CONTROLLER for the active controller."""
     api: ApiKey
     tree: Mapping[str, Any]
     version: int | None
@@ -44,11 +44,11 @@ def new_request_buffers() -> RecordedRequests:
 
 @contextmanager
 def install_hooks(invariants: InvariantChecker, recorded_requests: RecordedRequests) -> Iterator[None]:
-    """`recorded_requests` takes the last requests that may be late."""
+    """Patches the code under test. `recorded_requests` receives the latest requests that can be replayed."""
     with (
-        patched(QuorumState, "_on_vote_response", _report_votes(invariants)),
-        patched(PeerClient, "call", _record_calls(recorded_requests)),
-        patched(NodeToControllerChannel, "alter_partition", _record_isr_changes(recorded_requests)),
+        mock.patch.object(QuorumState, "_on_vote_response", _report_votes(invariants)),
+        mock.patch.object(PeerClient, "call", _record_calls(recorded_requests)),
+        mock.patch.object(NodeToControllerChannel, "alter_partition", _record_isr_changes(recorded_requests)),
     ):
         served = REGISTRY[ApiKey.PRODUCE]
         REGISTRY[ApiKey.PRODUCE] = served._replace(
@@ -102,12 +102,12 @@ def _record_isr_changes(recorded_requests: RecordedRequests) -> object:
 
 def _report_acknowledgements(handler: Callable[..., Any], invariants: InvariantChecker) -> Any:
     async def produce(request: Any, session: Any, broker: Any) -> Any:
-        answer = await handler(request, session, broker)
+        response = await handler(request, session, broker)
         if request.acks == ACKS_ALL:
-            for topic in answer["responses"]:
+            for topic in response["responses"]:
                 for each in topic["partition_responses"]:
                     if each["error_code"] == 0:
                         invariants.on_acknowledged(broker.broker_id, f"{topic.get('name')}-{each['index']}")
-        return answer
+        return response
 
     return produce

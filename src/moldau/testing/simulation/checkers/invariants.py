@@ -1,8 +1,7 @@
-"""What must hold inside a cluster at every moment, whatever clients see: looked at between callbacks, as cheaply as can
-be, while the cluster runs.
+"""Invariants inside a running cluster, checked between iterations of the event loop.
 
-One leader per epoch, of the metadata quorum and of each partition; epochs and high watermarks never fall; who leads has
-all that is committed, and so has every replica in sync.
+There is one leader per epoch of the metadata quorum and of each partition. Epochs and high watermarks never decrease.
+Leaders and in-sync replicas have all committed records.
 """
 
 from collections import Counter
@@ -17,14 +16,14 @@ from moldau.testing.simulation.scenarios.server import ServerHost
 ITERATIONS_PER_CHECK = 12
 VIOLATIONS_MAX = 5
 COMPARED_RECORDS_MAX = 200
-"""How far back committed records are compared when a high watermark has jumped."""
+"""How many records are compared after a jump of the high watermark."""
 
 Key = tuple[UUID, int]
-"""A partition for good: a topic that is made anew has another id."""
+"""Topic id and partition: a topic that is created again has a new id."""
 
 
 class _ReplicaObservation:
-    """What was last seen of one replica in one life of its node."""
+    """Last observed state of a replica in one incarnation of its node."""
 
     __slots__ = ("end", "epoch", "high_watermark", "is_leader")
 
@@ -36,7 +35,7 @@ class _ReplicaObservation:
 
 
 class _NodeObservation:
-    """What was last seen of one life of one node."""
+    """Last observed state of one incarnation of a node."""
 
     def __init__(self, node: Any) -> None:
         self.node = node
@@ -55,7 +54,7 @@ class InvariantChecker:
         lossy_topics: Mapping[str, str],
         trace: Callable[..., None],
     ) -> None:
-        """`lossy_topics` topics may lose what was committed; `trace` takes what belongs into the story of the run."""
+        """`lossy_topics` may lose committed records. `trace` adds events to the trace of the run."""
         self._servers = servers
         self._report = report
         self._counts = counts
@@ -65,24 +64,24 @@ class InvariantChecker:
         self._violations = 0
         self._observations: dict[str, _NodeObservation] = {}
         self._quorum_leaders: dict[int, int] = {}
-        """Who led the metadata quorum, by epoch."""
+        """Leader of the metadata quorum by epoch."""
         self._leaders: dict[tuple[Key, int], int] = {}
-        """Who led a partition, by epoch."""
+        """Leader by partition and epoch."""
         self._committed: dict[Key, dict[int, int]] = {}
-        """The highest high watermark in each epoch."""
+        """Highest high watermark by partition and epoch."""
         self._epochs: dict[object, dict[int, int]] = {}
-        """The leader epochs of records that were committed, by log and offset."""
+        """Leader epochs of committed records, by log and offset."""
         self._metadata_committed = 0
         self._led_quorum: dict[str, int] = {}
-        """The last epoch in which each node led the metadata quorum; no restart may take it back."""
+        """Last epoch in which each node led the metadata quorum; it must survive restarts."""
         self._newest_image: MetadataImage | None = None
         self._votes: dict[tuple[int, int], int] = {}
-        """Whom each node has voted for in each epoch, as candidates were told."""
+        """Candidate that each node has voted for, by node and epoch."""
 
-    # What is asked of it
+    # Queries
 
     def leaders(self) -> list[int]:
-        """The ids of those who lead the quorum or a partition, as the newest image says."""
+        """Returns the ids of the controller and of all partition leaders in the newest image."""
         image = self._newest_image
         if image is None:
             return []
@@ -108,7 +107,7 @@ class InvariantChecker:
         return -1 if found is None else found.leader
 
     def is_fully_replicated(self) -> bool:
-        """Whether all nodes serve and agree that every replica is in sync."""
+        """Returns whether all nodes have the same image and every replica is in sync."""
         images = [self._image_of(server) for server in self._servers]
         if any(image is None or image.offset != images[0].offset for image in images):  # type: ignore[union-attr]
             return False
@@ -121,7 +120,7 @@ class InvariantChecker:
         )
 
     def is_converged(self) -> bool:
-        """Whether all replicas of all partitions end at the same offset, which is committed."""
+        """Returns whether all replicas of each partition end at the same offset, and it is committed."""
         ends: dict[Key, set[int]] = {}
         for server in self._servers:
             for partition in _partitions(server.node):
@@ -132,28 +131,30 @@ class InvariantChecker:
         return all(len(each) == 1 for each in ends.values())
 
     def replica(self, node_id: int, partition: Partition) -> Any:
-        """The partition's object on a node, or None."""
+        """Returns the partition's object on a node, or None."""
         node: Any = next(server.node for server in self._servers if server.node_id == node_id)
         table = getattr(node, "_partitions", None)
         return None if table is None else table._partitions.get(partition)
 
-    # What is seen to happen
+    # Events from hooks
 
     def on_vote_granted(self, node_id: int, epoch: int, candidate: int) -> None:
-        """A candidate has a vote."""
+        """Checks that a node votes for one candidate per epoch."""
         if self._votes.setdefault((node_id, epoch), candidate) != candidate:
             both = f"{self._votes[node_id, epoch]} and {candidate}"
             self._report_violation(f"node {node_id} voted for nodes {both} in epoch {epoch}")
 
     def on_acknowledged(self, node_id: int, partition: str) -> None:
-        """A node lets an acknowledgement of acks=all go, just now."""
+        """Checks the node's lease when it sends an acknowledgement for acks=all."""
         server = next(each for each in self._servers if each.node_id == node_id)
         lease = getattr(getattr(server.node, "_lifecycle", None), "lease", None)
         if lease is not None and lease.expires_ms <= server.host.clock.monotonic_ms():
-            self._report_violation(f"{server.name} acknowledges records of {partition} without a lease")
+            self._report_violation(
+                f"{server.name} acknowledges records of {partition} after its lease expired"
+            )
 
     def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Who is fenced has no lease any more: others may lead in its place from now on."""
+        """A broker that becomes fenced must have no lease any more, because others may now lead in its place."""
         for server in self._servers:
             earlier, later = before.brokers.get(server.node_id), after.brokers.get(server.node_id)
             lifecycle = getattr(server.node, "_lifecycle", None)
@@ -165,10 +166,10 @@ class InvariantChecker:
                 continue
             now_ms = server.host.clock.monotonic_ms()
             if later.fenced and not earlier.fenced and lifecycle.lease.expires_ms > now_ms:
-                left_ms = lifecycle.lease.expires_ms - now_ms
-                self._report_violation(f"{server.name} is fenced {left_ms} ms before its lease ends")
+                remaining_ms = lifecycle.lease.expires_ms - now_ms
+                self._report_violation(f"{server.name} is fenced {remaining_ms} ms before its lease expires")
 
-    # Looking
+    # Checks
 
     def on_iteration(self) -> None:
         self._iterations += 1
@@ -198,8 +199,8 @@ class InvariantChecker:
         ):
             self._report_violation(f"the quorum epoch of {server.name} fell to {epoch}")
         if high_watermark < observation.quorum_high_watermark:
-            fell = f"{observation.quorum_high_watermark} to {high_watermark}"
-            self._report_violation(f"the metadata's high watermark of {server.name} fell from {fell}")
+            change = f"{observation.quorum_high_watermark} to {high_watermark}"
+            self._report_violation(f"the metadata high watermark of {server.name} fell from {change}")
         if high_watermark > observation.quorum_high_watermark:
             log, before = quorum._log, observation.quorum_high_watermark
             self._compare_committed(server, "metadata", "the metadata", log, before, high_watermark)
@@ -241,7 +242,7 @@ class InvariantChecker:
             for partition in topic.partitions:
                 key = (topic.topic_id, partition.index), partition.leader_epoch
                 if self._leaders.setdefault(key, partition.leader) != partition.leader:
-                    # Nobody leading is no second leader: an epoch may end without a new one.
+                    # An epoch without a leader is no conflict: it may end before one is elected.
                     if -1 in (partition.leader, self._leaders[key]):
                         self._leaders[key] = max(partition.leader, self._leaders[key])
                     else:
@@ -325,7 +326,7 @@ class InvariantChecker:
             if partition.is_leader:
                 self._check_isr(server, partition, after)
             if "compact" not in partition.log.settings.cleanup_policy:
-                # The first record of an epoch may be compacted away before another replica hears of the epoch.
+                # The first record of an epoch may be compacted before another replica learns of the epoch.
                 key = partition.topic_id, name.partition
                 self._compare_committed(server, key, str(name), partition.log, before, after)
         if partition.is_leader:
@@ -335,23 +336,22 @@ class InvariantChecker:
     def _compare_committed(
         self, server: ServerHost, key: object, name: str, log: Any, before: int, after: int
     ) -> None:
-        """Two logs are the same up to their high watermarks: records of one offset are of one epoch."""
+        """Logs are equal up to their high watermarks: records at the same offset have the same epoch."""
         committed = self._epochs.setdefault(key, {})
         for offset in range(max(before, after - COMPARED_RECORDS_MAX), after):
             if offset == after - 1 or offset in committed:
                 epoch = _epoch_at(log, offset)
                 if epoch >= 0 and committed.setdefault(offset, epoch) != epoch:
-                    both = f"{committed[offset]} and on {server.name} of epoch {epoch}"
-                    self._report_violation(f"{name}: what is committed at {offset} was of epoch {both}")
+                    both = f"{committed[offset]} and on {server.name} epoch {epoch}"
+                    self._report_violation(f"{name}: the committed record at {offset} had epoch {both}")
                     return
 
     def _committed_up_to(self, key: Key, epoch: int) -> int:
-        """What was committed up to an epoch. A leader of the past does not know what came later."""
+        """Returns the end of what was committed up to an epoch. An old leader does not know later commits."""
         return max((end for each, end in self._committed.get(key, {}).items() if each <= epoch), default=0)
 
     def _check_isr(self, server: ServerHost, partition: Any, high_watermark: int) -> None:
-        """The committed prefix is on every replica in sync, and safe there: on those that the leader counts, and on
-        those that the controller would elect."""
+        """Every in-sync replica has the committed records on disk, both by the leader's ISR and by the controller's."""
         topic = partition.name.topic
         is_cached = partition.log.settings.write_caching
         state = partition.leader.state
@@ -360,7 +360,7 @@ class InvariantChecker:
         if (
             newest is not None
             and (newest.leader, newest.leader_epoch) == (server.node_id, partition.leader_epoch)
-            # A node's parts know of a change a moment before its image shows it.
+            # The partition state of a node changes shortly before its image does.
             and newest.partition_epoch >= state.image.partition_epoch
         ):
             isr |= dict.fromkeys(newest.isr)
@@ -369,13 +369,14 @@ class InvariantChecker:
             if other is None or other.topic_id != partition.topic_id:
                 continue
             if is_cached and (not self.is_registered(node_id) or _has_left_isr(node_id, newest, state.image)):
-                # It has lost what was not synced, and the cluster, or the leader, is about to hear of it.
+                # It lost unsynced records in a restart, and the controller or the leader is about to remove it from the
+                # ISR.
                 continue
             has = other.log.end_offset if is_cached else other.log.durable_offset
             if has < high_watermark:
                 self._report_violation(
-                    f"{partition.name}: node {node_id} is in sync for {server.name} and has {has} of "
-                    f"{high_watermark} that are committed"
+                    f"{partition.name}: node {node_id} is in the ISR of {server.name} and has {has} of "
+                    f"{high_watermark} committed records"
                 )
 
     def is_registered(self, node_id: int) -> bool:
@@ -400,7 +401,7 @@ def _partitions(node: Any) -> Sequence[Any]:
 
 
 def _epoch_at(log: Any, offset: int) -> int:
-    """The leader epoch of the record at an offset; -1 where the log does not know."""
+    """Returns the leader epoch of the record at an offset; -1 if the log does not know it."""
     found = -1
     if offset < log.start_offset:
         return found
@@ -412,5 +413,5 @@ def _epoch_at(log: Any, offset: int) -> int:
 
 
 def _has_left_isr(node_id: int, newest: PartitionRegistration | None, known: PartitionRegistration) -> bool:
-    """Whether a replica is in sync no more, and who knows this state has not heard of it yet."""
+    """Returns whether a replica has left the ISR in a newer image than `known`."""
     return newest is not None and newest.partition_epoch > known.partition_epoch and node_id not in newest.isr

@@ -1,18 +1,22 @@
-"""The history checker: finds what must never happen in what clients saw. Pure.
+"""Checker of record histories. Pure.
 
-The names of the anomalies are those that public checkers of Kafka-like logs use.
+Anomalies have the names that public checkers of Kafka-like logs use.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moldau.testing.simulation.checkers.history import History, Partition, PollOperation, SendOperation
-
-LogContent = Sequence[tuple[int, bytes]]
+from moldau.testing.simulation.checkers.history import (
+    History,
+    LogContent,
+    Partition,
+    PollOperation,
+    SendOperation,
+)
 
 ACKS_ALL = -1
-"""acks=all: what is acknowledged this way survives whatever happens to the machine."""
+"""Records acknowledged with acks=all must survive every fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Violation:
 
 
 def check_records(history: History) -> list[Violation]:
-    """Every violation in the history. Partitions whose final content it does not have are left out."""
+    """Returns all violations in the history. Partitions without a final log are skipped."""
     return [Violation(anomaly, detail) for anomaly, detail in _violations(history)]
 
 
@@ -39,12 +43,12 @@ def _violations(history: History) -> Iterator[tuple[str, str]]:
     yield from _check_send_order(history, places)
     yield from check_never_sent(history)
     yield from _check_polls(history)
-    for refusal in history.unexpected_errors:
-        yield refusal.what, f"{refusal.who} at {partition_name(refusal.partition)}"
+    for unexpected in history.unexpected_errors:
+        yield unexpected.error, f"{unexpected.client} at {partition_name(unexpected.partition)}"
     for producer_id in sorted(set(history.producer_ids)):
         if history.producer_ids.count(producer_id) > 1:
             yield "producer id handed out twice", str(producer_id)
-    yield from topic_changes(history)
+    yield from check_topic_changes(history)
 
 
 def check_log_offsets(partition: Partition, log: LogContent) -> Iterator[tuple[str, str]]:
@@ -73,7 +77,7 @@ def _check_send(send: SendOperation, places: Mapping[bytes, list[int]]) -> Itera
             )
     present = [offsets[0] for offsets in found if offsets]
     if present and (len(present) < len(found) or present != list(range(present[0], present[0] + len(found)))):
-        yield "torn batch", f"of {len(found)} records from {label}, these offsets are there: {present}"
+        yield "torn batch", f"of {len(found)} records from {label}, only these offsets exist: {present}"
     if not send.is_acknowledged or send.acks != ACKS_ALL:
         return
     if not present:
@@ -85,7 +89,7 @@ def _check_send(send: SendOperation, places: Mapping[bytes, list[int]]) -> Itera
 def _check_send_order(
     history: History, places: Mapping[Partition, dict[bytes, list[int]]]
 ) -> Iterator[tuple[str, str]]:
-    """What one producer sent later stands later: always if idempotent, else if the first was confirmed."""
+    """Later records of a producer have higher offsets, if it is idempotent or the earlier send had completed."""
     last: dict[tuple[str, Partition], tuple[SendOperation, int]] = {}
     for send in history.sends:
         offsets = places.get(send.partition, {}).get(send.values[0])
@@ -139,17 +143,23 @@ def _check_poll(
             yield "poll skip", f"{who} read {offset} where {expected} was next"
         expected = offset + 1
         if offset >= poll.high_watermark:
-            yield "read above the high watermark", f"{who} read {offset} below {poll.high_watermark}"
+            yield (
+                "read above the high watermark",
+                f"{who} read {offset} at high watermark {poll.high_watermark}",
+            )
         if offset not in log:
-            yield "vanished", f"{who} read {format_value(value)} at {offset}, where nothing is in the end"
+            yield (
+                "vanished",
+                f"{who} read {format_value(value)} at {offset}, which is missing in the final log",
+            )
         elif log[offset] != value:
             yield (
                 "inconsistent offsets",
-                f"{who} read {format_value(value)} at {offset}, where {format_value(log[offset])} is in the end",
+                f"{who} read {format_value(value)} at {offset}, final is {format_value(log[offset])}",
             )
 
 
-def topic_changes(history: History) -> Iterator[tuple[str, str]]:
+def check_topic_changes(history: History) -> Iterator[tuple[str, str]]:
     if history.topics is None:
         return
     last: dict[str, list[tuple[bool, bool]]] = {}
@@ -159,9 +169,9 @@ def topic_changes(history: History) -> Iterator[tuple[str, str]]:
             states.clear()
         states.append((change.is_creation, change.is_acknowledged))
     for topic, states in sorted(last.items()):
-        is_there = topic in history.topics
-        # An unconfirmed change leaves both outcomes open.
-        if len(states) == 1 and states[0][1] and states[0][0] != is_there:
+        exists = topic in history.topics
+        # An unacknowledged change may or may not have happened.
+        if len(states) == 1 and states[0][1] and states[0][0] != exists:
             yield ("lost topic" if states[0][0] else "deleted topic is back"), topic
 
 

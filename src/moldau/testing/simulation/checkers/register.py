@@ -1,8 +1,7 @@
-"""Whether what was read of a register can have been there: the check for one that is written by many. Pure.
+"""Linearizability check of a register whose values are all written once. Pure.
 
-Every value is written once. Then the operations on each value have a zone of time in which the register must
-have held it, and a history has an order that explains it exactly if these zones leave room for each other (Gibbons
-and Korach, Testing Shared Memories, 1997).
+The operations on a value define a zone of time in which the register must have held it. A history is linearizable if
+and only if the zones do not conflict (Gibbons and Korach, Testing Shared Memories, 1997).
 """
 
 import math
@@ -13,7 +12,7 @@ from typing import NamedTuple
 class Interval(NamedTuple):
     invoked_at: float
     completed_at: float
-    """Infinite for what may still happen."""
+    """Infinite for an operation that may still take effect."""
 
 
 class RegisterValue(NamedTuple):
@@ -22,29 +21,32 @@ class RegisterValue(NamedTuple):
     reads: Sequence[Interval]
 
     @property
-    def certain_from(self) -> float:
-        """When it was there for certain, now or before."""
+    def earliest_completion(self) -> float:
+        """Earliest completion: by then the value was written."""
         return min(self.write.completed_at, *(read.completed_at for read in self.reads), math.inf)
 
     @property
-    def certain_until(self) -> float:
-        """When it was still there or yet to come, for certain."""
+    def latest_invocation(self) -> float:
+        """Latest invocation: at that time the value was still current, or not yet written."""
         return max(self.write.invoked_at, *(read.invoked_at for read in self.reads), -math.inf)
 
 
 def contradictions(values: Sequence[RegisterValue]) -> Iterator[tuple[RegisterValue, RegisterValue]]:
-    """Pairs of values of which one was there both before and after the other, which cannot be."""
-    known = [value for value in values if value.certain_from < math.inf]
-    lasting = sorted(
-        (value for value in known if value.certain_from < value.certain_until),
-        key=lambda value: value.certain_from,
+    """Yields pairs of values whose zones conflict: one was current both before and after the other."""
+    certain = [value for value in values if value.earliest_completion < math.inf]
+    forward_zones = sorted(
+        (value for value in certain if value.earliest_completion < value.latest_invocation),
+        key=lambda value: value.earliest_completion,
     )
-    passing = [value for value in known if value.certain_from >= value.certain_until]
-    for index, value in enumerate(lasting):
-        for other in lasting[index + 1 :]:
-            if other.certain_from >= value.certain_until:
+    backward_zones = [value for value in certain if value.earliest_completion >= value.latest_invocation]
+    for index, value in enumerate(forward_zones):
+        for other in forward_zones[index + 1 :]:
+            if other.earliest_completion >= value.latest_invocation:
                 break
             yield value, other
-        for other in passing:
-            if value.certain_from < other.certain_until and other.certain_from < value.certain_until:
+        for other in backward_zones:
+            if (
+                value.earliest_completion < other.latest_invocation
+                and other.earliest_completion < value.latest_invocation
+            ):
                 yield value, other

@@ -1,104 +1,69 @@
-"""The ways out of an event loop into the real world, all closed."""
+"""Guards that keep a simulated run deterministic: calls that leave the simulation raise DeterminismError."""
 
 import asyncio
+import contextlib
+import gc
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, NoReturn
+from unittest import mock
+
+FORBIDDEN_LOOP_METHODS = (
+    *("add_reader", "remove_reader", "add_writer", "remove_writer"),
+    *("add_signal_handler", "remove_signal_handler"),
+    *("connect_accepted_socket", "connect_read_pipe", "connect_write_pipe", "create_datagram_endpoint"),
+    *("create_unix_connection", "create_unix_server", "getaddrinfo", "getnameinfo"),
+    *("run_in_executor", "set_default_executor", "set_task_factory", "sendfile", "start_tls"),
+    *("sock_accept", "sock_connect", "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into"),
+    *("sock_sendall", "sock_sendfile", "sock_sendto", "subprocess_exec", "subprocess_shell"),
+)
+FORBIDDEN_CALLS: tuple[tuple[Any, str], ...] = (
+    (os, "urandom"),
+    (uuid, "uuid1"),
+    (uuid, "uuid4"),
+    (time, "sleep"),
+    (threading.Thread, "start"),
+)
+"""Sources of randomness and of real time that no seed controls."""
 
 
 class DeterminismError(NotImplementedError):
-    """Code under simulation reached for the real world."""
+    """Code under simulation used something that the seed does not control."""
 
 
-def _forbid(name: str) -> NoReturn:
-    raise DeterminismError(f"loop.{name} would leave the simulation: nothing in a node may use it")
+def _forbidden(name: str) -> Callable[..., NoReturn]:
+    def forbidden(*args: object, **options: object) -> NoReturn:
+        raise DeterminismError(f"{name} would leave the simulation: take it from the node's Platform instead")
+
+    return forbidden
 
 
 class DeterministicLoop(asyncio.AbstractEventLoop):
-    def add_reader(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        _forbid("add_reader")
+    """Base of the simulated loop: its methods for threads, sockets and signals raise DeterminismError."""
 
-    def add_signal_handler(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        _forbid("add_signal_handler")
 
-    def add_writer(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        _forbid("add_writer")
+for _name in FORBIDDEN_LOOP_METHODS:
+    setattr(DeterministicLoop, _name, _forbidden(f"loop.{_name}"))
 
-    def connect_accepted_socket(self, *args: Any, **options: Any) -> Any:
-        _forbid("connect_accepted_socket")
 
-    def connect_read_pipe(self, *args: Any, **options: Any) -> Any:
-        _forbid("connect_read_pipe")
-
-    def connect_write_pipe(self, *args: Any, **options: Any) -> Any:
-        _forbid("connect_write_pipe")
-
-    def create_datagram_endpoint(self, *args: Any, **options: Any) -> Any:
-        _forbid("create_datagram_endpoint")
-
-    def create_unix_connection(self, *args: Any, **options: Any) -> Any:
-        _forbid("create_unix_connection")
-
-    def create_unix_server(self, *args: Any, **options: Any) -> Any:
-        _forbid("create_unix_server")
-
-    def getaddrinfo(self, *args: Any, **options: Any) -> Any:
-        _forbid("getaddrinfo")
-
-    def getnameinfo(self, *args: Any, **options: Any) -> Any:
-        _forbid("getnameinfo")
-
-    def remove_reader(self, *args: Any, **options: Any) -> Any:
-        _forbid("remove_reader")
-
-    def remove_signal_handler(self, *args: Any, **options: Any) -> Any:
-        _forbid("remove_signal_handler")
-
-    def remove_writer(self, *args: Any, **options: Any) -> Any:
-        _forbid("remove_writer")
-
-    def run_in_executor(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        _forbid("run_in_executor")
-
-    def sendfile(self, *args: Any, **options: Any) -> Any:
-        _forbid("sendfile")
-
-    def set_default_executor(self, *args: Any, **options: Any) -> Any:
-        _forbid("set_default_executor")
-
-    def set_task_factory(self, *args: Any, **options: Any) -> Any:
-        _forbid("set_task_factory")
-
-    def sock_accept(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_accept")
-
-    def sock_connect(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_connect")
-
-    def sock_recv(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_recv")
-
-    def sock_recv_into(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_recv_into")
-
-    def sock_recvfrom(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_recvfrom")
-
-    def sock_recvfrom_into(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_recvfrom_into")
-
-    def sock_sendall(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_sendall")
-
-    def sock_sendfile(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_sendfile")
-
-    def sock_sendto(self, *args: Any, **options: Any) -> Any:
-        _forbid("sock_sendto")
-
-    def start_tls(self, *args: Any, **options: Any) -> Any:
-        _forbid("start_tls")
-
-    def subprocess_exec(self, *args: Any, **options: Any) -> Any:
-        _forbid("subprocess_exec")
-
-    def subprocess_shell(self, *args: Any, **options: Any) -> Any:
-        _forbid("subprocess_shell")
+@contextlib.contextmanager
+def forbid_nondeterminism() -> Iterator[None]:
+    """Makes the forbidden calls raise, and disables automatic garbage collection: finalizers at random times would
+    break replay."""
+    was_collecting = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        with ExitStack() as stack:
+            for owner, name in FORBIDDEN_CALLS:
+                stack.enter_context(mock.patch.object(owner, name, _forbidden(f"{owner.__name__}.{name}")))
+            yield
+    finally:
+        gc.unfreeze()
+        if was_collecting:
+            gc.enable()

@@ -1,7 +1,7 @@
-"""A disk that behaves as badly as disks may: what was written and what is safe are two images of it.
+"""A simulated disk with two images: what programs have written, and what is durable.
 
-A power cut shows the safe image plus a random part of the rest: appends cut off anywhere, sectors of zeros or
-garbage among them, truncations undone, and any of the names that no `sync_directory` made safe missing.
+After a power cut the disk shows the durable image plus a random part of the rest: appends may be torn anywhere or hold
+sectors of zeros or garbage, truncations may be undone, and names that no `sync_directory` covered may be missing.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ CAPACITY_BYTES = 1 << 40
 
 
 class CrashedDiskError(OSError):
-    """The machine went down; this object belongs to the life before."""
+    """The host has crashed; this object belongs to an earlier boot."""
 
 
 @dataclass(slots=True)
 class DiskFault:
-    """An error that calls will meet: the first `after` matching ones pass, the next `times` fail."""
+    """An injected error: the first `after` matching calls pass, the next `times` fail."""
 
     operation: str
     path: str
@@ -61,11 +61,12 @@ class DiskSettings:
     slow_sync_ms_max: float = 400.0
     capacity_bytes: int = CAPACITY_BYTES
     ignored_fsync_glob: str = ""
-    """Syncs of paths that match this glob return, but make nothing safe: as if the node had forgotten them."""
+    """Syncs of paths that match this glob succeed without making anything durable, as if the node never called
+    fsync."""
 
 
 class SimulatedDisk:
-    """One boot's view of a volume. `crash` and `kill` end it and return the view of the next boot."""
+    """A volume during one boot of its host. `crash` and `kill` end the boot and return the disk of the next one."""
 
     def __init__(
         self,
@@ -99,15 +100,15 @@ class SimulatedDisk:
     ) -> DiskFault:
         """Makes calls fail: `operation` is open, append, read, truncate, sync or sync_directory.
 
-        `path` is a glob; times=None is for ever, or until the fault is taken out of `faults`. A failing
-        append may have written a part.
+        `path` is a glob. With times=None calls fail until the fault is removed from `faults`. A failing append may have
+        written a part of its data.
         """
         fault = DiskFault(operation, path, error, after, times)
         self.faults.append(fault)
         return fault
 
     def flip_bit(self, path: str) -> tuple[str, int] | None:
-        """Turns over one bit of safe data in a file that matches the glob; returns where."""
+        """Flips one durable bit in a file that matches the glob; returns the file and the position."""
         files = [
             (name, inode)
             for name, inode in self.volume.files()
@@ -122,14 +123,14 @@ class SimulatedDisk:
         return name, position
 
     def crash(self) -> "SimulatedDisk":
-        """Cuts the power; returns the disk as the next boot finds it."""
+        """Cuts the power; returns the disk of the next boot."""
         self._end_boot()
         self.volume.crash(self.random)
         self.trace_event("crash")
         return self._next_boot()
 
     def kill(self) -> "SimulatedDisk":
-        """Ends the process only: the page cache, and with it all that was written, stays."""
+        """Ends the process only: the page cache stays, and with it everything written."""
         self._end_boot()
         return self._next_boot()
 
@@ -150,7 +151,7 @@ class SimulatedDisk:
 
     def check_alive(self) -> None:
         if self._is_dead:
-            raise CrashedDiskError(errno.EIO, "the machine that this belongs to has crashed")
+            raise CrashedDiskError(errno.EIO, "the host of this disk has crashed")
 
     def check_fault(self, operation: str, path: str) -> None:
         for fault in self.faults:
@@ -172,7 +173,7 @@ class SimulatedDisk:
 
     def free_bytes(self) -> int:
         capacity = self.settings.capacity_bytes
-        # Counting takes time, and this much nobody fills.
+        # Counting is slow, and no scenario fills the default capacity.
         return capacity if capacity == CAPACITY_BYTES else max(0, capacity - self.volume.used_bytes())
 
     # moldau.platform.disk.Disk
@@ -270,7 +271,7 @@ class SimulatedDisk:
         await waiter
 
     async def _replace_all(self, path: str) -> None:
-        """A task of its own, because a replacement goes on when its caller is cancelled."""
+        """Runs as its own task because a replacement continues when its caller is cancelled."""
         queue = self._replacements[path]
         while queue:
             data, waiter = queue[0]

@@ -1,9 +1,9 @@
-"""An event loop on virtual time: the same program with the same seed takes the same steps, in no real time.
+"""A deterministic event loop on virtual time: the same program with the same seed takes the same steps.
 
-Callbacks run in the order they were scheduled, as asyncio promises. A callback takes one virtual microsecond;
-when nothing is ready, time jumps to the next timer. A host that is paused keeps what it has to do for later. Each
-host's code sees time go by at the rate of its own clock. Whatever would leave the loop for the real world (threads,
-sockets, signals) raises SimulationEscape.
+Callbacks run in the order in which they were scheduled, as asyncio guarantees. A callback takes one virtual
+microsecond; when nothing is ready, time jumps to the next timer. Callbacks of a paused host are kept until it resumes.
+Each host sees time pass at the rate of its own clock. Calls that would leave the simulation (threads, sockets, signals)
+raise DeterminismError.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ import traceback
 from asyncio import events
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from moldau.testing.simulation.platform.determinism import DeterminismError, DeterministicLoop
-from moldau.testing.simulation.platform.incarnation import OUTSIDE, Incarnation, current_incarnation
 from moldau.testing.simulation.platform.trace import Trace
 
 if TYPE_CHECKING:
@@ -41,7 +41,29 @@ class DeadlockError(RuntimeError):
 
 
 class LivelockError(RuntimeError):
-    """The run took more callbacks than it was given."""
+    """The run exceeded its number of callbacks."""
+
+
+class Incarnation:
+    """A host from one boot to the next crash: the owner of every callback, task and future created there.
+
+    Tasks inherit the context they are created in, so everything that a host starts belongs to the same incarnation.
+    Nothing of it runs once `is_alive` is False, or while it is paused.
+    """
+
+    def __init__(self, host: str, boot: int, clock_rate: float = 1.0) -> None:
+        self.host = host
+        self.boot = boot
+        self.is_alive = True
+        self.is_paused = False
+        self.clock_rate = clock_rate
+        """Speed of the monotonic clock and of all timers, relative to virtual time."""
+
+
+OUTSIDE = Incarnation("outside", 0)
+"""The test driver: the code that starts, crashes and checks hosts."""
+
+current_incarnation: ContextVar[Incarnation] = ContextVar("current_incarnation", default=OUTSIDE)
 
 
 class SimulatedHandle(asyncio.Handle):
@@ -54,7 +76,7 @@ class SimulatedHandle(asyncio.Handle):
         loop: asyncio.AbstractEventLoop,
         context: contextvars.Context | None,
     ) -> None:
-        # An empty context is false, and not the same as none.
+        # An empty context is falsy, so test for None.
         context = contextvars.copy_context() if context is None else context
         self.incarnation = context.get(current_incarnation, OUTSIDE)
         super().__init__(callback, args, loop, context)
@@ -90,7 +112,7 @@ _AnyHandle = SimulatedHandle | SimulatedTimer
 
 
 class _OwnedTask:
-    """What it takes to end a task without its consent."""
+    """A task and what is needed to end it without its cooperation."""
 
     __slots__ = ("context", "coroutine", "incarnation", "task")
 
@@ -112,11 +134,11 @@ class SimulatedLoop(DeterministicLoop):
         timer_lateness_ms_max: float = 0.0,
         callbacks_max: int = 50_000_000,
     ) -> None:
-        """With randomness, timers come late by up to the lateness, as they do on a busy machine."""
+        """With randomness, timers fire late by up to `timer_lateness_ms_max`, as on a busy machine."""
         self.trace = trace or Trace()
         self.network: SimulatedNetwork | None = None
         self.errors: list[str] = []
-        """What reached the exception handler: every entry is a bug in the program under test."""
+        """Errors that reached the exception handler; each is a bug in the program under test."""
         self._random = randomness
         self._timer_lateness_ns = int(timer_lateness_ms_max * 1e6) if randomness else 0
         self._callbacks_max = callbacks_max
@@ -126,9 +148,9 @@ class SimulatedLoop(DeterministicLoop):
         self._timers: list[tuple[int, int, SimulatedTimer]] = []
         self._timers_created = 0
         self._paused_handles: dict[Incarnation, list[_AnyHandle]] = {}
-        """What lives that are paused would do, in the order it came up."""
+        """Callbacks of paused incarnations, in the order they became ready."""
         self.on_iteration: Callable[[], None] | None = None
-        """Called between two rounds of callbacks, for those who watch; it must change nothing."""
+        """Called between two iterations of the loop; it must not change anything."""
         self._tasks: dict[int, _OwnedTask] = {}
         self._tasks_created = 0
         self._running = False
@@ -140,7 +162,7 @@ class SimulatedLoop(DeterministicLoop):
     # Time
 
     def time(self) -> float:
-        """As the host sees it whose code asks."""
+        """Returns the virtual time by the clock of the host whose code is running."""
         return self._now_ns / NANOSECONDS * current_incarnation.get().clock_rate
 
     @property
@@ -196,7 +218,7 @@ class SimulatedLoop(DeterministicLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """asyncio calls this; cancelled timers are dropped when they come up."""
+        """Called by asyncio; cancelled timers are dropped when they are due."""
 
     # Futures and tasks
 
@@ -232,28 +254,28 @@ class SimulatedLoop(DeterministicLoop):
         self._tasks.pop(number, None)
 
     def destroy(self, incarnation: Incarnation) -> None:
-        """Ends all that a life has scheduled. Its finally blocks run, but in a world that is gone."""
-        doomed = [
+        """Ends all tasks and timers of an incarnation. Finally blocks run, but can reach nothing."""
+        owned_tasks = [
             (number, owned) for number, owned in self._tasks.items() if owned.incarnation is incarnation
         ]
-        for number, owned in doomed:
+        for number, owned in owned_tasks:
             del self._tasks[number]
             owned.task._log_destroy_pending = False  # type: ignore[attr-defined]
-        for _, owned in doomed:
+        for _, owned in owned_tasks:
             owned.context.run(_close_coroutine, owned.coroutine)
-        doomed.clear()
+        owned_tasks.clear()
         self._paused_handles.pop(incarnation, None)
-        # What is ready is left to the round that is running, which passes over the dead.
+        # Ready callbacks are left in the queue: `_run` skips those of a dead incarnation.
         self._timers = [timer for timer in self._timers if timer[2].incarnation is not incarnation]
         heapq.heapify(self._timers)
 
     def pause(self, incarnation: Incarnation) -> None:
-        """Stops a life between two callbacks, as SIGSTOP does."""
+        """Suspends an incarnation between two callbacks, as SIGSTOP would."""
         incarnation.is_paused = True
         self._paused_handles.setdefault(incarnation, [])
 
     def resume(self, incarnation: Incarnation) -> None:
-        """All that came up meanwhile is done at once, in order."""
+        """Makes all callbacks ready that were kept during the pause, in order."""
         incarnation.is_paused = False
         self._ready.extend(self._paused_handles.pop(incarnation, ()))
 
@@ -273,7 +295,7 @@ class SimulatedLoop(DeterministicLoop):
             self._run(main.done, main)
         except BaseException:
             if is_new and not main.done():
-                # The error at hand says why; a second one about the unfinished task would only hide it.
+                # A warning about the unfinished task would hide the error that is being raised.
                 main._log_destroy_pending = False
             raise
         if not main.done():
@@ -294,8 +316,10 @@ class SimulatedLoop(DeterministicLoop):
                 if not self._ready:
                     if main is None:
                         return
-                    raise DeadlockError(f"nothing can happen any more; waiting are:\n{self.pending_tasks()}")
-                # What these callbacks schedule comes after the timers that are due by then.
+                    raise DeadlockError(
+                        f"no callback is ready and no timer is set; pending tasks:\n{self.pending_tasks()}"
+                    )
+                # Callbacks scheduled from here on run after the timers that are due by then.
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
                     if handle.cancelled() or not handle.incarnation.is_alive:
@@ -316,14 +340,14 @@ class SimulatedLoop(DeterministicLoop):
         self._callbacks += 1
         if self._callbacks > self._callbacks_max:
             raise LivelockError(
-                f"{self._callbacks_max} callbacks were not enough; waiting are:\n{self.pending_tasks()}"
+                f"{self._callbacks_max} callbacks were not enough; pending tasks:\n{self.pending_tasks()}"
             )
         self.trace.add_step(self._now_ns, handle.incarnation.host, _callback_label(handle))
         handle._run()
         self._now_ns += CALLBACK_NS
 
     def _schedule_due_timers(self) -> None:
-        """Makes the timers that are due ready; where nothing is, moves time to the next timer first."""
+        """Makes due timers ready. If nothing else is ready, moves time to the next timer first."""
         timers = self._timers
         while timers and (timers[0][2].cancelled() or not timers[0][2].incarnation.is_alive):
             heapq.heappop(timers)
@@ -359,7 +383,7 @@ class SimulatedLoop(DeterministicLoop):
             raise RuntimeError("Event loop is closed")
 
     def pending_tasks(self) -> str:
-        """Each task that is not done and the line it waits at."""
+        """Describes each unfinished task and the line where it is suspended."""
         lines = []
         for owned in self._tasks.values():
             if owned.incarnation.is_alive and not owned.task.done():
@@ -386,7 +410,7 @@ class SimulatedLoop(DeterministicLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         future = context.get("future") or context.get("task")
         if isinstance(future, SimulatedFuture | SimulatedTask) and not future.incarnation.is_alive:
-            # The dead will never ask for the result.
+            # A dead host never retrieves the result.
             return
         if self._exception_handler is None:
             self.default_exception_handler(context)
@@ -398,10 +422,10 @@ class SimulatedLoop(DeterministicLoop):
             self.create_task(generator.aclose())
 
     async def shutdown_asyncgens(self) -> None:
-        """Generators are finished as they are dropped, so nothing is left to do."""
+        """Does nothing: generators are closed when they are dropped."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """There never is an executor."""
+        """Does nothing: there is no executor."""
 
     def get_debug(self) -> bool:
         return self._debug
@@ -428,8 +452,7 @@ class SimulatedLoop(DeterministicLoop):
 
 
 def _close_coroutine(coroutine: Any) -> None:
-    """Closes a coroutine from the inside out. It may resist: one that awaits in its finally block is closed again
-    there."""
+    """Closes a coroutine from the inside out, repeatedly if it awaits in its finally block."""
     for _ in range(CLOSE_ATTEMPTS_MAX):
         awaited = getattr(coroutine, "cr_await", None)
         if inspect.iscoroutine(awaited):
@@ -440,7 +463,7 @@ def _close_coroutine(coroutine: Any) -> None:
             if "ignored GeneratorExit" in str(error):
                 continue
         except BaseException:
-            # The host is dead: what its cleanup runs into is nobody's concern.
+            # Errors in the cleanup of a dead host do not matter.
             pass
         return
     raise RuntimeError(f"{coroutine.__qualname__} cannot be closed")
@@ -458,7 +481,7 @@ def _callback_label(handle: asyncio.Handle) -> str:
 
 
 def _suspended_at(coroutine: Any) -> str:
-    """The innermost line of our own that a suspended coroutine stands at."""
+    """Returns the innermost line at which a coroutine is suspended."""
     place = "?"
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)

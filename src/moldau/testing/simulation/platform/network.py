@@ -1,7 +1,7 @@
-"""The network between simulated hosts: who listens where, which paths are cut, how long a packet takes.
+"""The network between simulated hosts: listeners, partitions and packet delays.
 
-Every host has a name and an address; code runs on the host its context says. The bytes themselves travel in
-`transport.py`.
+Every host has a name and an address. Code runs on the host of its context's incarnation. `transport.py` carries the
+bytes.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moldau.testing.simulation.platform.determinism import DeterminismError
-from moldau.testing.simulation.platform.incarnation import OUTSIDE, Incarnation, current_incarnation
-from moldau.testing.simulation.platform.loop import SimulatedLoop
+from moldau.testing.simulation.platform.loop import OUTSIDE, Incarnation, SimulatedLoop, current_incarnation
 from moldau.testing.simulation.platform.transport import SimulatedTransport, connect_pair
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
@@ -30,19 +29,19 @@ class NetworkSettings:
     delay_ms_min: float = 0.05
     delay_ms_max: float = 2.0
     slow_packet_chance: float = 0.01
-    """How often a packet stands in a queue for long."""
+    """Probability that a packet is queued for long."""
     slow_packet_ms_max: float = 200.0
     loss_chance: float = 0.0
-    """How often a packet is lost and comes only when it is sent again; in a stream it holds up those behind it."""
+    """Probability that a packet is lost and arrives by retransmission; it holds up later packets of its stream."""
     retransmit_timeout_ms_min: float = 200.0
-    """How long it takes to miss a lost packet; twice as long each time it is lost again."""
+    """Retransmission timeout; it doubles each time the packet is lost again."""
     duplication_chance: float = 0.0
-    """How often a packet comes twice. A stream's receiver drops the second one."""
+    """Probability that a packet arrives twice. The receiver of a stream drops the duplicate."""
     window_bytes_min: int = 4 * 1024
     window_bytes_max: int = 256 * 1024
-    """Bytes that a connection holds between the two programs before a writer must wait."""
+    """Bytes in flight on a connection before its writer must wait."""
     partial_read_chance: float = 0.3
-    """How often a read gets only a part of what has arrived."""
+    """Probability that a read returns only part of the received bytes."""
 
 
 class SimulatedNetwork:
@@ -62,14 +61,14 @@ class SimulatedNetwork:
         self._held_packets: list[tuple[str, str, Callable[[], None]]] = []
         self._down: set[str] = set()
         self.counts: Counter[str] = Counter()
-        """Packets lost, and duplicates dropped."""
+        """Lost packets and dropped duplicates."""
         self.add_host(OUTSIDE.host)
         loop.network = self
 
     # Hosts and paths
 
     def add_host(self, name: str) -> str:
-        """Gives the host an address, which it keeps over restarts."""
+        """Assigns an address to the host, which it keeps across restarts."""
         if name not in self._addresses:
             number = len(self._addresses) + 1
             self._addresses[name] = f"10.0.{number // 250}.{number % 250}"
@@ -79,9 +78,9 @@ class SimulatedNetwork:
         return self._addresses[host]
 
     def partition(self, one: Collection[str], other: Collection[str], *, one_way: bool = False) -> None:
-        """Cuts every path between the two sides; one_way: only from the first to the second.
+        """Blocks every path between the two sides; with `one_way`, only from the first to the second.
 
-        What is under way or sent meanwhile is not lost: it comes through after `heal`, as TCP sends it again.
+        Packets are held, not lost: they arrive after `heal`, as TCP would retransmit them.
         """
         for a in sorted(one):
             for b in sorted(other):
@@ -90,26 +89,26 @@ class SimulatedNetwork:
                 self._partitioned.add((a, b))
                 if not one_way:
                     self._partitioned.add((b, a))
-        self.loop.trace.add(self.loop.now_ns, "cut", *sorted(one), "|", *sorted(other), int(one_way))
+        self.loop.trace.add(self.loop.now_ns, "partition", *sorted(one), "|", *sorted(other), int(one_way))
 
     def delay(self, one: Collection[str], other: Collection[str], milliseconds: float) -> None:
-        """Adds to every packet between the two sides, both ways."""
+        """Delays every packet between the two sides, in both directions."""
         for a in sorted(one):
             for b in sorted(other):
                 self._extra_delay_ms[a, b] = self._extra_delay_ms[b, a] = milliseconds
 
     def heal_between(self, one: Collection[str], other: Collection[str]) -> None:
-        """Ends all cuts and delays between the two sides, both ways."""
+        """Ends partitions and delays between the two sides, in both directions."""
         for a in sorted(one):
             for b in sorted(other):
                 for path in ((a, b), (b, a)):
                     self._partitioned.discard(path)
                     self._extra_delay_ms.pop(path, None)
-        self.loop.trace.add(self.loop.now_ns, "mend", *sorted(one), "|", *sorted(other))
+        self.loop.trace.add(self.loop.now_ns, "heal-between", *sorted(one), "|", *sorted(other))
         self._send_held_packets()
 
     def heal(self) -> None:
-        """Ends all cuts and delays."""
+        """Ends all partitions and delays."""
         self._partitioned.clear()
         self._extra_delay_ms.clear()
         self.loop.trace.add(self.loop.now_ns, "heal")
@@ -121,16 +120,17 @@ class SimulatedNetwork:
             self.send(source, target, packet)
 
     def reset(self, one: Collection[str], other: Collection[str]) -> None:
-        """Breaks every connection between the two sides at once; both ends learn of it."""
+        """Resets every connection between the two sides; both ends see it."""
         for transport in list(self._transports.values()):
             if transport.host in one and transport.peer_host in other:
                 transport.reset()
                 transport.peer.reset()
 
     def crash(self, host: str, *, silent: bool = False, is_machine_up: bool = False) -> None:
-        """The host's listeners and connections are gone. Others see a reset, or, when silent, nothing at all
-        until the host is back and answers their packets with one. A machine that is up without its program refuses
-        connections; one that is down does not answer.
+        """Drops the host's listeners and connections.
+
+        Peers see a reset. With `silent` they see it only when the host is up again and responds to their packets. A
+        machine that is up without its program refuses connections; one that is down does not respond.
         """
         if not is_machine_up:
             self._down.add(host)
@@ -153,7 +153,7 @@ class SimulatedNetwork:
         return (source, target) in self._partitioned
 
     def send(self, source: str, target: str, packet: Callable[[], None]) -> None:
-        """Runs `packet` at the target after the time it takes to get there. What is sent later may come sooner."""
+        """Runs `packet` at the target after the network delay. Packets may overtake each other."""
         settings, draw = self.settings, self.random.random
         if source == target:
             delay_ms = 0.005 + 0.045 * draw()
@@ -178,7 +178,7 @@ class SimulatedNetwork:
         return total_ms
 
     def send_in_stream(self, source: str, target: str, packet: Callable[[], None]) -> None:
-        """As `send`, and perhaps twice: for packets that have a number by which the second is known."""
+        """Sends a numbered packet, possibly twice; the receiver drops the duplicate."""
         self.send(source, target, packet)
         if self.settings.duplication_chance and self.random.random() < self.settings.duplication_chance:
             self.send(source, target, packet)
@@ -214,7 +214,7 @@ class SimulatedNetwork:
                 raise OSError(errno.EADDRNOTAVAIL, f"{name} is not an address of {here.host}")
         port = port or self._allocate_port(here.host)
         if (here.host, port) in self._listeners:
-            raise OSError(errno.EADDRINUSE, f"port {port} of {here.host} is taken")
+            raise OSError(errno.EADDRINUSE, f"port {port} of {here.host} is in use")
         server = SimulatedServer(self, here, protocol_factory, port, contextvars.copy_context())
         if start_serving:
             await server.start_serving()
@@ -262,33 +262,33 @@ class SimulatedNetwork:
         return client_end, protocol
 
     async def _handshake(self, here: Incarnation, target: str, port: int) -> "SimulatedServer":
-        """One round trip to the listener; a cut path swallows it, and it is tried again."""
-        # As long as this runs it is in the same life, by the same clock.
+        """Makes one round trip to the listener, and retries while the path is blocked."""
+        # The incarnation, and with it the clock rate, does not change while this runs.
         deadline = self.loop.time() + CONNECT_TIMEOUT_MS / 1000
         while self.loop.time() < deadline:
-            answer = self._send_syn(here.host, target, port)
-            retry = self.loop.call_later(SYN_RETRY_MS / 1000, _fail_with_timeout, answer)
+            response = self._send_syn(here.host, target, port)
+            retry = self.loop.call_later(SYN_RETRY_MS / 1000, _fail_with_timeout, response)
             try:
-                server = await answer
+                server = await response
             except TimeoutError:
                 continue
             finally:
                 retry.cancel()
             if server is None or not server.is_serving():
-                raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on {target}:{port}")
+                raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing listens on {target}:{port}")
             return server
-        raise TimeoutError(errno.ETIMEDOUT, f"{target}:{port} does not answer")
+        raise TimeoutError(errno.ETIMEDOUT, f"no response from {target}:{port}")
 
     def _send_syn(self, here: str, target: str, port: int) -> "asyncio.Future[SimulatedServer | None]":
-        answer: asyncio.Future[SimulatedServer | None] = self.loop.create_future()
+        response: asyncio.Future[SimulatedServer | None] = self.loop.create_future()
 
         def at_target() -> None:
             if target not in self._down:
                 server = self._listeners.get((target, port))
-                self.send(target, here, lambda: None if answer.done() else answer.set_result(server))
+                self.send(target, here, lambda: None if response.done() else response.set_result(server))
 
         self.send(here, target, at_target)
-        return answer
+        return response
 
     # Bookkeeping
 
@@ -314,7 +314,7 @@ class SimulatedNetwork:
         for name, address in self._addresses.items():
             if address == host:
                 return name
-        raise OSError(errno.EHOSTUNREACH, f"there is no host {host}")
+        raise OSError(errno.EHOSTUNREACH, f"no such host: {host}")
 
     def _allocate_port(self, host: str) -> int:
         port = self._next_port.get(host, EPHEMERAL_PORT_MIN)
@@ -324,13 +324,13 @@ class SimulatedNetwork:
         return port
 
 
-def _fail_with_timeout(answer: "asyncio.Future[SimulatedServer | None]") -> None:
-    if not answer.done():
-        answer.set_exception(TimeoutError())
+def _fail_with_timeout(response: "asyncio.Future[SimulatedServer | None]") -> None:
+    if not response.done():
+        response.set_exception(TimeoutError())
 
 
 class SimulatedSocket:
-    """Enough of a socket to ask a server for its port."""
+    """The part of a socket's interface that shows a server's port."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -365,7 +365,7 @@ class SimulatedServer(asyncio.AbstractServer):
         return (SimulatedSocket((self._network.address_of(self.incarnation.host), self.port)),)
 
     def copy_context(self) -> contextvars.Context:
-        """The context of one accepted connection: what it sets, others do not see."""
+        """Returns a new context for an accepted connection."""
         return self._context.copy()
 
     def accept(self, transport: SimulatedTransport) -> None:
@@ -419,7 +419,7 @@ class SimulatedServer(asyncio.AbstractServer):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Returns when the server is closed and its last connection is gone, as Python 3.12 and later do."""
+        """Returns when the server is closed and its last connection has ended, as in Python 3.12 and later."""
         if not (self._closed and not self._connections):
             waiter = self._network.loop.create_future()
             self._waiters.append(waiter)

@@ -1,4 +1,4 @@
-"""One seed, one run: hosts with clocks, disks and a network between them, all driven by one virtual loop."""
+"""One simulated run: hosts with clocks and disks, a network between them and the event loop, all driven by one seed."""
 
 import asyncio
 import contextvars
@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from moldau.platform import Platform
-from moldau.testing.simulation.platform.clock import SimulatedClock
+from moldau.testing.simulation.platform.determinism import forbid_nondeterminism
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
-from moldau.testing.simulation.platform.guard import forbid_nondeterminism
-from moldau.testing.simulation.platform.incarnation import OUTSIDE, Incarnation, current_incarnation
-from moldau.testing.simulation.platform.loop import SimulatedLoop
+from moldau.testing.simulation.platform.loop import OUTSIDE, Incarnation, SimulatedLoop, current_incarnation
 from moldau.testing.simulation.platform.network import NetworkSettings, SimulatedNetwork
 from moldau.testing.simulation.platform.trace import Trace
 
@@ -20,23 +18,57 @@ T = TypeVar("T")
 
 TIMER_LATENESS_MS_MAX = 0.5
 MONOTONIC_START_MS_MAX = 1_000_000_000
+WALL_START_MS = 1_767_225_600_000
+"""1 January 2026."""
 FULL_COLLECTION_INTERVAL_NS = 3_000_000_000
 
 
+class SimulatedClock:
+    """Clocks of a host on virtual time: a monotonic one with a random start, and a wall clock that may jump."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        *,
+        monotonic_start_ms: int = 0,
+        wall_error_ms: int = 0,
+        rate: float = 1.0,
+    ) -> None:
+        self._loop = loop
+        self._rate = rate
+        self._monotonic_start_ms = monotonic_start_ms
+        self.wall_error_ms = wall_error_ms
+
+    def monotonic_ms(self) -> int:
+        return self._monotonic_start_ms + self._elapsed_ms()
+
+    def wall_ms(self) -> int:
+        return WALL_START_MS + self.wall_error_ms + self._elapsed_ms()
+
+    def _elapsed_ms(self) -> int:
+        if self._rate == 1.0:
+            return self._loop.now_ns // 1_000_000
+        return int(self._loop.now_ns * self._rate / 1_000_000)
+
+    def jump(self, milliseconds: int) -> None:
+        """Moves the wall clock forwards or back, as an operator or a time server would."""
+        self.wall_error_ms += milliseconds
+
+
 class HostCrashed(Exception):
-    """The host went down while somebody outside waited for it."""
+    """The host crashed while code outside waited for it."""
 
 
 class SimulationTimeout(Exception):
-    """The run did not come to its end in the virtual time it was given."""
+    """The run did not finish within its virtual time."""
 
 
 class UnhandledError(Exception):
-    """An exception in the program under test reached the event loop: a bug, whatever else the run shows."""
+    """An exception of the program under test reached the event loop, which is a bug."""
 
 
 class Host:
-    """A machine. Its disk, its address and its clock's error outlive a crash; what ran on it does not."""
+    """A machine. Its disk, its address and the error of its wall clock survive a crash; its tasks do not."""
 
     def __init__(
         self,
@@ -78,13 +110,13 @@ class Host:
         )
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Starts a task on this host; it ends without a word when the host crashes."""
+        """Starts a task on this host. It ends silently when the host crashes."""
         context = contextvars.copy_context()
         context.run(current_incarnation.set, self._incarnation)
         return self._simulation.loop.create_task(coroutine, name=name, context=context)
 
     async def run(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> T:
-        """Runs on this host for somebody outside, who gets HostCrashed if the host goes down first."""
+        """Runs a coroutine on this host; raises HostCrashed in the caller if the host goes down first."""
         if not self.is_up:
             coroutine.close()
             raise HostCrashed(self.name)
@@ -112,15 +144,15 @@ class Host:
             self._waiters.remove(waiter)
 
     def crash(self, *, silent: bool = False) -> None:
-        """Cuts the power: all that runs here stops between two callbacks, unsynced writes are at stake."""
+        """Cuts the power: all tasks stop between two callbacks, and writes that were not synced may be lost."""
         self._take_down(self.disk.crash, silent=silent, is_machine_up=False)
 
     def kill(self) -> None:
-        """Ends the process as SIGKILL does: nothing written is lost, and whoever connects is refused."""
+        """Ends the process as SIGKILL would: no write is lost, and new connections are refused."""
         self._take_down(self.disk.kill, silent=False, is_machine_up=True)
 
     def pause(self) -> None:
-        """Stops the process as SIGSTOP does: its sockets stay open, its disk and its clocks go on."""
+        """Suspends the process as SIGSTOP would: sockets stay open, disk and clocks continue."""
         self._check_called_from_outside()
         self._simulation.trace.add(self._simulation.loop.now_ns, "pause", self.name)
         self._simulation.loop.pause(self._incarnation)
@@ -135,17 +167,17 @@ class Host:
 
     @property
     def boot(self) -> int:
-        """Which of its lives this is."""
+        """Number of the current boot."""
         return self._incarnation.boot
 
     def _check_called_from_outside(self) -> None:
         if current_incarnation.get() is self._incarnation:
-            raise RuntimeError("a host cannot crash or pause itself: do it from outside")
+            raise RuntimeError("a host cannot crash or pause itself: call this from outside")
 
     def _take_down(self, end_disk: Callable[[], SimulatedDisk], *, silent: bool, is_machine_up: bool) -> None:
         self._check_called_from_outside()
         if not self.is_up:
-            raise RuntimeError(f"{self.name} is down already")
+            raise RuntimeError(f"{self.name} is already down")
         simulation = self._simulation
         simulation.collect_garbage()
         simulation.trace.add(simulation.loop.now_ns, "down", self.name)
@@ -177,7 +209,7 @@ class Simulation:
     ) -> None:
         self.seed = seed
         self.trace = Trace(keep=keep_trace)
-        self.loop = SimulatedLoop(
+        self.loop = SimulatedLoop(  # type: ignore[abstract]
             self.trace, self.random_for("timers"), timer_lateness_ms_max=timer_lateness_ms_max
         )
         self.network = SimulatedNetwork(self.loop, self.random_for("network"), network)
@@ -190,12 +222,12 @@ class Simulation:
         return self.trace.digest
 
     def random_for(self, purpose: str) -> random.Random:
-        """A stream of its own for each purpose, so that one more draw here changes nothing there."""
+        """Returns a separate random stream for each purpose, so that an extra draw in one does not change another."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def collect_garbage(self) -> None:
-        """Exceptions that nobody took show when they are collected, and only while their host lives. All that there is
-        is looked through from time to time only: it takes long."""
+        """Collects garbage while the host is alive, which reveals exceptions that were never retrieved. Full
+        collections are slow, and therefore rare."""
         is_due = self.loop.now_ns - self._collected_ns > FULL_COLLECTION_INTERVAL_NS
         gc.collect(2 if is_due else 0)
         if is_due:
@@ -210,27 +242,27 @@ class Simulation:
         clock_rate: float = 1.0,
     ) -> Host:
         if name in self.hosts:
-            raise ValueError(f"there is a host {name} already")
+            raise ValueError(f"host {name} already exists")
         host = self.hosts[name] = Host(self, name, disk or DiskSettings(), wall_error_ms, clock_rate)
         return host
 
     def run(self, main: Callable[[], Awaitable[T]], timeout_ms: float) -> T:
-        """Runs to the end of `main`; whatever else is then still running is ended as by a crash.
+        """Runs `main` to its end, then kills every host.
 
-        Raises Unfinished when `main` takes more virtual time than it is given, and ProgramError when the
-        program under test raised something that nobody took.
+        Raises SimulationTimeout if `main` takes more virtual time than `timeout_ms`, and UnhandledError if an exception
+        of the program under test reached the event loop.
         """
 
-        async def in_time() -> T:
+        async def run_with_timeout() -> T:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await main()
 
         with forbid_nondeterminism():
             try:
-                result: T = self.loop.run_until_complete(in_time())
+                result: T = self.loop.run_until_complete(run_with_timeout())
             except TimeoutError as error:
                 raise SimulationTimeout(
-                    f"not done after {timeout_ms} virtual ms; waiting are:\n{self.loop.pending_tasks()}"
+                    f"not done after {timeout_ms} virtual ms; pending tasks:\n{self.loop.pending_tasks()}"
                 ) from error
             finally:
                 for host in self.hosts.values():

@@ -1,4 +1,4 @@
-"""The trace of a run: one hash over all that could be seen to happen, in order. One seed gives one hash."""
+"""The trace of a run: a hash over all events in order. The same seed gives the same hash."""
 
 import hashlib
 import zlib
@@ -20,7 +20,7 @@ ROUTINE_KINDS = (
     "connect",
     "reset",
 )
-"""Kinds of events of which there are too many to tell a story."""
+"""Kinds of events that are too frequent to be shown to a reader."""
 
 LINES_PER_HASH = 500
 
@@ -28,7 +28,7 @@ Field = str | int | bytes
 
 
 class Trace:
-    """Fields are names, numbers and bytes; never an address or anything else that differs between runs."""
+    """Fields are names, numbers and bytes, never addresses or anything else that differs between runs."""
 
     def __init__(self, *, keep: bool = False) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -47,7 +47,7 @@ class Trace:
             self._notable_events.append(f"{time_ns / 1e9:10.3f} {line.partition(' ')[2]}")
 
     def add_step(self, time_ns: int, host: str, label: str) -> None:
-        """A callback was run: by far the most frequent event."""
+        """Adds a callback, by far the most frequent event."""
         self._append(f"{time_ns} run {host} {label}")
 
     def _append(self, line: str) -> None:
@@ -68,9 +68,9 @@ class Trace:
         return self._hash.hexdigest()
 
     def notable_events(self) -> list[str]:
-        """The last events that say what was going on, with the time in seconds."""
+        """Returns the latest events other than routine ones, with the time in seconds."""
         return list(self._notable_events)
 
     def events(self) -> list[str]:
-        """The last events, or all of them if the trace was made to keep them: to find where two runs part."""
+        """Returns the latest events, or all with `keep`, to find where two runs diverge."""
         return list(self._events)

@@ -1,8 +1,8 @@
 """One end of a simulated TCP connection, as an asyncio transport.
 
-Packets may come late, twice and in any order; the receiver puts them in order and drops what it has already. Bytes
-arrive in other pieces than they were written in; a writer that is faster than its reader is told to pause; a close
-lets what was written arrive first, a reset loses it.
+Packets may arrive late, twice and in any order; the receiver orders them and drops duplicates. Reads return other
+chunks than were written. A writer that is faster than its reader is paused. A close delivers what was written, a reset
+drops it.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from moldau.testing.simulation.platform.incarnation import Incarnation
+from moldau.testing.simulation.platform.loop import Incarnation
 
 if TYPE_CHECKING:
     from moldau.testing.simulation.platform.network import SimulatedNetwork
@@ -23,7 +23,7 @@ SEGMENT_BYTES_MAX = 64 * 1024
 WRITE_BUFFER_BYTES_HIGH = 64 * 1024
 
 FIN = b""
-"""The end of the stream, as it travels in place of data."""
+"""End of the stream, sent in place of data."""
 
 
 class SimulatedTransport(asyncio.Transport):
@@ -37,7 +37,7 @@ class SimulatedTransport(asyncio.Transport):
     ) -> None:
         super().__init__()
         self.context = context
-        """What the protocol's callbacks run in; it carries the life they belong to."""
+        """Context of the protocol's callbacks, which carries their incarnation."""
         self.host = incarnation.host
         self.peer: SimulatedTransport
         self.is_vanished = False
@@ -55,9 +55,9 @@ class SimulatedTransport(asyncio.Transport):
         self._in_flight = 0
         self._packets_sent = 0
         self._packets_read = 0
-        """How many the other side has put in order."""
+        """Packets that the peer has received in order."""
         self._out_of_order: dict[int, bytes] = {}
-        """What the other side has that came before those in front of it."""
+        """Packets that the peer received before earlier ones."""
         self._is_eof_requested = False
         self._fin_sent = False
         self._writing_paused = False
@@ -80,7 +80,7 @@ class SimulatedTransport(asyncio.Transport):
         return self.peer.is_vanished
 
     def open(self, protocol: asyncio.BaseProtocol, opened: "asyncio.Future[None] | None") -> None:
-        """Tells the protocol, and then whoever waits for the connection."""
+        """Calls the protocol's `connection_made`, then completes `opened`."""
         self.set_protocol(protocol)
         self._reading_paused = True
 
@@ -174,7 +174,7 @@ class SimulatedTransport(asyncio.Transport):
     # Sending
 
     def _send_buffered(self) -> None:
-        """Sends what the window has room for, then the end of the stream if that is all."""
+        """Sends as much as the window allows, then FIN if everything was sent and EOF was requested."""
         while self._unsent and self._in_flight < self._window and not self._is_lost:
             size = min(len(self._unsent), self._window - self._in_flight, SEGMENT_BYTES_MAX)
             if self._network.random.random() < self._network.settings.partial_read_chance:
@@ -187,7 +187,7 @@ class SimulatedTransport(asyncio.Transport):
             self._send(FIN)
         if self._closing and not self._unsent and not self._is_lost:
             if self._received:
-                # What the other side sent and nobody read any more makes this a reset, as the kernel does it.
+                # As in the kernel, a close with unread received data is a reset.
                 self._send_reset()
             self._drop_connection(None)
 
@@ -257,7 +257,7 @@ class SimulatedTransport(asyncio.Transport):
         except Exception as error:
             self._loop.call_exception_handler(
                 {
-                    "message": "a protocol raised while it was given data",
+                    "message": "a protocol raised in data_received or eof_received",
                     "exception": error,
                     "transport": self,
                 }
@@ -289,18 +289,16 @@ class SimulatedTransport(asyncio.Transport):
             assert isinstance(self._protocol, asyncio.Protocol)
             self._protocol.data_received(data)
 
-    # The end
+    # Loss of the connection
 
     def reset(self) -> None:
-        """The other side broke the connection: nothing more comes or goes."""
+        """Handles a reset by the peer."""
         if not self._is_lost:
             self._loop.trace.add(self._loop.now_ns, "reset", self.peer.host, self.host)
-            self._drop_connection(
-                ConnectionResetError(errno.ECONNRESET, "the connection was reset by the other side")
-            )
+            self._drop_connection(ConnectionResetError(errno.ECONNRESET, "connection reset by peer"))
 
     def vanish(self, *, reset_peer: bool) -> None:
-        """This side's host has crashed; its protocol is past hearing of it."""
+        """Ends this side without a call of its protocol, because its host has crashed."""
         if not self._is_lost:
             self.is_vanished = True
             self._is_lost = True
@@ -323,7 +321,7 @@ class SimulatedTransport(asyncio.Transport):
                 self.on_lost(self)
 
     def __repr__(self) -> str:
-        return f"Endpoint({self.host} to {self._remote[0]}:{self._remote[1]})"
+        return f"SimulatedTransport({self.host} to {self._remote[0]}:{self._remote[1]})"
 
 
 def connect_pair(
@@ -331,7 +329,7 @@ def connect_pair(
     client: tuple[Incarnation, contextvars.Context, Address],
     server: tuple[Incarnation, contextvars.Context, Address],
 ) -> tuple[SimulatedTransport, SimulatedTransport]:
-    """The two ends of a new connection."""
+    """Returns the two ends of a new connection."""
     client_end = SimulatedTransport(network, client[0], client[1], client[2], server[2])
     server_end = SimulatedTransport(network, server[0], server[1], server[2], client[2])
     client_end.peer, server_end.peer = server_end, client_end

@@ -1,4 +1,4 @@
-"""What is on a simulated disk: files and names, as programs see them and as a power cut would leave them."""
+"""Content of a simulated disk: files and names, as programs see them and as a power cut would leave them."""
 
 import random
 from collections.abc import Iterator
@@ -11,26 +11,26 @@ def split_path(path: str) -> list[str]:
 
 
 class SyncSnapshot:
-    """What a sync covers: everything that was written when it began, and nothing that came later."""
+    """What a running sync covers: everything written before it started."""
 
     def __init__(self, start: int, data: bytes) -> None:
         self.start = start
         self.data = data
         self.common_size = start + len(data)
-        """Up to here the file still holds what the snapshot does."""
+        """Up to here the file still has the snapshot's content."""
 
 
 class Inode:
-    """A file's content. Below `_common_size` both images are the same; above it nothing is certain."""
+    """Content of a file. Below `_common_size` the written and the durable image are equal."""
 
     def __init__(self) -> None:
         self._written = bytearray()
         self._durable = bytearray()
         self._common_size = 0
         self._snapshots: list[SyncSnapshot] = []
-        """Those of running syncs, oldest first."""
+        """Snapshots of running syncs, oldest first."""
         self._failed_ranges: list[tuple[int, int]] = []
-        """Stretches whose sync failed: the kernel calls them clean although the device may not have them."""
+        """Ranges whose sync failed: the kernel marks them clean although the device may not have them."""
 
     @property
     def size(self) -> int:
@@ -68,7 +68,7 @@ class Inode:
 
     def make_durable(self, snapshot: SyncSnapshot, randomness: random.Random) -> None:
         if snapshot not in self._snapshots:
-            # A sync that began later has ended earlier and covered all of it.
+            # A later sync has finished earlier and covered this snapshot.
             return
         del self._snapshots[: self._snapshots.index(snapshot) + 1]
         self._durable[snapshot.start :] = snapshot.data
@@ -79,7 +79,7 @@ class Inode:
                 self._common_size = min(self._common_size, start)
 
     def drop_cache(self, randomness: random.Random) -> None:
-        """Shows what became of the stretches whose sync failed; a later sync then tells the truth about them."""
+        """Shows what the device has of the ranges whose sync failed, so that a later sync is reliable again."""
         for start, end in self._failed_ranges:
             if randomness.random() < 0.5:
                 self._written[start:end] = bytes(end - start)
@@ -91,7 +91,7 @@ class Inode:
         self._failed_ranges.append((snapshot.start, snapshot.common_size))
 
     def crash(self, randomness: random.Random) -> bool:
-        """Loses what is not safe, or some of it; True where a part of it is left."""
+        """Loses all or some of what is not durable; returns whether a torn part is left."""
         image = self._after_crash(randomness)
         is_torn = bytes(image) not in (bytes(self._durable), bytes(self._written))
         self._written = image
@@ -116,7 +116,7 @@ class Inode:
         return self._durable[: self._common_size] + self._torn(tail, old_tail, randomness)
 
     def _torn(self, tail: bytes, old_tail: bytes, randomness: random.Random) -> bytearray:
-        """Sector by sector: the new bytes, zeros, garbage, or what was there before a truncation."""
+        """Builds the tail sector by sector from new bytes, zeros, garbage, or bytes from before a truncation."""
         size = randomness.randint(0, len(tail)) if randomness.random() < 0.5 else len(tail)
         image = bytearray()
         while len(image) < size:
@@ -147,7 +147,7 @@ DirectoryEntry = tuple[SimulatedDirectory, str]
 
 
 class _NameChange:
-    """A change of names that is not safe yet. It happens wholly or not at all."""
+    """A change of names that is not durable yet. It is atomic."""
 
     def __init__(self, node: TreeNode, source: DirectoryEntry | None, target: DirectoryEntry | None) -> None:
         self.node = node
@@ -171,7 +171,7 @@ class Volume:
     def __init__(self) -> None:
         self.root = SimulatedDirectory()
         self.torn_writes = 0
-        """Files of which a power cut has left a part of what was not safe."""
+        """Files in which a power cut has left a torn write."""
         self._changes: list[_NameChange] = []
 
     def find(self, path: str) -> TreeNode | None:
@@ -183,7 +183,7 @@ class Volume:
         return node
 
     def files(self) -> Iterator[tuple[str, Inode]]:
-        """All files as programs see them, in the order of their paths."""
+        """Returns all files as programs see them, ordered by path."""
         return _walk(self.root, "")
 
     def used_bytes(self) -> int:
@@ -208,10 +208,10 @@ class Volume:
         del directory.names[name]
         self._changes.append(_NameChange(node, (directory, name), None))
 
-    # What is safe
+    # Durability
 
     def pending_changes(self, directory: SimulatedDirectory) -> list[object]:
-        """What a sync of the directory that begins now covers, with the changes those rest on."""
+        """Returns the changes that a sync of the directory covers if it starts now, and those they depend on."""
         covered: list[_NameChange] = []
         entries: set[DirectoryEntry] = set()
         for change in reversed(self._changes):

@@ -1,11 +1,10 @@
-"""Clients produce, consume alone and in groups, and operate a cluster while it is under fire.
+"""Cluster scenario: clients produce, consume with and without groups, and administer a cluster under faults.
 
-First a phase with faults, in which nothing acknowledged may be lost, doubled or reordered; then all is healed, and
-everybody must get on with their work; then every replica is read, and compared with what was acknowledged and seen.
+During the faults nothing acknowledged may be lost, duplicated or reordered. After healing every workload must make
+progress. At the end all replicas are read and compared with what was acknowledged and read.
 """
 
 import asyncio
-import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -14,19 +13,19 @@ from typing import ClassVar
 
 from moldau.client.errors import KafkaError
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
+from moldau.logs.store import Log
+from moldau.records.batch import LOG_OVERHEAD, Batch
+from moldau.records.record import iterate_records
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.ablations.cluster import ABLATIONS
 from moldau.testing.simulation.checkers.cluster import check_cluster
 from moldau.testing.simulation.checkers.groups import check_groups
-from moldau.testing.simulation.checkers.history import Partition, TopicChange
-from moldau.testing.simulation.checkers.history_cluster import ClusterHistory, LogContent
+from moldau.testing.simulation.checkers.history import ClusterHistory, LogContent, Partition, TopicChange
 from moldau.testing.simulation.checkers.history_groups import GroupHistory, OperationResult
 from moldau.testing.simulation.checkers.hooks import install_hooks, new_request_buffers
 from moldau.testing.simulation.checkers.invariants import InvariantChecker
-from moldau.testing.simulation.checkers.replica_logs import read_replica
-from moldau.testing.simulation.platform.process import ClientProcess, ClientProgram
-from moldau.testing.simulation.platform.simulation import Host
+from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients
 from moldau.testing.simulation.scenarios.faulty_cluster import PORT, FaultPlan, FaultyCluster
 from moldau.testing.simulation.scenarios.outcome import ScenarioError
 from moldau.testing.simulation.scenarios.scenario import Scenario
@@ -35,6 +34,8 @@ from moldau.testing.simulation.workloads.cluster import (
     PartitionReader,
     ReplicaMover,
     RequestReplayer,
+    VoterChurn,
+    draw_topics,
 )
 from moldau.testing.simulation.workloads.group_requests import fetch_offsets
 from moldau.testing.simulation.workloads.groups import (
@@ -42,29 +43,26 @@ from moldau.testing.simulation.workloads.groups import (
     ClusterProducer,
     ClusterWorkload,
     GroupAdminWorkload,
-    GroupMember,
     GroupMemberPlan,
     OffsetStoreWorkload,
 )
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
-from moldau.testing.simulation.workloads.topics import draw_topics
-from moldau.testing.simulation.workloads.voters import VoterChurn
 
 REPLICATION = 3
 MIN_IN_SYNC = 2
 FAULTS_MIN = 20
 OPERATIONS_MIN = 1_000
 PROGRESS_MIN = 3
-REQUEST_TIMEOUT_MS = 5_000
 RESPONSE_TIMEOUT_MS = 30_000
 METADATA_AGE_MS_MAX = 5_000
 VOTER_CHANGES_CHANCE = 0.3
-"""In this part of the seeds."""
+"""Share of the seeds that change voters."""
 PROFILES = (
     *("power cuts", "kills", "network", "pauses", "bad disks", "everything") * 3,
     *("elections", "flapping", "rejoins", "one at a time"),
 )
 GROUP = "readers"
+READ_BYTES = 1 << 20
 
 
 class ClusterScenario(Scenario):
@@ -118,6 +116,9 @@ class ClusterScenario(Scenario):
         self._readers: list[PartitionReader] = []
         self._recorded_requests = new_request_buffers()
         self._members: list[ClientProcess] = []
+        self._clients = GroupClients(
+            self.cluster, self.cluster.bootstrap, self.groups, metadata_max_age_ms=METADATA_AGE_MS_MAX
+        )
         return self.cluster
 
     def _settings(self, draw: random.Random, profile: str) -> BrokerSettings:
@@ -150,7 +151,7 @@ class ClusterScenario(Scenario):
         stack.enter_context(install_hooks(self.invariants, self._recorded_requests))
         return stack
 
-    # The story
+    # Phases of a run
 
     async def main(self) -> None:
         cluster = self.cluster
@@ -158,37 +159,37 @@ class ClusterScenario(Scenario):
         await self._create_topics()
         self._build_workloads()
         self._build_members()
-        running = self._spawn(self._workloads)
-        reading = self._spawn(self._readers)
+        workload_tasks = self._spawn(self._workloads)
+        reader_tasks = self._spawn(self._readers)
         for member in self._members:
             member.start()
         elections = cluster.outcome.counts["quorum elections"]
         await cluster.inject_faults()
         if cluster.plan.profile == "rejoins" and cluster.outcome.counts["quorum elections"] > elections:
-            cluster.outcome.add_violation("nodes that were away for a while have caused elections")
+            cluster.outcome.add_violation("rejoining nodes caused elections")
         if cluster.outcome.violations:
-            # What comes after it proves nothing.
+            # Later phases would prove nothing.
             return
         await cluster.heal()
         await self._check_progress()
-        for worker in self._workloads:
-            worker.stop()
+        for workload in self._workloads:
+            workload.stop()
         for member in self._members:
             member.stop()
             await member.wait_stopped()
-        await asyncio.gather(*running)
+        await asyncio.gather(*workload_tasks)
         await self._wait_converged()
         for reader in self._readers:
             reader.stop()
-        await asyncio.gather(*reading)
+        await asyncio.gather(*reader_tasks)
         await self._read_final_state()
         await cluster.stop()
 
-    def _spawn(self, workers: Sequence[ClusterWorkload]) -> list["asyncio.Task[None]"]:
+    def _spawn(self, workloads: Sequence[ClusterWorkload]) -> list["asyncio.Task[None]"]:
         host = self.cluster.clients[0]
-        return [host.spawn(worker.run(), name=worker.name) for worker in workers]
+        return [host.spawn(workload.run(), name=workload.name) for workload in workloads]
 
-    def violations(self) -> Iterable[object]:
+    def check(self) -> Iterable[object]:
         return [*check_cluster(self.records), *check_groups(self.groups)]
 
     def add_counts(self) -> None:
@@ -204,10 +205,12 @@ class ClusterScenario(Scenario):
 
     def _operations(self) -> int:
         groups = self.groups
-        asked = len(groups.commits) + len(groups.offset_fetches) + len(groups.heartbeats) + len(groups.syncs)
-        return self.records.operations + len(self.records.sends) + asked
+        group_operations = (
+            len(groups.commits) + len(groups.offset_fetches) + len(groups.heartbeats) + len(groups.syncs)
+        )
+        return self.records.operations + len(self.records.sends) + group_operations
 
-    # Who takes part
+    # Clients
 
     async def _create_topics(self) -> None:
         for topic in self._topics:
@@ -215,38 +218,38 @@ class ClusterScenario(Scenario):
             self.records.topic_changes.append(TopicChange(topic.name, is_creation=True, is_acknowledged=True))
 
     def _build_workloads(self) -> None:
-        draw, here = self._random, self._cluster_factory(self.cluster.clients[0])
+        draw, open_cluster = self._random, self._clients.open_cluster
 
-        def parts(name: str) -> tuple[str, ClusterFactory, random.Random]:
-            return name, here, self.cluster.simulation.random_for(name)
+        def common(name: str) -> tuple[str, ClusterFactory, random.Random]:
+            return name, open_cluster, self.cluster.simulation.random_for(name)
 
         for number in range(2):
             self._workloads.append(
-                ClusterProducer(*parts(f"producer-{number}"), self._partitions, self.records)
+                ClusterProducer(*common(f"producer-{number}"), self._partitions, self.records)
             )
         if draw.random() < 0.3:
             self._workloads.append(
-                ClusterProducer(*parts("leader-only"), self._partitions, self.records, acks=1)
+                ClusterProducer(*common("leader-only"), self._partitions, self.records, acks=1)
             )
         for number in range(2):
-            reader = PartitionReader(*parts(f"reader-{number}"), self._partitions, self.records)
+            reader = PartitionReader(*common(f"reader-{number}"), self._partitions, self.records)
             self._readers.append(reader)
             self.records.readers[reader.name] = self._partitions
-        self._workloads.append(ClusterTopicChurn(*parts("topics"), self._replication, self.records))
-        self._workloads.append(OffsetStoreWorkload(*parts("clerk"), "alone", self._partitions[:2]))
-        self._workloads.append(GroupAdminWorkload(*parts("keeper"), ["alone"], self._partitions[:2]))
+        self._workloads.append(ClusterTopicChurn(*common("topics"), self._replication, self.records))
+        self._workloads.append(OffsetStoreWorkload(*common("clerk"), "alone", self._partitions[:2]))
+        self._workloads.append(GroupAdminWorkload(*common("keeper"), ["alone"], self._partitions[:2]))
         if self.cluster.plan.nodes > 1:
             nodes = self.cluster.plan.nodes
-            moved = [*self._partitions, (OFFSETS_TOPIC, 0)]
-            self._workloads.append(ReplicaMover(*parts("operator"), moved, nodes, self.records))
+            partitions = [*self._partitions, (OFFSETS_TOPIC, 0)]
+            self._workloads.append(ReplicaMover(*common("operator"), partitions, nodes, self.records))
         if self.cluster.plan.profile != "rejoins":
             addresses = {server.node_id: (server.name, PORT) for server in self.cluster.servers}
-            voters = parts("voters")
+            voters = common("voters")
             if voters[-1].random() < VOTER_CHANGES_CHANCE:
                 self._workloads.append(VoterChurn(*voters, addresses, self.cluster.outcome.counts))
-            late = parts("latecomer")
+            replay = common("latecomer")
             self._workloads.append(
-                RequestReplayer(*late, self._recorded_requests, addresses, self.invariants.controller)
+                RequestReplayer(*replay, self._recorded_requests, addresses, self.invariants.controller)
             )
 
     def _build_members(self) -> None:
@@ -263,41 +266,17 @@ class ClusterScenario(Scenario):
                 pause=lambda: 0.1,
             )
             if plan.topics:
-                self._members.append(self._member_process(f"member-{number}", plan))
+                self._members.append(self._clients.member_process(f"member-{number}", plan))
 
-    def _member_process(self, name: str, plan: GroupMemberPlan) -> ClientProcess:
-        incarnations = itertools.count()
-
-        def make(host: Host) -> ClientProgram:
-            label = f"{name}-{next(incarnations)}"
-            randomness = self.cluster.simulation.random_for(label)
-            return GroupMember(label, self._cluster_factory(host), randomness, plan, self.groups)
-
-        return ClientProcess(self.cluster.add_client(name), make)
-
-    def _cluster_factory(self, host: Host) -> ClusterFactory:
-        def open_cluster(client_id: str) -> RecordingCluster:
-            return RecordingCluster(
-                self.cluster.bootstrap,
-                self.groups,
-                client_id=client_id,
-                clock=host.platform.clock,
-                random=host.platform.random,
-                request_timeout_ms=REQUEST_TIMEOUT_MS,
-                metadata_max_age_ms=METADATA_AGE_MS_MAX,
-            )
-
-        return open_cluster
-
-    # The end
+    # After healing
 
     async def _check_progress(self) -> None:
-        """Everybody gets on, and there is enough to look at."""
-        busy = [worker for worker in self._workloads if worker.MUST_PROGRESS]
-        wanted = {worker.name: worker.progress + PROGRESS_MIN for worker in busy}
+        """Waits until every workload has made progress and there are enough operations to check."""
+        required = [workload for workload in self._workloads if workload.MUST_PROGRESS]
+        targets = {workload.name: workload.progress + PROGRESS_MIN for workload in required}
 
         def stuck() -> list[str]:
-            return [worker.name for worker in busy if worker.progress < wanted[worker.name]]
+            return [workload.name for workload in required if workload.progress < targets[workload.name]]
 
         await self.cluster.wait_until(lambda: not stuck(), lambda: f"progress of {', '.join(stuck())}")
         await self.cluster.wait_until(
@@ -305,20 +284,20 @@ class ClusterScenario(Scenario):
         )
 
     async def _wait_converged(self) -> None:
-        """All replicas come to be in sync and the same; readers have read all of it."""
+        """Waits until all replicas are in sync and equal, and readers have read everything."""
         cluster = self.cluster
         await cluster.wait_until(self.invariants.is_fully_replicated, lambda: "all replicas are in sync")
-        await cluster.wait_until(self.invariants.is_converged, lambda: "all replicas are the same")
+        await cluster.wait_until(self.invariants.is_converged, lambda: "all replicas are equal")
         for each in self._partitions:
             await self._read_replicas(each)
-        await cluster.wait_until(self._have_readers_finished, lambda: "readers come to the end")
+        await cluster.wait_until(self._have_readers_finished, lambda: "readers have read everything")
 
     async def _read_replicas(self, partition: Partition) -> None:
         replicas: dict[int, LogContent] = {}
         for server in self.cluster.servers:
             found = self.invariants.replica(server.node_id, partition)
             if found is not None:
-                replicas[server.node_id] = await server.host.run(read_replica(found.log))
+                replicas[server.node_id] = await server.host.run(_read_replica(found.log))
         leader = self.invariants.leader_of(partition)
         if leader in replicas:
             self.records.replicas[partition] = replicas
@@ -336,7 +315,7 @@ class ClusterScenario(Scenario):
         )
 
     async def _read_final_state(self) -> None:
-        """What is there in the end must agree with all that was confirmed: topics, and committed offsets."""
+        """Reads topics and committed offsets, which must agree with what was acknowledged."""
 
         async def fetch_all(cluster: RecordingCluster) -> None:
             for group in sorted({commit.identity.group for commit in self.groups.commits}):
@@ -347,10 +326,10 @@ class ClusterScenario(Scenario):
         await self._run_client(fetch_all)
 
     async def _run_client(self, operation: Callable[[RecordingCluster], Awaitable[None]]) -> None:
-        """Asks a cluster that must be well; what moves to another node meanwhile is asked for again."""
+        """Runs a client operation against a healthy cluster, with retries while leaders move."""
 
-        async def ask() -> None:
-            async with self._cluster_factory(self.cluster.clients[0])("observer") as cluster:
+        async def call() -> None:
+            async with self._clients.open_cluster("observer") as cluster:
                 retry = cluster.retry(RESPONSE_TIMEOUT_MS)
                 while True:
                     try:
@@ -360,6 +339,29 @@ class ClusterScenario(Scenario):
                         await retry.wait_or_raise(error)
 
         try:
-            await self.cluster.clients[0].run(ask())
+            await self.cluster.clients[0].run(call())
         except KafkaError as error:
-            raise ScenarioError(f"a healthy cluster did not answer: {error!r}") from error
+            raise ScenarioError(f"request to a healthy cluster failed: {error!r}") from error
+
+
+async def _read_replica(log: Log) -> LogContent:
+    """Returns offsets and values of all records, committed or not."""
+    found: list[tuple[int, bytes]] = []
+    position, end = log.start_offset, log.end_offset
+    while position < end:
+        data = memoryview((await log.read(position, READ_BYTES, end)).read())
+        read_start = position
+        while len(data) > LOG_OVERHEAD:
+            size = int.from_bytes(data[8:12], "big", signed=True) + LOG_OVERHEAD
+            if size > len(data):
+                break
+            batch = Batch(data[:size])
+            if not batch.has_valid_checksum():
+                raise AssertionError(f"{log.name} holds {batch!r} with a wrong checksum")
+            if not batch.is_control:
+                found.extend((record.offset, record.value or b"") for record in iterate_records(batch))
+            position = batch.next_offset
+            data = data[size:]
+        if position == read_start:
+            raise AssertionError(f"no batch at {position} of {log.name}, which ends at {end}")
+    return found

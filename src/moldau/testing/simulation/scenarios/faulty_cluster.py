@@ -1,7 +1,7 @@
-"""A cluster under fire: its machines die, pause and come back, their disks fail, the network between them is cut in
-every way, and in the end all of it is healed.
+"""A cluster with a fault injector: nodes crash, pause and restart, disks fail, the network is partitioned; `heal` ends
+all faults.
 
-Scenarios are the stories that are told with it; it knows nothing of what clients do.
+It knows nothing of clients; scenarios add workloads.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ CLUSTER_ID = "c2ltdWxhdGVkLWNsdXN0ZQ"
 POLL_INTERVAL_S = 0.1
 HEAL_TIMEOUT_S = 60
 CLOCK_DRIFT_MAX = 0.03
-"""Leases must hold while clocks run this much too fast or too slow."""
+"""Leases must hold while clocks run faster or slower by this share."""
 
 NODE_DOWN_FAULTS = ("power cuts", "silent power cuts", "kills", "restarts", "last copies")
 POWER_FAULTS = ("power cuts", "power cuts", "silent power cuts", "power cuts of all", "kills", "restarts")
@@ -46,14 +46,13 @@ PROFILES: Mapping[str, Sequence[str]] = {
     "network": (*NETWORK_FAULTS, *NETWORK_FAULTS, "kills", "power cuts", "pauses", "clock jumps"),
     "pauses": ("pauses", "pauses", "pauses", "isolations", "silent power cuts", "clock jumps", "kills"),
     "bad disks": (*DISK_FAULTS, "isolations", "pauses"),
-    # What is acknowledged is in the memory of two nodes at least: one that ends uncleanly loses nothing, whatever the
-    # network does meanwhile.
+    # Acknowledged records are in the memory of at least two nodes, so one unclean shutdown loses nothing.
     "one at a time": (*NODE_DOWN_FAULTS, "last copies", "pauses", *("isolations", "halves", "bridges") * 2),
-    # Just long enough for followers to fall out of the in-sync set, and not for leaders to change.
+    # Long enough for followers to leave the ISR, too short for leaders to change.
     "flapping": ("isolations", "halves", "one-way cuts", "bridges", "pauses"),
-    # Between elections there is just enough time for the next one.
+    # The interval between faults leaves just enough time for one election.
     "elections": ("kills of all", "power cuts of all", "kills", "power cuts", "isolations"),
-    # Followers of the metadata quorum are away for a while, one at a time: no reason for an election.
+    # One follower of the metadata quorum at a time is away for a while, which must not cause an election.
     "rejoins": ("isolations", "isolations", "pauses"),
     "everything": (*POWER_FAULTS, *KILL_FAULTS, *NETWORK_FAULTS, *DISK_FAULTS, "pauses", "clock jumps"),
 }
@@ -61,13 +60,13 @@ PROFILES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """How a seed's cluster is treated."""
+    """Faults of a seed."""
 
     nodes: int = 3
     profile: str = "everything"
     faults: int = 20
     fault_interval_s: float = 0.8
-    """Between two faults, on average; they may last longer than that, so some overlap."""
+    """Mean interval between faults. Faults may last longer, so some overlap."""
     fault_duration_s_min: float = 0.0
     fault_duration_s_max: float = 5.0
     sync_ms_max: float = 3.0
@@ -75,31 +74,31 @@ class FaultPlan:
 
     @property
     def is_one_at_a_time(self) -> bool:
-        """No node ends uncleanly before all the others are back and have everything."""
+        """Whether a node ends uncleanly only after all others have recovered."""
         return self.profile in ("one at a time", "rejoins")
 
     def needs_healthy_cluster(self, kind: str) -> bool:
-        """Whether a fault begins only when all are back and have everything."""
+        """Whether a fault is injected only when all nodes have recovered."""
         return self.profile == "rejoins" or (self.profile == "one at a time" and kind in NODE_DOWN_FAULTS)
 
 
 class ClusterInspector(Protocol):
-    """What faults aim at."""
+    """View into the nodes, which the fault injector uses to choose targets."""
 
     def leaders(self) -> Sequence[int]:
-        """The ids of those who lead the quorum or a partition."""
+        """Returns the ids of the controller and of all partition leaders."""
 
     def controller(self) -> int:
-        """The id of the one who leads the quorum, or -1."""
+        """Returns the id of the active controller, or -1."""
 
     def is_fully_replicated(self) -> bool:
-        """Whether every replica has everything."""
+        """Returns whether every replica is in sync."""
 
     def isr_of(self, topic: str) -> Sequence[int]:
-        """The replicas in sync of its first partition, the leader first; none where nobody leads."""
+        """Returns the ISR of the topic's first partition, leader first; empty without a leader."""
 
     def is_registered(self, node_id: int) -> bool:
-        """Whether the life of the node is the one that the cluster knows."""
+        """Returns whether the node's current incarnation is registered."""
 
 
 class FaultyCluster:
@@ -113,7 +112,7 @@ class FaultyCluster:
         ignored_fsync_glob: str = "",
         keep_trace: bool = False,
     ) -> None:
-        """`settings` are what all nodes have in common."""
+        """`settings` are common to all nodes."""
         self.random = draw = random.Random(f"{seed}/faults")
         self.plan = plan
         self.simulation = Simulation(
@@ -148,11 +147,10 @@ class FaultyCluster:
             for number, host in enumerate(hosts, 1)
         ]
         self.clients = [self.simulation.add_host("clients")]
-        """The hosts at the other end of the network. The first is never taken down: observers ask from there."""
+        """Client hosts. The first is never taken down, so that observers can run there."""
         self.inspector: ClusterInspector
-        """Somebody who sees into the nodes."""
         self.shrinkable_topics: Sequence[str] = ()
-        """Topics whose last copies are worth hitting."""
+        """Topics whose ISR may be shrunk to the leader."""
         self._fault_tasks: list[asyncio.Task[None]] = []
 
     def _add_host(self, name: str, ignored_fsync_glob: str) -> Host:
@@ -180,20 +178,20 @@ class FaultyCluster:
         return self.servers[node_id - 1]
 
     def trace_event(self, kind: str, *fields: str | int) -> None:
-        """Adds to the story of the run."""
+        """Adds an event to the trace."""
         self.simulation.trace.add(self.simulation.loop.now_ns, kind, *fields)
 
-    # Start and end
+    # Start and stop
 
     async def boot(self) -> None:
         for server in self.servers:
             server.boot()
         await self.wait_until(
-            lambda: all(server.is_serving for server in self.servers), lambda: "all nodes serve"
+            lambda: all(server.is_serving for server in self.servers), lambda: "all nodes are serving"
         )
 
     async def heal(self) -> None:
-        """Ends all faults and starts what is down."""
+        """Ends all faults and starts the nodes that are down."""
         await asyncio.gather(*self._fault_tasks)
         self._fault_tasks.clear()
         self.simulation.network.heal()
@@ -208,7 +206,7 @@ class FaultyCluster:
             if not server.is_up:
                 server.boot()
         await self.wait_until(
-            lambda: all(server.is_serving for server in self.servers), lambda: "all nodes serve"
+            lambda: all(server.is_serving for server in self.servers), lambda: "all nodes are serving"
         )
 
     async def stop(self) -> None:
@@ -217,16 +215,16 @@ class FaultyCluster:
     async def wait_until(
         self, condition: Callable[[], bool], what: Callable[[], str], timeout_s: float = HEAL_TIMEOUT_S
     ) -> bool:
-        """Waits for what a healthy cluster does in this time; that it does not is a violation."""
+        """Waits for what a healthy cluster does in this time; reports a violation otherwise."""
         if await self._poll_until(condition, timeout_s):
             return True
         if not self.outcome.violations:
             pending_tasks = self.simulation.loop.pending_tasks()
-            self.outcome.add_violation(f"not after {timeout_s} s: {what()}; waiting are:\n{pending_tasks}")
+            self.outcome.add_violation(f"not within {timeout_s} s: {what()}; pending tasks:\n{pending_tasks}")
         return False
 
     async def _poll_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Looks again and again; once something was violated there is no point in waiting."""
+        """Polls the condition; returns early once there is a violation."""
         deadline = self.simulation.loop.time() + timeout_s
         while not (is_true := condition()) and not self.outcome.violations:
             if self.simulation.loop.time() > deadline:
@@ -237,7 +235,7 @@ class FaultyCluster:
     # Faults
 
     async def inject_faults(self) -> None:
-        """The faults of the plan. Some begin before those before them have ended."""
+        """Injects the faults of the plan. Some start before earlier ones have ended."""
         for _ in range(self.plan.faults):
             await asyncio.sleep(self.random.expovariate(1 / self.plan.fault_interval_s))
             if self.outcome.violations:
@@ -276,15 +274,15 @@ class FaultyCluster:
                 if not server.has_fault:
                     await self._inject_server_fault(server, "restarts")
             return
-        free = [server for server in self.servers if not server.has_fault]
-        if not free:
-            # All machines are in trouble: the network is left.
+        available = [server for server in self.servers if not server.has_fault]
+        if not available:
+            # Every node has a fault already, so use the network.
             kind = self.random.choice(NETWORK_FAULTS)
             self._count_fault(kind)
             await self._inject_network_fault(kind)
             return
         self._count_fault(kind)
-        await self._inject_server_fault(self._choose_target(free), kind)
+        await self._inject_server_fault(self._choose_target(available), kind)
 
     def _count_fault(self, kind: str) -> None:
         self.outcome.counts["faults"] += 1
@@ -296,17 +294,19 @@ class FaultyCluster:
             return self.random.choice(
                 [each for each in servers if each.node_id != self.inspector.controller()]
             )
-        leading = [self.server(node_id) for node_id in self.inspector.leaders()]
-        worthwhile = [server for server in leading if server in servers]
-        if worthwhile and self.random.random() < 0.6:
-            return self.random.choice(worthwhile)
+        leaders = [self.server(node_id) for node_id in self.inspector.leaders()]
+        candidates = [server for server in leaders if server in servers]
+        if candidates and self.random.random() < 0.6:
+            return self.random.choice(candidates)
         return self.random.choice(servers)
 
     def _draw_duration_s(self) -> float:
-        chosen = self.random.choice((0.05, 0.5, 2.0, self.random.uniform(0, self.plan.fault_duration_s_max)))
-        return max(chosen, self.plan.fault_duration_s_min)
+        duration_s = self.random.choice(
+            (0.05, 0.5, 2.0, self.random.uniform(0, self.plan.fault_duration_s_max))
+        )
+        return max(duration_s, self.plan.fault_duration_s_min)
 
-    # Machines
+    # Node faults
 
     async def _inject_server_fault(self, server: ServerHost, kind: str) -> None:
         server.has_fault = True
@@ -327,7 +327,7 @@ class FaultyCluster:
                 await server.stop()
                 await asyncio.sleep(draw.choice((0.01, 0.5, 2)))
                 await self._boot_with_crashes(server)
-                # Within reason: others may be away for long.
+                # A short wait only: the other nodes may be down for long.
                 await self._poll_until(lambda: server.is_serving, 5)
             case "pauses":
                 if server.host.is_up:
@@ -348,7 +348,7 @@ class FaultyCluster:
             server.crash(silent=kind == "silent power cuts" or self.random.random() < 0.3)
 
     async def _boot_with_crashes(self, server: ServerHost) -> None:
-        """Starts the node, which may be cut short by the next crash at any point of its recovery."""
+        """Starts the node, which may crash again at any point of its recovery."""
         server.boot()
         while self.random.random() < 0.2:
             await asyncio.sleep(self.random.expovariate(1 / 0.05))
@@ -357,20 +357,19 @@ class FaultyCluster:
             server.boot()
 
     async def _take_down_all(self, kind: str) -> None:
-        """At once, and back one after the other."""
-        free = [server for server in self.servers if not server.has_fault]
+        """Takes all nodes down at once, and starts them one after the other."""
+        available = [server for server in self.servers if not server.has_fault]
         self._count_fault(kind)
-        for server in free:
+        for server in available:
             server.has_fault = True
             self._take_down(server, "kills" if kind == "kills of all" else "power cuts")
-        for server in self.random.sample(free, len(free)):
+        for server in self.random.sample(available, len(available)):
             await asyncio.sleep(self.random.choice((0, 0.01, 0.5, 2.0)))
             await self._boot_with_crashes(server)
             server.has_fault = False
 
     async def _inject_disk_fault(self, server: ServerHost, kind: str) -> None:
-        """A disk that goes bad, is replaced after a while by one with the same content, and the node is started
-        again, as an operator does."""
+        """Makes a disk fail, repairs it after a while and restarts the node, as an operator would."""
         draw = self.random
         if kind == "full disks":
             server.fill_disk(draw.randint(0, 20_000))
@@ -389,30 +388,32 @@ class FaultyCluster:
         server.boot()
 
     async def _shrink_isr_to_leader(self, topic: str) -> None:
-        """The in-sync set becomes smaller and smaller: a follower is cut off, another one loses its memory and comes
-        back, and then the leader is cut off. Nobody else has all that is committed, and nobody else may lead."""
+        """Shrinks the ISR to its leader, then isolates the leader. One follower is isolated, another restarts after a
+        power cut. No other node has all committed records, so none may become leader."""
         isr = [self.server(node_id) for node_id in self.inspector.isr_of(topic)]
         if len(isr) < 3:
             return
-        leader, away, doomed = isr[:3]
+        leader, isolated, restarted = isr[:3]
         names = [server.name for server in self.servers]
-        self.simulation.network.partition([away.name], names)
+        self.simulation.network.partition([isolated.name], names)
         try:
-            doomed.has_fault = True
-            if await self._poll_until(lambda: away.node_id not in self.inspector.isr_of(topic), 10):
-                self._take_down(doomed, "power cuts")
+            restarted.has_fault = True
+            if await self._poll_until(lambda: isolated.node_id not in self.inspector.isr_of(topic), 10):
+                self._take_down(restarted, "power cuts")
                 await asyncio.sleep(self.random.choice((0.01, 0.5)))
-                doomed.boot()
-                await self._poll_until(lambda: self.inspector.is_registered(doomed.node_id), 10)
+                restarted.boot()
+                await self._poll_until(lambda: self.inspector.is_registered(restarted.node_id), 10)
                 self.simulation.network.partition([leader.name], names)
         finally:
-            self.simulation.network.heal_between([away.name], [name for name in names if name != leader.name])
-            doomed.has_fault = False
+            self.simulation.network.heal_between(
+                [isolated.name], [name for name in names if name != leader.name]
+            )
+            restarted.has_fault = False
         await asyncio.sleep(5)
         self.simulation.network.heal_between([leader.name], names)
-        self.simulation.network.heal_between([away.name], names)
+        self.simulation.network.heal_between([isolated.name], names)
 
-    # The network
+    # Network faults
 
     async def _inject_network_fault(self, kind: str) -> None:
         network, draw = self.simulation.network, self.random
@@ -432,7 +433,7 @@ class FaultyCluster:
                 pair = draw.choice((([one], others), (others, [one]), ([one], others[:1])))
                 await self._partition_network(*pair, one_way=True)
             case "bridges":
-                # The first one sees both halves.
+                # The first node reaches both halves.
                 middle = 1 + (len(names) - 1) // 2
                 await self._partition_network(shuffled[1:middle], shuffled[middle:])
             case "client cuts":
@@ -444,9 +445,12 @@ class FaultyCluster:
                 await asyncio.sleep(self._draw_duration_s())
                 network.heal_between([one], [*others, *clients])
             case _:
-                usual, network.settings.loss_chance = network.settings.loss_chance, draw.choice((0.05, 0.2))
+                normal_chance, network.settings.loss_chance = (
+                    network.settings.loss_chance,
+                    draw.choice((0.05, 0.2)),
+                )
                 await asyncio.sleep(self._draw_duration_s())
-                network.settings.loss_chance = min(usual, network.settings.loss_chance)
+                network.settings.loss_chance = min(normal_chance, network.settings.loss_chance)
 
     async def _partition_network(
         self, one: Sequence[str], other: Sequence[str], *, one_way: bool = False

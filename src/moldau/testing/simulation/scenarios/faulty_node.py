@@ -1,6 +1,6 @@
-"""One node under fire: boots it, crashes it at any point, gives it a bad disk and a bad network, and heals it.
+"""A node with a fault injector: crashes at any point, disk errors and network faults; `heal` ends all faults.
 
-Scenarios are the stories that are told with it; it knows nothing of what clients do.
+It knows nothing of clients; scenarios add workloads.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ DATA_DIR = "/var/moldau"
 HEAL_TIMEOUT_MS = 60_000
 POLL_INTERVAL_MS = 100
 BAD_DISK_START_TIMEOUT_S = 30
-"""How long a node may try to start on a bad disk: on a full one it waits until there is room."""
+"""How long a node may try to start on a bad disk. On a full disk it waits for space."""
 
 PROFILES: Mapping[str, Sequence[str]] = {
     "power cuts": ("crash", "crash", "crash", "kill", "restart"),
@@ -50,9 +50,8 @@ class FaultyNode:
         ignored_fsync_glob: str = "",
         keep_trace: bool = False,
     ) -> None:
-        """`sync_ms_max`: how long syncs may take, one of them is drawn. `ignored_fsync_glob`: syncs of the
-        files that match
-        this glob make nothing safe."""
+        """`sync_ms_max` are choices for the duration of syncs. Syncs of files that match `ignored_fsync_glob` make
+        nothing durable."""
         self.random = draw = random.Random(f"{seed}/plan")
         self.simulation = Simulation(
             seed,
@@ -69,10 +68,10 @@ class FaultyNode:
         )
         self.server = self.simulation.add_host("server", disk=self._disk_settings)
         self.clients = [self.simulation.add_host("clients")]
-        """The hosts at the other end of the network. The first is never taken down: observers ask from there."""
+        """Client hosts. The first is never taken down, so that observers can run there."""
         self.settings = BrokerSettings(listen=(f"{self.server.address}:{PORT}",), data_dir=DATA_DIR)
         self.partitions: Sequence[Partition] = ()
-        """Those whose files some disk faults aim at."""
+        """Partitions whose files disk faults may target."""
         self._node: Node | None = None
         self._is_disk_bad = False
 
@@ -87,7 +86,7 @@ class FaultyNode:
     # Faults
 
     async def inject_faults(self, fault_interval_s_max: float = 2) -> None:
-        """Some faults of the seed's profile, one after the other; the node is up at the end."""
+        """Injects some faults of the seed's profile, one after the other; the node is up at the end."""
         for _ in range(self.random.randint(2, 6)):
             await asyncio.sleep(self.random.uniform(0.05, fault_interval_s_max))
             await self._inject_fault(self.random.choice(PROFILES[self.outcome.profile]))
@@ -127,22 +126,22 @@ class FaultyNode:
                 await self._run_on_bad_disk()
 
     def _affected_clients(self) -> Sequence[str]:
-        """The clients that a network fault is for: all of them, or some."""
+        """Returns the clients that a network fault affects: all or some."""
         names = [host.name for host in self.clients]
         if len(names) == 1 or self.random.random() < 0.5:
             return names
         return self.random.sample(names, self.random.randint(1, len(names) - 1))
 
     async def _run_on_bad_disk(self) -> None:
-        """Lets a bad disk do its work, then replaces it and starts the node again, as an operator does."""
+        """Lets the node run on a bad disk, then repairs the disk and restarts the node, as an operator would."""
         self._is_disk_bad = True
         await asyncio.sleep(self.random.uniform(0.1, 3))
         if self.random.random() < 0.3:
             await self._take_down(self.random.choice(("crash", "kill")))
-            starting = asyncio.create_task(self._boot_with_crashes())
-            await asyncio.wait([starting], timeout=BAD_DISK_START_TIMEOUT_S)
+            booting = asyncio.create_task(self._boot_with_crashes())
+            await asyncio.wait([booting], timeout=BAD_DISK_START_TIMEOUT_S)
             self._repair_disk()
-            await starting
+            await booting
         self._repair_disk()
         await self._take_down(self.random.choice(("crash", "kill")))
         self._is_disk_bad = False
@@ -152,11 +151,11 @@ class FaultyNode:
         self.server.disk.faults.clear()
         self._disk_settings.capacity_bytes = DiskSettings().capacity_bytes
 
-    async def _take_down(self, how: str) -> None:
+    async def _take_down(self, kind: str) -> None:
         self.outcome.counts["crashes"] += 1
         self._check_node()
         self._node = None
-        if how == "crash":
+        if kind == "crash":
             self.server.crash()
         else:
             self.server.kill()
@@ -164,7 +163,7 @@ class FaultyNode:
         self.server.restart()
 
     async def _boot_with_crashes(self) -> None:
-        """Starts the node, which may be cut short by the next crash at any point of its recovery."""
+        """Starts the node, which may crash again at any point of its recovery."""
         while self.random.random() < 0.3:
             booting = asyncio.create_task(self.boot())
             await asyncio.sleep(self.random.expovariate(1 / 0.02))
@@ -190,12 +189,12 @@ class FaultyNode:
             raise
         except Exception as error:
             if not self._is_disk_bad or not isinstance(error, MoldauError | OSError):
-                raise ScenarioError(f"the node does not start: {format_error(error)}") from error
+                raise ScenarioError(f"the node failed to start: {format_error(error)}") from error
             return
         self._node = node
 
     async def restart(self) -> None:
-        """A clean stop and a start in a new process."""
+        """Stops the node cleanly and starts it in a new process."""
         await self.stop()
         self.server.kill()
         self.server.restart()
@@ -208,21 +207,21 @@ class FaultyNode:
         try:
             await self.server.run(node.stop(), name="stop")
         except Exception as error:
-            raise ScenarioError(f"the node does not stop: {format_error(error)}") from error
+            raise ScenarioError(f"the node failed to stop: {format_error(error)}") from error
 
     def _check_node(self) -> None:
         node = self._node
         if node is None:
             return
         if node.unexpected_errors:
-            raise ScenarioError(f"{node.unexpected_errors} requests ended in an unplanned exception")
+            raise ScenarioError(f"{node.unexpected_errors} requests failed with an unexpected error")
         if node.failure is not None and not self._is_disk_bad:
-            raise ScenarioError(f"the node gave up: {node.failure!r}")
+            raise ScenarioError(f"the node failed: {node.failure!r}")
 
-    # Questions from outside
+    # Client operations
 
     async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
-        """Whether it comes true in the time that a healed node and its clients get to settle."""
+        """Polls the condition; returns whether it becomes true within the time to recover."""
         deadline = self.simulation.loop.time() + HEAL_TIMEOUT_MS / 1000
         while not await condition():
             if self.simulation.loop.time() > deadline:
@@ -231,7 +230,7 @@ class FaultyNode:
         return True
 
     async def run_client(self, operation: Callable[[RawClient], Awaitable[T]]) -> T:
-        """Asks a node that must be well."""
+        """Runs a client operation against a healthy node."""
 
         async def run_client() -> T:
             client = await self.connect("observer")
@@ -243,7 +242,7 @@ class FaultyNode:
         try:
             return await self.clients[0].run(run_client())
         except KafkaError as error:
-            raise ScenarioError(f"a healthy node did not answer: {error!r}") from error
+            raise ScenarioError(f"request to a healthy node failed: {error!r}") from error
 
     async def end_offset(self, partition: Partition) -> int:
         return await self.run_client(lambda client: client.list_offset(partition, LATEST))
@@ -251,7 +250,7 @@ class FaultyNode:
     async def read_logs(
         self, partitions: Iterable[Partition]
     ) -> dict[Partition, Sequence[tuple[int, bytes]]]:
-        """Offsets and values; a partition that cannot be read is a violation, and left out."""
+        """Returns offsets and values. A partition that cannot be read is a violation, and left out."""
         logs: dict[Partition, Sequence[tuple[int, bytes]]] = {}
         for partition in partitions:
             try:

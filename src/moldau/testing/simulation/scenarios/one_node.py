@@ -1,7 +1,7 @@
-"""Clients produce and consume, create and delete topics, while their node is under fire.
+"""One-node scenario: clients produce, consume, create and delete topics while their node has faults.
 
-First a phase with faults, in which nothing acknowledged may be lost; then all is healed, and everybody must
-get on with their work; then what is there is compared with what was acknowledged, over a clean restart.
+During the faults nothing acknowledged may be lost. After healing every workload must make progress. At the end the logs
+are compared with what was acknowledged, before and after a clean restart.
 """
 
 import asyncio
@@ -56,26 +56,28 @@ class OneNodeScenario(NodeScenario):
         await node.boot()
         await self._create_topics()
         self._workloads = self._build_workloads()
-        running = [node.clients[0].spawn(worker.run(), name=worker.name) for worker in self._workloads]
+        workload_tasks = [
+            node.clients[0].spawn(workload.run(), name=workload.name) for workload in self._workloads
+        ]
         await node.inject_faults()
         node.heal()
         await self._check_progress()
-        for worker in self._workloads:
-            worker.stop()
-        await asyncio.gather(*running)
+        for workload in self._workloads:
+            workload.stop()
+        await asyncio.gather(*workload_tasks)
         if not node.outcome.violations:
             await self._catch_up()
         before = await node.read_logs(self._partitions)
         await node.restart()
         self.history.logs = await node.read_logs(self._partitions)
         for partition, log in before.items():
-            # Requests that were under way when the last client left may have come in since.
+            # Requests in flight when the last client stopped may have been processed since.
             if list(self.history.logs.get(partition, ()))[: len(log)] != log:
                 node.outcome.add_violation(f"a clean restart changed {partition[0]}-{partition[1]}")
         self.history.topics = list(await node.run_client(RawClient.topics))
         await node.stop()
 
-    def violations(self) -> Iterable[object]:
+    def check(self) -> Iterable[object]:
         return check_records(self.history)
 
     def add_counts(self) -> None:
@@ -93,24 +95,28 @@ class OneNodeScenario(NodeScenario):
     def _build_workloads(self) -> list[ClientWorkload]:
         draw = self._random
 
-        def parts(name: str) -> tuple[str, ClientFactory, random.Random, History]:
+        def common(name: str) -> tuple[str, ClientFactory, random.Random, History]:
             return name, self.node.connect, self.node.simulation.random_for(name), self.history
 
-        workers: list[ClientWorkload] = [TopicChurn(*parts("admin"))]
+        workloads: list[ClientWorkload] = [TopicChurn(*common("admin"))]
         for number in range(draw.randint(1, 4)):
-            workers.append(IdempotentProducer(*parts(f"idempotent-{number}"), draw.choice(self._partitions)))
+            workloads.append(
+                IdempotentProducer(*common(f"idempotent-{number}"), draw.choice(self._partitions))
+            )
         for number, acks in enumerate(draw.sample((-1, -1, 1, 0), draw.randint(1, 3))):
-            workers.append(PlainProducer(*parts(f"plain-{number}-acks-{acks}"), self._partitions, acks))
+            workloads.append(PlainProducer(*common(f"plain-{number}-acks-{acks}"), self._partitions, acks))
         for number in range(draw.randint(1, 3)):
-            workers.append(PartitionConsumer(*parts(f"consumer-{number}"), draw.choice(self._partitions)))
-        return workers
+            workloads.append(PartitionConsumer(*common(f"consumer-{number}"), draw.choice(self._partitions)))
+        return workloads
 
     async def _check_progress(self) -> None:
-        wanted = {worker.name: worker.progress + PROGRESS_MIN for worker in self._workloads}
+        targets = {workload.name: workload.progress + PROGRESS_MIN for workload in self._workloads}
         stuck: list[str] = []
 
         async def is_over() -> bool:
-            stuck[:] = [worker.name for worker in self._workloads if worker.progress < wanted[worker.name]]
+            stuck[:] = [
+                workload.name for workload in self._workloads if workload.progress < targets[workload.name]
+            ]
             return not stuck or bool(self.history.unexpected_errors)
 
         await self.node.wait_until(is_over)
@@ -118,10 +124,10 @@ class OneNodeScenario(NodeScenario):
             self.node.outcome.add_violation(f"no progress after healing: {', '.join(stuck)}")
 
     async def _catch_up(self) -> None:
-        """Consumers read on from where they are to the end, which shows whether they would miss anything."""
-        for worker in self._workloads:
-            if isinstance(worker, PartitionConsumer):
-                worker.reads_large_fetches = True
-                end = await self.node.end_offset(worker.partition)
-                while (worker.position or 0) < end:
-                    await self.node.clients[0].run(worker.run_once())
+        """Makes consumers read to the end, which shows whether they miss anything."""
+        for workload in self._workloads:
+            if isinstance(workload, PartitionConsumer):
+                workload.reads_large_fetches = True
+                end = await self.node.end_offset(workload.partition)
+                while (workload.position or 0) < end:
+                    await self.node.clients[0].run(workload.run_once())

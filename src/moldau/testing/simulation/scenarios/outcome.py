@@ -1,4 +1,4 @@
-"""What comes of playing a seed: violations, what was counted on the way, the hash of its trace and the node's log."""
+"""Outcome of a simulated run: violations, counts, trace hash and log."""
 
 import logging
 import traceback
@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from moldau.observe.logging import ROOT, TextFormatter
-from moldau.testing.simulation.platform.incarnation import current_incarnation
+from moldau.testing.simulation.platform.loop import current_incarnation
 
 LOG_LINES_KEPT = 200
 CLIENT_LOGGER = f"{ROOT}.client."
 
 
 class ScenarioError(Exception):
-    """The node did what it must not do, as seen from outside the protocol."""
+    """The system under test misbehaved in a way that clients' histories do not show."""
 
 
 def format_error(error: BaseException) -> str:
-    """With its traceback."""
+    """Formats an exception with its traceback."""
     return "".join(traceback.format_exception(error)).rstrip()
 
 
@@ -31,22 +31,22 @@ class SimulationOutcome:
     trace_hash: str = ""
     virtual_ms: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    """What happened how often, by its plural: crashes, faults, records acknowledged."""
+    """Counts by a plural noun: crashes, faults, records acknowledged."""
     violations: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    """The last log lines, each with the host that wrote it."""
+    """Latest log lines, each with the host that wrote it."""
     notable_events: list[str] = field(default_factory=list)
-    """The last events of the trace that say what was going on."""
+    """Latest events of the trace, without routine ones."""
 
     def add_violation(self, what: str) -> None:
-        """Notes it and lets the play go on, which may show more."""
+        """Records a violation; the run continues and may show more."""
         self.violations.append(what)
 
 
 @contextmanager
 def capture_log(wall_ms: Callable[[], int], on_client_error: Callable[[str], None]) -> Iterator[deque[str]]:
-    """The log goes into a list; what is printed elsewhere would only be in the way. Whatever happens to a node, its
-    clients have no reason to write of errors: `on_client_error` hears when they do."""
+    """Captures log lines, and keeps them from being printed. Clients must not log errors under any fault:
+    `on_client_error` is called when they do."""
     lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
 
     class Capture(logging.Handler):

@@ -1,7 +1,9 @@
-"""What a scenario is, and how one is played: a story about nodes under fire, with safeguards to switch off."""
+"""Base classes of scenarios, and the runner of seeds."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import multiprocessing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import ClassVar, Protocol
 
 from moldau.testing.simulation.platform.loop import DeadlockError, LivelockError
@@ -13,23 +15,23 @@ RUN_TIMEOUT_MS = 600_000
 
 
 class SystemUnderTest(Protocol):
-    """What is played with: one node, or a cluster."""
+    """A faulty node or a faulty cluster."""
 
     simulation: Simulation
     outcome: SimulationOutcome
 
     def wall_ms(self) -> int:
-        """For the log lines."""
+        """Returns the time for log lines."""
 
 
 class Scenario:
     NAME: ClassVar[str]
     IGNORED_FSYNCS: ClassVar[dict[str, str]] = {}
-    """Safeguards that can be switched off, and the files or directories whose syncs then make nothing safe."""
+    """Ablations by name, with the glob of files or directories whose fsync they disable."""
 
     def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:
         if ablation is not None and ablation not in self.ablations():
-            raise ValueError(f"there is no ablation {ablation!r}; there are {', '.join(self.ablations())}")
+            raise ValueError(f"no such ablation: {ablation!r}; known are {', '.join(self.ablations())}")
         self.ablation = ablation
         self.system = self._build_system(seed, self.IGNORED_FSYNCS.get(ablation or "", ""), keep_trace)
 
@@ -41,18 +43,18 @@ class Scenario:
         return tuple(cls.IGNORED_FSYNCS)
 
     def apply_ablation(self) -> AbstractContextManager[object]:
-        """Within it, the code under test does without the safeguard that the ablation names."""
+        """Returns a context in which the code under test lacks the safeguard of the ablation."""
         return nullcontext()
 
     async def main(self) -> None:
         raise NotImplementedError
 
-    def violations(self) -> Iterable[object]:
-        """What the history shows, once played."""
+    def check(self) -> Iterable[object]:
+        """Returns the violations in the history."""
         raise NotImplementedError
 
     def add_counts(self) -> None:
-        """Adds to the outcome's counts what the history holds."""
+        """Adds counts from the history to the outcome."""
 
     def run(self) -> SimulationOutcome:
         simulation, outcome = self.system.simulation, self.system.outcome
@@ -60,7 +62,7 @@ class Scenario:
             try:
                 with self.apply_ablation():
                     simulation.run(self.main, RUN_TIMEOUT_MS)
-                outcome.violations += map(str, self.violations())
+                outcome.violations += map(str, self.check())
             except (
                 ScenarioError,
                 UnhandledError,
@@ -79,7 +81,7 @@ class Scenario:
 
 
 class NodeScenario(Scenario):
-    """A story about a single node."""
+    """A scenario with a single node."""
 
     SYNC_MS_MAX: ClassVar[Sequence[float]] = (0.5, 3.0, 20.0)
     node: FaultyNode
@@ -93,3 +95,22 @@ class NodeScenario(Scenario):
             keep_trace=keep_trace,
         )
         return self.node
+
+
+@contextmanager
+def run_seeds(
+    scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | None, jobs: int
+) -> Iterator[Iterator[list[SimulationOutcome]]]:
+    """Yields the outcomes of each seed, in order, run in parallel processes if `jobs` is above 1."""
+    main = partial(_run_seed, scenarios, ablation)
+    if jobs == 1:
+        yield map(main, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as processes:
+        yield processes.imap(main, seeds)
+
+
+def _run_seed(
+    scenarios: Sequence[type[Scenario]], ablation: str | None, seed: int
+) -> list[SimulationOutcome]:
+    return [scenario(seed, ablation).run() for scenario in scenarios]

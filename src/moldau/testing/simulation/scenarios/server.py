@@ -1,5 +1,4 @@
-"""One machine of a cluster with the node on it: started, stopped, killed, cut off from power, paused, given a bad
-disk."""
+"""A cluster node and its host: started, stopped, killed, crashed, paused, or with a bad disk."""
 
 import asyncio
 import errno
@@ -20,16 +19,16 @@ class ServerHost:
     def __init__(
         self, host: Host, settings: BrokerSettings, disk: DiskSettings, report: Callable[[str], None]
     ) -> None:
-        """`report` hears of what a node must not do, as seen from outside the protocol."""
+        """`report` is called with errors that clients' histories do not show."""
         self.host = host
         self.settings = settings
         self.node: Node | None = None
-        """The node of this life, from the moment it begins to start."""
+        """The node of this boot, from the start of its startup."""
         self.is_serving = False
         self.is_stopping = False
-        """It was told to stop, and gives up its leadership by itself."""
+        """The node was asked to stop, and resigns its leaderships."""
         self.has_fault = False
-        """Some fault has its hands on this machine: others leave it alone."""
+        """A fault is active on this host, so others leave it alone."""
         self.is_disk_bad = False
         self._disk_settings = disk
         self._report = report
@@ -46,10 +45,10 @@ class ServerHost:
     def is_up(self) -> bool:
         return self.host.is_up and self.node is not None
 
-    # Life and death
+    # Start and stop
 
     def boot(self) -> None:
-        """Begins to start the node, which may take as long as the others are away."""
+        """Starts the node in the background, which may take as long as the other nodes are down."""
         if not self.host.is_up:
             self.host.restart()
         self.is_stopping = False
@@ -62,7 +61,7 @@ class ServerHost:
         except Exception as error:
             self.node = None
             if not self.is_disk_bad or not isinstance(error, MoldauError | OSError):
-                self._report(f"{self.name} does not start: {format_error(error)}")
+                self._report(f"{self.name} failed to start: {format_error(error)}")
         else:
             self.is_serving = True
 
@@ -75,7 +74,7 @@ class ServerHost:
         self.host.kill()
 
     async def stop(self) -> None:
-        """A clean stop; one that is not done in time is ended as an operator would."""
+        """Stops the node cleanly, and kills it after a timeout."""
         node = self.node
         if node is not None and self.is_serving:
             self.is_serving, self.is_stopping = False, True
@@ -87,22 +86,22 @@ class ServerHost:
                 self._report(f"{self.name} did not stop in {STOP_TIMEOUT_S} s")
             except Exception as error:
                 if not self.is_disk_bad:
-                    self._report(f"{self.name} does not stop: {format_error(error)}")
+                    self._report(f"{self.name} failed to stop: {format_error(error)}")
         if self.host.is_up:
             self.kill()
 
     def _check(self) -> None:
-        """Before the node goes: afterwards nobody could tell."""
+        """Reports errors of a node that is about to be discarded."""
         node, self.node, self.is_serving = self.node, None, False
         if node is not None and not self.is_disk_bad:
             if node.unexpected_errors:
                 self._report(
-                    f"{self.name}: {node.unexpected_errors} requests ended in an unplanned exception"
+                    f"{self.name}: {node.unexpected_errors} requests failed with an unexpected error"
                 )
             if node.failure is not None:
-                self._report(f"{self.name} gave up: {format_error(node.failure)}")
+                self._report(f"{self.name} failed: {format_error(node.failure)}")
 
-    # The disk
+    # Disk
 
     def inject(self, operation: str, path: str, *, after: int, times: int | None) -> None:
         self.is_disk_bad = True
@@ -113,6 +112,6 @@ class ServerHost:
         self._disk_settings.capacity_bytes = self.host.disk.volume.used_bytes() + room_bytes
 
     def repair_disk(self) -> None:
-        """The errors end; a node that has met any still has to be started again."""
+        """Ends disk errors; a node that has seen one must still be restarted."""
         self.host.disk.faults.clear()
         self._disk_settings.capacity_bytes = DiskSettings().capacity_bytes

@@ -1,1 +1,1 @@
-"""Clients that generate load in a scenario."""
+"""Workloads: clients that generate load in a scenario."""

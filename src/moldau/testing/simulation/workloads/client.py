@@ -1,6 +1,6 @@
-"""A small Kafka client for workloads inside a simulation: one connection, requests pipelined, nothing hidden.
+"""A minimal Kafka client for workloads: one connection, pipelined requests, no retries.
 
-It does not retry: what to do about a lost connection or an error code is the workload's to decide.
+The workload decides what to do about a lost connection or an error code.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from moldau.client.net.connection import Connection
 from moldau.errors import MoldauError
 from moldau.records.batch import LOG_OVERHEAD, Batch
 from moldau.records.record import Record, iterate_records
+from moldau.testing.simulation.checkers.history import Partition
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -21,12 +22,10 @@ LATEST = -1
 REQUEST_TIMEOUT_MS = 10_000
 READ_BYTES = 200_000
 
-Partition = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionFetch:
-    """What a fetch of one partition brought."""
+    """Response to a fetch of one partition."""
 
     high_watermark: int
     log_start_offset: int
@@ -34,7 +33,7 @@ class PartitionFetch:
 
 
 class RawClient:
-    """Use `connect` to make one. Whatever goes wrong, with the connection or at the broker, raises KafkaError."""
+    """A client on one connection; `connect` opens it. Connection failures and error codes raise KafkaError."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -56,17 +55,17 @@ class RawClient:
             "assignments": [],
             "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
         }
-        answer = await self._call(ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": REQUEST_TIMEOUT_MS})
-        raise_for_code(answer.topics[0].error_code)
+        response = await self._call(ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": REQUEST_TIMEOUT_MS})
+        raise_for_code(response.topics[0].error_code)
 
     async def delete_topic(self, name: str) -> None:
         topics = [{"name": name, "topic_id": None}]
-        answer = await self._call(ApiKey.DELETE_TOPICS, {"topics": topics, "timeout": REQUEST_TIMEOUT_MS})
-        raise_for_code(answer.responses[0].error_code)
+        response = await self._call(ApiKey.DELETE_TOPICS, {"topics": topics, "timeout": REQUEST_TIMEOUT_MS})
+        raise_for_code(response.responses[0].error_code)
 
     async def topics(self) -> dict[str, int]:
-        """The names of all topics, with how many partitions they have."""
-        answer = await self._call(
+        """Returns partition counts by topic."""
+        response = await self._call(
             ApiKey.METADATA,
             {
                 "topics": None,
@@ -74,18 +73,18 @@ class RawClient:
                 "include_topic_authorized_operations": False,
             },
         )
-        return {topic.name: len(topic.partitions) for topic in answer.topics}
+        return {topic.name: len(topic.partitions) for topic in response.topics}
 
     async def init_producer_id(self) -> tuple[int, int]:
-        """A new producer id and its epoch."""
-        answer = await self._call(
+        """Returns a new producer id and its epoch."""
+        response = await self._call(
             ApiKey.INIT_PRODUCER_ID, {"transactional_id": None, "transaction_timeout": 60_000}
         )
-        raise_for_code(answer.error_code)
-        return answer.producer_id, answer.producer_epoch
+        raise_for_code(response.error_code)
+        return response.producer_id, response.producer_epoch
 
     async def produce(self, batches: Mapping[Partition, bytes], acks: int) -> Mapping[Partition, Message]:
-        """Sends one request with a batch per partition; the answers by partition, none with acks=0."""
+        """Sends one request with a batch per partition; returns the responses by partition, none with acks=0."""
         tree = _produce_tree(batches, acks)
         if acks == 0:
             self._connection.send_without_response(ApiKey.PRODUCE, tree)
@@ -93,14 +92,16 @@ class RawClient:
         return self.produce_responses(await self._call(ApiKey.PRODUCE, tree))
 
     def send_produce(self, batches: Mapping[Partition, bytes], acks: int) -> "asyncio.Future[Message]":
-        """As `produce`, without waiting; what comes goes to `produce_responses`."""
+        """Sends a produce request without waiting; `produce_responses` decodes the response."""
         tree = _produce_tree(batches, acks)
         return self._connection.send(ApiKey.PRODUCE, tree, timeout_ms=REQUEST_TIMEOUT_MS)
 
     @staticmethod
-    def produce_responses(answer: Message) -> Mapping[Partition, Message]:
+    def produce_responses(response: Message) -> Mapping[Partition, Message]:
         return {
-            (topic.name, each.index): each for topic in answer.responses for each in topic.partition_responses
+            (topic.name, each.index): each
+            for topic in response.responses
+            for each in topic.partition_responses
         }
 
     async def fetch(
@@ -126,22 +127,22 @@ class RawClient:
             ],
             "forgotten_topics_data": [],
         }
-        answer = await self._call(ApiKey.FETCH, tree)
-        raise_for_code(answer.error_code)
-        found = answer.responses[0].partitions[0]
+        response = await self._call(ApiKey.FETCH, tree)
+        raise_for_code(response.error_code)
+        found = response.responses[0].partitions[0]
         raise_for_code(found.error_code)
         records = [record for record in _read_records(found.records) if record.offset >= offset]
         return PartitionFetch(found.high_watermark, found.log_start_offset, records)
 
     async def read_all(self, partition: Partition, *, until: int) -> list[tuple[int, bytes]]:
-        """Every offset and value from the beginning up to an offset."""
+        """Returns all offsets and values from the start of the log up to an offset."""
         position = await self.list_offset(partition, EARLIEST)
         found: list[tuple[int, bytes]] = []
         while position < until:
             fetched = await self.fetch(partition, position, max_bytes=READ_BYTES)
             found.extend((record.offset, record.value or b"") for record in fetched.records)
             if not fetched.records:
-                raise AssertionError(f"nothing at {position} of {partition}, where {until} is the end")
+                raise AssertionError(f"no record at {position} of {partition}, which ends at {until}")
             position = found[-1][0] + 1
         return found
 
@@ -157,8 +158,8 @@ class RawClient:
                 }
             ],
         }
-        answer = await self._call(ApiKey.LIST_OFFSETS, tree)
-        found = answer.topics[0].partitions[0]
+        response = await self._call(ApiKey.LIST_OFFSETS, tree)
+        found = response.topics[0].partitions[0]
         raise_for_code(found.error_code)
         return int(found.offset)
 
@@ -178,7 +179,7 @@ def _produce_tree(batches: Mapping[Partition, bytes], acks: int) -> Mapping[str,
 
 
 def _read_records(data: memoryview | None) -> list[Record]:
-    """The records of all whole batches; a last one that the byte limit has cut off is left out."""
+    """Decodes the records of all complete batches; the byte limit may have truncated the last one."""
     records: list[Record] = []
     position, end = 0, 0 if data is None else len(data)
     while data is not None and end - position > LOG_OVERHEAD:
@@ -189,7 +190,7 @@ def _read_records(data: memoryview | None) -> list[Record]:
             batch = Batch(data[position : position + size])
             records.extend(iterate_records(batch))
         except MoldauError as error:
-            raise AssertionError(f"the broker sent a batch that cannot be read: {error}") from error
+            raise AssertionError(f"the broker sent an invalid batch: {error}") from error
         if not batch.has_valid_checksum():
             raise AssertionError(f"the broker sent {batch!r} with a wrong checksum")
         position += size

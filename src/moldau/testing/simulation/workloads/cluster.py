@@ -1,20 +1,28 @@
-"""What clients do to a cluster besides producing and sharing topics in groups: they read partitions without a group,
-create and delete topics, move replicas and elect leaders. And what the network does to requests between nodes.
+"""Cluster workloads: partition readers, topic and voter changes, replica moves, and replayed requests between nodes.
 
-They go on through everything until told to stop, and all they learn goes into the history.
+Workloads continue through faults until stopped, and record what they learn in the history.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moldau.client.admin.admin import Admin
+from moldau.client.admin.quorum import NodeEndpoint
 from moldau.client.consumer.fetcher import CompletedFetch, Fetcher, LogTruncationError
 from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.cluster import Cluster
 from moldau.client.net.connection import Connection
 from moldau.client.record import TopicPartition, decode_records
-from moldau.testing.simulation.checkers.history import Partition, PollOperation, TopicChange, UnexpectedError
-from moldau.testing.simulation.checkers.history_cluster import ClusterHistory
+from moldau.testing.simulation.checkers.history import (
+    ClusterHistory,
+    Partition,
+    PollOperation,
+    TopicChange,
+    UnexpectedError,
+)
 from moldau.testing.simulation.checkers.hooks import TO_CONTROLLER, RecordedRequests
 from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
@@ -23,11 +31,13 @@ from moldau.wire.api_keys import ApiKey
 REQUEST_TIMEOUT_MS = 5_000
 PREFERRED = 0
 REPLAYED_TOGETHER_MAX = 6
-"""Late requests that come together."""
+"""Requests replayed on one connection."""
+VOTERS_MIN = 2
+LISTENER = "PLAINTEXT"
 
 
 class PartitionReader(ClusterWorkload):
-    """Reads its partitions from their beginning, without a group, each record once."""
+    """Reads partitions from their start without a group, each record once."""
 
     MUST_PROGRESS = False
 
@@ -79,7 +89,7 @@ class PartitionReader(ClusterWorkload):
     ) -> None:
         if error.code is not ErrorCode.offset_out_of_range:
             raise error
-        # What was read is gone: only some topics may do that, and the checker knows which.
+        # Only lossy topics may lose records that were read; the checker knows which these are.
         what = "log was cut" if isinstance(error, LogTruncationError) else "refused: offset_out_of_range"
         self._history.unexpected_errors.append(UnexpectedError(self.name, partition, what))
         self.positions[partition] = error.offset if isinstance(error, LogTruncationError) else 0
@@ -125,7 +135,7 @@ class ClusterTopicChurn(ClusterWorkload):
 
 
 class ReplicaMover(ClusterWorkload):
-    """Moves replicas between nodes, or puts them in another order, and has preferred leaders elected."""
+    """Reassigns partitions to other nodes or in another order, and triggers preferred leader elections."""
 
     def __init__(
         self,
@@ -154,8 +164,8 @@ class ReplicaMover(ClusterWorkload):
 
 
 class RequestReplayer(ClusterWorkload):
-    """Delivers what nodes have asked of each other once more, late: as a network does that held it back while the
-    sender gave up, and asked again or asked for something else."""
+    """Sends requests between nodes again, late, like a network that delayed them until after the sender's timeout and
+    retry."""
 
     MUST_PROGRESS = False
 
@@ -176,17 +186,17 @@ class RequestReplayer(ClusterWorkload):
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(0.3)
         draw = self._random
-        kept = self._recorded_requests[draw.choice([ApiKey.ALTER_PARTITION, *self._recorded_requests])]
-        chosen = draw.sample(list(kept), min(len(kept), REPLAYED_TOGETHER_MAX))
-        if not chosen:
+        requests = self._recorded_requests[draw.choice([ApiKey.ALTER_PARTITION, *self._recorded_requests])]
+        selected = draw.sample(list(requests), min(len(requests), REPLAYED_TOGETHER_MAX))
+        if not selected:
             return
-        node_id = chosen[0].node_id
+        node_id = selected[0].node_id
         address = self._addresses.get(self._controller() if node_id == TO_CONTROLLER else node_id)
         if address is None:
             return
         connection = await Connection.open(*address, client_id=self.name, timeout_ms=REQUEST_TIMEOUT_MS)
         try:
-            for packet in chosen:
+            for packet in selected:
                 if packet.node_id == node_id:
                     await connection.call(
                         packet.api, packet.tree, timeout_ms=REQUEST_TIMEOUT_MS, version=packet.version
@@ -196,8 +206,84 @@ class RequestReplayer(ClusterWorkload):
             connection.close()
 
 
+class VoterChurn(ClusterWorkload):
+    MUST_PROGRESS = False
+
+    def __init__(
+        self,
+        name: str,
+        open_cluster: ClusterFactory,
+        randomness: random.Random,
+        addresses: Mapping[int, tuple[str, int]],
+        counts: Counter[str],
+    ) -> None:
+        super().__init__(name, open_cluster, randomness)
+        self._addresses = addresses
+        self._counts = counts
+
+    async def _run_once(self, cluster: RecordingCluster) -> None:
+        await self._pause(3)
+        admin = Admin(cluster)
+        quorum = await admin.describe_quorum()
+        node_id = self._random.choice(sorted(self._addresses))
+        replica = quorum.replica(node_id)
+        if replica is None:
+            return
+        if replica not in quorum.voters:
+            endpoint = NodeEndpoint(LISTENER, *self._addresses[node_id])
+            await admin.add_voter(node_id, replica.directory_id, endpoint)
+            self._counts["voters added"] += 1
+        elif len(quorum.voters) > VOTERS_MIN:
+            await admin.remove_voter(node_id, replica.directory_id)
+            self._counts["voters removed"] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    name: str
+    partition_count: int
+    is_cached: bool = False
+    """Whether records are acknowledged when the ISR has them, before they are on disk."""
+    is_unclean: bool = False
+    """Whether a replica outside of the ISR may become leader when no other can."""
+
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        return [(self.name, index) for index in range(self.partition_count)]
+
+    def loss_reason(self, is_one_at_a_time: bool) -> str | None:
+        """Returns why the topic may lose acknowledged records, or None."""
+        if self.is_unclean:
+            return "unclean elections"
+        if self.is_cached and not is_one_at_a_time:
+            return "unclean ends of several nodes"
+        return None
+
+    async def create(self, cluster: Cluster, replication: int) -> None:
+        configs: dict[str, str | None] = {}
+        if self.is_cached:
+            configs["write.caching"] = "true"
+        if self.is_unclean:
+            configs["unclean.leader.election.enable"] = "true"
+        await Admin(cluster).create_topic(self.name, self.partition_count, replication, configs)
+
+
+def draw_topics(draw: random.Random, *, is_cached: bool) -> list[TopicPlan]:
+    """Draws topics: at least one that must keep everything, and in some seeds one that may lose records. With
+    `is_cached`, that one has cached writes."""
+    topics = [TopicPlan("topic-0", draw.randint(1, 3))]
+    if draw.random() < 0.5:
+        topics.append(TopicPlan("topic-1", draw.randint(1, 2)))
+    kind = draw.random()
+    if kind < 0.15 or is_cached:
+        topics.append(TopicPlan("cached", 1, is_cached=True))
+    elif kind < 0.3:
+        topics.append(TopicPlan("unclean", 1, is_unclean=True))
+    return topics
+
+
 async def reassign(cluster: RecordingCluster, wanted: Mapping[Partition, Sequence[int]]) -> None:
-    """Asks for replicas elsewhere; returns when that is begun."""
+    """Starts a reassignment of replicas."""
     topics: dict[str, list[dict[str, Any]]] = {}
     for (topic, index), replicas in wanted.items():
         topics.setdefault(topic, []).append({"partition_index": index, "replicas": list(replicas)})
@@ -205,16 +291,16 @@ async def reassign(cluster: RecordingCluster, wanted: Mapping[Partition, Sequenc
         "timeout": REQUEST_TIMEOUT_MS,
         "topics": [{"name": name, "partitions": each} for name, each in topics.items()],
     }
-    answer = await cluster.call(None, ApiKey.ALTER_PARTITION_REASSIGNMENTS, tree)
-    _check(answer.error_code)
-    for topic in answer.responses:
+    response = await cluster.call(None, ApiKey.ALTER_PARTITION_REASSIGNMENTS, tree)
+    _check(response.error_code)
+    for topic in response.responses:
         for each in topic.partitions:
             _check(each.error_code)
 
 
 async def create_topic_once(cluster: RecordingCluster, topic: str, replication: int) -> None:
-    """Tried a single time: an attempt that was given up for another may still arrive when the topic is deleted again,
-    and nobody could tell it from a new wish."""
+    """Creates a topic without retries. A delayed attempt could arrive after the topic was deleted, and create it
+    again."""
     wanted = {
         "name": topic,
         "num_partitions": 1,
@@ -223,26 +309,26 @@ async def create_topic_once(cluster: RecordingCluster, topic: str, replication: 
         "configs": [],
     }
     tree = {"topics": [wanted], "timeout": REQUEST_TIMEOUT_MS, "validate_only": False}
-    answer = await cluster.call(None, ApiKey.CREATE_TOPICS, tree)
-    _check(answer.topics[0].error_code)
+    response = await cluster.call(None, ApiKey.CREATE_TOPICS, tree)
+    _check(response.topics[0].error_code)
 
 
 async def elect_preferred_leaders(cluster: RecordingCluster, partitions: Sequence[Partition]) -> None:
     topics = [{"topic": topic, "partitions": [index]} for topic, index in partitions]
     tree = {"election_type": PREFERRED, "topic_partitions": topics, "timeout": REQUEST_TIMEOUT_MS}
-    answer = await cluster.call(None, ApiKey.ELECT_LEADERS, tree)
-    _check(answer.error_code)
-    for topic in answer.replica_election_results:
+    response = await cluster.call(None, ApiKey.ELECT_LEADERS, tree)
+    _check(response.error_code)
+    for topic in response.replica_election_results:
         for each in topic.partition_result:
             _check(each.error_code)
 
 
 def _check(code: int) -> None:
-    harmless = (
+    accepted = (
         ErrorCode.none,
         ErrorCode.election_not_needed,
         ErrorCode.preferred_leader_not_available,
         ErrorCode.no_reassignment_in_progress,
     )
-    if code not in harmless:
+    if code not in accepted:
         raise KafkaError(code)

@@ -1,4 +1,4 @@
-"""Single requests about groups, sent as they are to the coordinator: what hand-made clients of a scenario ask."""
+"""Single requests to a group's coordinator, sent without the client library's consumer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ async def _call_coordinator(
 async def fetch_offsets(
     cluster: RecordingCluster, group: str, partitions: Sequence[Partition]
 ) -> dict[Partition, int]:
-    """What is committed, where anything is; raises KafkaError, and looks for the coordinator anew afterwards."""
+    """Returns committed offsets of partitions that have one. On error raises KafkaError and forgets the coordinator."""
     topics = [{"name": topic, "partition_indexes": [index]} for topic, index in partitions]
     tree = {"groups": [{"group_id": group, "topics": topics}]}
     found = (await _call_coordinator(cluster, group, ApiKey.OFFSET_FETCH, tree)).groups[0]
@@ -64,8 +64,8 @@ async def commit(
             for (topic, index), offset in offsets.items()
         ],
     }
-    answer = await _call_coordinator(cluster, identity.group, ApiKey.OFFSET_COMMIT, tree)
-    return ErrorCode(answer.topics[0].partitions[0].error_code)
+    response = await _call_coordinator(cluster, identity.group, ApiKey.OFFSET_COMMIT, tree)
+    return ErrorCode(response.topics[0].partitions[0].error_code)
 
 
 async def delete_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> Message:
@@ -82,7 +82,7 @@ async def delete_group(cluster: RecordingCluster, group: str) -> Message:
 async def join(
     cluster: RecordingCluster, group: str, topics: Sequence[str], assignors: Sequence[str], timeout_ms: int
 ) -> ErrorCode:
-    """Becomes a member, and does no more."""
+    """Joins the group and does nothing else."""
     metadata = encode_subscription(Subscription(tuple(topics)))
     tree = {
         "group_id": group,
@@ -94,12 +94,12 @@ async def join(
         "protocols": [{"name": name, "metadata": metadata} for name in assignors],
         "reason": None,
     }
-    answer = await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, tree)
-    if answer.error_code == ErrorCode.member_id_required:
-        answer = await _call_coordinator(
-            cluster, group, ApiKey.JOIN_GROUP, {**tree, "member_id": answer.member_id}
+    response = await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, tree)
+    if response.error_code == ErrorCode.member_id_required:
+        response = await _call_coordinator(
+            cluster, group, ApiKey.JOIN_GROUP, {**tree, "member_id": response.member_id}
         )
-    return ErrorCode(answer.error_code)
+    return ErrorCode(response.error_code)
 
 
 async def heartbeat(cluster: RecordingCluster, identity: RequestIdentity) -> None:
@@ -118,8 +118,8 @@ async def create_partitions(cluster: RecordingCluster, topic: str, partitions: i
         "timeout": cluster.request_timeout_ms,
         "validate_only": False,
     }
-    answer = await cluster.call(None, ApiKey.CREATE_PARTITIONS, tree)
-    return ErrorCode(answer.results[0].error_code)
+    response = await cluster.call(None, ApiKey.CREATE_PARTITIONS, tree)
+    return ErrorCode(response.results[0].error_code)
 
 
 async def list_groups(cluster: RecordingCluster) -> None:
@@ -127,7 +127,7 @@ async def list_groups(cluster: RecordingCluster) -> None:
 
 
 async def describe_group(cluster: RecordingCluster, group: str) -> FinalGroupState:
-    """The group as its coordinator sees it, Dead if there is none; raises KafkaError."""
+    """Returns the group as its coordinator describes it, `Dead` if it does not exist; raises KafkaError."""
     tree = {"groups": [group], "include_authorized_operations": False}
     found = (await _call_coordinator(cluster, group, ApiKey.DESCRIBE_GROUPS, tree)).groups[0]
     if found.error_code not in (ErrorCode.none, ErrorCode.group_id_not_found):

@@ -1,7 +1,6 @@
-"""What happens around groups in a scenario: consumers that share topics, programs that keep offsets without a group,
-ghosts that speak for members who are gone, and somebody who looks at all of it and deletes what can be deleted.
+"""Group workloads: consumers in groups, offsets stored without a group, requests of fenced members, and administration.
 
-All of them talk through witnessed clusters, which write the history.
+All of them use a RecordingCluster, which writes the history.
 """
 
 import asyncio
@@ -36,20 +35,20 @@ from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.testing.simulation.workloads.records import TIMESTAMP_MS
 
 ClusterFactory = Callable[[str], RecordingCluster]
-"""Makes a cluster for a client id, on the host that it is called from."""
+"""Opens a cluster client for a client id on a fixed host."""
 
 OFFSET_MAX = 1_000_000
 PARTITIONS_MAX = 6
 DELIVERY_TIMEOUT_MS = 20_000
 RECENT_SYNCS_MAX = 40
-"""How many of the newest assignments a ghost looks through for somebody to speak for."""
+"""How many of the latest assignments FencedMember considers."""
 
 
 class ClusterWorkload:
-    """A program that opens a cluster anew when something goes wrong. `progress` counts what it got done."""
+    """A client that reopens its cluster after an error. `progress` counts completed operations."""
 
     MUST_PROGRESS: ClassVar[bool] = True
-    """It always has something to do: while it makes nothing, something is wrong."""
+    """Whether the workload always has work, so that a lack of progress is a violation."""
 
     def __init__(self, name: str, open_cluster: ClusterFactory, randomness: random.Random) -> None:
         self.name = name
@@ -59,7 +58,7 @@ class ClusterWorkload:
         self._stopping = False
 
     def stop(self) -> None:
-        """It ends after what it is doing now."""
+        """Ends the workload after the current step."""
         self._stopping = True
 
     async def run(self) -> None:
@@ -76,7 +75,7 @@ class ClusterWorkload:
                 await cluster.close()
 
     async def _on_connect(self, cluster: RecordingCluster) -> None:
-        """Comes first after every loss of the connection: what a crash has taken shows before it is covered up."""
+        """Runs after each connect, before `_run_once` can overwrite what a crash may have lost."""
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         raise NotImplementedError
@@ -86,7 +85,7 @@ class ClusterWorkload:
 
 
 class ClusterProducer(ClusterWorkload):
-    """Our own producer: one record after the other into any partition."""
+    """Moldau's producer, sending single records to random partitions."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class ClusterProducer(ClusterWorkload):
         history: History,
         acks: int = ACKS_ALL,
     ) -> None:
-        """It is idempotent with acks=all only."""
+        """Idempotent only with acks=all."""
         super().__init__(name, open_cluster, randomness)
         self._partitions = partitions
         self._history = history
@@ -107,7 +106,7 @@ class ClusterProducer(ClusterWorkload):
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         self._incarnations += 1
-        # Another producer id: what the one before has under way may come in between.
+        # A new producer id: requests of the previous producer may still be in flight.
         name = f"{self.name}-{self._incarnations}"
         linger_ms = self._random.choice((0, 5, 50))
         async with Producer(
@@ -141,7 +140,7 @@ class ClusterProducer(ClusterWorkload):
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberPlan:
-    """What kind of consumer a member of a group is."""
+    """Configuration of a group member."""
 
     group: str
     topics: Sequence[str]
@@ -151,11 +150,11 @@ class GroupMemberPlan:
     poll_interval_max_ms: int
     auto_commit: bool
     pause: Callable[[], float]
-    """How many seconds pass until the next poll; now and then it may be too many."""
+    """Returns the seconds until the next poll, at times more than the poll interval allows."""
 
 
 class GroupMember(ClusterWorkload):
-    """One of our own consumers in a group: what it is handed counts as read."""
+    """Moldau's consumer in a group. Records that it returns count as read."""
 
     def __init__(
         self,
@@ -180,7 +179,7 @@ class GroupMember(ClusterWorkload):
             enable_auto_commit=plan.auto_commit,
             auto_commit_interval_ms=draw.choice((100, 500, 2000)),
             session_timeout_ms=plan.session_timeout_ms,
-            # Heartbeats bring the news of a rebalance, in which everybody has to join within the poll interval.
+            # Members learn of a rebalance from heartbeats, and must rejoin within the poll interval.
             heartbeat_interval_ms=min(plan.session_timeout_ms // 3, plan.poll_interval_max_ms // 4),
             max_poll_interval_ms=plan.poll_interval_max_ms,
             max_poll_records=draw.choice((3, 20, 500)),
@@ -202,14 +201,13 @@ class GroupMember(ClusterWorkload):
             try:
                 await consumer.commit()
             except KafkaError:
-                # It is read again by whoever has the partition now, and the next poll says what to do.
+                # The records are read again by the next owner of the partition.
                 pass
         await asyncio.sleep(plan.pause())
 
 
 class OffsetStoreWorkload(ClusterWorkload):
-    """Keeps offsets under a group id without being in a group, as programs do that place their reads themselves.
-    Others keep the same ones."""
+    """Commits offsets under a group id without joining the group. Several of these share the same offsets."""
 
     def __init__(
         self,
@@ -231,9 +229,9 @@ class OffsetStoreWorkload(ClusterWorkload):
         some = draw.sample(self._partitions, draw.randint(1, len(self._partitions)))
         match draw.choices(("commit", "look", "delete offsets", "delete group"), (10, 6, 2, 1))[0]:
             case "commit":
-                nobody = RequestIdentity(self._group, NO_GENERATION, "", None)
+                no_member = RequestIdentity(self._group, NO_GENERATION, "", None)
                 offsets = {partition: draw.randrange(OFFSET_MAX) for partition in some}
-                if await commit(cluster, nobody, offsets) == ErrorCode.none:
+                if await commit(cluster, no_member, offsets) == ErrorCode.none:
                     self.progress += 1
             case "look":
                 await fetch_offsets(cluster, self._group, some)
@@ -245,8 +243,7 @@ class OffsetStoreWorkload(ClusterWorkload):
 
 
 class FencedMember(ClusterWorkload):
-    """Commits and sends heartbeats for members whose generation is over, or who have been replaced: as a program
-    does that was asleep for too long, or a packet that was late."""
+    """Sends commits and heartbeats of fenced members, like a client that was paused too long or a delayed packet."""
 
     MUST_PROGRESS = False
 
@@ -258,16 +255,16 @@ class FencedMember(ClusterWorkload):
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(0.2)
-        fences = FencingIndex(self._history)
-        left_behind = [
+        fencing = FencingIndex(self._history)
+        fenced_syncs = [
             sync
             for sync in self._history.syncs[-RECENT_SYNCS_MAX:]
-            if fences.newer_generation(sync.identity) is not None
-            or fences.successor(sync.identity) is not None
+            if fencing.newer_generation(sync.identity) is not None
+            or fencing.successor(sync.identity) is not None
         ]
-        if not left_behind:
+        if not fenced_syncs:
             return
-        sync = self._random.choice(left_behind)
+        sync = self._random.choice(fenced_syncs)
         if sync.partitions and self._random.random() < 0.7:
             await commit(cluster, sync.identity, dict.fromkeys(sync.partitions, 0))
         else:
@@ -276,7 +273,7 @@ class FencedMember(ClusterWorkload):
 
 
 class AbandonedJoin(ClusterWorkload):
-    """Joins a group, perhaps comes to lead it, and is never heard of again."""
+    """Joins a group, possibly as its leader, and then disappears."""
 
     MUST_PROGRESS = False
 
@@ -301,14 +298,14 @@ class AbandonedJoin(ClusterWorkload):
 
 
 class PartitionGrower(ClusterWorkload):
-    """Adds partitions to topics that groups are reading."""
+    """Adds partitions to topics that groups read."""
 
     MUST_PROGRESS = False
 
     def __init__(
         self, name: str, open_cluster: ClusterFactory, randomness: random.Random, partitions: list[Partition]
     ) -> None:
-        """`partitions` are those there are, and grow too."""
+        """`partitions` is extended with each new partition."""
         super().__init__(name, open_cluster, randomness)
         self._partitions = partitions
 
@@ -322,8 +319,8 @@ class PartitionGrower(ClusterWorkload):
 
 
 class GroupAdminWorkload(ClusterWorkload):
-    """Lists and describes groups, looks at their offsets, and tries to delete them while others use them: those that
-    are empty for a moment then begin anew."""
+    """Lists and describes groups, fetches their offsets and tries to delete them while members come and go. A deleted
+    group starts over."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""A cluster connection that writes down what goes over it: every group request and its answer become history.
+"""A cluster client that records every group request and its response in a history.
 
-It stands below the client's own code, so that real consumers and hand-made requests give evidence alike.
+It records below the client library, so that consumers and single requests are treated alike.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,7 +36,7 @@ DEFINITE_FAILURES = (
     ErrorCode.coordinator_load_in_progress,
     ErrorCode.unknown_topic_or_partition,
 )
-"""Codes that say for certain that nothing was changed; after any other, nobody knows."""
+"""Error codes after which the request definitely had no effect; after any other it may have had."""
 
 SendRequest = Callable[[Mapping[str, Any]], Awaitable[Message]]
 
@@ -90,18 +90,18 @@ class RecordingCluster(Cluster):
                     offset=each["committed_offset"],
                 )
         self._history.commits += commits.values()
-        answer = await send(stamped)
+        response = await send(stamped)
         completed_at = self._history.next_event()
-        for topic in answer.topics:
+        for topic in response.topics:
             for each in topic.partitions:
                 _complete(commits[topic.name, each.partition_index], each.error_code, completed_at)
-        return answer
+        return response
 
     async def _fetch_offsets(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
         invoked_at = self._history.next_event()
-        answer = await send(tree)
+        response = await send(tree)
         completed_at = self._history.next_event()
-        for group in answer.groups:
+        for group in response.groups:
             for topic in group.topics:
                 for each in topic.partitions:
                     if ErrorCode.none == group.error_code == each.error_code:
@@ -115,7 +115,7 @@ class RecordingCluster(Cluster):
                                 tag=each.metadata or "",
                             )
                         )
-        return answer
+        return response
 
     async def _delete_offsets(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
         invoked_at = self._history.next_event()
@@ -129,15 +129,15 @@ class RecordingCluster(Cluster):
             for each in topic["partitions"]
         }
         self._history.deletions += deletions.values()
-        answer = await send(tree)
+        response = await send(tree)
         completed_at = self._history.next_event()
-        if answer.error_code != ErrorCode.none:
+        if response.error_code != ErrorCode.none:
             for deletion in deletions.values():
-                _complete(deletion, answer.error_code, completed_at)
-        for topic in answer.topics:
+                _complete(deletion, response.error_code, completed_at)
+        for topic in response.topics:
             for each in topic.partitions:
                 _complete(deletions[topic.name, each.partition_index], each.error_code, completed_at)
-        return answer
+        return response
 
     async def _delete_groups(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
         invoked_at = self._history.next_event()
@@ -146,46 +146,46 @@ class RecordingCluster(Cluster):
             for name in tree["groups_names"]
         }
         self._history.deletions += deletions.values()
-        answer = await send(tree)
+        response = await send(tree)
         completed_at = self._history.next_event()
-        for each in answer.results:
+        for each in response.results:
             _complete(deletions[each.group_id], each.error_code, completed_at)
-        return answer
+        return response
 
     async def _join(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
         invoked_at = self._history.next_event()
-        answer = await send(tree)
-        if answer.error_code == ErrorCode.none and answer.member_id != tree["member_id"]:
+        response = await send(tree)
+        if response.error_code == ErrorCode.none and response.member_id != tree["member_id"]:
             join = JoinOperation(
                 invoked_at=invoked_at,
                 group=tree["group_id"],
                 instance_id=tree["group_instance_id"],
-                member=answer.member_id,
+                member=response.member_id,
             )
-            _complete(join, answer.error_code, self._history.next_event())
+            _complete(join, response.error_code, self._history.next_event())
             self._history.joins.append(join)
-        return answer
+        return response
 
     async def _sync(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
         invoked_at = self._history.next_event()
-        answer = await send(tree)
-        if answer.error_code == ErrorCode.none:
-            partitions = decode_assignment(answer.assignment).partitions
+        response = await send(tree)
+        if response.error_code == ErrorCode.none:
+            partitions = decode_assignment(response.assignment).partitions
             sync = SyncOperation(
                 invoked_at=invoked_at, identity=_identity(tree, "generation_id"), partitions=partitions
             )
-            _complete(sync, answer.error_code, self._history.next_event())
+            _complete(sync, response.error_code, self._history.next_event())
             self._history.syncs.append(sync)
-        return answer
+        return response
 
     async def _heartbeat(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
         invoked_at = self._history.next_event()
-        answer = await send(tree)
-        if answer.error_code == ErrorCode.none:
-            beat = HeartbeatOperation(invoked_at=invoked_at, identity=_identity(tree, "generation_id"))
-            _complete(beat, answer.error_code, self._history.next_event())
-            self._history.heartbeats.append(beat)
-        return answer
+        response = await send(tree)
+        if response.error_code == ErrorCode.none:
+            heartbeat = HeartbeatOperation(invoked_at=invoked_at, identity=_identity(tree, "generation_id"))
+            _complete(heartbeat, response.error_code, self._history.next_event())
+            self._history.heartbeats.append(heartbeat)
+        return response
 
 
 def _identity(tree: Mapping[str, Any], generation: str) -> RequestIdentity:

@@ -1,6 +1,6 @@
-"""What clients do in a scenario: produce with and without idempotence, consume, create and delete topics.
+"""Record workloads on raw connections: producers with and without idempotence, consumers, topic changes.
 
-Everything they learn goes into the history. They go on through crashes and errors until told to stop.
+Workloads continue through crashes and errors until stopped, and record what they learn in the history.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from moldau.wire.codec import Message
 from moldau.wire.kio import ErrorCode
 
 ClientFactory = Callable[[str], Awaitable[RawClient]]
-"""Opens a connection under a client id."""
+"""Opens a connection with a client id."""
 
 IN_FLIGHT_MAX = 5
 TIMESTAMP_MS = 1_767_139_200_000
-"""A day before simulated clocks begin, so that no jump of theirs makes records come from the future."""
+"""A day before the start of simulated clocks, so that no clock jump puts records in the future."""
 NO_PRODUCER = -1, -1
 VALUE_BYTES_MAX = 3000
 COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compression.LZ4, compression.ZSTD)
 
 
 class ClientWorkload:
-    """A client that reconnects. `progress` counts what it got done, so that progress can be waited for."""
+    """A client that reconnects after errors. `progress` counts completed operations."""
 
     def __init__(
         self, name: str, connect: ClientFactory, randomness: random.Random, history: History
@@ -51,7 +51,7 @@ class ClientWorkload:
         self._stopping = False
 
     def stop(self) -> None:
-        """It ends after what it is doing now."""
+        """Ends the workload after the current step."""
         self._stopping = True
 
     async def run(self) -> None:
@@ -64,7 +64,7 @@ class ClientWorkload:
         self._disconnect()
 
     async def run_once(self) -> None:
-        """One step, after `run` has ended; raises what goes wrong."""
+        """Runs one step after `run` has ended; raises its error."""
         await self._run_once(await self._connection())
 
     async def _run_once(self, client: RawClient) -> None:
@@ -85,7 +85,7 @@ class ClientWorkload:
             await asyncio.sleep(self._random.expovariate(1 / 0.02))
 
     def _values(self, number: int) -> list[bytes]:
-        """Values that are never made twice, each a function of its name: a changed byte shows."""
+        """Returns unique values that depend only on their name, so that a corrupted byte shows."""
         count = self._random.choice((1, 1, 2, 5, 20))
         return [
             f"{self.name}/{number}/{index}/".encode()
@@ -106,7 +106,7 @@ class ClientWorkload:
 
 
 class PlainProducer(ClientWorkload):
-    """One request at a time, for several partitions at once, with any acks, never sent again."""
+    """Sends one request at a time, for several partitions, with any acks and without retries."""
 
     def __init__(
         self,
@@ -131,20 +131,20 @@ class PlainProducer(ClientWorkload):
             values = self._values(self._sent)
             sends[partition] = self._history.send(self.name, partition, values, acks=self._acks)
             batches[partition] = self._batch(values)
-        answers = await client.produce(batches, self._acks)
-        for partition, answer in answers.items():
-            if answer.error_code == ErrorCode.none:
-                self._history.acknowledge(sends[partition], answer.base_offset)
+        responses = await client.produce(batches, self._acks)
+        for partition, response in responses.items():
+            if response.error_code == ErrorCode.none:
+                self._history.acknowledge(sends[partition], response.base_offset)
                 self.progress += 1
         if self._acks == 0:
             self.progress += 1
-            # Nothing slows it down but itself, and a disk that can take only so much serves the others too.
+            # acks=0 has no backpressure, so limit the rate for the other clients' sake.
             await asyncio.sleep(self._random.uniform(0.02, 0.2))
         await self._pause()
 
 
 class IdempotentProducer(ClientWorkload):
-    """Up to five batches in flight to one partition; whatever is not acknowledged is sent again, in order."""
+    """Keeps up to five batches in flight to one partition, and resends those without an acknowledgement in order."""
 
     def __init__(
         self,
@@ -165,15 +165,15 @@ class IdempotentProducer(ClientWorkload):
         if self._producer is None:
             self._producer = await client.init_producer_id()
             self._history.producer_ids.append(self._producer[0])
-        answers: deque[asyncio.Future[Message]] = deque()
+        responses: deque[asyncio.Future[Message]] = deque()
         for _, batch in self._window:
-            answers.append(self._send(client, batch))
+            responses.append(self._send(client, batch))
         while not self._stopping:
             while len(self._window) < IN_FLIGHT_MAX and (not self._window or self._random.random() < 0.7):
                 self._make_batch()
-                answers.append(self._send(client, self._window[-1][1]))
-            answer = RawClient.produce_responses(await answers.popleft())[self._partition]
-            self._on_response(ErrorCode(answer.error_code), answer.base_offset)
+                responses.append(self._send(client, self._window[-1][1]))
+            response = RawClient.produce_responses(await responses.popleft())[self._partition]
+            self._on_response(ErrorCode(response.error_code), response.base_offset)
             await self._pause()
 
     def _send(self, client: RawClient, batch: bytes) -> "asyncio.Future[Message]":
@@ -189,14 +189,14 @@ class IdempotentProducer(ClientWorkload):
         self._window.append((send, batch))
 
     def _on_response(self, code: ErrorCode, offset: int) -> None:
-        """The answer to the oldest batch in the window. Raises where it must be sent again."""
+        """Handles the response to the oldest batch in flight; raises if the batch must be sent again."""
         if code in (ErrorCode.none, ErrorCode.duplicate_sequence_number):
             send, _ = self._window.popleft()
             self._history.acknowledge(send, offset if code == ErrorCode.none and offset >= 0 else None)
             self.progress += 1
             return
         if code in (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id):
-            # All before this batch was acknowledged: the broker has forgotten what it promised to keep.
+            # All earlier batches were acknowledged, so the broker has lost producer state that it must keep.
             self._history.unexpected_errors.append(
                 UnexpectedError(self.name, self._partition, f"refused: {code.name}")
             )
@@ -205,7 +205,7 @@ class IdempotentProducer(ClientWorkload):
 
 
 class PartitionConsumer(ClientWorkload):
-    """Reads one partition from its beginning, without a group."""
+    """Reads one partition from its start, without a group."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class PartitionConsumer(ClientWorkload):
         self.partition = partition
         self.position: int | None = None
         self.reads_large_fetches = False
-        """Asks for much at a time; otherwise for any amount, down to a batch."""
+        """Whether fetches are large; otherwise their size is random."""
 
     async def _run_once(self, client: RawClient) -> None:
         if self.position is None:

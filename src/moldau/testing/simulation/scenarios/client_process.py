@@ -1,0 +1,119 @@
+"""Client programs on simulated hosts of their own, which can be stopped, killed and started again."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+from moldau.testing.simulation.checkers.history_groups import GroupHistory
+from moldau.testing.simulation.platform.simulation import Host, Simulation
+from moldau.testing.simulation.scenarios.outcome import ScenarioError, format_error
+from moldau.testing.simulation.workloads.groups import ClusterFactory, GroupMember, GroupMemberPlan
+from moldau.testing.simulation.workloads.recorder import RecordingCluster
+
+REQUEST_TIMEOUT_MS = 5_000
+
+
+class ClientProgram(Protocol):
+    name: str
+
+    async def run(self) -> None:
+        """Returns some time after `stop` was called."""
+
+    def stop(self) -> None: ...
+
+
+class ClientProcess:
+    def __init__(self, host: Host, create_program: Callable[[Host], ClientProgram]) -> None:
+        self._host = host
+        self._create_program = create_program
+        self._program: ClientProgram | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stop_requested = False
+
+    @property
+    def is_running(self) -> bool:
+        if self._task is not None and self._task.done():
+            self._raise_failure(self._task)
+        return self._task is not None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the program runs and was not asked to stop."""
+        return self.is_running and not self._is_stop_requested
+
+    def start(self) -> None:
+        if not self.is_running:
+            self._is_stop_requested = False
+            self._program = self._create_program(self._host)
+            self._task = self._host.spawn(self._program.run(), name=self._program.name)
+
+    def stop(self) -> None:
+        if self._program is not None:
+            self._is_stop_requested = True
+            self._program.stop()
+
+    def kill(self) -> None:
+        self._task = None
+        self._host.kill()
+        self._host.restart()
+
+    async def wait_stopped(self) -> None:
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._raise_failure(self._task)
+
+    def _raise_failure(self, task: "asyncio.Task[None]") -> None:
+        self._task = None
+        if (error := task.exception()) is not None:
+            raise ScenarioError(f"{task.get_name()} failed: {format_error(error)}") from error
+
+
+class ClientHosts(Protocol):
+    """A system under test to which client hosts can be added."""
+
+    simulation: Simulation
+    clients: list[Host]
+
+    def add_client(self, name: str) -> Host: ...
+
+
+class GroupClients:
+    """Creates the clients of a scenario, all of which record into one group history."""
+
+    def __init__(
+        self, system: ClientHosts, bootstrap: str, history: GroupHistory, *, metadata_max_age_ms: int
+    ) -> None:
+        self._system = system
+        self._bootstrap = bootstrap
+        self._history = history
+        self._metadata_max_age_ms = metadata_max_age_ms
+
+    def open_cluster(self, client_id: str) -> RecordingCluster:
+        """Opens a cluster client on the first client host, which is never taken down."""
+        return self._cluster_factory(self._system.clients[0])(client_id)
+
+    def member_process(self, name: str, plan: GroupMemberPlan) -> ClientProcess:
+        """Adds a host for a group member. Each start of the process is a new client with its own random stream."""
+        incarnations = itertools.count()
+
+        def create(host: Host) -> ClientProgram:
+            label = f"{name}-{next(incarnations)}"
+            randomness = self._system.simulation.random_for(label)
+            return GroupMember(label, self._cluster_factory(host), randomness, plan, self._history)
+
+        return ClientProcess(self._system.add_client(name), create)
+
+    def _cluster_factory(self, host: Host) -> ClusterFactory:
+        def open_cluster(client_id: str) -> RecordingCluster:
+            return RecordingCluster(
+                self._bootstrap,
+                self._history,
+                client_id=client_id,
+                clock=host.platform.clock,
+                random=host.platform.random,
+                request_timeout_ms=REQUEST_TIMEOUT_MS,
+                metadata_max_age_ms=self._metadata_max_age_ms,
+            )
+
+        return open_cluster
