@@ -1,5 +1,4 @@
-"""The two brokers that are compared, each a process of its own that is started, stopped and measured in the
-same way."""
+"""The two brokers that are compared, each a process that is started, stopped and measured in the same way."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ STOP_TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Durability:
-    """When a record is acknowledged, said in each broker's own settings."""
+    """When a record is acknowledged, in the settings of each broker."""
 
     name: str
     moldau_arguments: tuple[str, ...]
@@ -38,7 +37,7 @@ FSYNC = Durability("fsync", (), (("log.flush.interval.messages", "1"),))
 
 
 class BrokerFailed(Exception):
-    """A broker did not start, or ended on its own."""
+    """A broker did not start, or exited by itself."""
 
 
 class Broker(abc.ABC):
@@ -57,11 +56,11 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Whatever must be done once before the first start, and is not part of starting."""
+        """Does what is needed once before the first start, and is not part of the start."""
 
     @abc.abstractmethod
     def launch(self) -> None:
-        """Start the process and return at once."""
+        """Starts the process and returns at once."""
 
     @abc.abstractmethod
     def stop(self) -> None: ...
@@ -72,7 +71,7 @@ class Broker(abc.ABC):
         self.wait_for_acknowledgement()
 
     def wait_for_acknowledgement(self) -> None:
-        """Return when the broker has acknowledged a record; it may still be starting."""
+        """Returns when the broker has acknowledged a record; it may still be starting."""
         try:
             raw.first_acknowledgement(self.bootstrap, "started", START_TIMEOUT_S, self.alive)
         except TimeoutError as error:
@@ -100,7 +99,7 @@ class Broker(abc.ABC):
         return [process, *process.children(recursive=True)]
 
     def cpu_s(self) -> float:
-        """CPU seconds, user and system, of the broker's process and its children so far."""
+        """Returns CPU seconds, user and system, of the broker's process and its children so far."""
         total = 0.0
         for process in self._processes():
             used = process.cpu_times()
@@ -122,7 +121,7 @@ def _peak(pid: int) -> int:
 
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """A setting from the caller's environment (a store in memory, say) would change what the figures mean."""
+    """Drops settings from the caller's environment, which would change what the figures mean."""
     return {name: value for name, value in environment.items() if not name.startswith("MOLDAU_")}
 
 
@@ -206,6 +205,6 @@ class Kafka(Broker):
 
 
 def let_idle(seconds: float = 0.0) -> None:
-    """Let the disk catch up, so that one run does not pay for the writes of the one before it."""
+    """Lets the disk catch up, so that a run does not pay for the writes of the previous one."""
     subprocess.run(["sync"], check=True)
     time.sleep(seconds)

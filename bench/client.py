@@ -1,7 +1,5 @@
-"""The load, in a process of its own so that the client's CPU time is not the harness's: it takes a job as
-JSON on its command line, connects and warms up, prints `ready`, starts at a line on its standard input, and
-prints the outcome.
-"""
+"""The load generator, in its own process so that its CPU time is not the harness's. It takes a job as JSON on its
+command line, connects and warms up, prints `ready`, starts at a line on its standard input, and prints the outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ STALL_S = 60.0
 
 @dataclass(frozen=True)
 class Job:
-    """What a client process does; `kind` names the function that does it."""
+    """What a client process does; `kind` names the function."""
 
     kind: str
     bootstrap: str
@@ -51,7 +49,7 @@ class Outcome:
 def _wait_for_start() -> float:
     print("ready", flush=True)
     if not sys.stdin.readline():
-        raise SystemExit("the harness has gone")
+        raise SystemExit("the harness has exited")
     return time.perf_counter()
 
 
@@ -61,7 +59,7 @@ def _cpu_s() -> float:
 
 
 class _DeliveryErrors:
-    """Keeps the first delivery that failed: a run with one is no result."""
+    """Keeps the first failed delivery: a run with one is no result."""
 
     def __init__(self) -> None:
         self.first: str | None = None
@@ -76,8 +74,8 @@ class _DeliveryErrors:
 
 
 def produce(job: Job) -> Outcome:
-    """librdkafka as fast as it goes: chunks of records to one partition after the other, the queue kept
-    full."""
+    """Produces with librdkafka as fast as possible: chunks of records to one partition after the other, with a full
+    queue."""
     from confluent_kafka import Producer
 
     refusals = _DeliveryErrors()
@@ -125,7 +123,7 @@ def produce(job: Job) -> Outcome:
 
 
 def consume(job: Job) -> Outcome:
-    """librdkafka reads every partition from its start until all records have come."""
+    """Reads every partition from its start with librdkafka."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
     consumer = Consumer(
@@ -165,7 +163,7 @@ def consume(job: Job) -> Outcome:
 
 
 def latency(job: Job) -> Outcome:
-    """librdkafka sends one record, waits for its acknowledgement, and sends the next."""
+    """Sends one record at a time with librdkafka, each after the acknowledgement of the previous one."""
     from confluent_kafka import Producer
 
     refusals = _DeliveryErrors()
@@ -218,8 +216,7 @@ def raw_produce(job: Job) -> Outcome:
 
 
 def raw_fill(job: Job) -> Outcome:
-    """Put at least `records` into the topic, as many whole batches as that takes, evenly over the
-    partitions."""
+    """Writes at least `records` records to the topic, in whole batches, evenly over the partitions."""
     count = raw.records_per_batch(job.value_bytes, job.batch_bytes)
     rounds = -(-job.records // (count * job.partitions))
     _wait_for_start()
@@ -237,7 +234,7 @@ def raw_fill(job: Job) -> Outcome:
 
 
 def raw_consume(job: Job) -> Outcome:
-    """Read the whole topic again and again for so many seconds."""
+    """Reads the whole topic repeatedly for `seconds`."""
     raw.consume(job.bootstrap, job.topic, job.partitions, job.records)
     _wait_for_start()
     cpu = _cpu_s()
@@ -259,7 +256,7 @@ def raw_latency(job: Job) -> Outcome:
 
 
 def rebalance(job: Job) -> Outcome:
-    """A group of `connections` members; one more joins and leaves, over and over."""
+    """Runs a group of `connections` members, which one more member joins and leaves repeatedly."""
     asyncio.run(group_load.rebalances(job.bootstrap, job.connections, 4))
     began = _wait_for_start()
     cpu = _cpu_s()
@@ -269,7 +266,7 @@ def rebalance(job: Job) -> Outcome:
 
 
 def commit(job: Job) -> Outcome:
-    """`in_flight` groups commit as fast as they are answered."""
+    """Commits with `in_flight` groups, each as soon as the previous commit is complete."""
 
     def send(seconds: float) -> tuple[int, float]:
         return asyncio.run(

@@ -1,5 +1,5 @@
-"""Three nodes of Moldau and three of Apache Kafka side by side, and what metadata costs as a cluster grows:
-`python -m bench.cluster [--quick] [--only NAME] [--out FILE]` writes bench/CLUSTER.md."""
+"""Three nodes of Moldau and three of Apache Kafka side by side, and the cost of metadata as a cluster grows: `python -m
+bench.cluster [--quick] [--only NAME] [--out FILE]` writes bench/CLUSTER.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).with_name("CLUSTER.md")
 
 
 def measure(bench: Bench, plan: ClusterPlan, names: set[str]) -> tuple[list[Table], list[Table]]:
-    """Tables of both brokers side by side, and those of Moldau alone."""
+    """Returns tables with both brokers, and those with Moldau alone."""
     compared: list[Table] = []
     if names - {"growth"}:
         with running(bench) as clusters:
@@ -77,9 +77,9 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where the nodes keep their data meanwhile")
     options = parser.parse_args()
     console = Console()
-    missing = "it was not asked for" if options.without == "kafka" else ApacheKafka.available()
+    missing = "excluded with --without" if options.without == "kafka" else ApacheKafka.available()
     if missing is not None:
-        console.print(f"Apache Kafka is left out: {missing}")
+        console.print(f"Apache Kafka is skipped: {missing}")
     plan = QUICK_CLUSTER if options.quick else FULL_CLUSTER
     if options.kept:
         plan = replace(plan, kept=(options.kept,))
@@ -99,7 +99,7 @@ def main() -> None:
         alone,
         facts(bench, missing, time.monotonic() - began),
         _command(options),
-        # Notes speak of what was measured in full.
+        # The notes are about full measurements.
         NOTES.read_text() if whole else "",
         with_kafka=missing is None,
     )

@@ -1,5 +1,5 @@
-"""`kill -9` of a node: how long the partitions it led take no writes, few of them under a steady load and many at once;
-and what many partitions cost to make and to have."""
+"""`kill -9` of a node: how long its partitions accept no writes, for a few partitions under load and for many at once;
+and the cost of creating and keeping many partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, decimals, megabytes
 
 FEW = 6
-SEND_EVERY_S = 0.005
+SEND_INTERVAL_S = 0.005
 RESUME_TIMEOUT_S = 120.0
 TOPICS_OF_MANY = 10
 
@@ -29,7 +29,7 @@ MEMORY = Metric("memory", megabytes)
 
 
 def _producer(cluster: Cluster) -> Producer:
-    """As it comes, but that it waits for as long as a failover may take."""
+    """Creates a producer with default settings, except for a timeout that is longer than a failover."""
     return Producer(
         {
             "bootstrap.servers": cluster.bootstrap,
@@ -41,21 +41,21 @@ def _producer(cluster: Cluster) -> Producer:
 
 
 class _Writer:
-    """Sends a record to one partition after the other, all the while."""
+    """Sends records to one partition after the other."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._producer = _producer(cluster)
         self._topic = topic
         self.refused: str | None = None
         self._acknowledged: dict[int, float] = {}
-        """By partition, when the newest of its acknowledged records was sent."""
+        """By partition: when the latest acknowledged record was sent."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         number = 0
-        while not self._stop.wait(SEND_EVERY_S):
+        while not self._stop.wait(SEND_INTERVAL_S):
             partition = number % FEW
             self._producer.produce(
                 self._topic, b"record", partition=partition, on_delivery=self._on_delivery(partition)
@@ -75,10 +75,10 @@ class _Writer:
         return told
 
     def wait_resumed(self, partitions: Sequence[int], since: float) -> float:
-        """Seconds until each of these has acknowledged a record that was sent after `since`."""
+        """Returns the seconds until each partition has acknowledged a record that was sent after `since`."""
         while any(self._acknowledged.get(each, 0.0) < since for each in partitions):
             if self.refused is not None or time.monotonic() - since > RESUME_TIMEOUT_S:
-                raise LoadFailed(f"writes did not resume: {self.refused or 'they are still waited for'}")
+                raise LoadFailed(f"writes did not resume: {self.refused or 'no acknowledgement yet'}")
             time.sleep(0.002)
         return time.monotonic() - since
 
@@ -86,7 +86,7 @@ class _Writer:
         self._stop.set()
         self._thread.join()
         if self._producer.flush(RESUME_TIMEOUT_S) > 0 or self.refused is not None:
-            raise LoadFailed(f"not every record was acknowledged: {self.refused or 'some are open'}")
+            raise LoadFailed(f"not every record was acknowledged: {self.refused or 'some are pending'}")
 
 
 def failover(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
@@ -99,8 +99,8 @@ def failover(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
     note = (
         "Seconds from `kill -9` until all partitions that the node led have acknowledged a record sent after it, "
         f"through librdkafka with its defaults; {plan.kills} kills, each of another node (one of them the active "
-        f"controller), a record every {SEND_EVERY_S * 1000:g} ms to one of {FEW} partitions. The settings of both "
-        "are as they come."
+        f"controller), a record every {SEND_INTERVAL_S * 1000:g} ms to one of {FEW} partitions. The settings of both "
+        "are the defaults."
     )
     return Table("Failover, a leader killed under load", rows, note)
 
@@ -127,7 +127,7 @@ def _kill_leaders(bench: Bench, kills: int, cluster: Cluster) -> list[float]:
 
 
 def _restore_leaders(cluster: Cluster, names: Sequence[str]) -> None:
-    """Every partition is led by the first of its replicas again, so that each node leads its share."""
+    """Makes the preferred replica leader of every partition again, so that each node leads its share."""
     admin = cluster.admin()
 
     def is_restored() -> bool:
@@ -140,14 +140,14 @@ def _restore_leaders(cluster: Cluster, names: Sequence[str]) -> None:
             each.leader == each.replicas[0] for name in names for each in topics[name].partitions.values()
         )
 
-    cluster.wait_until(is_restored, "every partition is led by its first replica")
+    cluster.wait_until(is_restored, "every partition is led by its preferred replica")
 
 
 @dataclass
 class Many:
-    """What many partitions cost one cluster."""
+    """Cost of many partitions in one cluster."""
 
-    answered_s: float = 0.0
+    response_s: float = 0.0
     in_sync_s: float = 0.0
     cpu_s: float = 0.0
     memory_bytes: float = 0.0
@@ -169,7 +169,7 @@ def many(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
         return Row(what, (Cell(SECONDS, figures(each, float)),))
 
     rows = (
-        row("created: until the request is answered, s", SECONDS, lambda one: one.answered_s),
+        row("created: until the response, s", SECONDS, lambda one: one.response_s),
         row("created: until all replicas are in sync, s", SECONDS, lambda one: one.in_sync_s),
         row("CPU of all nodes meanwhile, s", SECONDS, lambda one: one.cpu_s),
         row("memory added on all nodes", MEMORY, lambda one: one.memory_bytes),
@@ -177,7 +177,7 @@ def many(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
         kills("leader killed: first of its partitions written to, s", lambda one: one.first_s),
         kills("leader killed: half of its partitions written to, s", lambda one: one.half_s),
         kills("leader killed: all of its partitions written to, s", lambda one: one.all_s),
-        kills("started again: until all replicas are in sync, s", lambda one: one.rejoined_s),
+        kills("restarted: until all replicas are in sync, s", lambda one: one.rejoined_s),
     )
     for each in rows:
         bench.print_row(f"{plan.partitions:,} partitions", each)
@@ -197,7 +197,7 @@ def _many(bench: Bench, plan: ClusterPlan, cluster: Cluster) -> Many:
     let_idle()
     memory, cpu, began = cluster.resident_bytes(), cluster.cpu_s(), time.monotonic()
     cluster.create_topics(names, plan.partitions // TOPICS_OF_MANY)
-    found.answered_s = time.monotonic() - began
+    found.response_s = time.monotonic() - began
     cluster.wait_until(lambda: cluster.is_in_sync(names, admin), "all replicas are in sync", RESUME_TIMEOUT_S)
     found.in_sync_s = time.monotonic() - began
     found.cpu_s = cluster.cpu_s() - cpu
@@ -218,7 +218,7 @@ def _kill_leader_of_many(cluster: Cluster, names: Sequence[str], victim: int, fo
     every = [(name, index) for name in names for index in sorted(topics[name].partitions)]
     led = [(name, index) for name, index in every if topics[name].partitions[index].leader == victim]
     producer = _producer(cluster)
-    # Connections are open, and partitions known to be written to, before it counts.
+    # Connections and partitions are warmed up before the measurement.
     _write(producer, every)
     cluster.kill(victim)
     acknowledged = _write(producer, led)
@@ -233,7 +233,7 @@ def _kill_leader_of_many(cluster: Cluster, names: Sequence[str], victim: int, fo
 
 
 def _write(producer: Producer, partitions: Sequence[tuple[str, int]]) -> list[float]:
-    """A record to each of these; after how many seconds each was acknowledged, the first one first."""
+    """Sends a record to each partition; returns the sorted seconds until each was acknowledged."""
     began = time.monotonic()
     acknowledged: list[float] = []
     refused: list[str] = []
@@ -247,5 +247,5 @@ def _write(producer: Producer, partitions: Sequence[tuple[str, int]]) -> list[fl
     for topic, partition in partitions:
         producer.produce(topic, b"record", partition=partition, on_delivery=told)
     if producer.flush(RESUME_TIMEOUT_S) > 0 or refused:
-        raise LoadFailed(f"a record was not acknowledged: {refused[:1] or 'some are open'}")
+        raise LoadFailed(f"a record was not acknowledged: {refused[:1] or 'some are pending'}")
     return acknowledged

@@ -1,4 +1,4 @@
-"""What metadata costs as a cluster grows: a hundred, a thousand, ten thousand partitions on three nodes of Moldau."""
+"""Cost of metadata as a cluster grows: a hundred, a thousand and ten thousand partitions on three nodes of Moldau."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bench.load import LoadFailed
 from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, count, decimals
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS
-from moldau.controller.messages import heartbeat_tree
-from moldau.controller.requests import Heartbeat
+from moldau.controller.messages import heartbeat_request
+from moldau.controller.requests import BrokerHeartbeat
 from moldau.metadata.records import decode as decode_record
 from moldau.metadata.snapshot import image_from_records
 from moldau.raft.messages import SnapshotId
@@ -48,7 +48,7 @@ class Step:
     partitions: int
     created_s: float
     node_bytes: float
-    """Added on one node since it was empty."""
+    """Growth of one node since it was empty."""
     image_bytes: int
     snapshot_bytes: int
     heartbeat_bytes: int
@@ -58,7 +58,7 @@ class Step:
 
 def growth(bench: Bench, plan: ClusterPlan) -> Table:
     with TemporaryDirectory(prefix="moldau-bench-", dir=bench.directory) as directory:
-        # So short only that there is one of each step to be weighed.
+        # Short enough that each step has a snapshot to measure.
         settings = {"metadata.log.max.snapshot.interval.ms": str(SNAPSHOT_INTERVAL_S * 1000)}
         with MoldauCluster(Path(directory), PAGE_CACHE, settings=settings) as cluster:
             let_idle()
@@ -105,7 +105,7 @@ def _grow(plan: ClusterPlan, cluster: MoldauCluster, partitions: int, empty_byte
     idle = cores(cluster, plan.idle_s)
     traffic_rate = (_loopback_bytes() - traffic) / (time.monotonic() - watched_from)
     snapshot = _newest_snapshot(cluster, f"after-{partitions}")
-    image_bytes, offset = _weigh(snapshot)
+    image_bytes, offset = _measure_snapshot(snapshot)
     return Step(
         partitions,
         created_s,
@@ -119,7 +119,7 @@ def _grow(plan: ClusterPlan, cluster: MoldauCluster, partitions: int, empty_byte
 
 
 def _create(cluster: Cluster, partitions: int) -> None:
-    """As many more as make `partitions`; returns when all of them are in sync."""
+    """Creates partitions up to a total of `partitions`; returns when all are in sync."""
     admin = cluster.admin()
     there = {name for name in cluster.metadata(admin).topics if name.startswith("grown-")}
     wanted = [f"grown-{index}" for index in range(partitions // PARTITIONS_PER_TOPIC)]
@@ -128,7 +128,7 @@ def _create(cluster: Cluster, partitions: int) -> None:
         try:
             cluster.create_topics(missing[first : first + TOPICS_PER_REQUEST], PARTITIONS_PER_TOPIC)
         except KafkaException as error:
-            # They are made, and all of them are waited for below; others may have had the machine for themselves.
+            # The topics are being created; the wait below covers them.
             if error.args[0].code() != KafkaError.REQUEST_TIMED_OUT:
                 raise
     cluster.wait_until(
@@ -137,7 +137,7 @@ def _create(cluster: Cluster, partitions: int) -> None:
 
 
 def _newest_snapshot(cluster: MoldauCluster, topic: str) -> Path:
-    """One that is made now: it is due at the next change, for which a small topic will do."""
+    """Triggers a new snapshot by creating a small topic, and returns it."""
     directory = cluster.data_dir / "node-1" / "data" / "__cluster_metadata-0"
 
     def found() -> list[Path]:
@@ -146,12 +146,12 @@ def _newest_snapshot(cluster: MoldauCluster, topic: str) -> Path:
     before = found()[-1:]
     time.sleep(SNAPSHOT_INTERVAL_S)
     cluster.create_topics([topic], 1)
-    cluster.wait_until(lambda: found()[-1:] != before, "there is a new snapshot")
+    cluster.wait_until(lambda: found()[-1:] != before, "a new snapshot exists")
     return found()[-1]
 
 
-def _weigh(snapshot: Path) -> tuple[int, int]:
-    """How much memory the image takes that the snapshot stands for, and the offset of its last record."""
+def _measure_snapshot(snapshot: Path) -> tuple[int, int]:
+    """Returns the memory of the snapshot's image and the offset of its last record."""
     end_offset, epoch = (int(part) for part in snapshot.stem.split("-"))
     contents = decode_snapshot(SnapshotId(end_offset, epoch), snapshot.read_bytes())
     gc.collect()
@@ -172,11 +172,11 @@ def _weigh(snapshot: Path) -> tuple[int, int]:
 
 
 def _heartbeat_bytes(metadata_offset: int) -> int:
-    """One request as it goes over the wire."""
+    """Returns the size of one request on the wire."""
     version = SUPPORTED_VERSIONS[ApiKey.BROKER_HEARTBEAT].maximum
     frame = encode_request_header(ApiKey.BROKER_HEARTBEAT, version, 1, "node-1")
     encoder(ApiKey.BROKER_HEARTBEAT, version, "request")(
-        frame, heartbeat_tree(Heartbeat(1, 5, metadata_offset))
+        frame, heartbeat_request(BrokerHeartbeat(1, 5, metadata_offset))
     )
     return 4 + len(frame)
 
@@ -186,4 +186,4 @@ def _loopback_bytes() -> int:
         name, _, rest = line.partition(":")
         if name.strip() == "lo":
             return int(rest.split()[0])
-    raise LoadFailed("there is no loopback device to count the traffic of")
+    raise LoadFailed("no loopback device to measure traffic on")

@@ -1,5 +1,4 @@
-"""Replicated writes: throughput, CPU time per gigabyte of all nodes together, and how long one record waits for its
-acknowledgement."""
+"""Replicated writes: throughput, CPU time per gigabyte of all nodes, and the latency of single acknowledgements."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ CASES = (
 ONE_BY_ONE = Case(100, BATCH_BYTES[0], 1)
 
 
-def produce(bench: Bench, clusters: list[Cluster], kept: str) -> Table:
+def produce(bench: Bench, clusters: list[Cluster], durability: str) -> Table:
     rows = []
     for client, case in CASES:
         taken = bench.interleaved(
-            clusters, partial(_produce_once, bench, client, case, DURABILITY_CONFIGS[kept])
+            clusters, partial(_produce_once, bench, client, case, DURABILITY_CONFIGS[durability])
         )
         cells = (
             Cell(RATE, figures(taken, lambda one: one.records_per_s)),
@@ -37,35 +36,39 @@ def produce(bench: Bench, clusters: list[Cluster], kept: str) -> Table:
             Cell(OTHERS, figures(taken, lambda one: one.other_cores)),
         )
         rows.append(Row(f"{client}, {case.name}", cells))
-        bench.print_row(f"replicated produce, {kept}", rows[-1])
-    return Table(f"Replicated produce, {kept}", tuple(rows))
+        bench.print_row(f"replicated produce, {durability}", rows[-1])
+    return Table(f"Replicated produce, {durability}", tuple(rows))
 
 
-def _produce_once(bench: Bench, client: str, case: Case, kept: DurabilityConfigs, cluster: Cluster) -> Run:
-    with cluster.topic(case.partitions, kept[cluster.name]) as name:
+def _produce_once(
+    bench: Bench, client: str, case: Case, durability: DurabilityConfigs, cluster: Cluster
+) -> Run:
+    with cluster.topic(case.partitions, durability[cluster.name]) as name:
         if client == RAW:
             return run_on_leader(cluster, case, "raw_produce", name, bench.plan.raw_s, 0)
         return run(cluster, case.job("produce", cluster, name, bench.plan.produce_s))
 
 
-def acknowledgement(bench: Bench, clusters: list[Cluster], kept: str) -> Table:
+def acknowledgement(bench: Bench, clusters: list[Cluster], durability: str) -> Table:
     rows = []
     for client in (LIBRDKAFKA, RAW):
-        taken = bench.interleaved(clusters, partial(_latency_once, bench, client, DURABILITY_CONFIGS[kept]))
+        taken = bench.interleaved(
+            clusters, partial(_latency_once, bench, client, DURABILITY_CONFIGS[durability])
+        )
         cells = [Cell(metric, figures(taken, partial(at, share))) for share, metric in METRICS.items()]
         others = Cell(OTHERS, figures(taken, lambda one: one.other_cores))
         rows.append(Row(client, (*cells, others)))
-        bench.print_row(f"replicated acknowledgement, {kept}", rows[-1])
+        bench.print_row(f"replicated acknowledgement, {durability}", rows[-1])
     note = (
         f"One record of {ONE_BY_ONE.value_bytes} B at a time, {bench.plan.acknowledgements:,} in each run; "
         "acknowledged when all three replicas have it."
     )
-    return Table(f"Replicated acknowledgement, {kept}", tuple(rows), note)
+    return Table(f"Replicated acknowledgement, {durability}", tuple(rows), note)
 
 
-def _latency_once(bench: Bench, client: str, kept: DurabilityConfigs, cluster: Cluster) -> Run:
+def _latency_once(bench: Bench, client: str, durability: DurabilityConfigs, cluster: Cluster) -> Run:
     records = bench.plan.acknowledgements
-    with cluster.topic(1, kept[cluster.name]) as name:
+    with cluster.topic(1, durability[cluster.name]) as name:
         if client == RAW:
             return run_on_leader(cluster, ONE_BY_ONE, "raw_latency", name, 0.0, records)
         return run(cluster, ONE_BY_ONE.job("latency", cluster, name, records=records))

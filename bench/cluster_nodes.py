@@ -1,5 +1,4 @@
-"""Three nodes that are one cluster, of each of the two brokers: started, measured, killed one by one and started again
-in the same way."""
+"""A cluster of three nodes of each broker, started, measured, killed and restarted in the same way."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ NO_CONFIGS: Mapping[str, str] = MappingProxyType({})
 
 
 class Cluster(Broker):
-    """To the loads it is one broker: they reach it by all its addresses, and its CPU time and memory are those of all
-    its processes."""
+    """To the load generators it is one broker with several addresses; CPU time and memory are sums over its
+    processes."""
 
     ids = range(1, NODES + 1)
 
@@ -42,14 +41,14 @@ class Cluster(Broker):
 
     @abc.abstractmethod
     def pids(self) -> dict[int, int]:
-        """Of the nodes that run."""
+        """Process ids of the running nodes."""
 
     @abc.abstractmethod
     def address_of(self, node_id: int) -> str: ...
 
     @abc.abstractmethod
     def kill(self, node_id: int) -> None:
-        """`kill -9`; returns when the process is gone."""
+        """Kills the node with SIGKILL; returns when the process has ended."""
 
     @abc.abstractmethod
     def launch_node(self, node_id: int) -> None: ...
@@ -63,7 +62,9 @@ class Cluster(Broker):
             self.launch_node(node_id)
 
     def wait_for_acknowledgement(self) -> None:
-        self.wait_until(lambda: len(self.metadata().brokers) == NODES, "all nodes are there", START_TIMEOUT_S)
+        self.wait_until(
+            lambda: len(self.metadata().brokers) == NODES, "all nodes are registered", START_TIMEOUT_S
+        )
 
     def alive(self) -> bool:
         return len(self.pids()) == NODES
@@ -71,10 +72,10 @@ class Cluster(Broker):
     def _processes(self) -> list[psutil.Process]:
         return [psutil.Process(pid) for pid in self.pids().values()]
 
-    # Looking
+    # Queries
 
     def admin(self) -> AdminClient:
-        # It says nothing of nodes that do not answer: some are killed on purpose.
+        # No logs about unreachable nodes: some are killed on purpose.
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def metadata(self, admin: AdminClient | None = None) -> Any:
@@ -91,18 +92,18 @@ class Cluster(Broker):
             except KafkaException as error:
                 why = str(error)
             else:
-                why = "it is not so yet"
+                why = "not yet"
             if time.monotonic() > deadline:
                 raise BrokerFailed(f"{self.name}: not within {timeout_s:g} s: {what} ({why})")
             time.sleep(POLL_INTERVAL_S)
 
     def leaders(self, name: str, admin: AdminClient | None = None) -> dict[int, int]:
-        """By partition."""
+        """Returns leaders by partition."""
         found = self.metadata(admin).topics[name].partitions
         return {index: found[index].leader for index in sorted(found)}
 
     def is_in_sync(self, names: Sequence[str], admin: AdminClient | None = None) -> bool:
-        """Whether every partition of these topics has a leader and all its replicas."""
+        """Returns whether every partition of these topics has a leader and a full ISR."""
         topics = self.metadata(admin).topics
         return all(
             name in topics
@@ -118,17 +119,17 @@ class Cluster(Broker):
         admin = self.admin()
         self.wait_until(lambda: self.is_in_sync(names, admin), "all replicas are in sync", 120)
 
-    # Changing
+    # Changes
 
     def restart(self, node_id: int) -> None:
-        """Starts a node that was killed, and waits until the cluster counts it as one of its own again."""
+        """Restarts a killed node, and waits until it is registered again."""
         self.launch_node(node_id)
         self.wait_for_acknowledgement()
 
     def create_topics(
         self, names: Sequence[str], partitions: int, configs: Mapping[str, str] = NO_CONFIGS
     ) -> None:
-        """In one request; returns when it is answered."""
+        """Creates topics with one request; returns after the response."""
         admin = self.admin()
         wanted = {**TOPIC_CONFIG, **configs}
         new = [NewTopic(name, partitions, REPLICAS, config=wanted) for name in names]
@@ -171,7 +172,7 @@ class MoldauCluster(Cluster):
         commands: Mapping[int, tuple[str, ...]] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`commands` are other programs than `moldau` to run some of the nodes with; `settings` are added."""
+        """`commands` replace the program of some nodes; `settings` are added."""
         self.data_dir = data_dir
         self._nodes = {
             node_id: _MoldauNode(data_dir / f"node-{node_id}", durability, (commands or {}).get(node_id))
@@ -208,7 +209,7 @@ class MoldauCluster(Cluster):
         self._nodes[node_id].kill()
 
     def stop(self) -> None:
-        """Killed, as Kafka's are."""
+        """Kills the nodes, as for Kafka."""
         for node_id in self.ids:
             self.kill(node_id)
 
@@ -251,13 +252,13 @@ class KafkaCluster(Cluster):
         self._nodes[node_id].kill()
 
     def stop(self) -> None:
-        """Killed: a controlled shutdown of its last node waits for a majority that is not there any more."""
+        """Kills the nodes: the controlled shutdown of the last one would wait for a missing majority."""
         for node_id in self.ids:
             self.kill(node_id)
 
 
 def cores(cluster: Cluster, seconds: float) -> float:
-    """How many cores all nodes use together while this waits."""
+    """Returns how many cores all nodes use together during the wait."""
     cpu, began = cluster.cpu_s(), time.monotonic()
     time.sleep(seconds)
     return (cluster.cpu_s() - cpu) / (time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""How much of everything a run of the cluster's benchmarks does, and the two clusters while it runs."""
+"""Amounts of a run of the cluster benchmarks, and the two running clusters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WARM_UP_ROUND_S = 1.5
 WARM_UP_ROUNDS_MAX = 10
 
 DurabilityConfigs = Mapping[str, Mapping[str, str]]
-"""Settings of a topic for each of the brokers."""
+"""Topic configs by broker."""
 DURABILITY_CONFIGS: Mapping[str, DurabilityConfigs] = {
     "page cache": {Moldau.name: {"write.caching": "true"}, Kafka.name: {}},
     "fsync": {Moldau.name: {"write.caching": "false"}, Kafka.name: {"flush.messages": "1"}},
 }
-"""When a replica has a record, for a leader and for its followers."""
+"""When a record counts as replicated, on leaders and followers."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class ClusterPlan:
     bench: Plan
     kept: tuple[str, ...]
     kills: int
-    """How often a leader is killed, another node each time."""
+    """Number of leader kills, each on another node."""
     partitions: int
-    """So many are many."""
+    """Number of partitions in the benchmark with many partitions."""
     kills_of_many: int
     idle_s: float
     growth: tuple[int, ...]
-    """Partitions, at each step, whose metadata is weighed."""
+    """Total partitions at each step of the growth benchmark."""
 
 
 FULL_CLUSTER = ClusterPlan(
@@ -61,7 +61,7 @@ QUICK_CLUSTER = ClusterPlan(
 
 @contextmanager
 def running(bench: Bench) -> Iterator[list[Cluster]]:
-    """Both clusters on empty data directories, warm; their data is thrown away afterwards."""
+    """Starts both clusters on empty data directories and warms them up; the data is removed afterwards."""
     with TemporaryDirectory(prefix="moldau-bench-", dir=bench.directory) as directory, ExitStack() as stack:
         clusters: list[Cluster] = []
         if bench.with_moldau:
@@ -75,8 +75,7 @@ def running(bench: Bench) -> Iterator[list[Cluster]]:
 
 
 def warm_up(bench: Bench, cluster: Cluster) -> None:
-    """Until the CPU time per gigabyte of all nodes together has stopped falling: three JVMs on a small machine take
-    their time to compile what is hot."""
+    """Runs load until the CPU time per gigabyte has stopped falling: three JVMs take a while to compile hot code."""
     costs: list[float] = []
     while not steady(costs) and len(costs) < WARM_UP_ROUNDS_MAX:
         for case in (Case(100, BATCH_BYTES[0], 6), Case(1024, BATCH_BYTES[1], 6)):
@@ -93,6 +92,6 @@ def warm_up(bench: Bench, cluster: Cluster) -> None:
 
 
 def run_on_leader(cluster: Cluster, case: Case, kind: str, name: str, seconds: float, records: int) -> Run:
-    """The raw generator goes where it is told to: to the leader of the only partition."""
+    """Runs the raw generator, which does not look up leaders, against the leader of the only partition."""
     leader = cluster.address_of(cluster.leaders(name)[0])
     return run(cluster, replace(case.job(kind, cluster, name, seconds, records), bootstrap=leader))

@@ -1,7 +1,7 @@
-"""Where the time of a leader and of a follower goes: `python -m bench.cluster_profile produce --batch 16384`, or
-`idle --partitions 1000`, or `create --partitions 1000` for making them.
+"""Profiles of a leader and a follower: `python -m bench.cluster_profile produce --batch 16384`, or `idle --partitions
+1000`, or `create --partitions 1000`.
 
-Each node samples its own stack on a timer of CPU time, from the moment the load begins until it ends.
+Each node samples its own stack on a CPU timer while the load runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARTITIONS_AT_ONCE = 500
 
 
 def serve_sampled(path: str, arguments: list[str]) -> None:
-    """Runs in a node's process: samples are counted from one signal to the next."""
+    """Runs in a node's process: samples from one signal to the next."""
     from moldau.cli.main import main as moldau
 
     samplers: list[Sampler] = []
@@ -50,7 +50,7 @@ def serve_sampled(path: str, arguments: list[str]) -> None:
 
 
 def _load(cluster: Cluster, options: argparse.Namespace, signalled: SampledCluster) -> int:
-    """Puts the load on and says which node led."""
+    """Runs the load; returns which node was leader."""
     if options.load in ("idle", "create"):
         for number in range(options.before // PARTITIONS_AT_ONCE):
             names = [f"before-{number}-{index}" for index in range(TOPICS)]
@@ -88,7 +88,7 @@ def _load(cluster: Cluster, options: argparse.Namespace, signalled: SampledClust
 
 
 class SampledCluster:
-    """Tells all nodes to begin and to end sampling."""
+    """Signals all nodes to start and stop sampling."""
 
     def __init__(self, cluster: Cluster, paths: list[Path]) -> None:
         self._cluster = cluster
@@ -111,7 +111,7 @@ def main() -> None:
     if len(sys.argv) > 2 and sys.argv[1] == "node":
         serve_sampled(sys.argv[2], sys.argv[3:])
         return
-    parser = argparse.ArgumentParser(description="Where the time of a leader and of a follower goes.")
+    parser = argparse.ArgumentParser(description="Profiles a leader and a follower.")
     parser.add_argument("load", choices=LOADS)
     parser.add_argument("--size", type=int, default=1024, help="bytes of a value")
     parser.add_argument("--batch", type=int, default=16384, help="bytes of a batch")

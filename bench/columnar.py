@@ -1,6 +1,6 @@
-"""Rows per second of CPU time that the columnar codec takes, compiled beside plain: `python -m bench.columnar`.
+"""Rows per CPU second of the columnar codec, compiled and plain: `python -m bench.columnar`.
 
-It runs on one thread, so on a quiet machine a second of CPU time is a second.
+It runs on one thread, so on a quiet machine a CPU second is a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEY = b"key-%07d"
 
 
 def rate(rows: int, run: Callable[[], object]) -> float:
-    """Of the quickest of some runs, for what else runs on the machine only makes them slower."""
+    """Returns the rate of the fastest run: other work on the machine only slows runs down."""
     taken = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -106,7 +106,7 @@ def cases(value_bytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
 def main() -> None:
     start = time.perf_counter()
     if not native.is_available():
-        raise SystemExit("numba does not work here: there is nothing to compare")
+        raise SystemExit("numba does not work here, so there is nothing to compare")
     print(f"kernels ready after {time.perf_counter() - start:.2f} s\n")
     print(f"{'million rows/s':40}{'native':>10}{'plain':>10}{'ratio':>8}")
     for value_bytes in (100, 1024):

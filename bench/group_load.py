@@ -1,7 +1,6 @@
-"""The load of groups: members that rebalance, and groups that commit, over connections that do nothing else.
+"""Group load: members that rebalance and groups that commit, on connections without other traffic.
 
-Nobody waits for a heartbeat interval here: members look as soon as there is something to see, so that what is
-measured is the brokers' work and not a client's patience.
+Members do not wait for a heartbeat interval, so that the brokers' work is measured and not a client's timing.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from moldau.wire.codec import Message
 TIMEOUT_MS = 60_000
 SESSION_TIMEOUT_MS = 45_000
 SUBSCRIPTION = bytes.fromhex("000300000001000474657374ffffffff00000000ffffffffffff")
-"""What a consumer of the topic `test` says of itself: about as long as real ones."""
+"""A subscription to the topic `test`, about as long as real ones."""
 ASSIGNMENT_BYTES = 60
 COMMITTED_PARTITIONS = 10
 
 
 async def open_coordinator(bootstrap: str, group: str) -> Connection:
-    """A connection to the group's coordinator, once there is one."""
+    """Opens a connection to the group's coordinator, and waits until there is one."""
     host, port = bootstrap.rsplit(":", 1)
     connection = await Connection.open(host, int(port), client_id="bench")
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while True:
-        answer = await connection.call(
+        response = await connection.call(
             ApiKey.FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [group]}, timeout_ms=TIMEOUT_MS
         )
-        found = answer.coordinators[0]
+        found = response.coordinators[0]
         if found.error_code == ErrorCode.none:
             return connection
         error = KafkaError(found.error_code, found.error_message)
@@ -44,7 +43,7 @@ async def open_coordinator(bootstrap: str, group: str) -> Connection:
 
 
 class Member:
-    """One member of a group, told what to do."""
+    """A group member that does nothing by itself."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         self._connection = connection
@@ -57,7 +56,7 @@ class Member:
 
     async def join(self) -> Message:
         while True:
-            answer = await self._call(
+            response = await self._call(
                 ApiKey.JOIN_GROUP,
                 session_timeout=SESSION_TIMEOUT_MS,
                 rebalance_timeout=TIMEOUT_MS,
@@ -67,19 +66,19 @@ class Member:
                 protocols=[{"name": "range", "metadata": SUBSCRIPTION}],
                 reason=None,
             )
-            self.member_id = answer.member_id
-            if answer.error_code == ErrorCode.coordinator_load_in_progress:
+            self.member_id = response.member_id
+            if response.error_code == ErrorCode.coordinator_load_in_progress:
                 await asyncio.sleep(0.05)
-            elif answer.error_code == ErrorCode.unknown_member_id:
-                # It was not quick enough for a group that is just coming together, and begins anew as clients do.
+            elif response.error_code == ErrorCode.unknown_member_id:
+                # The group completed a rebalance without this member, which joins again as clients do.
                 self.member_id = ""
-            elif answer.error_code != ErrorCode.member_id_required:
-                raise_for_code(answer.error_code)
-                self.generation = answer.generation_id
-                return answer
+            elif response.error_code != ErrorCode.member_id_required:
+                raise_for_code(response.error_code)
+                self.generation = response.generation_id
+                return response
 
     async def sync(self, members: Sequence[Any]) -> int:
-        answer = await self._call(
+        response = await self._call(
             ApiKey.SYNC_GROUP,
             generation_id=self.generation,
             member_id=self.member_id,
@@ -90,13 +89,13 @@ class Member:
                 {"member_id": each.member_id, "assignment": bytes(ASSIGNMENT_BYTES)} for each in members
             ],
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     async def heartbeat(self) -> int:
-        answer = await self._call(
+        response = await self._call(
             ApiKey.HEARTBEAT, generation_id=self.generation, member_id=self.member_id, group_instance_id=None
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     async def join_and_sync(self) -> None:
         while True:
@@ -107,7 +106,7 @@ class Member:
                 return
 
     async def follow(self) -> None:
-        """Hears from a heartbeat that the group rebalances, and takes part."""
+        """Sends heartbeats until the group rebalances, then rejoins."""
         while (code := await self.heartbeat()) == ErrorCode.none:
             await asyncio.sleep(0)
         if code != ErrorCode.rebalance_in_progress:
@@ -116,8 +115,8 @@ class Member:
 
     async def leave(self) -> None:
         member = {"member_id": self.member_id, "group_instance_id": None, "reason": None}
-        answer = await self._call(ApiKey.LEAVE_GROUP, members=[member])
-        raise_for_code(answer.error_code)
+        response = await self._call(ApiKey.LEAVE_GROUP, members=[member])
+        raise_for_code(response.error_code)
         self.member_id = ""
 
     def close(self) -> None:
@@ -125,7 +124,7 @@ class Member:
 
 
 async def _form(bootstrap: str, size: int) -> list[Member]:
-    """A stable group of so many members."""
+    """Returns a stable group of `size` members."""
     group = f"bench-{uuid4().hex[:12]}"
     members = [Member(await open_coordinator(bootstrap, group), group) for _ in range(size)]
     await asyncio.gather(*(member.join_and_sync() for member in members))
@@ -138,7 +137,8 @@ async def _form(bootstrap: str, size: int) -> list[Member]:
 
 
 async def rebalances(bootstrap: str, size: int, count: int) -> list[float]:
-    """Seconds from one more member's joining until every member has its assignment, and the same for its leaving."""
+    """Returns the seconds from the join of one more member until all have their assignment, and the same for its
+    leave."""
     members = await _form(bootstrap, size)
     taken = []
     for number in range(count):
@@ -187,8 +187,8 @@ def _commit(group: str, topic: str, offset: int, partitions: int) -> dict[str, A
 
 async def _commit_once(connection: Connection, tree: dict[str, Any]) -> None:
     while True:
-        answer = await connection.call(ApiKey.OFFSET_COMMIT, tree, timeout_ms=TIMEOUT_MS)
-        code = answer.topics[0].partitions[0].error_code
+        response = await connection.call(ApiKey.OFFSET_COMMIT, tree, timeout_ms=TIMEOUT_MS)
+        code = response.topics[0].partitions[0].error_code
         if code != ErrorCode.coordinator_load_in_progress:
             raise_for_code(code)
             return
@@ -198,7 +198,7 @@ async def _commit_once(connection: Connection, tree: dict[str, Any]) -> None:
 async def commits(
     bootstrap: str, topic: str, groups: int, connections: int, seconds: float
 ) -> tuple[int, float]:
-    """Every group commits ten partitions, and again as soon as it is answered; how many commits in how many seconds."""
+    """Commits ten partitions per group, repeatedly; returns commits and seconds."""
     names = [f"bench-commit-{number}" for number in range(groups)]
     lines = [await open_coordinator(bootstrap, names[0]) for _ in range(connections)]
     deadline = time.perf_counter() + seconds
@@ -223,7 +223,7 @@ async def commits(
 
 
 async def commit_latencies(bootstrap: str, topic: str, count: int) -> list[float]:
-    """Seconds for each of so many commits of one partition, one after the other."""
+    """Returns the seconds of each of `count` sequential commits of one partition."""
     group = f"bench-{uuid4().hex[:12]}"
     connection = await open_coordinator(bootstrap, group)
     taken = []

@@ -1,4 +1,4 @@
-"""Groups: how long a rebalance takes, how many commits a broker takes, and how long one commit waits."""
+"""Group benchmarks: duration of a rebalance, rate of commits, and latency of a commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.plan import Bench, figures
 from bench.report import OTHERS, Cell, Metric, Row, Table, count, decimals, percentile
 
 SIZES = {2: 10, 20: 3, 100: 1}
-"""Members, and how many times as often small groups rebalance: a run must be long enough to be measured."""
+"""Group sizes, and how many times more often small groups rebalance, so that each run is long enough to measure."""
 AIM_REBALANCE = 1.0
 AIM_COMMITS = 1.0
 AIM_COMMIT_LATENCY = 1.0
@@ -28,7 +28,7 @@ CPU_REBALANCE = Metric("broker CPU ms per rebalance", decimals(1))
 
 
 def without_rebalance_delay(durability: Durability) -> Durability:
-    """The same, with groups that begin to rebalance at once: the wait for more members is the same for both brokers."""
+    """Returns the durability with no initial rebalance delay, which is the same for both brokers."""
     return replace(
         durability,
         moldau_arguments=(*durability.moldau_arguments, "--group-initial-rebalance-delay-ms", "0"),
@@ -49,7 +49,7 @@ def groups(bench: Bench, durability: Durability) -> list[Table]:
 
 
 def _warm_up(broker: Broker) -> None:
-    """A JVM is at its best only once its coordinator is compiled."""
+    """A JVM needs its coordinator code compiled first."""
     for _ in range(WARM_UP_ROUNDS):
         _rebalance_once(20, 20, broker)
         _commit_once(1000, 2.0, broker)
@@ -74,7 +74,7 @@ def _rebalances(bench: Bench, brokers: list[Broker], durability: Durability) -> 
         bench.print_row(f"rebalance, {durability.name}", rows[-1])
     note = (
         "From one more member's joining (and its leaving) until every member has its assignment; each member "
-        "has a connection of its own and looks at once, so no heartbeat interval is in the figures."
+        "has its own connection and does not wait for a heartbeat interval."
     )
     return Table(f"Rebalance, {durability.name}", tuple(rows), note)
 
@@ -91,7 +91,7 @@ def _commits(bench: Bench, brokers: list[Broker], durability: Durability) -> Tab
         ),
     )
     bench.print_row(f"commits, {durability.name}", row)
-    note = f"Ten partitions in a commit, {COMMIT_CONNECTIONS} connections, each group waits for its answer."
+    note = f"Ten partitions in a commit, {COMMIT_CONNECTIONS} connections, each group waits for its response."
     return Table(f"Groups committing, {durability.name}", (row,), note)
 
 

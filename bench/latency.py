@@ -1,4 +1,4 @@
-"""How long one record at a time waits for its acknowledgement with acks=all."""
+"""Latency of single acknowledgements with acks=all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one client process against one broker and says what both of them used."""
+"""Runs a client process against a broker, and returns what both used."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from bench.quiet import BackgroundLoad
 
 ADMIN_TIMEOUT_S = 60
 
-# The same for both brokers: room for batches of 1 MB, and deleted data leaves the disk soon.
+# The same for both brokers: batches up to 1 MB fit, and deleted data leaves the disk soon.
 TOPIC_CONFIG = {"max.message.bytes": str(2 << 20), "file.delete.delay.ms": "1000"}
 
 
 class LoadFailed(Exception):
-    """A client process failed; the message is what it wrote."""
+    """A client process failed; the message is its output."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one job against one broker."""
+    """One run of a job against a broker."""
 
     outcome: Outcome
     broker_cpu_s: float
@@ -51,7 +51,7 @@ class Run:
 
 
 def run(broker: Broker, job: Job) -> Run:
-    """The broker's CPU time is taken from the client's start signal to its result."""
+    """Runs a job; the broker's CPU time counts from the client's start signal to its result."""
     let_idle()
     client = subprocess.Popen(
         [sys.executable, "-m", "bench.client", job.as_json()],

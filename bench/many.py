@@ -1,4 +1,4 @@
-"""Many of something: topics created through one admin client, and connections that are open and idle."""
+"""Many topics created through one admin client, and many open idle connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPICS_PER_REQUEST = 100
 SECONDS = Metric("s", decimals(2))
 MILLISECONDS = Metric("ms", decimals(3))
 MEMORY = Metric("memory", megabytes)
-WATCHED_IDLE_S = 5.0
+IDLE_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def connections(bench: Bench) -> list[Table]:
     with bench.running(PAGE_CACHE) as brokers:
         for broker in brokers:
             taken[broker.name] = [_open_connections(bench, broker)]
-    watched = f"broker CPU in {WATCHED_IDLE_S:g} idle s, s"
+    watched = f"broker CPU in {IDLE_WINDOW_S:g} idle s, s"
     rows = (
         Row("until all are open, s", (Cell(SECONDS, figures(taken, lambda one: one.opened_s)),)),
         Row(watched, (Cell(SECONDS, figures(taken, lambda one: one.idle_cpu_s)),)),
@@ -123,7 +123,7 @@ def _open_connections(bench: Bench, broker: Broker) -> ManyConnections:
             raw.Responses(sock).next()
         opened_s = time.monotonic() - began
         cpu = broker.cpu_s()
-        time.sleep(WATCHED_IDLE_S)
+        time.sleep(IDLE_WINDOW_S)
         idle_cpu_s = broker.cpu_s() - cpu
         memory_bytes = broker.resident_bytes() - memory
         taken = latency.once("raw_latency", bench.plan.acknowledgements, broker)

@@ -1,4 +1,4 @@
-"""How much of everything a run of the benchmarks does, and what the benchmarks share while it runs."""
+"""Amounts of a benchmark run, and what the benchmarks share while it runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Plan:
     produce_s: float
     raw_s: float
     consume_bytes: Mapping[int, int]
-    """How much is read, by value size: enough for about a second and a half of librdkafka."""
+    """Bytes to read by value size: enough for about 1.5 seconds of librdkafka."""
     acknowledgements: int
     idle_s: float
     topics: int
@@ -82,7 +82,7 @@ BATCH_BYTES = (16 << 10, 1 << 20)
 
 
 def steady(costs: Sequence[float]) -> bool:
-    """Whether the last rounds have not brought the cost down any further, but for a tenth."""
+    """Returns whether the cost has stopped falling by more than a tenth in the last rounds."""
     before, last = costs[:-STEADY_ROUNDS], costs[-STEADY_ROUNDS:]
     return bool(before) and min(last) >= (1 - STEADY_GAIN) * min(before)
 
@@ -104,8 +104,8 @@ class Case:
         return f"{value}, {batch} batches, {self.partitions} partition{'s' if self.partitions > 1 else ''}"
 
     def job(self, kind: str, broker: Broker, topic: str, seconds: float = 0.0, records: int = 0) -> Job:
-        """The raw generator gets several connections where there are several partitions, so that a broker
-        with threads can use them."""
+        """Returns a job. With several partitions the raw generator gets several connections, so that a broker with
+        threads can use them."""
         return Job(
             kind,
             broker.bootstrap,
@@ -124,12 +124,12 @@ class Bench:
     plan: Plan
     console: Console
     directory: Path | None = None
-    """Where the brokers keep their data; None is the system's place for temporary files."""
+    """Parent of the brokers' data directories; None for the system's temporary directory."""
     with_moldau: bool = True
     with_kafka: bool = True
 
     warmed: list[str] = field(default_factory=list)
-    """How each warm-up ended, for the page: a broker that never got steady is not at its best."""
+    """How each warm-up ended, for the page: a broker that never became steady is not at its best."""
 
     def cases(self) -> list[Case]:
         return [Case(*shape) for shape in product(VALUE_BYTES, BATCH_BYTES, self.plan.partitions)]
@@ -147,7 +147,7 @@ class Bench:
 
     @contextmanager
     def unstarted(self, durability: Durability) -> Iterator[list[Broker]]:
-        """Both brokers on empty data directories, not running; their data is thrown away afterwards."""
+        """Creates both brokers on empty data directories, not running; the data is removed afterwards."""
         with TemporaryDirectory(prefix="moldau-bench-", dir=self.directory) as directory:
             brokers: list[Broker] = []
             if self.with_moldau:
@@ -168,8 +168,7 @@ class Bench:
 
     @contextmanager
     def warm(self, durability: Durability) -> Iterator[list[Broker]]:
-        """Both brokers running and warmed up with the kinds of work that will be measured: a JVM is at its
-        best only once its hot paths are compiled."""
+        """Starts both brokers and warms them up with the measured kinds of work: a JVM needs its hot paths compiled."""
         with self.running(durability) as brokers:
             for broker in brokers:
                 self.print_line(f"{broker.name} is up, {durability.name}; warming up")
@@ -177,8 +176,8 @@ class Bench:
             yield brokers
 
     def _warm_up(self, broker: Broker) -> None:
-        """Until the broker's CPU time per gigabyte has stopped falling both ways. A JVM starts at eight times
-        what it needs once its hot paths are compiled, so a fixed short warm-up would flatter Moldau."""
+        """Runs load until the broker's CPU time per gigabyte has stopped falling in both directions. A JVM starts at
+        eight times its later cost, so a fixed short warm-up would favour Moldau."""
         into: list[float] = []
         out: list[float] = []
         while not (steady(into) and steady(out)) and len(into) < WARM_UP_ROUNDS_MAX:
@@ -201,8 +200,8 @@ class Bench:
         self.print_line(self.warmed[-1])
 
     def interleaved(self, brokers: Sequence[B], measure: Callable[[B], T]) -> dict[str, list[T]]:
-        """Measure each broker `repeats` times in turn, the other one first every second time, so that
-        whatever drifts on the machine meets both."""
+        """Measures each broker `repeats` times in turn, with alternating order, so that drift of the machine affects
+        both."""
         taken: dict[str, list[T]] = {broker.name: [] for broker in brokers}
         for number in range(self.plan.repeats):
             for broker in brokers if number % 2 == 0 else reversed(brokers):

@@ -1,7 +1,7 @@
-"""Where a Moldau node's time goes under a load: `python -m bench.profile produce --size 100 --batch 16384`.
+"""Profile of a Moldau node under load: `python -m bench.profile produce --size 100 --batch 16384`.
 
-By default the node samples its own stack on a timer of CPU time, which costs next to nothing; `--calls`
-counts every call with cProfile instead, which is exact about counts and unfair to small functions.
+By default the node samples its stack on a CPU timer, which costs almost nothing. `--calls` uses cProfile, which counts
+exactly but overstates small functions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from bench.load import Run, run, topic
 from bench.plan import Case
 
 LOADS = ("produce", "raw_produce", "consume", "raw_consume", "latency", "raw_latency")
-SAMPLE_EVERY_S = 0.001
+SAMPLE_INTERVAL_S = 0.001
 SAMPLES_FILE, CALLS_FILE = "BENCH_PROFILE_SAMPLES", "BENCH_PROFILE_CALLS"
 
 
 class Sampler:
-    """Counts, each time the process has used so much CPU, what its main thread is doing: by line for the
-    innermost frame, and by function for every frame of the stack."""
+    """Counts stack samples of the main thread: by line for the innermost frame, by function for every frame."""
 
     def __init__(self) -> None:
         self.lines: Counter[str] = Counter()
@@ -39,7 +38,7 @@ class Sampler:
 
     def start(self) -> None:
         signal.signal(signal.SIGPROF, self._take)
-        signal.setitimer(signal.ITIMER_PROF, SAMPLE_EVERY_S, SAMPLE_EVERY_S)
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_INTERVAL_S, SAMPLE_INTERVAL_S)
 
     def stop(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -71,7 +70,7 @@ def _function(frame: FrameType) -> str:
 
 
 def serve_profiled(arguments: list[str]) -> None:
-    """Runs in the node's process: the ordinary command line, watched."""
+    """Runs in the node's process: the ordinary command line with a profiler."""
     from moldau.cli.main import main as moldau
 
     sys.argv = ["moldau", *arguments]
@@ -109,7 +108,7 @@ def print_samples(path: Path, top: int) -> None:
         ("own time, by line", "lines"),
     ):
         print(f"\n{title}, % of {samples} samples")
-        # What is on nearly every stack is the way into the event loop, and says nothing.
+        # Functions on nearly every stack are entry points of the event loop, and say nothing.
         telling = {name: number for name, number in found[key].items() if number < 0.97 * samples}
         for name, number in Counter(telling).most_common(top):
             print(f"{100 * number / samples:6.1f}  {name}")

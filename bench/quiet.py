@@ -1,4 +1,4 @@
-"""Whether the machine was left alone: how many cores were busy with anything but the broker measured and its client."""
+"""Background load: how many cores were busy with anything but the measured broker and its client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _busy_s() -> float:
 
 
 class BackgroundLoad:
-    """Counts from the moment it is made."""
+    """Counts from its creation."""
 
     def __init__(self, broker: Broker, broker_cpu_s: float | None = None) -> None:
         self._broker = broker

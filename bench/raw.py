@@ -1,7 +1,5 @@
-"""A load generator that speaks the wire protocol itself: batches are built once and sent again and again
-with several requests in flight, and fetched batches are walked by their headers only. It costs a few
-microseconds a request, so what it measures is the broker.
-"""
+"""A load generator on the wire protocol: batches are built once and sent repeatedly with several requests in flight,
+and of fetched batches only headers are read. It costs a few microseconds per request, so it measures the broker."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ LEADER_NOT_READY = frozenset({3, 5, 6, 9})
 
 
 class BrokerError(Exception):
-    """The broker answered with an error code."""
+    """The broker responded with an error code."""
 
     def __init__(self, what: str, code: int) -> None:
         super().__init__(f"{what} was answered with error {code}")
@@ -54,7 +52,7 @@ def _record(offset_delta: int, value: bytes) -> bytes:
 
 
 def batch_of(values: Sequence[bytes], timestamp_ms: int) -> bytes:
-    """An uncompressed v2 batch of keyless records by a producer without an id."""
+    """Returns an uncompressed v2 batch of records without keys and without a producer id."""
     records = b"".join(_record(delta, value) for delta, value in enumerate(values))
     count = len(values)
     checked = struct.pack(">hiqqqhii", 0, count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, count) + records
@@ -63,7 +61,7 @@ def batch_of(values: Sequence[bytes], timestamp_ms: int) -> bytes:
 
 
 def records_per_batch(value_bytes: int, batch_bytes: int) -> int:
-    """How many values of a size fill a batch without going over it; at least one."""
+    """Returns how many values fit into a batch; at least one."""
     record_bytes_max = len(_record(1 << 20, bytes(value_bytes)))
     return max(1, (batch_bytes - BATCH_OVERHEAD) // record_bytes_max)
 
@@ -77,7 +75,7 @@ def _header(api_key: int, version: int, correlation: int) -> bytes:
 
 
 def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
-    """A whole Produce request, with its length, that can be sent any number of times."""
+    """Returns a complete Produce request, with its length, that can be sent repeatedly."""
     body = struct.pack(">hhii", -1, ACKS_ALL, REQUEST_TIMEOUT_MS, 1) + _string(topic)
     body += struct.pack(">iii", 1, partition, len(batch)) + batch
     payload = _header(PRODUCE, PRODUCE_VERSION, 0) + body
@@ -112,8 +110,7 @@ def connect(bootstrap: str) -> socket.socket:
 
 
 class Responses:
-    """The answers that arrive on one socket, taken off a buffer that is reused: a view is good until the
-    next one."""
+    """Responses on one socket, in a reused buffer: a view is valid until the next one."""
 
     def __init__(self, sock: socket.socket, buffer_bytes: int = 1 << 16) -> None:
         self._sock = sock
@@ -122,7 +119,7 @@ class Responses:
         self._end = 0
 
     def receive(self) -> None:
-        """Read once; raises when the broker has closed the connection."""
+        """Reads once; raises if the broker has closed the connection."""
         if self._end == len(self._buffer):
             self._make_room(self._end - self._start + 1)
         size = self._sock.recv_into(self._buffer[self._end :])
@@ -131,7 +128,7 @@ class Responses:
         self._end += size
 
     def ready(self) -> memoryview | None:
-        """The next whole answer after its length, or None if it is not all there yet."""
+        """Returns the next complete response without its length, or None."""
         if self._end - self._start < 4:
             return None
         (size,) = struct.unpack_from(">i", self._buffer, self._start)
@@ -140,19 +137,19 @@ class Responses:
             if stop > len(self._buffer):
                 self._make_room(4 + size)
             return None
-        answer = self._buffer[self._start + 4 : stop]
+        response = self._buffer[self._start + 4 : stop]
         self._start = stop
         if self._start == self._end:
             self._start = self._end = 0
-        return answer
+        return response
 
     def next(self) -> memoryview:
-        while (answer := self.ready()) is None:
+        while (response := self.ready()) is None:
             self.receive()
-        return answer
+        return response
 
     def _make_room(self, needed: int) -> None:
-        """Move what is unread to the front, in a larger buffer if `needed` bytes do not fit."""
+        """Moves unread bytes to the front, into a larger buffer if `needed` bytes do not fit."""
         unread = bytes(self._buffer[self._start : self._end])
         if needed > len(self._buffer):
             self._buffer = memoryview(bytearray(needed * 2))
@@ -160,39 +157,38 @@ class Responses:
         self._start, self._end = 0, len(unread)
 
 
-def check_produced(answer: memoryview, topic_bytes: int) -> None:
-    (code,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + topic_bytes + 4 + 4)
+def check_produced(response: memoryview, topic_bytes: int) -> None:
+    (code,) = struct.unpack_from(">h", response, 4 + 4 + 2 + topic_bytes + 4 + 4)
     if code != 0:
         raise BrokerError("Produce", code)
 
 
-def fetched(answer: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Each partition of a Fetch answer for one topic, with its records."""
-    (code,) = struct.unpack_from(">h", answer, 8)
+def fetched(response: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yields each partition of a Fetch response for one topic, with its records."""
+    (code,) = struct.unpack_from(">h", response, 8)
     if code != 0:
         raise BrokerError("Fetch", code)
-    (topics,) = struct.unpack_from(">i", answer, 14)
+    (topics,) = struct.unpack_from(">i", response, 14)
     if topics == 0:
         return
-    (name_bytes,) = struct.unpack_from(">h", answer, 18)
+    (name_bytes,) = struct.unpack_from(">h", response, 18)
     at = 20 + name_bytes
-    (partitions,) = struct.unpack_from(">i", answer, at)
+    (partitions,) = struct.unpack_from(">i", response, at)
     at += 4
     for _ in range(partitions):
-        partition, code = struct.unpack_from(">ih", answer, at)
+        partition, code = struct.unpack_from(">ih", response, at)
         if code != 0:
             raise BrokerError(f"Fetch of partition {partition}", code)
-        (aborted,) = struct.unpack_from(">i", answer, at + 30)
+        (aborted,) = struct.unpack_from(">i", response, at + 30)
         at += 34 + 16 * max(aborted, 0) + 4
-        (size,) = struct.unpack_from(">i", answer, at)
+        (size,) = struct.unpack_from(">i", response, at)
         at += 4
-        yield partition, answer[at : at + max(size, 0)]
+        yield partition, response[at : at + max(size, 0)]
         at += max(size, 0)
 
 
-def trim_partial_batch(records: memoryview) -> tuple[int, int] | None:
-    """How many records the whole batches hold, and the offset after the last of them; a cut tail is left
-    out."""
+def count_complete_batches(records: memoryview) -> tuple[int, int] | None:
+    """Returns the number of records in complete batches and the next offset; a partial last batch is skipped."""
     at, count, next_offset = 0, 0, -1
     while len(records) - at >= BATCH_OVERHEAD:
         base_offset, size = struct.unpack_from(">qi", records, at)
@@ -216,8 +212,8 @@ def produce(
     seconds: float | None = None,
     batches: int | None = None,
 ) -> tuple[int, float]:
-    """Send for so many seconds or so many batches, `in_flight` requests on each connection; returns the
-    number of acknowledged records and the seconds from the first byte sent to the last acknowledgement."""
+    """Sends for `seconds` or `batches`, with `in_flight` requests per connection; returns the acknowledged records and
+    the seconds from the first byte to the last acknowledgement."""
     count = records_per_batch(value_bytes, batch_bytes)
     batch = batch_of([b"v" * value_bytes] * count, int(time.time() * 1000))
     frames = [produce_frame(topic, partition, batch) for partition in range(partitions)]
@@ -236,10 +232,10 @@ def produce(
                 sent += 1
         while acknowledged < sent:
             for key, _ in selector.select(SOCKET_TIMEOUT_S):
-                sock, answers = socks[socks.index(key.fileobj)], key.data  # type: ignore[arg-type]
-                answers.receive()
-                while (answer := answers.ready()) is not None:
-                    check_produced(answer, topic_bytes)
+                sock, responses = socks[socks.index(key.fileobj)], key.data  # type: ignore[arg-type]
+                responses.receive()
+                while (response := responses.ready()) is not None:
+                    check_produced(response, topic_bytes)
                     acknowledged += 1
                     if sent < left and time.perf_counter() < until:
                         sock.sendall(frames[sent % partitions])
@@ -249,47 +245,47 @@ def produce(
 
 
 def consume(bootstrap: str, topic: str, partitions: int, records: int) -> tuple[int, float]:
-    """Fetch every partition from its start until `records` have come, one request in flight."""
+    """Fetches every partition from its start until `records` have arrived, one request in flight."""
     offsets = dict.fromkeys(range(partitions), 0)
     seen = 0
     with connect(bootstrap) as sock:
-        answers = Responses(sock, (PARTITION_FETCH_BYTES * 2) * partitions + 4096)
+        responses = Responses(sock, (PARTITION_FETCH_BYTES * 2) * partitions + 4096)
         began = time.perf_counter()
         while seen < records:
             sock.sendall(fetch_frame(topic, offsets))
-            for partition, part in fetched(answers.next()):
-                if (found := trim_partial_batch(part)) is not None:
+            for partition, part in fetched(responses.next()):
+                if (found := count_complete_batches(part)) is not None:
                     seen += found[0]
                     offsets[partition] = found[1]
         return seen, time.perf_counter() - began
 
 
 def latencies(bootstrap: str, topic: str, value_bytes: int, count: int) -> list[float]:
-    """Seconds from sending one record to its acknowledgement, one at a time."""
+    """Returns the seconds from each record's send to its acknowledgement, one at a time."""
     frame = produce_frame(topic, 0, batch_of([b"v" * value_bytes], int(time.time() * 1000)))
     topic_bytes = len(topic.encode())
     taken = []
     with connect(bootstrap) as sock:
-        answers = Responses(sock)
+        responses = Responses(sock)
         for _ in range(count):
             began = time.perf_counter()
             sock.sendall(frame)
-            answer = answers.next()
+            response = responses.next()
             taken.append(time.perf_counter() - began)
-            check_produced(answer, topic_bytes)
+            check_produced(response, topic_bytes)
     return taken
 
 
 def wait_until_served(bootstrap: str, topic: str, partitions: int, deadline_s: float) -> None:
-    """Return when every partition can be read. Kafka's metadata names a leader a moment before it leads."""
+    """Returns when every partition can be read. Kafka's metadata names a leader shortly before it leads."""
     frame = fetch_frame(topic, dict.fromkeys(range(partitions), 0), wait_ms=0)
     deadline = time.monotonic() + deadline_s
     with connect(bootstrap) as sock:
-        answers = Responses(sock)
+        responses = Responses(sock)
         while True:
             sock.sendall(frame)
             try:
-                for _ in fetched(answers.next()):
+                for _ in fetched(responses.next()):
                     pass
                 return
             except BrokerError as error:
@@ -299,20 +295,20 @@ def wait_until_served(bootstrap: str, topic: str, partitions: int, deadline_s: f
 
 
 def first_acknowledgement(bootstrap: str, topic: str, deadline_s: float, alive: Callable[[], bool]) -> None:
-    """Return as soon as a record is acknowledged by a broker that may still be starting: connect, ask for
-    the topic (creating it if need be) and send, over and over without backing off."""
+    """Returns when a broker that may still be starting acknowledges a record: connects, requests the topic (creating it
+    if needed) and sends, repeatedly without backoff."""
     frame = produce_frame(topic, 0, batch_of([b"first"], int(time.time() * 1000)))
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline and alive():
         try:
             with connect(bootstrap) as sock:
-                answers = Responses(sock)
+                responses = Responses(sock)
                 while time.monotonic() < deadline:
                     sock.sendall(metadata_frame(topic, create=True))
-                    answers.next()
+                    responses.next()
                     sock.sendall(frame)
                     try:
-                        check_produced(answers.next(), len(topic.encode()))
+                        check_produced(responses.next(), len(topic.encode()))
                         return
                     except BrokerError:
                         time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""What was measured, as figures, ratios to Kafka and verdicts on the aims; and the page that shows them."""
+"""Measurements as figures, ratios to Kafka and verdicts on the aims, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -10,44 +10,43 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Metric:
-    """One thing that is measured, and which way is better."""
+    """A measured quantity, and which direction is better."""
 
     label: str
     show: Callable[[float], str]
     higher_is_better: bool = False
     compared: bool = True
-    """False for what only helps to read the other figures: it gets no ratio."""
+    """False for figures that only help to read others; they have no ratio."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The runs of both brokers for one metric, in the order they were made: run i of one beside run i of
-    the other."""
+    """Runs of both brokers for one metric, in order: run i of one beside run i of the other."""
 
     moldau: tuple[float, ...]
     kafka: tuple[float, ...] = ()
 
     @property
     def middle(self) -> tuple[float | None, float | None]:
-        """The median of each broker."""
+        """Medians of both brokers."""
         return (median(self.moldau) if self.moldau else None, median(self.kafka) if self.kafka else None)
 
     @property
     def ratio(self) -> float | None:
-        """Moldau's median over Kafka's; None where Kafka was not run or used nothing measurable."""
+        """Moldau's median over Kafka's; None without a Kafka run, or if it measured zero."""
         ours, theirs = self.middle
         return ours / theirs if ours is not None and theirs else None
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The smallest and the largest ratio of two runs made side by side."""
+        """Smallest and largest ratio of two runs made side by side."""
         ratios = [ours / theirs for ours, theirs in zip(self.moldau, self.kafka, strict=False) if theirs != 0]
         return (min(ratios), max(ratios)) if len(ratios) > 1 else None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One metric in one case, and the ratio aimed at if there is one."""
+    """One metric in one case, with the aimed ratio if there is one."""
 
     metric: Metric
     figures: Figures
@@ -55,7 +54,7 @@ class Cell:
 
     @property
     def met(self) -> bool | None:
-        """None where there is nothing to judge."""
+        """None if there is nothing to judge."""
         ratio = self.figures.ratio
         return None if self.aim is None or ratio is None else met(self.metric, self.aim, ratio)
 
@@ -68,8 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Cases down, metrics across. Where the metrics of a column differ from row to row, the cases name
-    them."""
+    """Cases as rows, metrics as columns. If the metrics of a column differ between rows, the cases name them."""
 
     title: str
     rows: tuple[Row, ...]
@@ -77,18 +75,18 @@ class Table:
 
 
 OTHERS = Metric("other cores busy", lambda number: f"{number:.2f}", compared=False)
-QUIET_CORES_MAX = 0.25
+BACKGROUND_CORES_MAX = 0.25
 
 
 def disturbed(tables: Sequence[Table]) -> list[tuple[str, str, float]]:
-    """The cases that were measured while other work ran on the machine: table, case and cores so used. Their
-    ratios say nothing: a broker with many threads suffers more from it than one with a single thread."""
+    """Returns cases measured while other work ran on the machine: table, case and cores. Their ratios are not valid: a
+    broker with many threads suffers more than one with a single thread."""
     found = []
     for table in tables:
         for row in table.rows:
             for cell in row.cells:
                 worst = max(cell.figures.moldau + cell.figures.kafka, default=0.0)
-                if cell.metric is OTHERS and worst > QUIET_CORES_MAX:
+                if cell.metric is OTHERS and worst > BACKGROUND_CORES_MAX:
                     found.append((table.title, row.case, worst))
     return found
 
@@ -105,7 +103,7 @@ def render_disturbed(tables: Sequence[Table]) -> str:
 
 
 def met(metric: Metric, aim: float, ratio: float) -> bool:
-    """Whether a ratio reaches an aim, to the two decimals it is shown with."""
+    """Returns whether a ratio reaches an aim, at the two decimals shown."""
     shown = round(ratio, 2)
     return shown >= aim if metric.higher_is_better else shown <= aim
 
@@ -115,7 +113,7 @@ def aim_text(metric: Metric, aim: float) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
+    """Returns the smallest value that at least `share` of all values do not exceed."""
     ordered = sorted(values)
     rank = max(1, -(-len(ordered) * round(share * 100_000) // 100_000))
     return ordered[rank - 1]
@@ -182,7 +180,7 @@ def render_table(table: Table, with_kafka: bool) -> str:
 
 @dataclass(frozen=True)
 class AimSummary:
-    """How the cases of a table that share a metric and an aim came out."""
+    """Result of the cases of a table that share a metric and an aim."""
 
     title: str
     metric: Metric

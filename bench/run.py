@@ -1,5 +1,5 @@
-"""Runs the benchmarks against Moldau and Apache Kafka side by side and writes the page of results:
-`python -m bench.run [--quick] [--only NAME] [--out FILE]`."""
+"""Runs the benchmarks against Moldau and Apache Kafka side by side and writes the results page: `python -m bench.run
+[--quick] [--only NAME] [--out FILE]`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def commit_line() -> str:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """What to type for the same measurements; where their data and this page go is left out."""
+    """Returns the command for the same measurements, without output and data directories."""
     words = ["--quick"] if options.quick else []
     words += [f"--only {name}" for name in options.only or ()]
     words += [f"--durability {options.durability}"] if options.durability else []
@@ -141,7 +141,7 @@ def main() -> None:
     with console.status("measuring"):
         tables = measure(bench, set(options.only or NAMES))
     whole = not (options.quick or options.only or options.without or options.durability)
-    # Notes speak of what was measured in full.
+    # The notes are about full measurements.
     notes = NOTES.read_text() if whole else NOTES_GROUPS.read_text() if options.only == ["groups"] else ""
     text = page(tables, bench, missing, time.monotonic() - began, _command(options), notes)
     out = options.out or (RESULTS if whole else None)

@@ -1,7 +1,8 @@
-"""Runs the Spark benchmarks and writes the page of results: `python -m bench.spark [--quick] [--only NAME]`.
+"""Runs the Spark benchmarks and writes the results page: `python -m bench.spark [--quick] [--only NAME]`.
 
-A topic is read and written by our data source, by librdkafka with and without Spark, and by Spark's own Kafka
-connector, in turn, against the same broker."""
+A topic is read and written by Moldau's data source, by librdkafka with and without Spark, and by Spark's Kafka
+connector, in turn, against the same broker.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ def main() -> None:
         with console.status("measuring"):
             measured = measure(bench, set(options.only or NAMES), with_kafka=kafka_missing is None)
     whole = not (options.quick or options.only or options.without_kafka or options.scale != 1.0)
-    # Notes speak of what was measured in full.
+    # The notes are about full measurements.
     notes = NOTES.read_text() if whole and NOTES.exists() else ""
     text = page(measured, bench, kafka_missing, time.monotonic() - began, _command(options), notes)
     out = options.out or (RESULTS if whole else None)

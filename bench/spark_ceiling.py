@@ -1,4 +1,5 @@
-"""How many rows a second Spark takes from a Python source at best: one that makes its batch once and fetches nothing.
+"""Upper bound of the rows per second that Spark reads from a Python data source: one that builds its batch once and
+fetches nothing.
 
 python -m bench.spark_ceiling
 """

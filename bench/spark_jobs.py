@@ -1,6 +1,5 @@
-"""One contestant of the Spark benchmarks in a process of its own: `python -m bench.spark_jobs NAME` gets itself ready,
-prints `ready`, and then takes jobs as JSON lines and answers each with what it took.
-"""
+"""A contestant of the Spark benchmarks in its own process: `python -m bench.spark_jobs NAME` starts up, prints `ready`,
+then reads jobs as JSON lines and prints a result for each."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ MOLDAU, LOOP, INSIDE, CONNECTOR, CONNECTOR_HERE = CONTESTANTS = (
     "connector",
     "connector-here",
 )
-"""Our data source; librdkafka in a plain loop; librdkafka inside Spark; Spark's own connector in a session as Spark
-comes, and in a session of ours."""
+"""Moldau's data source; librdkafka in a plain loop; librdkafka inside Spark; Spark's connector in a default session,
+and in a session of Moldau's."""
 NOOP, PARQUET, TOPIC = SINKS = ("noop", "parquet", "topic")
 CHECK, MICRO_BATCHES, FIRST_RESULT = "check", "micro-batches", "first result"
 MASTER = "local[2]"
@@ -40,31 +39,31 @@ WARM_UP_BATCHES = 15
 @dataclass(frozen=True)
 class Job:
     kind: str
-    """A sink, or one of the others above."""
+    """A sink, or one of the other kinds above."""
     bootstrap: str
     topic: str
     partitions: int
     records: int
     into: str = ""
-    """The directory or the topic that is written."""
+    """Directory or topic to write."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
-class Taken:
+class JobResult:
     elapsed_s: float
     records: int = 0
     value_bytes: int = 0
     batches_ms: list[float] = field(default_factory=list)
-    """For micro-batches: how long each took."""
+    """Duration of each micro-batch."""
     rows_ms: list[float] = field(default_factory=list)
-    """And how long after its row was acknowledged it was done."""
+    """Time from each row's acknowledgement to the end of its micro-batch."""
 
 
 def connector_session() -> SparkSession:
-    """As Spark comes, with the connector's jars and the settings that its documentation asks for."""
+    """Returns a default Spark session with the connector's jars and the settings from its documentation."""
     from pyspark.sql import SparkSession
     from tests.interop import spark_connector
 
@@ -110,11 +109,11 @@ class Spark:
         rows = self.frame(job).select("key", "value").write.format(self.source).mode("append")
         rows.option("kafka.bootstrap.servers", job.bootstrap).option("topic", job.into).save()
 
-    def run(self, job: Job) -> Taken:
+    def run(self, job: Job) -> JobResult:
         began = time.perf_counter()
         if job.kind == CHECK:
             found = self.frame(job).selectExpr("COUNT(*)", "SUM(LENGTH(value))").collect()[0]
-            return Taken(time.perf_counter() - began, found[0], found[1])
+            return JobResult(time.perf_counter() - began, found[0], found[1])
         if job.kind == MICRO_BATCHES:
             return self.micro_batches(job)
         if job.kind == TOPIC:
@@ -122,10 +121,10 @@ class Spark:
         else:
             path = () if job.kind == NOOP else (job.into,)
             self.frame(job).write.format(job.kind).mode("overwrite").save(*path)
-        return Taken(time.perf_counter() - began, job.records)
+        return JobResult(time.perf_counter() - began, job.records)
 
-    def micro_batches(self, job: Job) -> Taken:
-        """One row at a time: the next is sent when the micro-batch with the last one is done."""
+    def micro_batches(self, job: Job) -> JobResult:
+        """Sends one row at a time, each after the micro-batch of the previous one."""
         options = {"kafka.bootstrap.servers": job.bootstrap, "subscribe": job.topic}
         rows = self.spark.readStream.format(self.source).options(**options, startingOffsets="latest").load()
         sent: list[float] = []
@@ -149,7 +148,7 @@ class Spark:
         batches = [float(one.durationMs["triggerExecution"]) for _, one in measured]
         done = [_started(one.timestamp) * 1000 + one.durationMs["triggerExecution"] for _, one in measured]
         waited = [end - at * 1000 for end, (at, _) in zip(done, measured, strict=True)]
-        return Taken(elapsed, job.records, batches_ms=batches, rows_ms=waited)
+        return JobResult(elapsed, job.records, batches_ms=batches, rows_ms=waited)
 
 
 def _started(timestamp: str) -> float:
@@ -157,13 +156,13 @@ def _started(timestamp: str) -> float:
 
 
 class InsideSpark(Spark):
-    """librdkafka called by Spark's tasks, one for each partition, tuned: ten thousand messages at a time, as Arrow."""
+    """librdkafka in Spark's tasks, one per partition, tuned: ten thousand messages per call, as Arrow."""
 
     def frame(self, job: Job) -> DataFrame:
         return self._tasks(job).mapInArrow(_read_partition(job), COLUMNS)
 
     def write_topic(self, job: Job) -> None:
-        """Reads and writes in the same task: the rows do not go through Spark at all."""
+        """Reads and writes in the same task, so that rows do not pass through Spark."""
         copied = self._tasks(job).mapInArrow(_copy_partition(job), "copied LONG").collect()
         if sum(row.copied for row in copied) != job.records:
             raise RuntimeError(f"{sum(row.copied for row in copied)} records of {job.records} were copied")
@@ -200,7 +199,7 @@ def _copy_partition(job: Job) -> Mapped:
 class Loop:
     """librdkafka in one process, without Spark."""
 
-    def run(self, job: Job) -> Taken:
+    def run(self, job: Job) -> JobResult:
         partitions = list(range(job.partitions))
         began = time.perf_counter()
         size = 0
@@ -212,7 +211,7 @@ class Loop:
             records, size = spark_loop.count_bytes(job.bootstrap, job.topic, partitions)
         if records != job.records:
             raise RuntimeError(f"{records} records of {job.records} were read")
-        return Taken(time.perf_counter() - began, records, size)
+        return JobResult(time.perf_counter() - began, records, size)
 
 
 def contestant_of(name: str) -> Any:
@@ -222,7 +221,7 @@ def contestant_of(name: str) -> Any:
 
 
 def first_result(name: str, job: Job) -> None:
-    """From nothing: a session, and ten rows of a topic. Tells how long the session took, and when the rows came."""
+    """Starts a session and reads ten rows; prints how long the session took and when the rows arrived."""
     began = time.perf_counter()
     spark = Spark(name)
     session_s = time.perf_counter() - began
@@ -231,7 +230,7 @@ def first_result(name: str, job: Job) -> None:
     if len(rows) != 10:
         raise RuntimeError(f"{len(rows)} rows instead of 10")
     print(json.dumps({"session_s": session_s, "elapsed_s": elapsed}), flush=True)
-    # Stays until it has been looked at.
+    # Stays up until the harness has measured it.
     sys.stdin.read()
 
 

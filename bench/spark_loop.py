@@ -1,5 +1,5 @@
-"""What people write around librdkafka to read a topic, turn it into Arrow, write Parquet or copy it, tuned: ten
-thousand messages at a call, deep queues, no callbacks. The Spark benchmarks use it with and without Spark."""
+"""A tuned librdkafka loop that reads a topic, converts it to Arrow, writes Parquet or copies it: ten thousand messages
+per call, deep queues, no callbacks. The Spark benchmarks use it with and without Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-AT_ONCE = 10_000
+MESSAGES_PER_CALL = 10_000
 STALL_S = 60.0
 ROWS_PER_GROUP = 200_000
 
@@ -49,7 +49,7 @@ def _producer(bootstrap: str) -> Producer:
 
 
 def to_the_end(bootstrap: str, topic: str, partitions: Sequence[int]) -> Iterator[list[Message]]:
-    """All that the partitions hold now."""
+    """Yields all messages that the partitions hold now."""
     consumer = _consumer(bootstrap)
     everything = [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions]
     left = 0
@@ -59,7 +59,7 @@ def to_the_end(bootstrap: str, topic: str, partitions: Sequence[int]) -> Iterato
     consumer.assign(everything)
     last = time.monotonic()
     while left > 0:
-        messages = consumer.consume(AT_ONCE, timeout=0.05)
+        messages = consumer.consume(MESSAGES_PER_CALL, timeout=0.05)
         for message in messages:
             if (error := message.error()) is not None:
                 raise KafkaException(error)
@@ -73,7 +73,7 @@ def to_the_end(bootstrap: str, topic: str, partitions: Sequence[int]) -> Iterato
 
 
 def count_bytes(bootstrap: str, topic: str, partitions: Sequence[int]) -> tuple[int, int]:
-    """Reads every value and keeps none: how many there were, and their bytes."""
+    """Reads every value; returns the number of messages and their bytes."""
     records = size = 0
     for messages in to_the_end(bootstrap, topic, partitions):
         records += len(messages)
@@ -83,7 +83,7 @@ def count_bytes(bootstrap: str, topic: str, partitions: Sequence[int]) -> tuple[
 
 
 def to_arrow(messages: Sequence[Message]) -> pa.RecordBatch:
-    """The columns of Spark's Kafka connector."""
+    """Returns the columns of Spark's Kafka connector."""
     import pyarrow as pa
 
     times = [message.timestamp() for message in messages]
@@ -123,7 +123,7 @@ def to_parquet(bootstrap: str, topic: str, partitions: Sequence[int], into: Path
 
 
 def copy(bootstrap: str, topic: str, partitions: Sequence[int], into: str) -> int:
-    """Every key and value into another topic, each acknowledged when this returns."""
+    """Copies every key and value to another topic; returns when all are acknowledged."""
     producer = _producer(bootstrap)
     refused: list[str] = []
 
@@ -146,7 +146,7 @@ def copy(bootstrap: str, topic: str, partitions: Sequence[int], into: str) -> in
 
 
 def one_by_one(bootstrap: str, topic: str, count: int) -> Iterator[Callable[[], None]]:
-    """Sends a row when called, and returns when it is acknowledged."""
+    """Yields a function that sends a row and returns when it is acknowledged."""
     producer = _producer(bootstrap)
 
     def send() -> None:
@@ -161,7 +161,7 @@ def one_by_one(bootstrap: str, topic: str, count: int) -> Iterator[Callable[[], 
 def fill(
     bootstrap: str, topic: str, partitions: int, records: int, value_bytes: int, batch_bytes: int
 ) -> None:
-    """Rows with a key of their own and a value unlike others, evenly over the partitions."""
+    """Writes rows with unique keys and values, evenly over the partitions."""
     chance = random.Random(1)
     pool = chance.randbytes(1 << 20)
     producer = Producer(
@@ -176,8 +176,8 @@ def fill(
             "delivery.report.only.error": True,
         }
     )
-    for first in range(0, records, AT_ONCE):
-        count = min(AT_ONCE, records - first)
+    for first in range(0, records, MESSAGES_PER_CALL):
+        count = min(MESSAGES_PER_CALL, records - first)
         starts = [chance.randrange(len(pool) - value_bytes) for _ in range(count)]
         rows = [
             {"key": b"%08d" % (first + number), "value": pool[start : start + value_bytes]}
@@ -185,7 +185,7 @@ def fill(
         ]
         while len(producer) > 500_000:
             producer.poll(0.01)
-        if producer.produce_batch(topic, rows, partition=first // AT_ONCE % partitions) != count:
+        if producer.produce_batch(topic, rows, partition=first // MESSAGES_PER_CALL % partitions) != count:
             raise RuntimeError("librdkafka did not take every record")
         producer.poll(0)
     if producer.flush(STALL_S) > 0:

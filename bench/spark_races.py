@@ -1,4 +1,4 @@
-"""The contestants of the Spark benchmarks as processes, and what each measurement asks of them, in turn."""
+"""The contestants of the Spark benchmarks as processes, and the measurements that they run in turn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from bench.spark_jobs import (
     SINKS,
     TOPIC,
     Job,
-    Taken,
+    JobResult,
 )
 from bench.spark_report import Aim, Case, Measured, Rates, Times, spread_of
 
@@ -57,9 +57,9 @@ AIM_START_S = 7.0
 class Plan:
     rounds: int
     rounds_kafka: int
-    """Against Apache Kafka as the broker; none where it is zero."""
+    """Rounds with Apache Kafka as the broker; 0 for none."""
     records: dict[int, int]
-    """How many rows a topic has, by the size of its values."""
+    """Rows of a topic by value size."""
     micro_batches: int
     starts: int
 
@@ -69,11 +69,11 @@ QUICK = Plan(rounds=1, rounds_kafka=0, records={100: 500_000, 1024: 100_000}, mi
 
 
 class ContestantFailed(Exception):
-    """A contestant's process ended; the message is what it wrote."""
+    """A contestant's process exited; the message is its output."""
 
 
 def cpu_of_tree_s(pid: int) -> float:
-    """CPU seconds of a process and all below it, with those that have ended."""
+    """Returns CPU seconds of a process and its descendants, including ended ones."""
     total = 0.0
     process = psutil.Process(pid)
     for one in (process, *process.children(recursive=True)):
@@ -86,7 +86,7 @@ def cpu_of_tree_s(pid: int) -> float:
 
 
 class Contestant:
-    """A process that stays up between its runs, as a session does."""
+    """A process that stays up between its runs, like a session."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
@@ -101,19 +101,19 @@ class Contestant:
             )
 
     def wait_until_ready(self) -> None:
-        if self._answer() != "ready":
-            raise ContestantFailed(f"{self.name} did not start:\n{self._said()}")
+        if self._read_result() != "ready":
+            raise ContestantFailed(f"{self.name} did not start:\n{self._output()}")
 
-    def run(self, job: Job) -> Taken:
+    def run(self, job: Job) -> JobResult:
         assert self._process.stdin is not None
         self._process.stdin.write(job.as_json() + "\n")
         self._process.stdin.flush()
-        answer = self._answer()
-        if not answer:
-            raise ContestantFailed(f"{self.name} failed at {job.kind}:\n{self._said()}")
-        return Taken(**json.loads(answer))
+        response = self._read_result()
+        if not response:
+            raise ContestantFailed(f"{self.name} failed at {job.kind}:\n{self._output()}")
+        return JobResult(**json.loads(response))
 
-    def _answer(self) -> str:
+    def _read_result(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
@@ -121,7 +121,7 @@ class Contestant:
         return cpu_of_tree_s(self._process.pid)
 
     def stop(self) -> None:
-        """Closing its input ends it; the JVM goes with it."""
+        """Closes its input, which ends the process and its JVM."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -130,12 +130,12 @@ class Contestant:
             self._process.kill()
             self._process.wait()
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return self._log_path.read_text(errors="replace")[-3000:]
 
 
 class Bench:
-    """What all measurements share."""
+    """Shared by all measurements."""
 
     def __init__(self, plan: Plan, console: Console, directory: Path, connector_missing: str | None) -> None:
         self.plan = plan
@@ -152,7 +152,7 @@ class Bench:
 
     @contextmanager
     def contestants(self, names: Sequence[str]) -> Iterator[dict[str, Contestant]]:
-        """Started one after the other: together they would be slower than all of them in turn."""
+        """Starts contestants one after the other, which is faster than all at once."""
         with ExitStack() as stack:
             started = {}
             for name in self.present(names):
@@ -172,8 +172,8 @@ class Bench:
             shutil.rmtree(data, ignore_errors=True)
 
 
-def measured_run(contestant: Contestant, broker: Broker, job: Job) -> tuple[Taken, float]:
-    """What it took, and how many cores were busy with anything else meanwhile."""
+def measured_run(contestant: Contestant, broker: Broker, job: Job) -> tuple[JobResult, float]:
+    """Returns the result, and how many cores were busy with anything else."""
     let_idle()
     cpu_s = contestant.cpu_s()
     others = BackgroundLoad(broker)
@@ -193,7 +193,7 @@ def rates(bench: Bench, broker: Broker, sinks: Sequence[str], rounds: int) -> li
                 for sink in sinks:
                     cases[sink].append(_case(bench, contestants, broker, filled, records, sink, name, rounds))
     title = "" if isinstance(broker, Moldau) else f", from {broker.name}"
-    # The aims are set for one broker; against another the figures are there to compare.
+    # The aims are for one broker; with another the figures are only for comparison.
     aims = AIMS if isinstance(broker, Moldau) else dict.fromkeys(SINKS, ())
     return [Rates(f"Topic → {sink}{title}", cases[sink], aims[sink]) for sink in sinks]
 
@@ -207,7 +207,7 @@ def _warm_up(
     sinks: Sequence[str],
     directory: Path,
 ) -> None:
-    """Everything once, and a look at whether each contestant reads all that there is."""
+    """Runs everything once, and checks that each contestant reads all rows."""
     for contestant in contestants.values():
         found = contestant.run(Job(CHECK, broker.bootstrap, filled, PARTITIONS, records))
         if (found.records, found.value_bytes) != (records, records * value_bytes):
@@ -230,7 +230,7 @@ def _case(
     worst = 0.0
     names = list(contestants)
     for number in range(rounds):
-        # Another one begins each time, so that whatever drifts on the machine meets all.
+        # Another contestant starts each round, so that drift of the machine affects all.
         for one in names[number % len(names) :] + names[: number % len(names)]:
             taken, others = _once(contestants[one], broker, filled, records, sink, bench.directory)
             runs[one].append(records / taken.elapsed_s)
@@ -242,7 +242,7 @@ def _case(
 
 def _once(
     contestant: Contestant, broker: Broker, filled: str, records: int, sink: str, directory: Path
-) -> tuple[Taken, float]:
+) -> tuple[JobResult, float]:
     job = Job(sink, broker.bootstrap, filled, PARTITIONS, records)
     if sink == NOOP:
         return measured_run(contestant, broker, job)
@@ -306,7 +306,7 @@ def starts(bench: Bench, broker: Broker) -> list[Measured]:
             for name in names if number % 2 == 0 else reversed(names):
                 found, others = _start(name, job, broker)
                 worst = max(worst, others)
-                # The first of each fills caches: the disk's, and ours for Java.
+                # The first start fills caches: the disk's, and Moldau's Java class cache.
                 if number >= 0:
                     taken[name].append(found)
                 bench.print_line(
@@ -337,7 +337,7 @@ def _start(name: str, job: Job, broker: Broker) -> tuple[dict[str, float], float
     line = process.stdout.readline()
     process_s = time.perf_counter() - began
     other_cores = others.cores(cpu_of_tree_s(process.pid)) if line else 0.0
-    _, said = process.communicate(timeout=END_TIMEOUT_S)
+    _, output = process.communicate(timeout=END_TIMEOUT_S)
     if process.returncode != 0 or not line:
-        raise ContestantFailed(f"{name} did not start:\n{said[-3000:]}")
+        raise ContestantFailed(f"{name} did not start:\n{output[-3000:]}")
     return {**json.loads(line), "process_s": process_s}, other_cores

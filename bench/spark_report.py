@@ -1,4 +1,4 @@
-"""What was measured with Spark, as figures, ratios and verdicts on the aims; and the tables that show them."""
+"""Spark measurements as figures, ratios and verdicts on the aims, and the tables that show them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.report import QUIET_CORES_MAX, Figures, count, markdown_table, percentile
+from bench.report import BACKGROUND_CORES_MAX, Figures, count, markdown_table, percentile
 from bench.spark_jobs import CONNECTOR, CONNECTOR_HERE, INSIDE, LOOP, MOLDAU
 
 TITLES = {
@@ -17,12 +17,12 @@ TITLES = {
     CONNECTOR_HERE: "JVM connector in Moldau's session",
 }
 Runs = Mapping[str, Sequence[float]]
-"""The figures of each contestant, in order of the rounds."""
+"""Figures of each contestant, in the order of rounds."""
 
 
 @dataclass(frozen=True)
 class Aim:
-    """Our median has to be so many times that of another."""
+    """The ratio that Moldau's median must reach over another's."""
 
     against: str
     ratio: float
@@ -41,12 +41,12 @@ class Case:
     name: str
     runs: Runs
     other_cores: float
-    """The most that anything else on the machine used during a run."""
+    """Most cores that anything else on the machine used during a run."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Rows a second: cases down, contestants across."""
+    """Rows per second: cases as rows, contestants as columns."""
 
     title: str
     cases: Sequence[Case]
@@ -83,7 +83,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Times:
-    """How long things take: contestants down, measures across; the first measure of our own has an aim."""
+    """Durations: contestants as rows, measures as columns; Moldau's first measure has an aim."""
 
     title: str
     measures: Sequence[tuple[str, Callable[[float], str]]]
@@ -113,7 +113,7 @@ Measured = Rates | Times
 
 
 def spread_of(values: Sequence[float]) -> tuple[float, float]:
-    """The median and the 99th percentile."""
+    """Returns the median and the 99th percentile."""
     return percentile(values, 0.5), percentile(values, 0.99)
 
 
@@ -128,7 +128,7 @@ def render_aims(measured: Sequence[Measured]) -> str:
 
 
 def render_disturbed(measured: Sequence[Measured]) -> str:
-    disturbed = [one for one in measured if one.other_cores > QUIET_CORES_MAX]
+    disturbed = [one for one in measured if one.other_cores > BACKGROUND_CORES_MAX]
     if not disturbed:
         return ""
     worst = max(disturbed, key=lambda one: one.other_cores)

@@ -1,4 +1,4 @@
-"""From the start of the process to the first acknowledgement, and memory when idle and under load."""
+"""Time from process start to the first acknowledgement, and memory when idle and under load."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Produce and consume throughput and the broker's CPU time per gigabyte each way, through librdkafka and
-through the raw load generator."""
+"""Produce and consume throughput and the broker's CPU time per gigabyte, with librdkafka and with the raw load
+generator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _produce(
 
 
 def _rate_aim(case: Case, durability: Durability) -> float:
-    """Small batches on one partition are where sharing a sync between requests pays most."""
+    """Small batches on one partition gain most from sharing a sync between requests."""
     shared_sync = durability is FSYNC and case.partitions == 1 and case.batch_bytes == BATCH_BYTES[0]
     return AIM_RATE_SHARED_SYNC if shared_sync else AIM_RATE
 
@@ -74,7 +74,7 @@ def consume(bench: Bench, brokers: list[Broker]) -> list[Table]:
 
 
 def _fill(bench: Bench, case: Case, broker: Broker, stack: ExitStack) -> tuple[str, int]:
-    """A topic to read, which goes away with the stack, and how many records it holds."""
+    """Fills a topic that is removed with the stack; returns its name and number of records."""
     name = stack.enter_context(topic(broker, case.partitions))
     wanted = bench.plan.consume_bytes[case.value_bytes] // case.value_bytes
     return name, run(broker, case.job("raw_fill", broker, name, records=wanted)).outcome.records

@@ -1,10 +1,10 @@
-"""The arithmetic behind the page of benchmarks: ratios, spreads, aims, percentiles, batches that add up."""
+"""Arithmetic of the benchmark pages: ratios, spreads, aims, percentiles and batch sizes."""
 
 import struct
 
 import pytest
 from bench.plan import steady
-from bench.raw import Responses, batch_of, fetched, records_per_batch, trim_partial_batch
+from bench.raw import Responses, batch_of, count_complete_batches, fetched, records_per_batch
 from bench.report import (
     OTHERS,
     Cell,
@@ -40,7 +40,7 @@ def test_without_kafka_there_is_no_ratio() -> None:
     assert Cell(RATE, figures, aim=1.0).met is None
 
 
-def test_a_kafka_figure_of_nothing_gives_no_ratio() -> None:
+def test_a_kafka_figure_of_zero_gives_no_ratio() -> None:
     assert Figures((1.0, 1.0), (0.0, 0.0)).ratio is None
     assert Figures((1.0, 1.0), (0.0, 0.0)).spread is None
 
@@ -56,7 +56,7 @@ def test_a_kafka_figure_of_nothing_gives_no_ratio() -> None:
         (CPU, 0.6, 0.1, True),
     ],
 )
-def test_an_aim_is_met_from_the_better_side(metric: Metric, aim: float, ours: float, met: bool) -> None:
+def test_an_aim_is_met_at_or_beyond_its_value(metric: Metric, aim: float, ours: float, met: bool) -> None:
     assert Cell(metric, Figures((ours,), (1.0,)), aim).met is met
 
 
@@ -120,28 +120,28 @@ def test_a_built_batch_fills_its_size_without_going_over(value_bytes: int, batch
     number = records_per_batch(value_bytes, batch_bytes)
     batch = batch_of([bytes(value_bytes)] * number, timestamp_ms=1)
     assert batch_bytes * 0.9 < len(batch) <= batch_bytes
-    assert trim_partial_batch(memoryview(batch)) == (number, number)
+    assert count_complete_batches(memoryview(batch)) == (number, number)
 
 
-def test_a_cut_batch_at_the_end_of_a_fetch_is_not_counted() -> None:
+def test_a_partial_batch_at_the_end_of_a_fetch_is_not_counted() -> None:
     batch = batch_of([b"a", b"b"], timestamp_ms=1)
-    assert trim_partial_batch(memoryview(batch + batch[:-1])) == (2, 2)
-    assert trim_partial_batch(memoryview(batch[:-1])) is None
+    assert count_complete_batches(memoryview(batch + batch[:-1])) == (2, 2)
+    assert count_complete_batches(memoryview(batch[:-1])) is None
 
 
-def test_fetch_answers_are_split_by_partition() -> None:
+def test_fetch_responses_are_split_by_partition() -> None:
     def partition(number: int, records: bytes) -> bytes:
         return struct.pack(">ihqqqiii", number, 0, 9, 9, 0, -1, -1, len(records)) + records
 
-    answer = struct.pack(">iihii", 7, 0, 0, 0, 1) + struct.pack(">h", 1) + b"t" + struct.pack(">i", 2)
-    answer += partition(0, b"first") + partition(3, b"")
-    assert [(number, bytes(records)) for number, records in fetched(memoryview(answer))] == [
+    response = struct.pack(">iihii", 7, 0, 0, 0, 1) + struct.pack(">h", 1) + b"t" + struct.pack(">i", 2)
+    response += partition(0, b"first") + partition(3, b"")
+    assert [(number, bytes(records)) for number, records in fetched(memoryview(response))] == [
         (0, b"first"),
         (3, b""),
     ]
 
 
-def test_answers_larger_than_the_buffer_arrive_whole() -> None:
+def test_responses_larger_than_the_buffer_arrive_complete() -> None:
     class Wire:
         def __init__(self, data: bytes) -> None:
             self.data = data
@@ -154,13 +154,13 @@ def test_answers_larger_than_the_buffer_arrive_whole() -> None:
 
     frames = [b"x" * size for size in (3, 40, 0, 25)]
     wire = Wire(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
-    answers = Responses(wire, buffer_bytes=16)  # type: ignore[arg-type]
-    assert [bytes(answers.next()) for _ in frames] == frames
+    responses = Responses(wire, buffer_bytes=16)  # type: ignore[arg-type]
+    assert [bytes(responses.next()) for _ in frames] == frames
     with pytest.raises(ConnectionError):
-        answers.next()
+        responses.next()
 
 
-def test_a_page_says_so_when_other_work_disturbed_either_broker() -> None:
+def test_a_page_warns_when_other_work_disturbed_a_broker() -> None:
     calm = Row("calm", (Cell(OTHERS, Figures((0.05, 0.1), (0.2,))),))
     busy = Row("busy", (Cell(OTHERS, Figures((0.05, 0.1), (0.1, 1.4))),))
     assert render_disturbed([Table("Produce", (calm,))]) == ""

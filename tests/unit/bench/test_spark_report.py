@@ -1,4 +1,4 @@
-"""What the page of the Spark benchmarks makes of figures."""
+"""Rendering of the Spark benchmark page."""
 
 from bench.report import decimals
 from bench.spark_jobs import CONNECTOR, INSIDE, LOOP, MOLDAU
@@ -39,14 +39,14 @@ def test_an_aim_is_met_to_the_decimals_it_is_shown_with() -> None:
     assert [verdict.met for verdict in times(151.0).verdicts()] == [False]
 
 
-def test_the_page_begins_with_how_many_aims_are_met() -> None:
+def test_the_page_starts_with_the_number_of_aims_met() -> None:
     text = render_aims([Rates("Topic → noop", [CASE], AIMS), times(151.0)])
     assert text.startswith("## Aims: 2 of 3 met")
     assert "| Micro-batch: p50 | ≤ 150 | 151 | **not met** |" in text
     assert render_aims([Rates("", [Case("", {INSIDE: [1.0]}, 0.0)], AIMS)]) == ""
 
 
-def test_a_page_measured_on_a_busy_machine_says_so() -> None:
+def test_a_page_measured_on_a_busy_machine_has_a_warning() -> None:
     quiet = Rates("Topic → noop", [CASE])
     assert render_disturbed([quiet, times(1.0)]) == ""
     text = render_disturbed([quiet, times(1.0, other_cores=1.5)])
