@@ -1,4 +1,4 @@
-# Every target installs what it needs into .venv, from PyPI only.
+# Every target sets itself up: a virtual environment in .venv, from PyPI and nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 500
@@ -9,40 +9,40 @@ JOBS ?= 3
 .PHONY: run serve test check format bench interop soak simulate chaos setup clean
 .DEFAULT_GOAL := run
 
-# The broker's dependencies.
+# What a node needs to run.
 .venv/.runtime: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Moldau needs Python 3.11 or newer; select one with PYTHON=python3.12"; exit 1; }
+		{ echo "Moldau needs Python 3.11 or newer; say which with PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
-		{ echo "Could not create a virtual environment. On Debian: apt install python3-venv"; exit 1; }
+		{ echo "Could not make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
 	@echo "Installing Moldau into .venv ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-# Spark, and a Java for machines without one.
+# What pipelines need besides: Spark, and a Java for machines that have none.
 .venv/.spark: .venv/.runtime
-	@echo "Installing Spark into .venv: 1.3 GB on disk, takes a few minutes, once ..."
+	@echo "Installing Spark into .venv: 1.3 GB on disk, a few minutes, only once ..."
 	@$(BIN)/python -m pip install --quiet --editable '.[spark]'
 	@touch $@
 
-# Tools for tests and checks.
+# What its developers need besides.
 .venv/.development: .venv/.spark
-	@echo "Installing test and check tools ..."
+	@echo "Installing what tests and checks need ..."
 	@$(BIN)/python -m pip install --quiet --editable '.[spark]' --group dev
 	@touch $@
 
 setup: .venv/.development
 
-# Runs a node, sample orders and a Spark pipeline.
+# Everything at work: a node, orders that come in, a pipeline on Spark.
 run: .venv/.spark
 	@$(BIN)/moldau demo $(ARGS)
 
 serve: .venv/.runtime
 	$(BIN)/moldau serve $(ARGS)
 
-# Tests mostly wait for nodes, so JOBS files run in parallel. Spark tests run in their own process, because the
-# JVM and PySpark's signal handlers stay in it.
+# Tests wait for nodes more than they compute, so JOBS of them run at once, a file at a time.
+# Spark's have a process of their own: a JVM and PySpark's signal handlers stay in it to the end.
 test: .venv/.development
 	$(BIN)/python -m pytest tests --ignore=tests/interop --ignore=tests/spark --ignore=tests/chaos -m "not slow" \
 		--numprocesses $(JOBS) --dist loadfile $(ARGS)
@@ -67,11 +67,11 @@ interop: .venv/.development
 simulate: .venv/.development
 	$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --start $(START) --jobs $(JOBS) $(ARGS)
 
-# Injects faults into real processes with their own network namespaces and disks. Needs root.
+# Real processes in network namespaces, with disks of their own, under every kind of fault. Needs root.
 chaos: .venv/.development
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(ARGS)
 
-# Runs the long tests in full (`make test` runs a sample) and writes docs/proof/.
+# The full numbers of the long proofs, of which `make test` runs a sample; writes docs/proof/.
 soak: .venv/.development
 	$(BIN)/python -m tests.soak $(ARGS)
 

@@ -1,5 +1,5 @@
-"""Which broker the tests talk to. `MOLDAU_TEST_BOOTSTRAP=host:port` points the tests of behaviour at any other
-broker: a test that fails against Apache Kafka is a wrong test."""
+"""The broker under test. `MOLDAU_TEST_BOOTSTRAP=host:port` runs behaviour tests against another broker: a test that
+fails against Apache Kafka is a wrong test."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker that all tests of a run share: a `moldau serve` process, or another broker."""
+    """Address of the broker that all tests of a run share: a `moldau serve` process, or another broker."""
     if EXTERNAL:
         yield EXTERNAL
         return
@@ -43,6 +43,6 @@ def against_kafka() -> bool:
 
 @pytest.fixture(scope="session")
 def only_moldau() -> None:
-    """For tests that start, stop or look into a Moldau process."""
+    """For tests that start, stop or inspect a Moldau process."""
     if EXTERNAL:
         pytest.skip("needs Moldau's own process; MOLDAU_TEST_BOOTSTRAP names another broker")

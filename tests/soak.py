@@ -1,7 +1,7 @@
-"""The long proofs in full, of which `make test` runs a sample: plays them, and writes down what came out.
+"""The long proofs, of which `make test` runs a sample.
 
-`make soak` runs all; `make soak ARGS="--only simulation"` one of them. Each result goes to docs/proof/ with the
-command that gave it and the commit it was taken on.
+`make soak` runs all, `make soak ARGS="--only simulation"` one of them. Each result is written to docs/proof/ with its
+command and commit.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 PROOFS = PROJECT / "docs" / "proof"
 RESULT_LINES = re.compile(
-    r"^\d+ (passed|failed|seeds|runs|rows|kills|leaders cut off|s of full load|s, \d+ faults)\b"
+    r"^\d+ (passed|failed|seeds|runs|rows|kills|leaders partitioned|s of full load|s, \d+ faults)\b"
     r"|^at least | failed:$|trace [0-9a-f]"
 )
 
@@ -29,9 +29,9 @@ class Proof:
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     must_fail: bool = False
-    """For a safeguard that is switched off: the checker has to find that out."""
+    """For ablations: the checker must find a violation."""
     keeps_all_output: bool = False
-    """Everything from the first empty line on is worth keeping: a table."""
+    """Whether to keep everything after the first empty line, which is a table."""
 
 
 SIMULATION = ("-m", "moldau.testing.simulation")
@@ -239,7 +239,7 @@ def run_proof(proof: Proof) -> bool:
 
 
 def result_lines(lines: list[str]) -> list[str]:
-    """What came out in the end, and of what failed the name and the first thing that was wrong."""
+    """Returns the summary lines, and the name and first error of each failure."""
     told = [
         line
         for before, line in zip(["", *lines], lines, strict=False)

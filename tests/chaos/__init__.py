@@ -1,1 +1,1 @@
-"""Real nodes under real faults: processes in network namespaces, each with a small disk of its own."""
+"""Fault injection on real processes: each node in its own network namespace, with its own small disk."""

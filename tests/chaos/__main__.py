@@ -1,6 +1,6 @@
-"""`make chaos`: a cluster of real processes under every kind of fault for a given time, and one table at the end.
+"""`make chaos`: runs a cluster of real processes under every kind of fault for a given time, and prints one table.
 
-Needs root: the nodes live in network namespaces, with disks of their own. Nothing outside of them is touched.
+Needs root: nodes run in network namespaces, with their own disks. Nothing outside of them is touched.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from chaos.namespaces import IsolationUnavailable
 from chaos.run import ChaosRun
 
 SHUTDOWN_TIMEOUT_S = 600
-"""What comes before and after the faults is over by then; each part of it has a shorter limit of its own."""
+"""Time limit for everything before and after the faults; each part has a shorter limit."""
 
 
 def main() -> int:

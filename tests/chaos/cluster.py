@@ -1,4 +1,5 @@
-"""The machines of a cluster under chaos: each a namespace, a disk and a node's process, with a switch between them."""
+"""A cluster for fault injection: each machine has a namespace, a disk and a node process, with a switch between
+them."""
 
 import signal
 import time
@@ -31,7 +32,7 @@ class Machine:
     ) -> None:
         self.node_id = node_id
         self.shim = shim
-        """None where it could not be made: then syncs do not fail and clocks do not jump."""
+        """None without a C compiler: then syncs cannot fail and clocks cannot jump."""
         self.address = namespace.address
         self.disk = disk
         self.node = BrokerProcess(
@@ -44,7 +45,7 @@ class Machine:
                 **({} if shim is None else shim.environment),
             },
         )
-        # Beside the disk and not on it: a full one must not swallow what the node says of it.
+        # Not on the disk, where a full disk would lose log lines.
         self.node.log_path = disk.path.with_suffix(".log")
 
     @property
@@ -58,7 +59,7 @@ class Machine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said in this life that it serves."""
+        """Whether the current process has logged that it is ready."""
         return self.is_running and READY in self.node.output()
 
     def signal(self, number: signal.Signals) -> None:
@@ -70,7 +71,7 @@ class Machine:
             self.node.kill()
 
     def stop(self, timeout_s: float) -> bool:
-        """Whether it ended in time when asked to; if not, it is killed."""
+        """Asks the node to stop, and kills it after the timeout; returns whether it stopped in time."""
         return not _stop([self], timeout_s)
 
     def start(self) -> None:
@@ -78,12 +79,12 @@ class Machine:
 
 
 class ChaosCluster:
-    """`machines` by node id. The switch is clear at first; entering starts all nodes."""
+    """Machines by node id. All links are open at first."""
 
     def __init__(self, directory: Path, count: int, seed: int, settings: Mapping[str, str]) -> None:
-        self._ending = ExitStack()
+        self._exit_stack = ExitStack()
         voters = ",".join(f"{number}@10.77.0.{number}:{PORT}" for number in range(1, count + 1))
-        wanted = {
+        common = {
             "cluster.id": CLUSTER_ID,
             "controller.quorum.voters": voters,
             "default.replication.factor": "3",
@@ -91,36 +92,38 @@ class ChaosCluster:
             "offsets.topic.num.partitions": "4",
             "min.insync.replicas": "2",
             "group.initial.rebalance.delay.ms": "0",
-            # Small, so that all kinds of files are there to be damaged.
+            # Small, so that all kinds of files exist and can be corrupted.
             "log.segment.bytes": "65536",
             "metadata.log.max.record.bytes.between.snapshots": "8192",
             **settings,
         }
         try:
-            self.machines = dict(self._make(directory, count, wanted))
-            self.outside = ClientNamespace("moldau-chaos", CLIENT_HOST)
-            self._ending.callback(self.outside.close)
-            ports = {space.address: space.descriptor for space in self._spaces}
-            self.switch = Switch({**ports, self.outside.address: self.outside.descriptor}, seed)
-            self._ending.callback(self.switch.close)
+            self.machines = dict(self._create_machines(directory, count, common))
+            self.client_namespace = ClientNamespace("moldau-chaos", CLIENT_HOST)
+            self._exit_stack.callback(self.client_namespace.close)
+            ports = {namespace.address: namespace.descriptor for namespace in self._namespaces}
+            self.switch = Switch(
+                {**ports, self.client_namespace.address: self.client_namespace.descriptor}, seed
+            )
+            self._exit_stack.callback(self.switch.close)
         except BaseException:
-            self._ending.close()
+            self._exit_stack.close()
             raise
 
-    def _make(
+    def _create_machines(
         self, directory: Path, count: int, settings: Mapping[str, str]
     ) -> Iterator[tuple[int, Machine]]:
-        self._spaces: list[Namespace] = []
+        self._namespaces: list[Namespace] = []
         library = make_library(directory)
         for number in range(1, count + 1):
-            space = Namespace(f"moldau-chaos-{number}", number)
-            self._ending.callback(space.close)
-            self._spaces.append(space)
+            namespace = Namespace(f"moldau-chaos-{number}", number)
+            self._exit_stack.callback(namespace.close)
+            self._namespaces.append(namespace)
             disk = LoopDisk(directory, f"disk-{number}", DISK_MB)
-            self._ending.callback(disk.close)
+            self._exit_stack.callback(disk.close)
             shim = None if library is None else Shim(library, directory / f"shim-{number}")
-            machine = Machine(number, space, disk, settings, shim)
-            self._ending.callback(machine.kill)
+            machine = Machine(number, namespace, disk, settings, shim)
+            self._exit_stack.callback(machine.kill)
             yield number, machine
 
     @property
@@ -131,21 +134,21 @@ class ChaosCluster:
         for machine in self.machines.values():
             machine.start()
 
-    def cut(self, one: Machine, other: Machine) -> None:
-        """Neither hears the other any more."""
-        self.switch.cut(one.address, other.address)
-        self.switch.cut(other.address, one.address)
+    def partition(self, one: Machine, other: Machine) -> None:
+        """Blocks both directions between two machines."""
+        self.switch.block(one.address, other.address)
+        self.switch.block(other.address, one.address)
 
-    def cut_off(self, machine: Machine, *, from_clients: bool) -> None:
+    def isolate(self, machine: Machine, *, from_clients: bool) -> None:
         for other in self.machines.values():
             if other is not machine:
-                self.cut(machine, other)
+                self.partition(machine, other)
         if from_clients:
-            self.switch.cut(machine.address, self.outside.address)
-            self.switch.cut(self.outside.address, machine.address)
+            self.switch.block(machine.address, self.client_namespace.address)
+            self.switch.block(self.client_namespace.address, machine.address)
 
     def cut_power(self) -> None:
-        """Of all at once: what was not synced is gone. They are down when this returns."""
+        """Cuts the power of all machines at once: unsynced data is lost. All nodes are down when this returns."""
         running = [machine for machine in self.machines.values() if machine.is_running]
         for machine in running:
             machine.signal(signal.SIGSTOP)
@@ -156,15 +159,15 @@ class ChaosCluster:
             machine.disk.restore_image(images[machine.node_id])
 
     def stop(self, timeout_s: float) -> list[int]:
-        """Asks all to stop; who does not in time is killed, and named."""
+        """Asks all nodes to stop, and kills those that do not in time; returns their ids."""
         return _stop(list(self.machines.values()), timeout_s)
 
     def close(self) -> None:
-        # Half a cleaning up would leave namespaces and mounts behind: who asked once need not ask again.
+        # An interrupted cleanup would leave namespaces and mounts behind, so ignore signals meanwhile.
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
         before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
         try:
-            self._ending.close()
+            self._exit_stack.close()
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
@@ -175,12 +178,12 @@ def _stop(machines: list[Machine], timeout_s: float) -> list[int]:
     for machine in running:
         machine.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
-    late = []
+    not_stopped = []
     for machine in running:
         while machine.is_running and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)
         if machine.is_running:
-            late.append(machine.node_id)
+            not_stopped.append(machine.node_id)
             machine.kill()
         machine.node.process = None
-    return late
+    return not_stopped

@@ -1,4 +1,4 @@
-"""Readers of a run: one by assignment, whose every poll is written down, and members of a group that commit."""
+"""Consumers of a run: one with assigned partitions, whose polls are recorded, and group members that commit."""
 
 import threading
 from typing import Any
@@ -16,7 +16,7 @@ COMMITTED_TIMEOUT_S = 5.0
 def read_assigned(
     bootstrap: str, name: str, recorder: HistoryRecorder, partitions: list[Partition], stop: threading.Event
 ) -> None:
-    """Everything from the beginning, in order and without a gap."""
+    """Reads all partitions from offset 0."""
     consumer = Consumer(_settings(bootstrap, name))
     consumer.assign([TopicPartition(topic, index, 0) for topic, index in partitions])
     while not stop.is_set():
@@ -46,7 +46,7 @@ def read_in_group(
             try:
                 done = consumer.commit(asynchronous=False)
             except KafkaException:
-                # A commit may be lost to a rebalance or a fault: its records then come again, to somebody.
+                # A fault or a rebalance may fail a commit; the records are then delivered again.
                 continue
             for each in done:
                 if each.error is None:
@@ -55,7 +55,7 @@ def read_in_group(
 
 
 def check_committed(bootstrap: str, recorder: HistoryRecorder, partitions: list[Partition]) -> None:
-    """What was ever committed is, at the end."""
+    """Checks that everything ever committed is still committed at the end."""
     consumer = Consumer(_settings(bootstrap, GROUP))
     given = [TopicPartition(topic, index) for topic, index in partitions]
     if not _check_committed(consumer, "an onlooker", recorder, given):
@@ -64,16 +64,16 @@ def check_committed(bootstrap: str, recorder: HistoryRecorder, partitions: list[
 
 
 def _check_committed(
-    consumer: Consumer, who: str, recorder: HistoryRecorder, given: list[TopicPartition]
+    consumer: Consumer, reader: str, recorder: HistoryRecorder, given: list[TopicPartition]
 ) -> bool:
     at_least = recorder.committed()
     try:
         found = consumer.committed(given, timeout=COMMITTED_TIMEOUT_S)
     except KafkaException:
         return False
-    answers = {(each.topic, each.partition): each.offset for each in found if each.error is None}
-    recorder.check_committed_offsets(who, answers, at_least)
-    return len(answers) == len(given)
+    offsets = {(each.topic, each.partition): each.offset for each in found if each.error is None}
+    recorder.check_committed_offsets(reader, offsets, at_least)
+    return len(offsets) == len(given)
 
 
 def _settings(bootstrap: str, group: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _settings(bootstrap: str, group: str) -> dict[str, Any]:
         "reconnect.backoff.max.ms": 500,
         "log_level": 0,
         "topic.metadata.refresh.interval.ms": 2_000,
-        # A record that was damaged on the way must not be taken for one that was sent.
+        # A corrupted record must not pass as one that was sent.
         "check.crcs": True,
     }
 

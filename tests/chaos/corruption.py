@@ -1,4 +1,4 @@
-"""Damage to the files of a node that is down: a bit flipped, a tail cut off."""
+"""Corruption of the files of a stopped node: a flipped bit, or a truncated tail."""
 
 import random
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ FILE_KINDS: Mapping[str, str] = {
 }
 
 ACTIVE_FILE_KINDS = ("segment", "group log", "metadata log")
-"""Of these only the newest file of each log: what a node looks through when it starts after a crash."""
+"""Kinds of which only the newest file of each log is corrupted: the file that a node scans after a crash."""
 
 
 def find_files(data_dir: Path, kind: str) -> list[Path]:
@@ -34,7 +34,7 @@ def find_files(data_dir: Path, kind: str) -> list[Path]:
 
 
 def flip_bit(path: Path, draw: random.Random) -> int:
-    """Gives the position of the byte."""
+    """Flips a random bit; returns the position of the byte."""
     data = bytearray(path.read_bytes())
     position = draw.randrange(len(data))
     data[position] ^= 1 << draw.randrange(8)
@@ -43,8 +43,8 @@ def flip_bit(path: Path, draw: random.Random) -> int:
 
 
 def truncate_tail(path: Path, draw: random.Random) -> int:
-    """Gives how many bytes are left."""
-    left = max(0, path.stat().st_size - draw.randint(1, 2000))
+    """Truncates a random part of the end; returns the new size."""
+    remaining = max(0, path.stat().st_size - draw.randint(1, 2000))
     with path.open("r+b") as file:
-        file.truncate(left)
-    return left
+        file.truncate(remaining)
+    return remaining

@@ -1,4 +1,4 @@
-"""A small ext4 disk in a file, for one node: it can be full, and its power can be cut."""
+"""A small ext4 file system in a file, as the disk of one node: it can be filled, and lose power."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from chaos.namespaces import IsolationUnavailable
 
 
 class LoopDisk:
-    """Mounted at `path`. What was synced is in the file at any moment; what was not is not."""
+    """Mounted at `path`. The image file has exactly what was synced."""
 
     def __init__(self, directory: Path, name: str, megabytes: int) -> None:
         self.path = directory / name
@@ -19,7 +19,7 @@ class LoopDisk:
         self.path.mkdir(parents=True)
         with self._image.open("wb") as image:
             image.truncate(megabytes * 1024 * 1024)
-        # Nothing is held back for root, as whom nodes run here.
+        # No blocks are reserved for root, because nodes run as root here.
         _run("mkfs.ext4", "-q", "-F", "-m", "0", str(self._image))
         self._mount()
 
@@ -27,19 +27,19 @@ class LoopDisk:
         _run("mount", "-o", "loop", str(self._image), str(self.path))
 
     def take_image(self) -> Path:
-        """What a power cut at this moment would leave: the file under the live file system, as it is."""
+        """Copies what a power cut at this moment would leave: the image under the live file system."""
         copy = self._image.with_suffix(".cut")
         _run("cp", "--sparse=always", str(self._image), str(copy))
         return copy
 
     def restore_image(self, image: Path) -> None:
-        """Goes on from an image that was taken. Nobody may have files of this disk open."""
+        """Continues with a copied image. No file of this disk may be open."""
         _run("umount", str(self.path))
         os.replace(image, self._image)
         self._mount()
 
     def fill(self) -> None:
-        """Leaves no room at all."""
+        """Uses up all free space."""
         free = shutil.disk_usage(self.path).free
         with self._filler.open("wb") as filler:
             os.posix_fallocate(filler.fileno(), 0, max(1, free - 8 * 1024))

@@ -1,4 +1,4 @@
-"""Whether the cluster is well, asked as an operator would: who leads, who controls, who is behind, who votes."""
+"""Health of the cluster as an operator sees it: leaders, controller, in-sync replicas and voters."""
 
 import random
 import time
@@ -15,7 +15,7 @@ HEALTHY_TIMEOUT_S = 60
 REJOIN_TIMEOUT_S = 10
 POLL_INTERVAL_S = 0.1
 OFFLINE = "partition is offline"
-"""What a node says of a log that it cannot trust, and will not serve until somebody has done something."""
+"""Log text of a node for a corrupted log that it does not serve until an operator acts."""
 
 
 class NotHealthy(Exception):
@@ -23,13 +23,13 @@ class NotHealthy(Exception):
 
 
 class Health:
-    def __init__(self, machines: ChaosCluster, operator: Operator, partitions: Sequence[Partition]) -> None:
-        self._machines = machines
+    def __init__(self, cluster: ChaosCluster, operator: Operator, partitions: Sequence[Partition]) -> None:
+        self._cluster = cluster
         self._operator = operator
         self._partitions = partitions
         self._admin = AdminClient(
             {
-                "bootstrap.servers": machines.bootstrap,
+                "bootstrap.servers": cluster.bootstrap,
                 "socket.timeout.ms": 3_000,
                 "reconnect.backoff.max.ms": 500,
                 "log_level": 0,
@@ -52,18 +52,18 @@ class Health:
         return self._partition_problem() or self._quorum_problem()
 
     def _partition_problem(self) -> str | None:
-        # Not who is listed: of a node that died a moment ago nobody may have heard yet.
-        starting = [each.node_id for each in self._machines.machines.values() if not each.is_ready]
+        # Metadata may still list a node that died a moment ago, so check the processes.
+        starting = [each.node_id for each in self._cluster.machines.values() if not each.is_ready]
         if starting:
             return f"nodes {starting} are not ready"
         try:
-            seen = self._metadata()
+            metadata = self._metadata()
         except KafkaException as error:
             return f"nobody answers: {error}"
-        missing = sorted(set(self._machines.machines) - set(seen.brokers))
+        missing = sorted(set(self._cluster.machines) - set(metadata.brokers))
         if missing:
             return f"nodes {missing} are not there"
-        for topic in seen.topics.values():
+        for topic in metadata.topics.values():
             for partition in topic.partitions.values():
                 if partition.leader < 0 or sorted(partition.isrs) != sorted(partition.replicas):
                     return (
@@ -76,7 +76,7 @@ class Health:
         quorum = self._operator.quorum()
         if quorum is None:
             return "nobody answers for the quorum"
-        for node_id in self._machines.machines:
+        for node_id in self._cluster.machines:
             voter = next((each for each in quorum.voters if each.node_id == node_id), None)
             if voter is None:
                 return f"node {node_id} is no voter"
@@ -87,18 +87,18 @@ class Health:
         return None
 
     def has_lost_vote(self, machine: Machine) -> bool:
-        """Whether the node follows the quorum with another directory than its voter has."""
+        """Returns whether the node observes the quorum with another directory than its voter has."""
         quorum = self._operator.quorum()
         return quorum is not None and machine.node_id in [each.node_id for each in quorum.observers]
 
     def wait(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> float:
-        """Until all nodes are there and every replica is in sync; gives the seconds that took."""
+        """Waits until all nodes are registered and every replica is in sync; returns the seconds that took."""
         return wait_until_none(self.problem, timeout_s)
 
-    # A node whose files were damaged
+    # Nodes with corrupted files
 
     def rejoins(self, machine: Machine) -> bool:
-        """Whether it starts, joins, votes and has all its replicas in sync again."""
+        """Returns whether the node starts, joins, votes and has all its replicas in sync again."""
         deadline = time.monotonic() + REJOIN_TIMEOUT_S
         while time.monotonic() < deadline:
             if not machine.is_running or OFFLINE in machine.node.output():
@@ -116,11 +116,11 @@ class Health:
         return [*lines, *offline][-1] if lines else "it said nothing"
 
 
-def wait_until_none(wrong: Callable[[], str | None], timeout_s: float) -> float:
-    """Until nothing is wrong any more; gives the seconds that took."""
+def wait_until_none(find_problem: Callable[[], str | None], timeout_s: float) -> float:
+    """Polls until there is no problem; returns the seconds that took."""
     began = time.monotonic()
-    while (what := wrong()) is not None:
+    while (problem := find_problem()) is not None:
         if time.monotonic() - began > timeout_s:
-            raise NotHealthy(f"after {timeout_s:.0f} s: {what}")
+            raise NotHealthy(f"after {timeout_s:.0f} s: {problem}")
         time.sleep(POLL_INTERVAL_S)
     return time.monotonic() - began

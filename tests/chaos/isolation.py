@@ -1,4 +1,4 @@
-"""One run at a time on a machine, and what a killed one left behind is taken away: only what has our names."""
+"""Exclusive use of the machine by one run, and cleanup after a run that was killed. Only its own names are touched."""
 
 import fcntl
 import os
@@ -15,13 +15,13 @@ from pathlib import Path
 from chaos.namespaces import IsolationUnavailable, check_machine
 
 PREFIX = "moldau-chaos-"
-"""Of namespaces and of the directories with the disks."""
+"""Prefix of namespaces and of the directories with disks."""
 EXIT_TIMEOUT_S = 10
 
 
 @contextmanager
 def exclusive_directory() -> Iterator[Path]:
-    """A directory for the disks, while no other run is at work here."""
+    """Creates a directory for the disks, and locks out other runs."""
     check_machine()
     temporary = Path(tempfile.gettempdir())
     with (temporary / "moldau-chaos.lock").open("w") as lock:
@@ -29,13 +29,13 @@ def exclusive_directory() -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise IsolationUnavailable("another chaos run is at work on this machine") from None
-        clean_up(temporary)
+        remove_leftovers(temporary)
         with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
             yield Path(directory)
 
 
-def clean_up(temporary: Path) -> None:
-    """Processes, namespaces, mounts and directories of a run that could not do it itself."""
+def remove_leftovers(temporary: Path) -> None:
+    """Removes processes, namespaces, mounts and directories of a run that was killed."""
     for name in _namespaces():
         for pid in _output("ip", "netns", "pids", name).split():
             _kill(int(pid))

@@ -1,4 +1,4 @@
-"""Network namespaces with a TUN device each: what a node in one sends comes out of a file descriptor of ours."""
+"""Network namespaces, each with a TUN device whose packets are read and written through a file descriptor."""
 
 import ctypes
 import fcntl
@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class IsolationUnavailable(Exception):
-    """This machine or user may not make namespaces; the message is one line for people."""
+    """This machine or user cannot create namespaces; the message is one line."""
 
 
 def check_machine() -> None:
@@ -29,7 +29,7 @@ def check_machine() -> None:
 
 
 class Namespace:
-    """A namespace of its own name with one TUN device. `descriptor` is where its packets come out and go in."""
+    """A namespace with one TUN device; `descriptor` reads and writes its packets."""
 
     def __init__(self, name: str, host: int) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Namespace:
 
     @property
     def command(self) -> list[str]:
-        """What goes before a command line to run it inside."""
+        """Command prefix that runs a program in the namespace."""
         return ["ip", "netns", "exec", self.name]
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Namespace:
 
 
 class ClientNamespace:
-    """This process's own namespace, joined to the others by a TUN device: where the clients are."""
+    """This process's own namespace, connected by a TUN device: clients run here."""
 
     def __init__(self, device: str, host: int) -> None:
         self.address = f"{SUBNET}.{host}"
@@ -63,7 +63,7 @@ class ClientNamespace:
         _set_up((), device, self.address)
 
     def close(self) -> None:
-        # The device goes with its last descriptor.
+        # The device is removed with its last descriptor.
         os.close(self.descriptor)
 
 
@@ -80,7 +80,7 @@ def _set_up(where: tuple[str, ...], device: str, address: str) -> None:
 
 @contextmanager
 def _entered(name: str) -> Iterator[None]:
-    """Within it this thread is in another namespace."""
+    """Enters another namespace with the current thread."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     target = os.open(f"/run/netns/{name}", os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""What an operator does after a disk has broken: the node gets an empty one, and its vote in the quorum back."""
+"""What an operator does after a disk failure: replaces the disk and adds the node as voter again."""
 
 import asyncio
 import os
@@ -23,22 +23,22 @@ RETRY_INTERVAL_S = 0.3
 
 
 class OperatorError(Exception):
-    """What the operator wanted to do was refused until the end of all patience."""
+    """A command of the operator did not succeed in time."""
 
 
 class Operator:
-    def __init__(self, machines: ChaosCluster) -> None:
-        self._machines = machines
+    def __init__(self, cluster: ChaosCluster) -> None:
+        self._cluster = cluster
 
     def quorum(self) -> QuorumInfo | None:
-        """As its leader sees it; None where nobody answers for it."""
+        """Returns the quorum as its leader describes it, or None without a response."""
         try:
-            return call_admin(self._machines.bootstrap, lambda admin: admin.describe_quorum())
+            return call_admin(self._cluster.bootstrap, lambda admin: admin.describe_quorum())
         except (KafkaError, TimeoutError):
             return None
 
     def replace_disk(self, machine: Machine) -> None:
-        """The node starts with nothing, fetches everything from the others, and is a voter again."""
+        """Restarts the node with an empty disk; it fetches everything and becomes a voter again."""
         machine.kill()
         shutil.rmtree(machine.data_dir)
         self._change_voters("remove-voter", machine.node_id, is_voter=False)
@@ -46,27 +46,27 @@ class Operator:
         self._change_voters("add-voter", machine.node_id, is_voter=True)
 
     def give_vote_back(self, machine: Machine) -> None:
-        """To a node with another directory than the one that the quorum knows."""
+        """Makes a node voter again whose directory is not the one that the quorum knows."""
         self._change_voters("remove-voter", machine.node_id, is_voter=False)
         self._change_voters("add-voter", machine.node_id, is_voter=True)
 
     def _change_voters(self, command: str, node_id: int, *, is_voter: bool) -> None:
-        """Until it is so: the controller may be changing, or the node still be starting."""
+        """Repeats the command until it has taken effect: the controller may be changing, or the node starting."""
         deadline = time.monotonic() + VOTER_TIMEOUT_S
-        said = "nobody answers for the quorum"
+        output = "nobody answers for the quorum"
         while time.monotonic() < deadline:
             quorum = self.quorum()
             if quorum is not None:
                 if (node_id in [each.node_id for each in quorum.voters]) == is_voter:
                     return
-                said = self._moldau("cluster", command, str(node_id))
+                output = self._moldau("cluster", command, str(node_id))
             time.sleep(RETRY_INTERVAL_S)
-        raise OperatorError(f"in {VOTER_TIMEOUT_S:.0f} s: {said}")
+        raise OperatorError(f"in {VOTER_TIMEOUT_S:.0f} s: {output}")
 
     def _moldau(self, *command: str) -> str:
-        """What the command said."""
+        """Runs a command; returns its output."""
         done = subprocess.run(
-            [sys.executable, "-m", "moldau", *command, "--bootstrap", self._machines.bootstrap],
+            [sys.executable, "-m", "moldau", *command, "--bootstrap", self._cluster.bootstrap],
             capture_output=True,
             text=True,
             check=False,
@@ -76,9 +76,9 @@ class Operator:
         return f"{' '.join(command)}: {(done.stdout + done.stderr).strip()}"
 
 
-def call_admin(bootstrap: str, question: Callable[[Admin], Awaitable[T]]) -> T:
-    async def asked() -> T:
+def call_admin(bootstrap: str, operation: Callable[[Admin], Awaitable[T]]) -> T:
+    async def call() -> T:
         async with Cluster(bootstrap, request_timeout_ms=int(REQUEST_TIMEOUT_S * 1000)) as cluster:
-            return await question(Admin(cluster, timeout_ms=int(REQUEST_TIMEOUT_S * 1000)))
+            return await operation(Admin(cluster, timeout_ms=int(REQUEST_TIMEOUT_S * 1000)))
 
-    return asyncio.run(asyncio.wait_for(asked(), REQUEST_TIMEOUT_S + 1))
+    return asyncio.run(asyncio.wait_for(call(), REQUEST_TIMEOUT_S + 1))

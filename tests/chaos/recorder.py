@@ -1,5 +1,5 @@
-"""What clients did and saw, written down by many threads: the history for the checker, when each partition took a
-write, and what a group had committed."""
+"""Records what clients did and saw, from many threads: the history for the checker, the times of acknowledgements, and
+committed offsets."""
 
 import bisect
 import itertools
@@ -15,10 +15,10 @@ class HistoryRecorder:
         self.history = History()
         self.failures: list[str] = []
         self.delivered: dict[Partition, set[int]] = {}
-        """What the group's members have been given, by offset."""
+        """Offsets delivered to the group, by partition."""
         self._acknowledged_at: dict[Partition, list[float]] = {partition: [] for partition in partitions}
         self._committed: dict[Partition, int] = {}
-        """The highest offset whose commit a member has been told of."""
+        """Highest offset with an acknowledged commit, by partition."""
         self._lock = threading.Lock()
 
     # Writes
@@ -37,12 +37,12 @@ class HistoryRecorder:
             self.failures.append(text)
 
     def longest_pause_s(self, began: float, ended: float) -> float:
-        """The longest time in which some partition had no write acknowledged."""
+        """Returns the longest time in which some partition acknowledged no write."""
         with self._lock:
             return max(_longest_gap_s(times, began, ended) for times in self._acknowledged_at.values())
 
     def partitions_without_acks_since(self, moment: float) -> list[Partition]:
-        """The partitions in which nothing has been acknowledged since."""
+        """Returns the partitions without an acknowledgement since then."""
         with self._lock:
             return [
                 partition
@@ -62,25 +62,25 @@ class HistoryRecorder:
             self.delivered.setdefault(partition, set()).add(offset)
 
     def commit(self, partition: Partition, offset: int) -> None:
-        """A member was told that this is committed."""
+        """Records an acknowledged commit."""
         with self._lock:
             self._committed[partition] = max(offset, self._committed.get(partition, 0))
 
     def committed(self) -> dict[Partition, int]:
-        """What has to be committed from now on, at least."""
+        """Returns the offsets that must be committed from now on."""
         with self._lock:
             return dict(self._committed)
 
     def check_committed_offsets(
-        self, who: str, found: Mapping[Partition, int], at_least: Mapping[Partition, int]
+        self, reader: str, found: Mapping[Partition, int], at_least: Mapping[Partition, int]
     ) -> None:
-        """Somebody asked what is committed; `at_least` is what was known before it asked."""
+        """Checks fetched offsets against `at_least`, which was known before the fetch."""
         for partition, offset in found.items():
             expected = at_least.get(partition, 0)
             if max(offset, 0) < expected:
                 topic, index = partition
                 self.fail(
-                    f"committed offset went back: {who} found {offset} for {topic}-{index}, {expected} was committed"
+                    f"committed offset went back: {reader} found {offset} for {topic}-{index}, {expected} was committed"
                 )
 
 

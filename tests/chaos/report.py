@@ -1,4 +1,4 @@
-"""What a run has to show: how often each fault came, how long writes stood still, and what must not have been."""
+"""Report of a run: number of faults, length of write pauses, and anomalies."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from chaos.recorder import HistoryRecorder
 
-PROBLEMS_SHOWN_MAX = 50
+ANOMALIES_SHOWN_MAX = 50
 
 
 @dataclass(slots=True)
@@ -15,11 +15,11 @@ class FaultStats:
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     pause_s: dict[str, float] = field(default_factory=dict)
-    """The longest time in which some partition had no write acknowledged."""
+    """Longest time in which some partition acknowledged no write."""
     recovery_s: dict[str, float] = field(default_factory=dict)
-    """All together, until the cluster was well again."""
+    """Total time until the cluster was healthy again."""
 
-    def note(self, kind: str, pause_s: float, recovery_s: float) -> None:
+    def add(self, kind: str, pause_s: float, recovery_s: float) -> None:
         self.counts[kind] += 1
         self.pause_s[kind] = max(pause_s, self.pause_s.get(kind, 0.0))
         self.recovery_s[kind] = recovery_s + self.recovery_s.get(kind, 0.0)
@@ -30,7 +30,7 @@ def render_report(
     recorder: HistoryRecorder,
     notes: Sequence[str],
     packets: Mapping[str, int],
-    problems: Sequence[str],
+    anomalies: Sequence[str],
 ) -> str:
     sends = recorder.history.sends
     acknowledged = sum(send.is_acknowledged for send in sends)
@@ -38,19 +38,19 @@ def render_report(
     delivered = sum(map(len, recorder.delivered.values()))
     width = max(map(len, stats.kinds))
     lines = [f"note: {note}" for note in notes]
-    lines += ["", f"{'fault':{width}}  times  mean until well  longest without a write to some partition"]
+    lines += ["", f"{'fault':{width}}  times  mean recovery  longest pause of writes to a partition"]
     for kind in stats.kinds:
         mean_s = stats.recovery_s.get(kind, 0.0) / max(1, stats.counts[kind])
         lines.append(
-            f"{kind:{width}}  {stats.counts[kind]:5}  {mean_s:13.1f} s  {stats.pause_s.get(kind, 0.0):39.1f} s"
+            f"{kind:{width}}  {stats.counts[kind]:5}  {mean_s:11.1f} s  {stats.pause_s.get(kind, 0.0):37.1f} s"
         )
     lines += [
         ", ".join(f"{count} {what}" for what, count in packets.items()),
         f"faults injected: {stats.counts.total()} in {stats.seconds:.0f} s",
         f"operations acknowledged: {acknowledged} of {len(sends)} writes",
         f"records read: {read}, and {delivered} delivered to a group",
-        f"longest time without progress: {max(stats.pause_s.values(), default=0.0):.1f} s",
-        f"anomalies: {len(problems)}",
-        *(f"  {problem}" for problem in problems[:PROBLEMS_SHOWN_MAX]),
+        f"longest pause of writes: {max(stats.pause_s.values(), default=0.0):.1f} s",
+        f"anomalies: {len(anomalies)}",
+        *(f"  {problem}" for problem in anomalies[:ANOMALIES_SHOWN_MAX]),
     ]
     return "\n".join(lines)

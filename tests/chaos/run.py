@@ -1,4 +1,4 @@
-"""One run: boots the cluster, keeps clients at work, injects fault after fault, heals, and looks at what came out."""
+"""One run: starts the cluster and its clients, injects faults, heals, and checks the result."""
 
 import random
 import shutil
@@ -28,7 +28,7 @@ PARTITIONS = 6
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
 DRAIN_TIMEOUT_S = 60
-"""For each thing that has to come to its end when faults are over."""
+"""Time limit for each step after the faults."""
 FAULT_INTERVAL_S_MAX = 0.3
 
 
@@ -41,96 +41,95 @@ class ChaosRun:
         self._stats = FaultStats([kind for kind in FAULTS if not only or any(word in kind for word in only)])
         self._partitions = [(TOPIC, index) for index in range(PARTITIONS)]
         self._recorder = HistoryRecorder(self._partitions)
-        self._problems: list[str] = []
+        self._anomalies: list[str] = []
 
     def run(self, keep: Path | None) -> int:
-        machines = ChaosCluster(self._directory, 3, self._seed, {})
+        cluster = ChaosCluster(self._directory, 3, self._seed, {})
         try:
-            machines.start()
-            operator = Operator(machines)
-            context = FaultContext(
-                machines, Health(machines, operator, self._partitions), operator, self._draw
-            )
+            cluster.start()
+            operator = Operator(cluster)
+            health = Health(cluster, operator, self._partitions)
+            context = FaultContext(cluster, health, operator, self._draw)
             try:
                 context.health.wait(START_TIMEOUT_S)
             except NotHealthy as error:
-                said = [context.health.failure_reason(machine) for machine in machines.machines.values()]
-                _print(f"the cluster does not start: {error}: {said}")
+                output = [context.health.failure_reason(machine) for machine in cluster.machines.values()]
+                _print(f"the cluster did not start: {error}: {output}")
                 return 1
-            admin = AdminClient({"bootstrap.servers": machines.bootstrap, "log_level": 0})
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC].result(30)
-            traffic = Workload(machines.bootstrap, self._partitions, self._recorder)
-            traffic.start()
-            began = time.monotonic()
+            workload = Workload(cluster.bootstrap, self._partitions, self._recorder)
+            workload.start()
+            started_at = time.monotonic()
             try:
-                self._inject(context, began + self._seconds)
+                self._inject(context, started_at + self._seconds)
             except (NotHealthy, OperatorError, KafkaException) as error:
-                self._problems.append(f"stuck: {error}")
-            self._stats.seconds = time.monotonic() - began
-            machines.switch.heal()
-            self._finish(machines, traffic)
-            packets = machines.switch.counts()
-            late = machines.stop(STOP_TIMEOUT_S)
-            if late:
-                self._problems.append(f"stuck: nodes {late} did not stop when asked")
-            self._compare_replicas(machines)
-            self._problems += context.anomalies + self._recorder.failures
-            _print(render_report(self._stats, self._recorder, context.notes, packets, self._problems))
-            return 1 if self._problems else 0
+                self._anomalies.append(f"stuck: {error}")
+            self._stats.seconds = time.monotonic() - started_at
+            cluster.switch.heal()
+            self._finish(cluster, workload)
+            packets = cluster.switch.counts()
+            not_stopped = cluster.stop(STOP_TIMEOUT_S)
+            if not_stopped:
+                self._anomalies.append(f"stuck: nodes {not_stopped} did not stop in time")
+            self._compare_replicas(cluster)
+            self._anomalies += context.anomalies + self._recorder.failures
+            _print(render_report(self._stats, self._recorder, context.notes, packets, self._anomalies))
+            return 1 if self._anomalies else 0
         finally:
             if keep is not None:
                 keep.mkdir(parents=True, exist_ok=True)
-                for machine in machines.machines.values():
+                for machine in cluster.machines.values():
                     if machine.node.log_path.exists():
                         shutil.copy(machine.node.log_path, keep / f"node-{machine.node_id}.log")
-                    if self._problems:
+                    if self._anomalies:
                         shutil.copytree(
                             machine.data_dir, keep / f"node-{machine.node_id}", dirs_exist_ok=True
                         )
-            machines.close()
+            cluster.close()
 
     def _inject(self, context: FaultContext, until: float) -> None:
-        """Every kind in turn, in a new order each round, so that each comes about as often as any other."""
+        """Injects all kinds of faults in a new order each round, so that all are equally frequent."""
         while time.monotonic() < until:
-            round_ = list(self._stats.kinds)
-            self._draw.shuffle(round_)
-            for kind in round_:
+            kinds = list(self._stats.kinds)
+            self._draw.shuffle(kinds)
+            for kind in kinds:
                 if time.monotonic() >= until:
                     return
-                context.sleep_between(0, FAULT_INTERVAL_S_MAX)
-                began = time.monotonic()
+                context.sleep(0, FAULT_INTERVAL_S_MAX)
+                started_at = time.monotonic()
                 try:
                     FAULTS[kind](context)
-                    whole = time.monotonic()
+                    healed_at = time.monotonic()
                     context.health.wait()
-                    wait_until_none(self._without_acks_since(whole), DRAIN_TIMEOUT_S)
+                    wait_until_none(self._without_acks_since(healed_at), DRAIN_TIMEOUT_S)
                 except FaultSkipped as error:
                     context.notes.append(f"not injected: {kind}: {error}")
                     continue
                 except (NotHealthy, OperatorError, KafkaException) as error:
                     raise NotHealthy(f"{kind}: {error}") from error
-                ended = time.monotonic()
-                pause_s = self._recorder.longest_pause_s(began, ended)
-                self._stats.note(kind, pause_s, ended - began)
+                recovered_at = time.monotonic()
+                pause_s = self._recorder.longest_pause_s(started_at, recovered_at)
+                self._stats.add(kind, pause_s, recovered_at - started_at)
                 _print(
-                    f"{kind}: it took {whole - began:.1f} s and {ended - whole:.1f} s more until all was well; "
-                    f"no write to some partition for {pause_s:.1f} s"
+                    f"{kind}: {healed_at - started_at:.1f} s, healthy after {recovered_at - healed_at:.1f} s more; "
+                    f"longest pause of writes to a partition {pause_s:.1f} s"
                 )
 
     def _without_acks_since(self, moment: float) -> Callable[[], str | None]:
-        def is_silent() -> str | None:
+        def find_problem() -> str | None:
             silent = self._recorder.partitions_without_acks_since(moment)
-            return f"no write to {silent} is acknowledged" if silent else None
+            return f"no write to {silent} was acknowledged" if silent else None
 
-        return is_silent
+        return find_problem
 
-    def _finish(self, machines: ChaosCluster, traffic: Workload) -> None:
-        traffic.stop_sending(DRAIN_TIMEOUT_S)
+    def _finish(self, cluster: ChaosCluster, workload: Workload) -> None:
+        workload.stop_sending(DRAIN_TIMEOUT_S)
         history = self._recorder.history
         try:
-            records = all_records(machines.bootstrap, TOPIC, DRAIN_TIMEOUT_S)
+            records = all_records(cluster.bootstrap, TOPIC, DRAIN_TIMEOUT_S)
         except (KafkaError, TimeoutError) as error:
-            self._problems.append(f"stuck: the topic cannot be read to its end: {error!r}")
+            self._anomalies.append(f"stuck: the topic cannot be read to its end: {error!r}")
             records = []
         logs: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         for record in records:
@@ -139,15 +138,15 @@ class ChaosRun:
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         while self._undelivered() and time.monotonic() < deadline:
             time.sleep(0.2)
-        traffic.stop_reading(DRAIN_TIMEOUT_S)
-        check_committed(machines.bootstrap, self._recorder, self._partitions)
-        self._problems += map(str, check_records(history))
-        self._problems += [
+        workload.stop_reading(DRAIN_TIMEOUT_S)
+        check_committed(cluster.bootstrap, self._recorder, self._partitions)
+        self._anomalies += map(str, check_records(history))
+        self._anomalies += [
             f"unseen: {count} records of {TOPIC}-{index}" for index, count in self._undelivered()
         ]
 
     def _undelivered(self) -> list[tuple[int, int]]:
-        """Records that are there and that no member of the group was given."""
+        """Returns partitions and counts of records that no group member received."""
         found = []
         for (_, index), log in self._recorder.history.logs.items():
             delivered = self._recorder.delivered.get((TOPIC, index), set())
@@ -156,14 +155,14 @@ class ChaosRun:
                 found.append((index, missing))
         return found
 
-    def _compare_replicas(self, machines: ChaosCluster) -> None:
+    def _compare_replicas(self, cluster: ChaosCluster) -> None:
         logs = self._recorder.history.logs
         ends = {partition: log[-1][0] + 1 for partition, log in logs.items() if log}
-        data_dirs = {node_id: machine.data_dir for node_id, machine in machines.machines.items()}
+        data_dirs = {node_id: machine.data_dir for node_id, machine in cluster.machines.items()}
         try:
-            self._problems += differences(data_dirs, self._partitions, ends)
+            self._anomalies += differences(data_dirs, self._partitions, ends)
         except (OSError, AssertionError) as error:
-            self._problems.append(f"replicas cannot be compared: {error}")
+            self._anomalies.append(f"replicas cannot be compared: {error}")
 
 
 def _print(text: str) -> None:

@@ -1,5 +1,5 @@
-/* Comes between a node and its C library: syncs that fail or take long, and a wall clock that has jumped.
-   What to do is read from a file that the run has mapped, too. */
+/* Preloaded before the C library: makes fsync fail or slow, and shifts the wall clock.
+   The settings are in a file that the fault injector maps as well. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,26 +11,26 @@
 #include <time.h>
 #include <unistd.h>
 
-struct orders {
+struct settings {
     volatile int64_t sync_fails;
     volatile int64_t sync_ms;
     volatile int64_t clock_ms;
 };
 
-static struct orders *orders;
+static struct settings *settings;
 
 __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("CHAOS_SHIM");
     int file = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
-    void *page = mmap(NULL, sizeof(struct orders), PROT_READ, MAP_SHARED, file, 0);
+    void *page = mmap(NULL, sizeof(struct settings), PROT_READ, MAP_SHARED, file, 0);
     close(file);
-    if (page != MAP_FAILED) orders = page;
+    if (page != MAP_FAILED) settings = page;
 }
 
 static int synced(const char *name, int descriptor) {
-    if (orders != NULL && orders->sync_ms > 0) usleep(orders->sync_ms * 1000);
-    if (orders != NULL && orders->sync_fails) {
+    if (settings != NULL && settings->sync_ms > 0) usleep(settings->sync_ms * 1000);
+    if (settings != NULL && settings->sync_fails) {
         errno = EIO;
         return -1;
     }
@@ -46,6 +46,6 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     static int (*real)(clockid_t, struct timespec *);
     if (real == NULL) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int result = real(clock, now);
-    if (result == 0 && clock == CLOCK_REALTIME && orders != NULL) now->tv_sec += orders->clock_ms / 1000;
+    if (result == 0 && clock == CLOCK_REALTIME && settings != NULL) now->tv_sec += settings->clock_ms / 1000;
     return result;
 }

@@ -1,5 +1,4 @@
-"""What a node believes of its disk and its clock: a library between it and the C library's, made with the C compiler of
-this machine, and told what to do through a file."""
+"""A preloaded C library that makes fsync fail or slow and shifts the clock of one node, controlled through a file."""
 
 import mmap
 import shutil
@@ -12,7 +11,7 @@ _SETTINGS = struct.Struct("=qqq")
 
 
 def make_library(directory: Path) -> Path | None:
-    """None where there is no C compiler."""
+    """Compiles the library; returns None without a C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None
@@ -23,7 +22,7 @@ def make_library(directory: Path) -> Path | None:
 
 
 class Shim:
-    """For one node; it does nothing until it is told to."""
+    """Shim of one node; it has no effect until `set` is called."""
 
     def __init__(self, library: Path, settings: Path) -> None:
         settings.write_bytes(bytes(_SETTINGS.size))

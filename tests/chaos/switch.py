@@ -1,7 +1,7 @@
-"""The switch between the namespaces: a process that moves packets from one TUN device to another, and on the way loses,
-delays, doubles and reorders them as it is told, or lets none through.
+"""The switch between namespaces: a process that forwards packets between TUN devices, and drops, delays, duplicates or
+reorders them.
 
-Seeded: the same seed draws the same fate for the n-th packet of a direction.
+With the same seed the n-th packet of a direction is treated in the same way.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 PACKET_MAX = 65_536
 QUEUE_MAX = 20_000
-"""Packets under way at a time; beyond that they are dropped, as a router's would be."""
+"""Limit of delayed packets; further ones are dropped, as a router would."""
 RESPONSE_TIMEOUT_S = 10
 
 
@@ -29,7 +29,7 @@ class LinkQuality:
 
     delay_ms: float = 0
     jitter_ms: float = 0
-    """Packets overtake each other where this is more than nothing."""
+    """Packets overtake each other if this is above 0."""
     loss: float = 0
     duplication: float = 0
 
@@ -41,31 +41,31 @@ class _LinkRules:
 
 
 class Switch:
-    """Runs in a process of its own; the methods tell it what to do, and return when it does so."""
+    """Runs in its own process. Methods return when the process has applied them."""
 
     def __init__(self, ports: Mapping[str, int], seed: int) -> None:
         """`ports`: descriptors of TUN devices by the address behind them."""
-        self._pipe, theirs = multiprocessing.Pipe()
+        self._pipe, child_end = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
         self._process = context.Process(
-            target=self._run, args=(dict(ports), theirs, seed), name="moldau-chaos-switch", daemon=True
+            target=self._run, args=(dict(ports), child_end, seed), name="moldau-chaos-switch", daemon=True
         )
         self._process.start()
-        theirs.close()
+        child_end.close()
 
-    def _run(self, ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
-        # It ends by order, or with the process that gives them: its end of the pipe must be the only one then.
+    def _run(self, ports: dict[str, int], commands: multiprocessing.connection.Connection, seed: int) -> None:
+        # It ends by command, or when the parent process closes the pipe, so no other end may stay open.
         self._pipe.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
-            _forward_packets(ports, orders, seed)
+            _forward_packets(ports, commands, seed)
         except EOFError:
             return
 
-    def cut(self, source: str, target: str) -> None:
-        """No packet from source comes to target any more: nobody is told, packets are gone."""
-        self._command({"do": "cut", "source": source, "target": target})
+    def block(self, source: str, target: str) -> None:
+        """Drops all packets from source to target silently."""
+        self._command({"do": "block", "source": source, "target": target})
 
     def link_quality(self, source: str, target: str, link_quality: LinkQuality) -> None:
         self._command(
@@ -86,28 +86,30 @@ class Switch:
         self._command({"do": "heal"})
 
     def counts(self) -> Counter[str]:
-        """Packets passed, cut, lost, doubled and dropped."""
+        """Returns counts of packets by what happened to them."""
         return Counter(self._command({"do": "count"}))
 
     def close(self) -> None:
         try:
             self._command({"do": "end"})
         except (OSError, EOFError):
-            # It is gone already.
+            # The process has already ended.
             pass
         self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
 
-    def _command(self, order: object) -> dict[str, int]:
-        self._pipe.send_bytes(json.dumps(order).encode())
+    def _command(self, command: object) -> dict[str, int]:
+        self._pipe.send_bytes(json.dumps(command).encode())
         if not self._pipe.poll(RESPONSE_TIMEOUT_S):
             raise TimeoutError("the switch does not answer")
         answer: dict[str, int] = json.loads(self._pipe.recv_bytes())
         return answer
 
 
-def _forward_packets(ports: dict[str, int], orders: multiprocessing.connection.Connection, seed: int) -> None:
+def _forward_packets(
+    ports: dict[str, int], commands: multiprocessing.connection.Connection, seed: int
+) -> None:
     rules, counts = _LinkRules(), Counter[str]()
     draw = random.Random(seed)
     delayed: list[tuple[float, int, int, bytes]] = []
@@ -115,12 +117,12 @@ def _forward_packets(ports: dict[str, int], orders: multiprocessing.connection.C
     selector = selectors.DefaultSelector()
     for address, descriptor in ports.items():
         selector.register(descriptor, selectors.EVENT_READ, address)
-    selector.register(orders, selectors.EVENT_READ, None)
+    selector.register(commands, selectors.EVENT_READ, None)
     while True:
         wait = None if not delayed else max(0.0, delayed[0][0] - time.monotonic())
         for key, _ in selector.select(wait):
             if key.data is None:
-                if not _apply_command(json.loads(orders.recv_bytes()), rules, counts, orders):
+                if not _apply_command(json.loads(commands.recv_bytes()), rules, counts, commands):
                     return
                 continue
             for packet in _packets(key.fd):
@@ -130,7 +132,7 @@ def _forward_packets(ports: dict[str, int], orders: multiprocessing.connection.C
                     continue
                 source = key.data
                 if (source, target) in rules.blocked:
-                    counts["packets cut"] += 1
+                    counts["packets blocked"] += 1
                     continue
                 link_quality = rules.link_quality.get((source, target))
                 if link_quality is None:
@@ -141,15 +143,15 @@ def _forward_packets(ports: dict[str, int], orders: multiprocessing.connection.C
                     continue
                 copies = 1
                 if draw.random() < link_quality.duplication:
-                    counts["packets doubled"] += 1
+                    counts["packets duplicated"] += 1
                     copies = 2
                 for _ in range(copies):
                     if len(delayed) >= QUEUE_MAX:
                         counts["packets dropped"] += 1
                         break
                     number += 1
-                    late_ms = link_quality.delay_ms + draw.uniform(0, link_quality.jitter_ms)
-                    heapq.heappush(delayed, (time.monotonic() + late_ms / 1000, number, port, packet))
+                    delay_ms = link_quality.delay_ms + draw.uniform(0, link_quality.jitter_ms)
+                    heapq.heappush(delayed, (time.monotonic() + delay_ms / 1000, number, port, packet))
         now = time.monotonic()
         while delayed and delayed[0][0] <= now:
             _, _, port, packet = heapq.heappop(delayed)
@@ -157,23 +159,23 @@ def _forward_packets(ports: dict[str, int], orders: multiprocessing.connection.C
 
 
 def _apply_command(
-    order: dict[str, object],
+    command: dict[str, object],
     rules: _LinkRules,
     counts: Counter[str],
-    orders: multiprocessing.connection.Connection,
+    commands: multiprocessing.connection.Connection,
 ) -> bool:
-    match order["do"]:
-        case "cut":
-            rules.blocked.add((str(order["source"]), str(order["target"])))
+    match command["do"]:
+        case "block":
+            rules.blocked.add((str(command["source"]), str(command["target"])))
         case "link_quality":
-            rules.link_quality[str(order["source"]), str(order["target"])] = LinkQuality(
-                *order["link_quality"]
+            rules.link_quality[str(command["source"]), str(command["target"])] = LinkQuality(
+                *command["link_quality"]
             )  # type: ignore[misc]
         case "heal":
             rules.blocked.clear()
             rules.link_quality.clear()
-    orders.send_bytes(json.dumps(counts if order["do"] == "count" else {}).encode())
-    return order["do"] != "end"
+    commands.send_bytes(json.dumps(counts if command["do"] == "count" else {}).encode())
+    return command["do"] != "end"
 
 
 def _packets(descriptor: int) -> list[bytes]:
@@ -187,13 +189,13 @@ def _packets(descriptor: int) -> list[bytes]:
 
 
 def _address(packet: bytes, position: int) -> str:
-    # Only version 4 is set up between the namespaces.
+    # Only IPv4 is configured between the namespaces.
     return ".".join(map(str, packet[position : position + 4])) if packet[0] >> 4 == 4 else ""
 
 
 def _write(port: int, packet: bytes, counts: Counter[str]) -> None:
     try:
         os.write(port, packet)
-        counts["packets passed"] += 1
+        counts["packets forwarded"] += 1
     except BlockingIOError:
         counts["packets dropped"] += 1

@@ -1,7 +1,8 @@
-"""Really cut cables, told with each of two real clients: a leader that the others cannot hear takes no writes, and they
-elect another. Not in `make test`: needs root, for network namespaces, and says so where it cannot run.
+"""Real network partitions, each test with two real clients: a partitioned leader accepts no writes, and the others
+elect a new one. Not in `make test`: needs root for network namespaces, and is skipped without.
 
-MOLDAU_SILENT_CUTS sets how often a leader is cut off under load (10); how long writes paused is printed, not judged.
+MOLDAU_SILENT_CUTS sets how many leaders are partitioned under load (10). The length of write pauses is printed, not
+asserted.
 """
 
 import itertools
@@ -35,21 +36,21 @@ SHORT_TIMEOUTS = {
     "socket.timeout.ms": 3_000,
     "topic.metadata.refresh.interval.ms": 1_000,
 }
-"""A producer that hears nothing of a leader finds that out by itself, and by its defaults only after a minute."""
+"""With its defaults a producer takes a minute to notice a silent leader."""
 NUMBERS = itertools.count()
 
 
 class NetworkCluster:
-    """Three machines with cables between them that can be cut."""
+    """Three machines with a switch between them."""
 
-    def __init__(self, machines: ChaosCluster) -> None:
-        self.machines = machines
-        self.health = Health(machines, Operator(machines), [])
-        self._admin = AdminClient({"bootstrap.servers": machines.bootstrap, "socket.timeout.ms": 3_000})
+    def __init__(self, cluster: ChaosCluster) -> None:
+        self.cluster = cluster
+        self.health = Health(cluster, Operator(cluster), [])
+        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "socket.timeout.ms": 3_000})
 
     @property
     def bootstrap(self) -> str:
-        return self.machines.bootstrap
+        return self.cluster.bootstrap
 
     def create(self, topic: str, partitions: int = 1) -> None:
         self._admin.create_topics([NewTopic(topic, partitions, 3)])[topic].result(30)
@@ -60,37 +61,37 @@ class NetworkCluster:
         return {index: each.leader for index, each in found.items()}
 
     def leader(self, topic: str) -> Machine:
-        return self.machines.machines[self.leaders(topic)[0]]
+        return self.cluster.machines[self.leaders(topic)[0]]
 
-    def held(self, topic: str) -> list[dict[int, bytes]]:
-        return [batches(each.data_dir, topic, 0) for each in self.machines.machines.values()]
+    def replica_batches(self, topic: str) -> list[dict[int, bytes]]:
+        return [batches(each.data_dir, topic, 0) for each in self.cluster.machines.values()]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[NetworkCluster]:
     try:
         with exclusive_directory() as directory:
-            machines = ChaosCluster(directory, 3, 1, {})
+            chaos = ChaosCluster(directory, 3, 1, {})
             try:
-                machines.start()
-                made = NetworkCluster(machines)
-                made.health.wait(RECOVERY_TIMEOUT_S)
-                yield made
-                for machine in machines.machines.values():
+                chaos.start()
+                cluster = NetworkCluster(chaos)
+                cluster.health.wait(RECOVERY_TIMEOUT_S)
+                yield cluster
+                for machine in chaos.machines.values():
                     assert "Traceback" not in machine.node.log_path.read_text()
             finally:
-                machines.close()
+                chaos.close()
     except IsolationUnavailable as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture
 def topic(cluster: NetworkCluster) -> Iterator[str]:
-    """A topic of one partition with three replicas, all in sync; all cables are whole."""
+    """A topic of one partition with three in-sync replicas; all links are open."""
     name = f"cut-{next(NUMBERS)}"
     cluster.create(name)
     yield name
-    cluster.machines.switch.heal()
+    cluster.cluster.switch.heal()
 
 
 @pytest.fixture(params=sorted(CLIENTS))
@@ -102,50 +103,50 @@ def texts(count: int, prefix: str) -> list[str]:
     return [f"{prefix}-{number}" for number in range(count)]
 
 
-def test_scenario_4_a_leader_that_nobody_hears_takes_no_writes_and_another_does(
+def test_scenario_4_a_partitioned_leader_accepts_no_writes_and_another_is_elected(
     cluster: NetworkCluster, topic: str, client: RealClient
 ) -> None:
     before, meanwhile, after = texts(20, "before"), texts(20, "meanwhile"), texts(20, "after")
     client.produce(cluster.bootstrap, topic, before)
-    old = cluster.leader(topic)
-    with WireClient(old.node.bootstrap) as wire:
-        cluster.machines.cut_off(old, from_clients=False)
+    old_leader = cluster.leader(topic)
+    with WireClient(old_leader.node.bootstrap) as wire:
+        cluster.cluster.isolate(old_leader, from_clients=False)
         error, _ = produce(wire, topic, batch([b"alone"]))
         assert error != 0, "a write was acknowledged that only one replica has"
         seen = fetch(wire, topic, 0)
         assert (seen["error_code"], seen["high_watermark"]) == (0, 20)
         assert seen["records"], "what is committed can be read from the old leader"
     assert client.produce(cluster.bootstrap, topic, meanwhile) == list(range(20, 40))
-    cluster.machines.switch.heal()
+    cluster.cluster.switch.heal()
     cluster.health.wait(RECOVERY_TIMEOUT_S)
     client.produce(cluster.bootstrap, topic, after)
     assert client.read(cluster.bootstrap, topic, 60) == list(enumerate(before + meanwhile + after))
-    held = cluster.held(topic)
-    assert held[0] == held[1] == held[2]
-    assert not any(b"alone" in data for data in held[0].values())
+    replica_batches = cluster.replica_batches(topic)
+    assert replica_batches[0] == replica_batches[1] == replica_batches[2]
+    assert not any(b"alone" in data for data in replica_batches[0].values())
 
 
-def test_scenario_4_a_leader_that_one_follower_does_not_hear_goes_on_with_the_other(
+def test_scenario_4_a_leader_partitioned_from_one_follower_continues_with_the_other(
     cluster: NetworkCluster, topic: str, client: RealClient
 ) -> None:
     before, meanwhile = texts(20, "before"), texts(20, "meanwhile")
     client.produce(cluster.bootstrap, topic, before)
     leader = cluster.leader(topic)
-    follower = next(each for each in cluster.machines.machines.values() if each is not leader)
-    cluster.machines.cut(leader, follower)
+    follower = next(each for each in cluster.cluster.machines.values() if each is not leader)
+    cluster.cluster.partition(leader, follower)
     assert client.produce(cluster.bootstrap, topic, meanwhile) == list(range(20, 40))
-    cluster.machines.switch.heal()
+    cluster.cluster.switch.heal()
     cluster.health.wait(RECOVERY_TIMEOUT_S)
     assert client.read(cluster.bootstrap, topic, 40) == list(enumerate(before + meanwhile))
-    held = cluster.held(topic)
-    assert held[0] == held[1] == held[2]
+    replica_batches = cluster.replica_batches(topic)
+    assert replica_batches[0] == replica_batches[1] == replica_batches[2]
 
 
 @pytest.mark.parametrize("from_clients", [False, True])
-def test_writes_resume_after_leaders_are_cut_off_silently(
+def test_writes_resume_after_leaders_are_partitioned_silently(
     cluster: NetworkCluster, capsys: pytest.CaptureFixture[str], from_clients: bool
 ) -> None:
-    """Nobody is told: no connection closes, packets are gone."""
+    """Packets are dropped, and no connection is closed."""
     history = History()
     paused: list[float] = []
     topic = f"silent-{next(NUMBERS)}"
@@ -157,10 +158,12 @@ def test_writes_resume_after_leaders_are_cut_off_silently(
     for number in range(ISOLATIONS):
         leaders = cluster.leaders(topic)
         victim = leaders[number % PARTITIONS]
-        cut_at = time.monotonic()
-        cluster.machines.cut_off(cluster.machines.machines[victim], from_clients=from_clients)
-        paused.append(writer.wait_resumed([at for at, leader in leaders.items() if leader == victim], cut_at))
-        cluster.machines.switch.heal()
+        partitioned_at = time.monotonic()
+        cluster.cluster.isolate(cluster.cluster.machines[victim], from_clients=from_clients)
+        paused.append(
+            writer.wait_resumed([at for at, leader in leaders.items() if leader == victim], partitioned_at)
+        )
+        cluster.cluster.switch.heal()
         cluster.health.wait(RECOVERY_TIMEOUT_S)
     writer.finish()
     for record in all_records(cluster.bootstrap, topic):
@@ -171,7 +174,7 @@ def test_writes_resume_after_leaders_are_cut_off_silently(
     with capsys.disabled():
         whom = "other nodes and clients" if from_clients else "other nodes"
         print(
-            f"\n{ISOLATIONS} leaders cut off silently from {whom}, {acknowledged} writes; {format_pauses(paused)}"
+            f"\n{ISOLATIONS} leaders partitioned silently from {whom}, {acknowledged} writes; {format_pauses(paused)}"
         )
     assert check_records(history) == []
     assert not writer.failures

@@ -1,5 +1,5 @@
-"""Clients that work all the while, and write down what they did and saw: confluent-kafka and aiokafka, producing,
-reading by assignment and in a group."""
+"""Clients that run during the faults and record what they do: confluent-kafka and aiokafka producers, an assigned
+consumer and a group."""
 
 import asyncio
 import itertools
@@ -17,13 +17,13 @@ from chaos.consumers import read_assigned, read_in_group
 from chaos.recorder import HistoryRecorder
 from moldau.testing.simulation.checkers.history import Partition, SendOperation
 
-# Faults are what this is about; clients need not write of each.
+# Errors are expected here, so do not log them.
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 SEND_INTERVAL_S = 0.004
 POLL_S = 0.1
 DELIVERY_TIMEOUT_MS = 600_000
-"""Longer than any fault: a producer that gives up would leave open what became of its records."""
+"""Longer than any fault, so that every record gets a definite result."""
 STOP_TIMEOUT_S = 10.0
 
 
@@ -47,7 +47,7 @@ class Workload:
             self._readers.append(self._thread(self._reader(read_in_group), f"member-{number}"))
 
     def stop_sending(self, timeout_s: float) -> None:
-        """Returns when every producer has an answer for everything, or it is clear that there will be none."""
+        """Returns when all records have a result, or when the timeout shows that some never will."""
         self._deadline = time.monotonic() + timeout_s
         self._stop_sending.set()
         self._join(self._senders, timeout_s + STOP_TIMEOUT_S)
@@ -63,10 +63,10 @@ class Workload:
             if thread.is_alive():
                 self._recorder.fail(f"stuck: {thread.name} does not end")
 
-    def _thread(self, work: Callable[[str], None], name: str) -> threading.Thread:
+    def _thread(self, function: Callable[[str], None], name: str) -> threading.Thread:
         def run() -> None:
             try:
-                work(name)
+                function(name)
             except Exception as error:
                 self._recorder.fail(f"{name} ended: {error!r}")
 
@@ -74,8 +74,10 @@ class Workload:
         thread.start()
         return thread
 
-    def _reader(self, work: Callable[..., None]) -> Callable[[str], None]:
-        return lambda name: work(self._bootstrap, name, self._recorder, self._partitions, self._stop_reading)
+    def _reader(self, function: Callable[..., None]) -> Callable[[str], None]:
+        return lambda name: function(
+            self._bootstrap, name, self._recorder, self._partitions, self._stop_reading
+        )
 
     def _produce(self, name: str) -> None:
         producer = Producer(
@@ -107,16 +109,16 @@ class Workload:
                     producer.poll(POLL_S)
             producer.poll(0)
             time.sleep(SEND_INTERVAL_S)
-        left = producer.flush(max(0.0, self._deadline - time.monotonic()))
-        if left:
-            self._recorder.fail(f"stuck: {name} has no answer for {left} records")
+        remaining = producer.flush(max(0.0, self._deadline - time.monotonic()))
+        if remaining:
+            self._recorder.fail(f"stuck: {name} has no answer for {remaining} records")
             producer.purge()
 
     def _delivered(self, send: SendOperation) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 offset = message.offset()
-                # librdkafka says -1 where the broker confirmed a repetition without an offset.
+                # librdkafka reports -1 if the broker confirmed a duplicate without an offset.
                 self._recorder.acknowledge(send, offset if offset is not None and offset >= 0 else None)
             elif error.code() != KafkaError._PURGE_QUEUE:
                 self._recorder.fail(f"{send.producer}: {error}")
@@ -127,12 +129,12 @@ class Workload:
         asyncio.run(self._aiokafka(name))
 
     async def _aiokafka(self, name: str) -> None:
-        """One producer after the other: aiokafka gives up on some faults, and then says so."""
+        """Runs one producer after the other: aiokafka fails on some faults."""
         numbers = itertools.count()
-        for life in itertools.count():
+        for number in itertools.count():
             if self._stop_sending.is_set():
                 return
-            await self._run_producer(f"{name}.{life}", numbers)
+            await self._run_producer(f"{name}.{number}", numbers)
 
     async def _run_producer(self, name: str, numbers: "itertools.count[int]") -> None:
         producer = AIOKafkaProducer(
@@ -151,11 +153,11 @@ class Workload:
                 done: Any = await producer.send_and_wait(topic, send.values[0], partition=partition)
                 self._recorder.acknowledge(send, done.offset)
         except AioKafkaError:
-            # What became of its last record is open; the checker allows for both.
+            # The result of its last record is unknown; the checker allows for both.
             await asyncio.sleep(POLL_S)
         finally:
             try:
                 await asyncio.wait_for(producer.stop(), STOP_TIMEOUT_S)
             except (TimeoutError, AioKafkaError):
-                # It waits for answers that this life needs no more.
+                # It waits for responses that are not needed any more.
                 pass

@@ -1,5 +1,5 @@
-"""What must not come into a cluster: nodes of other clusters, second nodes of one id, damaged files, and clients that
-pose as nodes. Each is refused in words that say what to do, and a client that did nothing wrong notices nothing."""
+"""Nodes of other clusters, duplicate node ids, corrupted files and clients that pose as nodes are rejected with a clear
+message, and a healthy client notices nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessC
 
 
 def quorum_of(cluster: BrokerProcessCluster) -> tuple[int, int]:
-    """The leader of the quorum and its epoch."""
+    """Returns leader and epoch of the quorum."""
     tree = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
     alive = next(node for node in cluster.nodes.values() if node.process is not None)
     with WireClient(alive.bootstrap) as wire:
@@ -61,7 +61,7 @@ def quorum_of(cluster: BrokerProcessCluster) -> tuple[int, int]:
 
 @pytest.fixture
 def voter(running: BrokerProcessCluster) -> Iterator[BrokerProcess]:
-    """Node 3, which is running before and behind the test; files that the test damages it puts back itself."""
+    """Node 3, running before and after the test. Tests restore the files that they corrupt."""
     yield running.nodes[3]
     if running.nodes[3].process is None:
         running.start(3)
@@ -70,7 +70,7 @@ def voter(running: BrokerProcessCluster) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def cluster(running: BrokerProcessCluster) -> Iterator[BrokerProcessCluster]:
-    """What a test does to it changes neither the quorum nor the in-sync set; a client wrote before and writes after."""
+    """Checks that a test changes neither the quorum nor the ISR, and that a client can write before and after."""
     leader, quorum = running.leader_of("honest"), quorum_of(running)
     with WireClient(running.nodes[leader].bootstrap) as wire:
         assert produce(wire, "honest", batch([b"before"])) == (0, end_offset(wire, "honest") - 1)
@@ -83,7 +83,7 @@ def cluster(running: BrokerProcessCluster) -> Iterator[BrokerProcessCluster]:
 
 
 def stranger(cluster: BrokerProcessCluster, data_dir: Path, **settings: str) -> BrokerProcess:
-    """A node that is told to join the cluster, with what is wrong about it."""
+    """Creates a node that tries to join the cluster with wrong settings."""
     voters = ",".join(f"{node_id}@{node.bootstrap}" for node_id, node in cluster.nodes.items())
     given = {
         "cluster.id": CLUSTER_ID,
@@ -94,7 +94,7 @@ def stranger(cluster: BrokerProcessCluster, data_dir: Path, **settings: str) -> 
 
 
 def complaint_of(node: BrokerProcess) -> str:
-    """What a node says that gives up by itself."""
+    """Returns the output of a node that exits by itself."""
     node.spawn()
     process = node.process
     assert process is not None
@@ -124,7 +124,7 @@ def changed(path: Path, into: bytes) -> Iterator[None]:
 # Nodes
 
 
-def test_a_node_of_another_cluster_is_turned_away(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
+def test_a_node_of_another_cluster_is_rejected(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
     said = complaint_of(stranger(cluster, tmp_path / "data", node_id="4", cluster_id=OTHER_CLUSTER_ID))
     assert OTHER_CLUSTER_ID in said
     assert "cluster.id" in said
@@ -138,8 +138,8 @@ def test_a_voter_with_a_disk_of_another_cluster_does_not_start(voter: BrokerProc
     assert f"belongs to the cluster {OTHER_CLUSTER_ID}, not {CLUSTER_ID}" in said
 
 
-def test_a_second_node_of_one_id_is_turned_away(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
-    """Whether the other one leads the quorum makes a difference to how it is found out, and to nothing else."""
+def test_a_second_node_with_the_same_id_is_rejected(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
+    """The error is detected differently if the other node leads the quorum; nothing else differs."""
     for node_id in ("1", "2", "3"):
         hurried = {"broker_session_timeout_ms": "300", "broker_heartbeat_interval_ms": "100"}
         said = complaint_of(stranger(cluster, tmp_path / node_id, node_id=node_id, **hurried))
@@ -156,7 +156,7 @@ def test_two_processes_do_not_share_a_data_directory(cluster: BrokerProcessClust
 
 
 @pytest.mark.parametrize("keeps", [0, 20, -1])
-def test_a_torn_quorum_state_file_is_refused_and_the_others_go_on(
+def test_a_torn_quorum_state_file_stops_the_node_and_the_others_continue(
     running: BrokerProcessCluster, voter: BrokerProcess, keeps: int
 ) -> None:
     voter.kill()
@@ -170,14 +170,15 @@ def test_a_torn_quorum_state_file_is_refused_and_the_others_go_on(
 
 
 def is_noted(voter: BrokerProcess) -> bool:
-    """Whether all that is in the metadata log is known to be on disk: what comes after may pass for a torn end."""
+    """Returns whether everything in the metadata log is known to be on disk; a corrupted rest would pass as a torn
+    tail."""
     points = (voter.data_dir / "recovery-point-offset-checkpoint").read_text().splitlines()
     noted = [int(line.split()[2]) for line in points if line.startswith("__cluster_metadata 0 ")]
     return bool(noted) and noted[0] > max(batches(voter.data_dir, "__cluster_metadata", 0))
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_a_flipped_bit_in_the_metadata_log_is_refused_and_the_others_go_on(
+def test_a_flipped_bit_in_the_metadata_log_stops_the_node_and_the_others_continue(
     running: BrokerProcessCluster, voter: BrokerProcess, is_killed: bool
 ) -> None:
     if is_killed:
@@ -202,7 +203,9 @@ def test_a_flipped_bit_in_the_metadata_log_is_refused_and_the_others_go_on(
 # Clients that pose as nodes
 
 
-def test_a_client_that_poses_as_a_replica_moves_no_high_watermark(cluster: BrokerProcessCluster) -> None:
+def test_a_client_that_poses_as_a_replica_does_not_move_the_high_watermark(
+    cluster: BrokerProcessCluster,
+) -> None:
     leader = cluster.leader_of("honest")
     others = [node_id for node_id in cluster.nodes if node_id != leader]
     with (
@@ -215,7 +218,7 @@ def test_a_client_that_poses_as_a_replica_moves_no_high_watermark(cluster: Broke
         for node_id in others:
             cluster.pause(node_id)
         try:
-            # On the leader alone: nobody may be told that it is safe.
+            # Only the leader has it, so it must not be acknowledged.
             writer.send(0, 9, _produce("honest", b"alone"))
             for replica_id in [*others, STRANGER]:
                 for known_epoch in (epoch, -1):
@@ -239,7 +242,7 @@ def _produce(topic: str, value: bytes) -> Tree:
 def _posing_fetches(
     wire: WireClient, known_id: UUID, replica_id: int, offset: int, known_epoch: int
 ) -> Iterator[int]:
-    """The error codes of fetches of a partition as this replica: without a broker epoch, with none, with wrong ones."""
+    """Yields the error codes of fetches as this replica: without a broker epoch, and with wrong ones."""
     asked = {"current_leader_epoch": known_epoch, "replica_id": replica_id}
     yield wire.request(FETCH, 12, fetch_tree("honest", offset, **asked))["responses"][0]["partitions"][0][
         "error_code"
@@ -256,7 +259,7 @@ def of_log(partition: Tree) -> list[Tree]:
 
 
 def posing_as_leader(node_id: int, sender: int, epoch: int) -> dict[str, tuple[int, int, Tree]]:
-    """By what they are called: requests of the quorum to this node that name `sender`."""
+    """Returns quorum requests to this node that name `sender`, by name."""
     candidate = {
         "replica_epoch": epoch,
         "replica_id": sender,
@@ -275,7 +278,7 @@ def posing_as_leader(node_id: int, sender: int, epoch: int) -> dict[str, tuple[i
 
 
 @pytest.mark.parametrize("request_", ["vote", "pre-vote", "begin", "end"])
-def test_a_client_that_poses_as_the_quorums_leader_deposes_nobody(
+def test_a_client_that_poses_as_the_quorum_leader_does_not_depose_it(
     cluster: BrokerProcessCluster, request_: str
 ) -> None:
     _, epoch = quorum_of(cluster)
@@ -315,7 +318,7 @@ def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: BrokerProce
             assert not found["records"]
 
 
-def test_a_client_that_poses_as_a_leader_changes_no_in_sync_set(cluster: BrokerProcessCluster) -> None:
+def test_a_client_that_poses_as_a_leader_does_not_change_the_isr(cluster: BrokerProcessCluster) -> None:
     controller, _ = quorum_of(cluster)
     leader = cluster.leader_of("honest")
     with WireClient(cluster.nodes[controller].bootstrap) as wire:
@@ -333,7 +336,7 @@ def test_a_client_that_poses_as_a_leader_changes_no_in_sync_set(cluster: BrokerP
                 assert wire.request(ALTER_PARTITION, 3, tree)["error_code"] == code
 
 
-def test_a_client_that_poses_as_a_broker_takes_nobodys_place(cluster: BrokerProcessCluster) -> None:
+def test_a_client_that_poses_as_a_broker_does_not_replace_it(cluster: BrokerProcessCluster) -> None:
     controller, _ = quorum_of(cluster)
     other = next(node_id for node_id in cluster.nodes if node_id != controller)
     with WireClient(cluster.nodes[controller].bootstrap) as wire:
@@ -359,7 +362,7 @@ def test_a_client_that_poses_as_a_broker_takes_nobodys_place(cluster: BrokerProc
             assert wire.request(ALLOCATE_PRODUCER_IDS, 0, ids)["error_code"] == STALE_BROKER_EPOCH
 
 
-def test_where_nodes_have_a_listener_of_their_own_clients_cannot_pose_at_all(tmp_path: Path) -> None:
+def test_an_inter_broker_listener_keeps_clients_from_posing_as_nodes(tmp_path: Path) -> None:
     between = f"127.0.0.1:{free_port()}"
     clients = f"127.0.0.1:{free_port()}"
     settings = {"inter.broker.listener.name": "NODES", "cluster.id": CLUSTER_ID}

@@ -1,4 +1,4 @@
-"""`moldau up` as somebody types it: real processes, their lines, and how they end."""
+"""`moldau up` as a user runs it: real processes, their output, and how they end."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ WITHIN_S = 40.0
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
+    """Returns the first of `count` consecutive free ports."""
     for first in range(20_000, 60_000, 97):
         held = []
         try:
@@ -71,7 +71,7 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # One that has ended and waits to be seen off is not alive.
+    # A zombie is not alive.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
@@ -92,7 +92,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_three_nodes_come_up_one_dies_and_the_others_go_on_until_they_are_stopped(directory: Path) -> None:
+def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None:
     port = free_ports(3)
     up = Up(directory, "--nodes", "3", "--port", str(port))
     up.wait_for("The cluster is up")
@@ -136,7 +136,7 @@ def test_three_nodes_come_up_one_dies_and_the_others_go_on_until_they_are_stoppe
     assert again.end(signal.SIGINT) == 0
 
 
-def test_a_second_signal_kills_what_has_not_stopped(directory: Path) -> None:
+def test_a_second_signal_kills_nodes_that_have_not_stopped(directory: Path) -> None:
     up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
     up.wait_for("The cluster is up")
     pid = up.pid(1)
@@ -148,7 +148,7 @@ def test_a_second_signal_kills_what_has_not_stopped(directory: Path) -> None:
     wait_gone(pid)
 
 
-def test_the_nodes_of_a_command_that_was_killed_end_too(directory: Path) -> None:
+def test_nodes_end_when_their_command_is_killed(directory: Path) -> None:
     up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
     up.wait_for("The cluster is up")
     pid = up.pid(1)
@@ -160,7 +160,7 @@ def test_the_nodes_of_a_command_that_was_killed_end_too(directory: Path) -> None
     assert again.end() == 0
 
 
-def test_a_cluster_that_is_told_to_stop_while_it_comes_up_stops(directory: Path) -> None:
+def test_a_cluster_can_be_stopped_while_it_starts(directory: Path) -> None:
     up = Up(directory, "--nodes", "3", "--port", str(free_ports(3)))
     deadline = time.monotonic() + WITHIN_S
     while len(list(directory.glob("node-*/pid"))) < 3:
@@ -184,7 +184,7 @@ def test_a_node_that_cannot_start_stops_the_others(directory: Path) -> None:
     assert list(directory.glob("node-*/pid")) == []
 
 
-def test_what_does_not_fit_is_said_and_nothing_is_started(directory: Path) -> None:
+def test_conflicting_options_are_an_error_and_nothing_is_started(directory: Path) -> None:
     port = free_ports(3)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 1))

@@ -1,5 +1,5 @@
-"""Full load on every core and no fault at all: nobody loses a lease, no in-sync set shrinks, nobody is elected.
-MOLDAU_LOAD_SECONDS sets how long (20)."""
+"""Full load on every core without a fault: no lease expires, no ISR shrinks, no leader changes. MOLDAU_LOAD_SECONDS
+sets the duration (20)."""
 
 import os
 import threading
@@ -24,11 +24,11 @@ TROUBLE = (
     "cannot be fetched from",
     "cannot be written for now",
 )
-"""What nodes write of elections, shrinking sets, lost leaders and full disks."""
+"""Log texts about elections, ISR changes, lost leaders and full disks."""
 
 
 class Load:
-    """Sends as fast as it gets answers, with large queues: the brokers set the pace."""
+    """Produces and consumes as fast as the brokers allow, with large queues."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.acknowledged = 0
@@ -79,8 +79,10 @@ class Load:
             thread.join()
 
 
-def test_full_load_costs_nobody_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Written at 200 MB/s, a disk would be full before retention first looks by default.
+def test_full_load_causes_no_election_and_no_isr_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # At 200 MB/s the disk would be full before the default retention check.
     with BrokerProcessCluster(tmp_path, settings={"log.retention.check.interval.ms": "5000"}) as cluster:
         cluster.create_topic(
             "load", partitions=PARTITIONS, retention_bytes="50000000", segment_bytes="20000000"

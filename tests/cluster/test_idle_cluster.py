@@ -1,4 +1,4 @@
-"""Where nothing is written nothing happens: followers that ask on stay in sync, and nobody is elected."""
+"""An idle cluster: followers stay in sync and no leader changes."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from moldau.testing import Cluster
 
 LAG_MS = 2_000
 LAGS = 2.5
-"""How often that time passes in which a silent follower would be put out."""
+"""The test lasts this many times the lag after which a follower leaves the ISR."""
 
 
 def test_followers_of_idle_partitions_stay_in_sync_and_leaders_stay_leaders() -> None:

@@ -1,5 +1,5 @@
-"""`kill -9` of a leader under load, again and again: clients carry on by themselves and nothing acknowledged is lost,
-doubled or out of order. MOLDAU_LEADER_KILLS sets how often (3); how long writes paused is printed, not judged."""
+"""`kill -9` of leaders under load: clients continue by themselves, and nothing acknowledged is lost, duplicated or
+reordered. MOLDAU_LEADER_KILLS sets the number of kills (3). The length of write pauses is printed, not asserted."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Nodes that come back with another disk than they had: nothing that others have is lost for their sake."""
+"""Nodes that restart with an empty disk: nothing that other replicas have is lost."""
 
 import shutil
 import subprocess
@@ -46,7 +46,7 @@ def moldau(cluster: BrokerProcessCluster, *words: str) -> str:
     return done.stdout
 
 
-def test_after_all_were_killed_two_serve_without_the_third_and_its_empty_disk_costs_nothing(
+def test_two_nodes_serve_without_the_third_and_its_empty_disk_loses_nothing(
     cluster: BrokerProcessCluster,
 ) -> None:
     cluster.create_topic("orders")
@@ -71,15 +71,15 @@ def test_after_all_were_killed_two_serve_without_the_third_and_its_empty_disk_co
     assert CLIENT.read(cluster.bootstrap, "orders", 200) == list(enumerate(before + after))
 
 
-def test_the_last_to_come_back_after_all_were_killed_does_not_lead_with_an_empty_disk(
+def test_a_node_with_an_empty_disk_does_not_become_leader(
     cluster: BrokerProcessCluster,
 ) -> None:
-    """However the in-sync set shrank meanwhile."""
+    """Holds no matter how the ISR shrank meanwhile."""
     cluster.create_topic("orders", 6)
     cluster.wait_in_sync("orders")
     values = texts(300, "v")
     for node_id in cluster.nodes:
-        # The partitions have their leaders on all nodes.
+        # The partitions have leaders on all nodes.
         CLIENT.produce(cluster.bootstrap, "orders", values[(node_id - 1) * 100 : node_id * 100])
     for node_id in cluster.nodes:
         cluster.kill(node_id)
@@ -93,7 +93,7 @@ def test_the_last_to_come_back_after_all_were_killed_does_not_lead_with_an_empty
     assert sorted(held) == sorted(values)
 
 
-def test_a_partition_whose_last_in_sync_replica_lost_its_disk_waits_for_an_unclean_election(
+def test_a_partition_whose_last_in_sync_replica_lost_its_disk_needs_an_unclean_election(
     cluster: BrokerProcessCluster,
 ) -> None:
     cluster.create_topic("orders", replicas=2, min_insync_replicas="1")

@@ -1,4 +1,4 @@
-"""A node that was away so long that the metadata log begins behind its end comes back by a snapshot."""
+"""A node that is behind the start of the metadata log catches up from a snapshot."""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def is_level(cluster: Cluster) -> bool:
 
 
 @pytest.mark.parametrize("loses_its_disk", [False, True])
-def test_a_node_that_was_away_for_long_comes_back_by_a_snapshot(tmp_path: Path, loses_its_disk: bool) -> None:
+def test_a_node_that_is_far_behind_catches_up_from_a_snapshot(tmp_path: Path, loses_its_disk: bool) -> None:
     with Cluster(3, settings=SETTINGS, data_dir=tmp_path) as cluster:
         create(cluster, ["before"])
         away = next(node_id for node_id in (1, 2, 3) if node_id != cluster.controller_id)
@@ -48,7 +48,7 @@ def test_a_node_that_was_away_for_long_comes_back_by_a_snapshot(tmp_path: Path, 
         until(logs_begin_later, "snapshots shorten the logs of the others")
         directory = tmp_path / f"node-{away}" / "__cluster_metadata-0"
         if loses_its_disk:
-            # All but what it has voted.
+            # Everything but its vote.
             for path in list(directory.iterdir()):
                 if path.name != "quorum-state":
                     path.unlink()
@@ -59,7 +59,7 @@ def test_a_node_that_was_away_for_long_comes_back_by_a_snapshot(tmp_path: Path, 
         assert list(directory.glob("*.checkpoint"))
         assert cluster.nodes[away].broker.quorum._log.start_offset > end_before
 
-        # What came by a snapshot is what it begins with the next time.
+        # The next start uses the fetched snapshot.
         cluster.kill(away)
         cluster.restart(away)
         create(cluster, ["after"])
@@ -67,7 +67,7 @@ def test_a_node_that_was_away_for_long_comes_back_by_a_snapshot(tmp_path: Path, 
         assert "after" in cluster.nodes[away].broker.metadata.image.topics
 
 
-def test_a_flipped_bit_in_the_newest_snapshot_costs_nothing(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_newest_snapshot_loses_nothing(tmp_path: Path) -> None:
     with Cluster(1, settings=SETTINGS, data_dir=tmp_path) as cluster:
         topics = [f"topic-{number}" for number in range(20)]
         create(cluster, topics, replicas=1)

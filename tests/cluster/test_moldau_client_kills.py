@@ -1,5 +1,5 @@
-"""Moldau's own client through `kill -9` of the nodes it needs: an idempotent producer and a group of two carry on by
-themselves, every record is there once and in order, and every record is read once."""
+"""Moldau's client through `kill -9` of nodes: an idempotent producer and a group of two continue by themselves, and
+every record is written once, in order, and read once."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from support.log_reader import all_records
 
 PARTITIONS = 3
 BETWEEN = 300
-"""Records that are read before the next kill."""
+"""Records read between two kills."""
 GIVE_UP_S = 90.0
 GROUP = "readers"
 
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessC
 
 
 class Story:
-    """One producer and two members, at work until told to stop; `read` has what came, by partition."""
+    """One producer and two group members that work until stopped; `read` has the records by partition."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.bootstrap = bootstrap
@@ -74,7 +74,7 @@ class Story:
         self.news.set()
 
     async def wait_for(self, count: int) -> None:
-        """Until so many more are read; a part of the work that failed is raised."""
+        """Waits until `count` more records are read; raises the error of a failed task."""
         wanted = self.read_count + count
         while self.read_count < wanted:
             self.news.clear()
@@ -98,7 +98,7 @@ class Story:
         return [b"%06d" % number for number in range(part, self.sent, PARTITIONS)]
 
 
-def test_the_producer_and_a_group_carry_on_when_nodes_are_killed(cluster: BrokerProcessCluster) -> None:
+def test_producer_and_group_continue_when_nodes_are_killed(cluster: BrokerProcessCluster) -> None:
     async def victim_of(role: str, story: Story, admin: Admin) -> int:
         if role == "leader":
             return await asyncio.to_thread(cluster.leader_of, story.topic)
@@ -132,7 +132,7 @@ def test_the_producer_and_a_group_carry_on_when_nodes_are_killed(cluster: Broker
         assert story.read[part] == story.expected(part)
 
 
-def test_what_a_group_committed_is_there_when_its_coordinator_is_killed(
+def test_committed_offsets_survive_the_kill_of_their_coordinator(
     cluster: BrokerProcessCluster,
 ) -> None:
     topic = "committed"

@@ -1,4 +1,4 @@
-"""Replicas move, leaders are elected and given back, on running nodes that serve a producer meanwhile."""
+"""Reassignments and leader elections on running nodes while a producer writes."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ async def until(happened: Callable[[], bool], what: str) -> None:
 
 
 async def write(producer: Producer, values: range) -> None:
-    """Returns when all are acknowledged."""
+    """Returns when all records are acknowledged."""
     sent = [await producer.send("orders", b"%d" % value, partition=0) for value in values]
     await asyncio.gather(*sent)
 
@@ -90,7 +90,7 @@ def test_replicas_are_added_and_moved_while_a_producer_writes(cluster: Cluster) 
     asyncio.run(story())
 
 
-def test_leadership_goes_back_to_the_preferred_replica(cluster: Cluster) -> None:
+def test_leadership_returns_to_the_preferred_replica(cluster: Cluster) -> None:
     async def story() -> None:
         async with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
             await admin.create_topic("orders", 1, 3)
@@ -109,7 +109,7 @@ def test_leadership_goes_back_to_the_preferred_replica(cluster: Cluster) -> None
     asyncio.run(story())
 
 
-def test_an_unclean_election_asks_the_live_replicas_and_takes_the_longest_log() -> None:
+def test_an_unclean_election_picks_the_live_replica_with_the_longest_log() -> None:
     async def story(cluster: Cluster) -> None:
         async with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
             await admin.create_topic("orders", 1, 3, {"min.insync.replicas": "1"})
@@ -137,7 +137,7 @@ def test_an_unclean_election_asks_the_live_replicas_and_takes_the_longest_log() 
         asyncio.run(story(running))
 
 
-def test_a_node_that_dies_alone_in_sync_is_waited_for(cluster: Cluster) -> None:
+def test_a_partition_waits_for_its_only_in_sync_replica(cluster: Cluster) -> None:
     async def story() -> None:
         async with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
             await admin.create_topic("orders", 1, 1)

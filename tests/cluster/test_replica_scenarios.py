@@ -1,4 +1,4 @@
-"""The five stories that replication has to get right, on real processes, told with each of two real clients."""
+"""Five replication scenarios on real processes, each with two real clients."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> BrokerProcessCluster:  
 
 @pytest.fixture
 def topic(cluster: BrokerProcessCluster) -> str:
-    """A topic of one partition with three replicas, all in sync; all nodes are up."""
+    """A topic of one partition with three in-sync replicas; all nodes are up."""
     for node_id, node in cluster.nodes.items():
         if node.process is None:
             cluster.start(node_id)
@@ -44,7 +44,7 @@ def topic(cluster: BrokerProcessCluster) -> str:
 
 
 def committed_at(node: BrokerProcess, topic: str) -> list[tuple[int, str]]:
-    """What this node gives a consumer that asks it, whoever leads now."""
+    """Returns what this node returns to a consumer, whether or not it leads."""
 
     async def fetch() -> list[tuple[int, str]]:
         asking = await RawClient.connect(node.host, node.port, "reader")
@@ -64,7 +64,7 @@ def test_scenario_1_normal_data_synchronisation(
 ) -> None:
     values = texts(200)
     assert client.produce(cluster.bootstrap, topic, values) == list(range(200))
-    # Whoever can read a record reads below the high watermark: it has moved with the followers.
+    # Consumers read below the high watermark, so it has advanced with the followers.
     assert client.read(cluster.bootstrap, topic, 200) == list(enumerate(values))
     held = [batches(node.data_dir, topic, 0) for node in cluster.nodes.values()]
     assert held[0] == held[1] == held[2]
@@ -95,7 +95,7 @@ def test_scenario_3_a_broker_recovers_its_role_without_two_leaders(
     cluster.wait_in_sync(topic)
     new = cluster.leader_of(topic)
     for node in cluster.nodes.values():
-        # Every node names the same leader, and a write that goes to it is in all logs.
+        # All nodes return the same leader, and a write to it reaches all logs.
         assert client.read(node.bootstrap, topic, 100)[-1] == (99, "meanwhile-49")
     client.produce(cluster.bootstrap, topic, texts(1, "last"))
     held = [batches(node.data_dir, topic, 0) for node in cluster.nodes.values()]
@@ -103,10 +103,10 @@ def test_scenario_3_a_broker_recovers_its_role_without_two_leaders(
     assert new in cluster.nodes
 
 
-def test_scenario_4_a_leader_cut_off_from_its_followers_takes_no_writes(
+def test_scenario_4_a_leader_partitioned_from_its_followers_accepts_no_writes(
     cluster: BrokerProcessCluster, topic: str, client: RealClient
 ) -> None:
-    """The followers stand still, as if nothing reached them any more. (Cut cables are in `make chaos`.)"""
+    """The followers are paused, as if partitioned. (`make chaos` has real partitions.)"""
     client.produce(cluster.bootstrap, topic, texts(20, "before"))
     leader = cluster.leader_of(topic)
     others = [node_id for node_id in cluster.nodes if node_id != leader]
@@ -130,7 +130,7 @@ def test_scenario_4_a_leader_cut_off_from_its_followers_takes_no_writes(
     while not outcome:
         producer.poll(0.5)
     assert outcome[0] is not None, "a write was acknowledged that only one replica has"
-    # What is committed can still be read from the leader that is alone, by whoever has found it before.
+    # Clients that know the isolated leader can still read committed records from it.
     assert committed_at(cluster.nodes[leader], topic) == list(enumerate(texts(20, "before")))
     for node_id in others:
         cluster.resume(node_id)
@@ -166,13 +166,13 @@ def test_scenario_5_concurrent_writes_and_synchronisation(
     assert held[0] == held[1] == held[2]
 
 
-def test_too_many_replicas_are_refused_with_the_number_of_nodes(cluster: BrokerProcessCluster) -> None:
+def test_too_many_replicas_are_an_error_that_names_the_number_of_nodes(cluster: BrokerProcessCluster) -> None:
     with pytest.raises(KafkaException) as refused:
         cluster.create_topic("too-many", replicas=4)
     assert refused.value.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
 
 
-def test_an_assignment_that_names_unknown_brokers_is_refused(cluster: BrokerProcessCluster) -> None:
+def test_an_assignment_to_unknown_brokers_is_rejected(cluster: BrokerProcessCluster) -> None:
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic("unknown-brokers", 1, replica_assignment=[[1, 2, 9]])

@@ -1,4 +1,4 @@
-"""A node whose budget of requests is small beside what its producers send: followers must get through to commit it."""
+"""Replication progresses on a node whose request memory is small compared with what producers send."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def cluster() -> Cluster:
     )
 
 
-def test_records_are_committed_however_many_wait_for_it(cluster: Cluster) -> None:
+def test_records_are_committed_with_many_pending_produce_requests(cluster: Cluster) -> None:
     with cluster, WireClient(cluster.address(cluster.leader_of("orders")), timeout_s=30) as wire:
         large = batch([bytes(RECORD_BYTES)])
         for _ in range(REQUESTS):

@@ -1,4 +1,4 @@
-"""`moldau.testing.Cluster`, and what a client sees of several nodes: whichever it asks, it is one cluster."""
+"""`moldau.testing.Cluster`, and how several nodes act as one cluster for clients."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,7 +20,7 @@ WITHIN_S = 30.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Without faults, shared by tests that need none."""
+    """A shared cluster for tests without faults."""
     with Cluster(3) as cluster:
         yield cluster
 
@@ -34,7 +34,7 @@ def run(work: Awaitable[T]) -> T:
 
 
 async def until(what: Callable[[], bool]) -> None:
-    """Waits for what happens by itself."""
+    """Waits until the condition is true."""
     async with asyncio.timeout(WITHIN_S):
         while not what():
             await asyncio.sleep(0.01)
@@ -65,7 +65,7 @@ async def read(cluster: Cluster, topic: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("node_id", [1, 2, 3])
-def test_changes_may_be_asked_of_any_node_and_are_seen_there_next(cluster: Cluster, node_id: int) -> None:
+def test_any_node_accepts_changes_and_shows_them_next(cluster: Cluster, node_id: int) -> None:
     async def story() -> None:
         async with Admin(cluster.address(node_id)) as admin:
             name = f"asked-of-{node_id}"
@@ -81,7 +81,7 @@ def test_changes_may_be_asked_of_any_node_and_are_seen_there_next(cluster: Clust
     run(story())
 
 
-def test_a_broker_is_asked_about_its_own_settings(cluster: Cluster) -> None:
+def test_a_broker_describes_its_own_settings(cluster: Cluster) -> None:
     async def story() -> None:
         async with Admin(cluster.bootstrap) as admin:
             resources = [ConfigResource(ResourceType.BROKER, str(node_id)) for node_id in (1, 2, 3)]
@@ -96,7 +96,7 @@ def test_a_broker_is_asked_about_its_own_settings(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("node_id", [1, 2, 3])
-def test_a_topic_comes_to_be_when_a_client_first_asks_any_node_for_it(cluster: Cluster, node_id: int) -> None:
+def test_any_node_creates_a_topic_on_its_first_metadata_request(cluster: Cluster, node_id: int) -> None:
     async def story() -> None:
         topic = f"first-asked-{node_id}"
         async with Producer(cluster.address(node_id)) as producer:
@@ -106,7 +106,7 @@ def test_a_topic_comes_to_be_when_a_client_first_asks_any_node_for_it(cluster: C
     run(story())
 
 
-def test_all_nodes_name_the_same_controller_and_brokers(cluster: Cluster) -> None:
+def test_all_nodes_return_the_same_controller_and_brokers(cluster: Cluster) -> None:
     async def story() -> None:
         told = []
         for node_id in (1, 2, 3):
@@ -119,7 +119,7 @@ def test_all_nodes_name_the_same_controller_and_brokers(cluster: Cluster) -> Non
     run(story())
 
 
-def test_topics_of_groups_have_as_many_replicas_as_they_should(cluster: Cluster) -> None:
+def test_the_offsets_topic_has_the_configured_replication_factor(cluster: Cluster) -> None:
     async def story() -> None:
         await send(cluster, "grouped", "1")
         async with Consumer(cluster.bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
@@ -142,7 +142,7 @@ def faulty() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_killed_leader_is_replaced_and_has_its_data_when_it_is_back(faulty: Cluster) -> None:
+def test_a_killed_leader_is_replaced_and_has_its_data_after_a_restart(faulty: Cluster) -> None:
     async def story() -> None:
         await send(faulty, "orders", "1", "2")
         victim = faulty.leader_of("orders")
@@ -152,14 +152,14 @@ def test_a_killed_leader_is_replaced_and_has_its_data_when_it_is_back(faulty: Cl
         assert faulty.leader_of("orders") != victim
         faulty.restart(victim)
         assert await read(faulty, "orders", 3) == ["1", "2", "3"]
-        # All others may go, and it still has everything.
+        # It still has everything if all others stop.
         await until(lambda: len(isr(faulty)) == 3)
 
     run(story())
 
 
 def isr(cluster: Cluster, but: int | None = None) -> tuple[int, ...]:
-    """As the nodes see it that run; `but` stands still or is cut off."""
+    """Returns the ISR as seen by the running nodes, except for `but`, which is paused or partitioned."""
     images = [node.broker.metadata.image for node_id, node in cluster.nodes.items() if node_id != but]
     newest = max(images, key=lambda image: image.offset)
     partition = newest.partition("orders", 0)
@@ -180,7 +180,7 @@ def test_a_killed_controller_is_replaced(faulty: Cluster) -> None:
     run(story())
 
 
-def test_a_paused_node_stands_still_and_goes_on(faulty: Cluster) -> None:
+def test_a_paused_node_stops_responding_until_resumed(faulty: Cluster) -> None:
     async def story() -> None:
         victim = next(
             node_id
@@ -210,12 +210,12 @@ def test_a_paused_node_can_be_stopped(faulty: Cluster) -> None:
     faulty.pause(victim)
     faulty.restart(victim)
     assert sorted(faulty.nodes) == [1, 2, 3]
-    # It stands still once more: that it did so before is forgotten.
+    # A second pause works like the first.
     faulty.pause(victim)
     faulty.resume(victim)
 
 
-def test_nothing_comes_through_a_cut_until_it_heals(faulty: Cluster) -> None:
+def test_a_partition_blocks_traffic_until_it_heals(faulty: Cluster) -> None:
     async def story() -> None:
         victim = next(
             node_id
@@ -233,7 +233,7 @@ def test_nothing_comes_through_a_cut_until_it_heals(faulty: Cluster) -> None:
     run(story())
 
 
-def test_what_a_node_sends_is_lost_one_way(faulty: Cluster) -> None:
+def test_a_one_way_partition_drops_what_the_node_sends(faulty: Cluster) -> None:
     async def story() -> None:
         victim = next(
             node_id
@@ -248,7 +248,7 @@ def test_what_a_node_sends_is_lost_one_way(faulty: Cluster) -> None:
     run(story())
 
 
-def test_a_node_that_is_stopped_hands_over_first(faulty: Cluster) -> None:
+def test_a_stopped_node_hands_over_leadership_first(faulty: Cluster) -> None:
     async def story() -> None:
         leader = faulty.leader_of("orders")
         faulty.stop(leader)
@@ -260,7 +260,7 @@ def test_a_node_that_is_stopped_hands_over_first(faulty: Cluster) -> None:
     run(story())
 
 
-def test_a_topic_of_groups_is_not_made_with_too_few_replicas() -> None:
+def test_the_offsets_topic_is_not_created_with_too_few_replicas() -> None:
     async def story() -> None:
         with Cluster(3) as cluster:
             cluster.kill(next(node_id for node_id in (1, 2, 3) if node_id != cluster.controller_id))
@@ -307,7 +307,7 @@ def test_status_shows_nodes_controller_and_partitions(cluster: Cluster) -> None:
     assert "all replicas are in sync" in told.stdout
 
 
-def test_a_node_is_drained_loses_its_vote_and_is_forgotten() -> None:
+def test_a_node_is_drained_removed_as_voter_and_unregistered() -> None:
     async def story() -> None:
         with Cluster(4, topics={"orders": 8}) as cluster:
             await send(cluster, "orders", *map(str, range(20)))
@@ -340,7 +340,7 @@ def test_a_node_is_drained_loses_its_vote_and_is_forgotten() -> None:
     run(story())
 
 
-def test_a_node_without_a_vote_gets_one(cluster: Cluster) -> None:
+def test_a_node_is_added_as_voter(cluster: Cluster) -> None:
     number = str(next(each for each in (1, 2, 3) if each != cluster.controller_id))
     moldau(cluster, "cluster", "remove-voter", number)
     assert rows(moldau(cluster, "cluster", "status"))[number][4] == "observer"
@@ -349,23 +349,23 @@ def test_a_node_without_a_vote_gets_one(cluster: Cluster) -> None:
     assert "is a voter already" in moldau(cluster, "cluster", "add-voter", number, fails=True).output
 
 
-def test_leaders_are_elected_when_asked(cluster: Cluster) -> None:
+def test_the_command_elects_preferred_leaders(cluster: Cluster) -> None:
     assert "elected" in moldau(cluster, "cluster", "elect-leaders").stdout
 
 
-def test_a_drain_that_cannot_be_is_refused(cluster: Cluster) -> None:
+def test_an_impossible_drain_is_rejected(cluster: Cluster) -> None:
     run(send(cluster, "everywhere", "1"))
     assert "no broker is left" in moldau(cluster, "cluster", "drain", "1", "--yes", fails=True).output
     assert "There is no node 9" in moldau(cluster, "cluster", "drain", "9", "--yes", fails=True).output
 
 
-def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing_behind() -> None:
+def test_a_cluster_that_cannot_start_raises_and_cleans_up() -> None:
     settings = {"broker.session.timeout.ms": "100"}
     with pytest.raises(Exception, match=r"broker\.session\.timeout\.ms"):
         Cluster(3, settings=settings).__enter__()
 
 
 @pytest.mark.moldau(topics={"orders": 2}, nodes=1)
-def test_the_fixture_gives_a_cluster(moldau_cluster: Any) -> None:
+def test_the_fixture_starts_a_cluster(moldau_cluster: Any) -> None:
     assert len(moldau_cluster.nodes) == 1
     assert moldau_cluster.leader_of("orders", 1) == 1

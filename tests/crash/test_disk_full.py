@@ -1,5 +1,4 @@
-"""A disk that fills up: producers get an error, what was acknowledged stays readable, other clients go on, and when
-there is room again so does the node."""
+"""A full disk: producers get an error, acknowledged records stay readable, and the node recovers with free space."""
 
 import os
 import subprocess
@@ -33,17 +32,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(where: Path, leave: int) -> Path:
-    """Takes the space of a disk but for `leave` bytes, as another process would."""
+    """Fills a disk except for `leave` bytes, as another process would."""
     ballast = where / "ballast"
     space = os.statvfs(where)
     with ballast.open("wb", buffering=0) as file:
-        # One write, and a short one will do: the node may have taken some of the room since it was measured.
+        # A short write is fine: the node may have used some of the space since it was measured.
         file.write(bytes(max(0, space.f_bavail * space.f_frsize - leave)))
     return ballast
 
 
 def produce_until_refused(wire: WireClient, topic: str) -> tuple[int, int]:
-    """(records acknowledged, the code that ended it)."""
+    """Returns the number of acknowledged records and the error code that ended it."""
     acknowledged = 0
     while True:
         code, offset = produce(wire, topic, batch([b"%06d" % acknowledged + bytes(20_000)]))
@@ -62,7 +61,7 @@ def check_whole(wire: WireClient, topic: str, acknowledged: int) -> None:
         assert b"%06d" % offset in answer["records"]
 
 
-def test_a_full_disk_is_an_error_and_not_the_end(small_disk: Path) -> None:
+def test_produce_fails_on_a_full_disk_and_recovers_with_free_space(small_disk: Path) -> None:
     with BrokerProcess(small_disk / "data") as served, WireClient(served.bootstrap) as wire:
         topics = Topics(served.bootstrap)
         full, other = topics.create(), topics.create()
@@ -90,7 +89,7 @@ def test_a_full_disk_is_an_error_and_not_the_end(small_disk: Path) -> None:
             check_whole(after, full, acknowledged + 1)
 
 
-def test_a_node_killed_on_a_full_disk_comes_back_with_all_it_acknowledged(small_disk: Path) -> None:
+def test_a_node_killed_on_a_full_disk_keeps_acknowledged_records(small_disk: Path) -> None:
     with BrokerProcess(small_disk / "data") as served:
         topic = Topics(served.bootstrap).create()
         ballast = fill(small_disk, leave=1 << 20)

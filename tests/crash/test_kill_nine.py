@@ -1,5 +1,5 @@
-"""`kill -9` in the middle of acks=all production, again and again on the same data: every acknowledged record is
-there after each restart, once, at its offset, in order. MOLDAU_KILLS sets how often (20)."""
+"""`kill -9` during acks=all production, repeatedly on the same data: after each restart every acknowledged record is at
+its offset, once and in order. MOLDAU_KILLS sets the number of kills (20)."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: requests under way are answered, logs are closed, the next start needs no recovery."""
+"""SIGTERM and SIGINT: requests in flight complete, logs are closed, and the next start needs no recovery."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("only_moldau")
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT], ids=lambda by: by.name)
-def test_a_node_that_is_asked_to_end_ends_cleanly(tmp_path: Path, by: signal.Signals) -> None:
+def test_a_node_shuts_down_cleanly_on_a_signal(tmp_path: Path, by: signal.Signals) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         with WireClient(served.bootstrap) as wire:
@@ -41,7 +41,7 @@ def flip_last_byte(log: Path) -> None:
 
 
 def test_a_clean_start_does_not_scan_the_logs(tmp_path: Path) -> None:
-    """Damage that only a scan could find stays unnoticed at a clean start: that is how one sees that none was made."""
+    """Corruption that only a scan would find goes unnoticed, which shows that a clean start does not scan."""
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         with WireClient(served.bootstrap) as wire:
@@ -54,7 +54,7 @@ def test_a_clean_start_does_not_scan_the_logs(tmp_path: Path) -> None:
             assert end_offset(wire, topic) == 2
 
 
-def test_a_torn_tail_is_cut_after_a_crash(tmp_path: Path) -> None:
+def test_a_torn_tail_is_truncated_after_a_crash(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         with WireClient(served.bootstrap) as wire:
@@ -70,7 +70,7 @@ def test_a_torn_tail_is_cut_after_a_crash(tmp_path: Path) -> None:
             assert b"c" in fetch(wire, topic, 2)["records"]
 
 
-def test_requests_that_wait_are_answered_or_closed_when_the_node_ends(tmp_path: Path) -> None:
+def test_pending_requests_are_completed_or_closed_at_shutdown(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         with WireClient(served.bootstrap) as waiting, WireClient(served.bootstrap) as idle:
@@ -83,7 +83,7 @@ def test_requests_that_wait_are_answered_or_closed_when_the_node_ends(tmp_path: 
                 pass
 
 
-def test_a_producer_goes_on_through_clean_restarts_without_loss_or_repetition(tmp_path: Path) -> None:
+def test_an_idempotent_producer_survives_clean_restarts_without_loss_or_duplicates(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create(partitions=3)
         senders = (idempotent_producer(served.bootstrap),)
@@ -98,7 +98,7 @@ def test_a_producer_goes_on_through_clean_restarts_without_loss_or_repetition(tm
         assert len(found) == sender.sent
 
 
-def test_a_client_learns_that_the_broker_is_gone(tmp_path: Path) -> None:
+def test_a_client_sees_its_connection_close_at_shutdown(tmp_path: Path) -> None:
     errors: list[int] = []
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
@@ -116,7 +116,7 @@ def test_a_client_learns_that_the_broker_is_gone(tmp_path: Path) -> None:
     assert set(errors) <= {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 
 
-def test_two_nodes_cannot_have_one_data_directory(tmp_path: Path) -> None:
+def test_two_nodes_cannot_share_a_data_directory(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         second = BrokerProcess(tmp_path / "data")
         with pytest.raises(RuntimeError, match="before it was ready") as refused:
@@ -126,7 +126,7 @@ def test_two_nodes_cannot_have_one_data_directory(tmp_path: Path) -> None:
             assert wire.request(METADATA, 1, {"topics": []})["topics"] == []
 
 
-def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         command = [sys.executable, "-m", "moldau", "serve", "--listen", served.bootstrap]
         done = subprocess.run(
@@ -141,7 +141,7 @@ def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
         assert "Traceback" not in printed
 
 
-def test_port_zero_takes_a_free_port_and_says_which(tmp_path: Path) -> None:
+def test_port_zero_picks_a_free_port_and_logs_it(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", port=0) as served:
         assert served.port != 0
         with WireClient(served.bootstrap) as wire:
@@ -149,7 +149,7 @@ def test_port_zero_takes_a_free_port_and_says_which(tmp_path: Path) -> None:
             assert f"{broker['host']}:{broker['port']}" == served.bootstrap
 
 
-def test_the_logs_of_a_clean_run_are_whole(tmp_path: Path) -> None:
+def test_the_logs_of_a_clean_run_pass_verification(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         with WireClient(served.bootstrap) as wire:

@@ -1,6 +1,5 @@
-"""Apache Kafka from its published artifacts: fetched once through Maven into a cache, then started and
-stopped as one broker-and-controller process on free loopback ports. Moldau is compared with it.
-"""
+"""Apache Kafka from its published artifacts: fetched once through Maven into a cache, then run as one process with
+broker and controller on free loopback ports."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ FETCH_TIMEOUT_S = 600
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
 
-# What Kafka's own start script gives the JVM, so that the broker runs as its makers ship it.
+# The JVM options of Kafka's own start script.
 JVM_OPTIONS = (
     "-server",
     "-XX:+UseG1GC",
@@ -48,7 +47,7 @@ class KafkaUnavailable(Exception):
 
 
 class KafkaFailed(Exception):
-    """Apache Kafka was there and a command of it failed; the message carries what it printed."""
+    """A command of Apache Kafka failed; the message has its output."""
 
 
 def _pom() -> str:
@@ -65,7 +64,7 @@ def _pom() -> str:
 
 
 def fetch() -> Path:
-    """The directory of Kafka's jars, filled through Maven the first time; raises KafkaUnavailable."""
+    """Returns the directory of Kafka's jars, filled through Maven the first time; raises KafkaUnavailable."""
     if shutil.which("java") is None:
         raise KafkaUnavailable("java is not installed")
     jars = CACHE / "jars"
@@ -79,7 +78,7 @@ def fetch() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if jars.is_dir():
             return jars
-        # Filled beside its final name, so that an interrupted download is never taken for a whole one.
+        # Filled under a temporary name, so that an interrupted download is not used.
         partial = CACHE / "jars.partial"
         shutil.rmtree(partial, ignore_errors=True)
         (CACHE / "pom.xml").write_text(_pom())
@@ -96,7 +95,7 @@ def fetch() -> Path:
 
 
 def available() -> str | None:
-    """None where Apache Kafka can be run (fetching it if need be), else the reason why not."""
+    """Returns None if Apache Kafka can be run (fetching it if needed), else the reason."""
     try:
         fetch()
     except KafkaUnavailable as error:
@@ -116,8 +115,8 @@ def _tail(text: str, lines: int = 12) -> str:
 
 
 class ApacheKafka:
-    """One Kafka node with its data below `data_dir`. As a context manager it is started on entry and
-    stopped on exit; `start` and `stop` may be called in between, and the data and the ports stay."""
+    """One Kafka node with its data below `data_dir`, started and stopped by `with`. `start` and `stop` may be called in
+    between; data and ports stay."""
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class ApacheKafka:
         heap: str = "1g",
         scram: Sequence[str] = (),
     ) -> None:
-        """`scram` has users that are there from the first start on, as `SCRAM-SHA-256=[name=ada,password=...]`."""
+        """`scram` are users that exist from the first start, as `SCRAM-SHA-256=[name=ada,password=...]`."""
         self.data_dir = Path(data_dir).resolve()
         self.scram = scram
         self.properties: dict[str, str] = dict(properties or {})
@@ -150,7 +149,7 @@ class ApacheKafka:
 
     @property
     def log_dir(self) -> Path:
-        """Where the partitions' segments are: `log_dir / "topic-0" / "00000000000000000000.log"`."""
+        """Directory of the segments: `log_dir / "topic-0" / "00000000000000000000.log"`."""
         return self.data_dir / "logs"
 
     @property
@@ -173,8 +172,8 @@ class ApacheKafka:
         self.stop()
 
     def format(self) -> None:
-        """Write the configuration and, the first time, format the storage; kept apart from `start` so that a
-        start can be timed without it."""
+        """Writes the configuration and formats the storage the first time; separate from `start` so that a start can be
+        timed."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         configuration = self._configuration()
         lines = (f"{name}={value}\n" for name, value in sorted(configuration.items()))
@@ -189,8 +188,7 @@ class ApacheKafka:
         self.format_s = time.monotonic() - began
 
     def start(self, properties: Mapping[str, str] | None = None, wait: bool = True) -> None:
-        """Start the broker; `properties` are added to those given before. With `wait` it accepts connections
-        when this returns."""
+        """Starts the broker with additional `properties`. With `wait` it accepts connections when this returns."""
         if self._process is not None:
             raise KafkaFailed("the broker is already running")
         self.properties.update(properties or {})
@@ -224,7 +222,7 @@ class ApacheKafka:
         )
 
     def stop(self) -> None:
-        """A clean shutdown; does nothing when the broker is not running."""
+        """Shuts the broker down cleanly, if it is running."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -244,7 +242,7 @@ class ApacheKafka:
     def run_tool(
         self, main_class: str, arguments: Sequence[str], input: str | None = None, timeout_s: float = 120
     ) -> str:
-        """Run one of Kafka's command-line tools and return what it printed; raises KafkaFailed."""
+        """Runs one of Kafka's command-line tools and returns its output; raises KafkaFailed."""
         done = subprocess.run(
             self._tool_command(main_class, arguments),
             input=input,
@@ -260,7 +258,7 @@ class ApacheKafka:
 
     @contextmanager
     def tool(self, main_class: str, arguments: Sequence[str]) -> Iterator[IO[str]]:
-        """What a tool prints that does not end by itself, while it runs; it is ended on exit."""
+        """Runs a tool that does not exit by itself, and yields its output; the tool is killed on exit."""
         command = self._tool_command(main_class, arguments)
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -31,16 +31,16 @@ class Tools:
         self._kafka = ApacheKafka(work_dir)
 
     def run(self, main_class: str, *arguments: str, stdin: str | None = None) -> str:
-        """What the tool printed; a tool that fails raises KafkaFailed with what it said."""
+        """Returns the tool's output; raises KafkaFailed with it if the tool fails."""
         return self._jvm.tool(main_class, arguments, stdin)
 
     def run_alone(self, main_class: str, *arguments: str) -> str:
-        """In a process of its own: for tools that do a part of their work when their process ends."""
+        """Runs the tool in its own process, for tools that do some work at exit."""
         return self._kafka.run_tool(main_class, arguments)
 
 
 def table(printed: str, group: str) -> list[dict[str, str]]:
-    """The rows about one group in the last table a tool printed, by the names of its columns."""
+    """Returns the rows about one group in the last table of a tool's output, by column name."""
     lines = [line for line in printed.splitlines() if line.strip()]
     first = max(number for number, line in enumerate(lines) if line.startswith("GROUP "))
     header = lines[first].replace("COORDINATOR (ID)", "COORDINATOR").split()

@@ -1,4 +1,4 @@
-"""Apache Kafka's own tools and clients, from its published artifacts, as the judge of Moldau's files and answers."""
+"""Apache Kafka's tools and clients as the judge of Moldau's files and responses."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClients]:
-    """One JVM for the whole run: starting one takes longer than most of what is asked of it."""
+    """One JVM for the whole run: its start takes longer than most tests."""
     try:
         fetch()
         clients = JavaClients(tmp_path_factory.mktemp("java"))
@@ -33,7 +33,7 @@ def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClients]:
 
 @pytest.fixture
 def java(jvm: JavaClients) -> Iterator[JavaClients]:
-    """Java's clients; consumers that a test leaves open are closed behind it."""
+    """Java clients; consumers that a test leaves open are closed afterwards."""
     yield jvm
     jvm.close_consumers()
 
@@ -45,14 +45,14 @@ def tools(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Tools:
 
 @pytest.fixture(scope="session")
 def node(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A node on files that the tests of a run share."""
+    """A shared node with files."""
     with broker(tmp_path_factory.mktemp("interop") / "data") as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """One Spark with both data sources: `format("moldau")`, and Spark's own connector as `format("kafka")`."""
+    """A Spark session with both data sources: `format("moldau")`, and Spark's connector as `format("kafka")`."""
     pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'moldau[spark]'")
     from moldau.spark import session
 
@@ -74,7 +74,7 @@ def spark() -> Iterator["SparkSession"]:
 def written(
     request: pytest.FixtureRequest, spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator["Written"]:
-    """The topics that reads are compared on, on Moldau and on Apache Kafka in turn."""
+    """Topics for comparing reads, on Moldau and on Apache Kafka in turn."""
     from spark_data import Transactions, write
 
     directory = tmp_path_factory.mktemp(request.param) / "data"
@@ -86,7 +86,7 @@ def written(
     if reason is not None:
         pytest.skip(f"Apache Kafka is not there: {reason}")
     with pytest.MonkeyPatch.context() as patch, ApacheKafka(directory, heap="512m") as kafka:
-        # Topics are waited for where this is set: Kafka says that a topic is there before it is.
+        # Makes the tests wait for topics: Kafka responds before a topic can be used.
         patch.setenv("MOLDAU_TEST_BOOTSTRAP", kafka.bootstrap)
         topics = Topics(kafka.bootstrap)
         transactions = Transactions(topics)

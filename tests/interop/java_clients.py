@@ -1,6 +1,7 @@
-"""Kafka's Java clients and tools in one JVM for a whole test run, driven over its standard input and output.
+"""Kafka's Java clients and tools in one JVM for a whole test run, driven through its standard input and output.
 
-The Java side is in `java/`. It answers commands and tells what its consumers see; here both are Python values."""
+The Java side is in `java/`. It executes commands and reports consumer events; here both are Python values.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ Offsets = dict[str, tuple[int, str]]
 
 
 class JavaError(Exception):
-    """What a Java client threw: its exception's name and message."""
+    """An exception of a Java client, with its name and message."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -46,7 +47,7 @@ def compile_sources(into: Path) -> Path:
 
 
 class JavaClients:
-    """The JVM. What it prints besides answers and events is kept in `work_dir/java.log`."""
+    """The JVM. Other output than results and events goes to `work_dir/java.log`."""
 
     def __init__(self, work_dir: Path) -> None:
         classes = compile_sources(work_dir / "classes")
@@ -69,7 +70,7 @@ class JavaClients:
         threading.Thread(target=self._read_file, daemon=True).start()
 
     def stop(self) -> None:
-        """Closing its input ends the JVM."""
+        """Closes the JVM's input, which ends it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -79,7 +80,7 @@ class JavaClients:
             self._process.wait()
 
     def ask(self, command: str, *, timeout_s: float = 60, **parameters: Any) -> Any:
-        """Has a command performed; what Java threw is raised as JavaError."""
+        """Executes a command; raises Java exceptions as JavaError."""
         return self._answer(
             self._begin(command, parameters), f"no answer to {command} {parameters}", timeout_s
         )
@@ -102,7 +103,7 @@ class JavaClients:
     def wait_until(
         self, condition: Callable[[], bool], otherwise: str | Callable[[], str], timeout_s: float = WAIT_S
     ) -> None:
-        """Returns when something that Java told has made it so."""
+        """Waits until an event from Java makes the condition true."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended or condition(), timeout_s) or not condition():
                 reason = "the JVM has ended" if self._ended else "timed out"
@@ -125,7 +126,7 @@ class JavaClients:
     def tool(
         self, main_class: str, arguments: Sequence[str], stdin: str | None = None, timeout_s: float = 120
     ) -> str:
-        """What one of Kafka's command-line tools printed; raises KafkaFailed where it did not exit with 0."""
+        """Returns the output of a command-line tool; raises KafkaFailed if its exit code is not 0."""
         done = self.ask(
             "tool", main=main_class, arguments=list(arguments), stdin=stdin or "", timeout_s=timeout_s
         )
@@ -137,7 +138,7 @@ class JavaClients:
     def produce(
         self, bootstrap: str, topic: str, records: Iterable[Event], **settings: object
     ) -> list[Event]:
-        """Where each record went; a record is a dict of key, value, headers, partition and timestamp."""
+        """Returns the position of each record; a record is a dict of key, value, headers, partition and timestamp."""
         found: list[Event] = self.ask(
             "produce",
             topic=topic,
@@ -158,7 +159,7 @@ class JavaClients:
         partitions: Sequence[str] | None = None,
         **settings: object,
     ) -> Consumer:
-        """A consumer that polls from now on, of the classic protocol unless told otherwise."""
+        """Starts a consumer that polls, with the classic protocol by default."""
         with self._changed:
             assert name not in self._consumers or self._consumers[name].is_closed, f"{name} is still open"
             consumer = self._consumers[name] = Consumer(self, name)
@@ -178,7 +179,7 @@ class JavaClients:
         return consumer
 
     def close_consumers(self) -> None:
-        """All at once: each takes a while."""
+        """Closes all consumers in parallel, because each takes a while."""
         names = [name for name, consumer in self._consumers.items() if not consumer.is_closed]
         for name in names:
             self._begin("go", {"consumer": name})
@@ -188,14 +189,14 @@ class JavaClients:
 
 
 class Consumer:
-    """One Java consumer: what it has told, and what it can be asked."""
+    """One Java consumer, with its events and commands."""
 
     def __init__(self, java: JavaClients, name: str) -> None:
         self.java = java
         self.name = name
         self.events: list[Event] = []
         self.owned: set[str] = set()
-        """The partitions it has by its callbacks."""
+        """Partitions that it owns according to its callbacks."""
         self.generation = -1
         self.is_closed = False
 
@@ -223,7 +224,7 @@ class Consumer:
         return found
 
     def wait_for(self, event: str, since: int = 0, timeout_s: float = WAIT_S) -> Event:
-        """The first such event, told already or yet to come."""
+        """Returns the first such event, waiting for it if needed."""
         self.java.wait_until(
             lambda: bool(self.told(event, since)),
             lambda: f"{self.name} told no {event!r}: {self.events[since:][-10:]}",
@@ -239,12 +240,12 @@ class Consumer:
         return self.values
 
     def wait_for_error(self) -> str:
-        """The name of the exception that ended it."""
+        """Returns the name of the exception that ended the consumer."""
         name: str = self.wait_for("error")["error"]
         return name
 
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commits these offsets, or without them where the consumer is."""
+        """Commits these offsets, or the consumer's positions."""
         what: dict[str, Any] = {} if offsets is None else {"offsets": offsets}
         self.java.ask("commit", consumer=self.name, **what)
 
@@ -274,7 +275,7 @@ class Consumer:
         return found
 
     def preferred_replica(self, partition: str) -> int:
-        """The replica that the leader has sent it to for reading; -1 where it reads from the leader."""
+        """Returns the preferred read replica; -1 if it reads from the leader."""
         found: int = self.java.ask("preferredReplica", consumer=self.name, partition=partition)
         return found
 
@@ -282,20 +283,20 @@ class Consumer:
         self.java.ask("rebalance", consumer=self.name)
 
     def stall(self) -> None:
-        """It polls no more until `go`; its heartbeats go on."""
+        """Stops polling until `go`; heartbeats continue."""
         self.java.ask("stall", consumer=self.name)
 
     def go(self) -> None:
         self.java.ask("go", consumer=self.name)
 
     def close(self, *, stay: bool = False) -> None:
-        """Closes it; with `stay` it tells its group nothing, as if its process had died."""
+        """Closes it; with `stay` without leaving the group, as if its process had died."""
         self.java.ask("close", consumer=self.name, stay=stay)
         self.wait_for("closed")
 
 
 def dotted(settings: dict[str, object]) -> dict[str, str]:
-    """Settings as Java names and writes them: `max_poll_records=1` is max.poll.records=1."""
+    """Returns settings with Java's names: `max_poll_records=1` is max.poll.records=1."""
     return {
         name.replace("_", "."): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in settings.items()
@@ -307,7 +308,7 @@ def partitions_of(topic: str, count: int) -> set[str]:
 
 
 def wait_until_shared(consumers: Sequence[Consumer], partitions: set[str], timeout_s: float = WAIT_S) -> None:
-    """Waits until these consumers have these partitions in one generation: all of them, and none twice."""
+    """Waits until these consumers own these partitions in one generation, each exactly once."""
 
     def is_shared() -> bool:
         owned = [partition for consumer in consumers for partition in consumer.owned]
@@ -324,7 +325,7 @@ def wait_until_shared(consumers: Sequence[Consumer], partitions: set[str], timeo
 
 
 def wait_a_moment_for(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """For what no event tells: asks again and again until it is so."""
+    """Polls a condition that no event reports."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not so in {timeout_s} s: {what}"

@@ -1,4 +1,4 @@
-"""Three Moldau nodes as Kafka's tools and clients find them: what the tests of clusters ask of both together."""
+"""Three Moldau nodes, and helpers that tests of Kafka's tools and clients share."""
 
 import json
 import re
@@ -22,7 +22,7 @@ GROUPS = {"group.min.session.timeout.ms": "1000"}
 def three_nodes(
     directory: Path, settings: Mapping[str, str] | None = None, racks: Mapping[int, str] | None = None
 ) -> Iterator[BrokerProcessCluster]:
-    """Nodes that failed in a way nobody planned for fail the tests."""
+    """Starts the nodes; unexpected errors in their logs fail the tests."""
     with BrokerProcessCluster(directory, settings={**GROUPS, **(settings or {})}, racks=racks) as cluster:
         yield cluster
         for node in cluster.nodes.values():
@@ -30,7 +30,7 @@ def three_nodes(
 
 
 def all_up(cluster: BrokerProcessCluster) -> BrokerProcessCluster:
-    """Starts what an earlier test has left dead, and waits until nothing is behind."""
+    """Starts nodes that an earlier test killed, and waits until all replicas are in sync."""
     for node_id, node in cluster.nodes.items():
         if node.process is None:
             cluster.start(node_id)
@@ -55,7 +55,7 @@ def at(cluster: BrokerProcessCluster) -> tuple[str, str]:
 def described(
     tools: Tools, cluster: BrokerProcessCluster, topic: str
 ) -> dict[int, tuple[int, list[int], list[int]]]:
-    """By partition, as kafka-topics shows it: leader, replicas and those in sync."""
+    """Returns leader, replicas and ISR by partition, from the output of kafka-topics."""
     printed = tools.run(TOPICS, *at(cluster), "--describe", "--topic", topic)
     rows = re.findall(r"Partition: (\d+)\s+Leader: (\w+)\s+Replicas: ([\d,]*)\s+Isr: ([\d,]*)", printed)
     return {
@@ -69,7 +69,7 @@ def _numbers(written: str) -> list[int]:
 
 
 def plan(path: Path, topic: str, replicas: Mapping[int, Sequence[int]]) -> Path:
-    """The JSON that kafka-reassign-partitions takes."""
+    """Writes the JSON file for kafka-reassign-partitions."""
     partitions = [
         {"topic": topic, "partition": partition, "replicas": list(wanted)}
         for partition, wanted in replicas.items()

@@ -1,5 +1,5 @@
-"""A recorder between clients and a broker: it passes every byte on unchanged and writes down, in order and with the
-time of the machine's monotonic clock, the requests and answers of the group protocol."""
+"""A proxy between clients and a broker that records requests and responses of the group protocol, in order and with
+monotonic time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NAMES = {
     14: "SyncGroup",
 }
 UNREAD = {"Fetch"}
-"""Written down without its content."""
+"""Recorded without its content."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A request, or the answer to one."""
+    """A request or a response."""
 
     at_ns: int
     client: str
@@ -47,7 +47,7 @@ class Passed:
 
 
 class Recorder:
-    """Listens on `port` and passes on to the broker's port once that is known."""
+    """Listens on `port` and forwards to the broker's port once that is known."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -70,7 +70,7 @@ class Recorder:
             return [each for each in self.passed if each.client == client]
 
     def wait_for_answer(self, client: str, name: str, since_ns: int = 0) -> Passed:
-        """The first answer to such a request of a client, passed already or yet to come."""
+        """Returns the first response to such a request of a client, waiting for it if needed."""
 
         def found() -> list[Passed]:
             wanted = (client, name, True)
@@ -83,7 +83,7 @@ class Recorder:
             return found()[0]
 
     def cut(self) -> None:
-        """Ends all connections; new ones are let through."""
+        """Closes all connections; new ones are accepted."""
         for connection in self._connections:
             _shut(connection)
         self._connections.clear()
@@ -140,7 +140,7 @@ class Recorder:
 
 
 def _frames(source: socket.socket) -> Iterator[bytes]:
-    """Whole frames without their size, until the other side closes."""
+    """Yields complete frames without their size, until the peer closes."""
     with source.makefile("rb") as stream:
         while True:
             try:

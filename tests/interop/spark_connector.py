@@ -1,5 +1,4 @@
-"""Spark's own Kafka connector from its published jars, fetched once through Maven into a cache. Moldau's data source is
-compared with it, and Moldau's broker is used through it."""
+"""Spark's Kafka connector from its published jars, fetched once through Maven into a cache."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Those of Spark's own version are not all published; these work together with PySpark 4.3.
+# Not all jars of Spark's own version are published; these work with PySpark 4.3.
 ARTIFACTS = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -25,7 +24,7 @@ class ConnectorUnavailable(Exception):
 
 
 def fetch() -> list[Path]:
-    """The connector's jars, copied through Maven the first time; raises ConnectorUnavailable."""
+    """Returns the connector's jars, copied through Maven the first time; raises ConnectorUnavailable."""
     jars = [CACHE / _file_name(artifact) for artifact in ARTIFACTS]
     if all(jar.is_file() for jar in jars):
         return jars
@@ -42,7 +41,7 @@ def fetch() -> list[Path]:
 
 
 def available() -> str | None:
-    """None where the connector is there (fetching it if need be), else the reason why not."""
+    """Returns None if the connector is available (fetching it if needed), else the reason."""
     try:
         fetch()
     except ConnectorUnavailable as error:
@@ -51,7 +50,7 @@ def available() -> str | None:
 
 
 def spark_jars() -> str:
-    """The value of `spark.jars` that makes `format("kafka")` work."""
+    """Returns the value of `spark.jars` that enables `format("kafka")`."""
     return ",".join(str(jar) for jar in fetch())
 
 
@@ -61,8 +60,8 @@ def _file_name(artifact: str) -> str:
 
 
 def _copy(maven: str, artifact: str, jar: Path) -> None:
-    """One artifact alone: the connector's own list of dependencies names a repository that may be out of reach."""
-    # Copied beside its final place, so that an interrupted download is never taken for a whole one.
+    """Copies one artifact without dependencies: their list names a repository that may be unreachable."""
+    # Copied to a temporary name, so that an interrupted download is not used.
     partial = CACHE / "partial"
     command = [maven, "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={partial}"]
     try:

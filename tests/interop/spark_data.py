@@ -1,5 +1,6 @@
-"""Topics with everything a read can meet (empty keys and values, headers, compression, both kinds of time, deleted
-records, transactions that ended either way), written by librdkafka; and how two data sources are read side by side."""
+"""Topics with everything a read can meet (empty keys and values, headers, compression, both timestamp types, deleted
+records, committed and aborted transactions), written by librdkafka, and helpers to read them through two data
+sources."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from support.topics import QUIET, Topics, unique
 
 FIRST_MS = 1_700_000_000_000
-"""The time of the first record; each one is a second after the one before it."""
+"""Timestamp of the first record; each following one is a second later."""
 RECORDS = 120
 PARTITIONS = 3
 DELETED_BEFORE = 7
@@ -27,30 +28,30 @@ Options = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Written:
-    """The topics of one broker, by what is special about them."""
+    """Topics of one broker, by what is special about them."""
 
     bootstrap: str
     plain: str
-    """Three partitions; record n is in partition n % 3 and has the time FIRST_MS + 1000 n."""
+    """Three partitions; record n is in partition n % 3 and has the timestamp FIRST_MS + 1000 n."""
     appended: str
-    """The broker set the time of its records."""
+    """Its records have log append time."""
     cut: str
-    """Of its two partitions the first has lost its first records."""
+    """The first of its two partitions has lost its first records."""
     empty: str
     committed: str | None = None
-    """With transactions that were committed, were aborted, and are still open; None where there are none."""
+    """With committed, aborted and open transactions; None without transactions."""
 
     @property
     def pattern(self) -> str:
         return f"{self.plain}|{self.appended}|{self.empty}"
 
     def at(self, topic: str, offsets: Mapping[int, int]) -> str:
-        """Offsets (or times) of the partitions of one topic, as the options take them."""
+        """Returns offsets (or timestamps) by partition of one topic, in the form of the options."""
         return json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}})
 
 
 def write(topics: Topics) -> Written:
-    # The times of its records are long ago: they must not be taken for old records.
+    # The timestamps are long ago, so retention must not delete the records.
     plain = topics.create(partitions=PARTITIONS, retention_ms=-1)
     appended = topics.create(message_timestamp_type="LogAppendTime")
     cut, empty = topics.create(partitions=2), topics.create()
@@ -73,7 +74,7 @@ def _producer(bootstrap: str, **settings: object) -> Producer:
 
 
 def _produce_share(bootstrap: str, topic: str, compression: str) -> None:
-    """A third of the records, of all partitions, in batches with this compression."""
+    """Writes a third of the records, to all partitions, with this compression."""
     share = ("none", "gzip", "lz4").index(compression)
     producer = _producer(bootstrap, compression_type=compression)
     for number in range(share * RECORDS // 3, (share + 1) * RECORDS // 3):
@@ -90,8 +91,7 @@ def _produce_share(bootstrap: str, topic: str, compression: str) -> None:
 
 
 class Transactions:
-    """A topic whose records are a committed transaction, an aborted one, a committed one, and one that stays open as
-    long as this does."""
+    """A topic with a committed transaction, an aborted one, a committed one, and one that stays open until exit."""
 
     def __init__(self, topics: Topics) -> None:
         self.topic = topics.create(partitions=2)
@@ -130,7 +130,7 @@ def in_order(frame: DataFrame) -> list[Row]:
 
 
 def planned(checkpoint: Path) -> list[dict[str, dict[str, int]]]:
-    """Up to where each micro-batch was to read, as the checkpoint has it."""
+    """Returns the end offsets of each micro-batch, from the checkpoint."""
     files = sorted((path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit()), key=_number)
     ends = [json.loads(path.read_text().splitlines()[2]) for path in files]
     return [{topic: at for topic, at in end.items() if not topic.startswith("@")} for end in ends]
@@ -147,7 +147,7 @@ class Streamed:
 
 
 def stream_to_end(frame: DataFrame, directory: Path, *, columns: tuple[str, ...] = ("*",)) -> Streamed:
-    """All that a stream has now, and how it was cut into micro-batches."""
+    """Returns all rows that a stream has now, and the end offsets of its micro-batches."""
     name = unique("streamed").replace("-", "_")
     checkpoint = directory / name
     writer = frame.select(*columns).writeStream.format("memory").queryName(name)
@@ -158,7 +158,7 @@ def stream_to_end(frame: DataFrame, directory: Path, *, columns: tuple[str, ...]
 
 @dataclass(frozen=True)
 class Read:
-    """A record as librdkafka gives it."""
+    """A record as librdkafka returns it."""
 
     partition: int | None
     key: bytes | None
@@ -167,7 +167,7 @@ class Read:
 
 
 def read_with_librdkafka(bootstrap: str, topic: str, count: int) -> list[Read]:
-    """The first records of a topic, in order of partition and offset; fails if there are more or fewer."""
+    """Returns all records of a topic ordered by partition and offset; fails if there are more or fewer than `count`."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": unique("reader"), "enable.auto.commit": False, **QUIET}
     )

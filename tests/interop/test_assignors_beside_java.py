@@ -1,4 +1,4 @@
-"""The client's assignors beside Kafka's own, on groups made by chance that live through several generations."""
+"""Moldau's assignors compared with Kafka's on random groups over several generations."""
 
 import random
 import subprocess
@@ -55,7 +55,7 @@ def java_assign() -> Iterator[Assign]:
 
 
 def groups(chance: random.Random, *, equal: bool) -> Iterator[tuple[dict[str, int], dict[str, set[str]]]]:
-    """The same topics with members that come, go and subscribe anew."""
+    """Yields the same topics with members that join, leave and change their subscription."""
     topics = {f"t{number}": chance.randint(1, 8) for number in range(chance.randint(1, 5))}
     for _ in range(4):
         everybody = [f"m{number}" for number in range(8)]
@@ -91,7 +91,7 @@ def members_of(
 
 @pytest.mark.parametrize("name", ["range", "roundrobin"])
 @pytest.mark.parametrize("static", [False, True])
-def test_range_and_roundrobin_give_the_same(java_assign: Assign, name: str, static: bool) -> None:
+def test_range_and_roundrobin_match_java(java_assign: Assign, name: str, static: bool) -> None:
     for seed in range(GROUPS):
         for topics, wants in groups(random.Random(seed), equal=seed % 2 == 0):
             members = members_of(name, wants, {}, static)
@@ -100,7 +100,7 @@ def test_range_and_roundrobin_give_the_same(java_assign: Assign, name: str, stat
 
 
 @pytest.mark.parametrize("equal", [True, False], ids=["equal", "unequal"])
-def test_sticky_is_as_even_and_as_sticky(java_assign: Assign, equal: bool) -> None:
+def test_sticky_is_as_even_and_as_sticky_as_java(java_assign: Assign, equal: bool) -> None:
     ours_moved = java_moved = 0
     for seed in range(GROUPS):
         had: dict[str, PreviousAssignment] = {}
@@ -113,12 +113,12 @@ def test_sticky_is_as_even_and_as_sticky(java_assign: Assign, equal: bool) -> No
                 had | {who: PreviousAssignment(tuple(some), generation) for who, some in ours.items()},
             )
             if not is_allowed(java, wants):
-                # Java's may give a member what it had long ago and does not subscribe to any more.
+                # Java may return a partition that a member owned long ago and no longer subscribes to.
                 continue
             assert sorted(each for some in ours.values() for each in some) == sorted(
                 each for some in java.values() for each in some
             )
-            # The lower the sum of squares the more even; no assignment has one below ours.
+            # A lower sum of squares is more even; no assignment has a lower one than ours.
             assert squares(ours) <= squares(java), seed
             if equal:
                 assert squares(ours) == squares(java), seed
@@ -155,7 +155,7 @@ def squares(assignments: Assignments) -> int:
 
 
 def moved(assignments: Assignments, had: Mapping[str, PreviousAssignment]) -> int:
-    """How many partitions were taken from members that are still there."""
+    """Returns how many partitions were taken from members that are still in the group."""
     owner: dict[tuple[str, int], tuple[int, str]] = {}
     for who, before in had.items():
         for each in before.partitions if who in assignments else ():

@@ -1,5 +1,5 @@
-"""Java's idempotent producer and a group of Java's consumers carry on through `kill -9` of the node they need: every
-record is there once and in order, and every record is read once."""
+"""Java's idempotent producer and a group of Java consumers continue through `kill -9` of the node they need: every
+record is written once, in order, and read once."""
 
 import threading
 from collections import defaultdict
@@ -16,7 +16,7 @@ from support.topics import unique
 PARTITIONS = 3
 RECORDS = 9_000
 RECORDS_BEFORE = 1_000
-"""Read before the node is killed."""
+"""Records read before the node is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
 
 
 class Sending(threading.Thread):
-    """One producer with its default settings but small batches, so that the kill hits it with many on the way."""
+    """A producer with default settings but small batches, so that many are in flight at the kill."""
 
     def __init__(self, java: JavaClients, cluster: BrokerProcessCluster, topic: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def victim_of(role: str, java: JavaClients, cluster: BrokerProcessCluster, topic
 
 
 def check_log(cluster: BrokerProcessCluster, topic: str, places: list[Event]) -> None:
-    """Every record is where its acknowledgement said, in the order it was sent in, and nothing else is there."""
+    """Checks that every record is at its acknowledged position, in order, and that there are no others."""
     held: dict[int, list[str]] = defaultdict(list)
     for record in all_records(cluster.bootstrap, topic):
         assert record.offset == len(held[record.partition])
@@ -91,7 +91,7 @@ def check_read(members: list[Consumer]) -> None:
 
 
 @pytest.mark.parametrize("role", ["partition leader", "group coordinator", "controller"])
-def test_java_clients_carry_on_when_a_node_is_killed(
+def test_java_clients_continue_when_a_node_is_killed(
     java: JavaClients, cluster: BrokerProcessCluster, role: str
 ) -> None:
     topic, group = unique(), unique("group")
@@ -118,7 +118,7 @@ def test_java_clients_carry_on_when_a_node_is_killed(
     assert {partition: offset for partition, (offset, _) in committed.items()} == ends
 
 
-def test_a_new_member_begins_where_the_group_was_before_its_coordinator_was_killed(
+def test_a_new_member_continues_after_the_kill_of_its_coordinator(
     java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic, group = unique(), unique("group")

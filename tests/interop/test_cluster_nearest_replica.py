@@ -1,5 +1,5 @@
-"""Consumers that say their rack read from the replica in it, and from the leader again when that replica is gone; those
-that say none read from leaders."""
+"""Consumers with a rack read from the replica in it, and from the leader when that replica is down; consumers without a
+rack read from leaders."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
 
 @pytest.fixture
 def topic(tools: Tools, cluster: BrokerProcessCluster) -> str:
-    """Led by node 1, with a replica on each node."""
+    """A topic led by node 1, with a replica on each node."""
     name = unique()
     tools.run(TOPICS, *at(cluster), "--create", "--topic", name, "--replica-assignment", "1:2:3")
     return name
@@ -53,7 +53,7 @@ def test_kafkas_tools_show_the_racks_of_the_nodes(tools: Tools, cluster: BrokerP
         assert f"(id: {node_id} rack: {rack} isFenced: false)" in versions
 
 
-def test_a_java_consumer_reads_from_its_own_rack_and_from_the_leader_when_that_is_dead(
+def test_a_java_consumer_reads_from_its_rack_or_else_from_the_leader(
     java: JavaClients, cluster: BrokerProcessCluster, topic: str
 ) -> None:
     partition = f"{topic}:0"
@@ -81,7 +81,7 @@ def test_a_java_consumer_reads_from_its_own_rack_and_from_the_leader_when_that_i
     assert near.wait_for_records(4 * BATCH)[-BATCH:] == texts(3 * BATCH)
 
 
-def test_a_java_consumer_stays_with_its_rack_when_the_leader_is_killed(
+def test_a_java_consumer_keeps_reading_from_its_rack_when_the_leader_is_killed(
     java: JavaClients, cluster: BrokerProcessCluster, topic: str
 ) -> None:
     partition = f"{topic}:0"
@@ -94,7 +94,7 @@ def test_a_java_consumer_stays_with_its_rack_when_the_leader_is_killed(
     assert cluster.leader_of(topic) in (2, 3)
 
 
-def test_a_confluent_consumer_reads_from_its_own_rack_and_from_the_leader_when_that_is_dead(
+def test_a_confluent_consumer_reads_from_its_rack_or_else_from_the_leader(
     java: JavaClients, cluster: BrokerProcessCluster, topic: str
 ) -> None:
     fetched_from: list[int] = []
@@ -119,7 +119,7 @@ def test_a_confluent_consumer_reads_from_its_own_rack_and_from_the_leader_when_t
     read: list[str] = []
 
     def read_until(count: int, broker: int) -> None:
-        """Until so much is read, and the client fetches from that node."""
+        """Reads until `count` records have arrived and the client fetches from that broker."""
         deadline = time.monotonic() + 40
         while len(read) < count or fetched_from[-1:] != [broker]:
             assert time.monotonic() < deadline, (

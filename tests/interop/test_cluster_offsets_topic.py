@@ -1,5 +1,5 @@
-"""`__consumer_offsets` grows from one replica to three with Kafka's own tool and a plan of the well-known form, while a
-group works; after that the group outlives the node that coordinated it."""
+"""`__consumer_offsets` grows from one replica to three with Kafka's reassignment tool while a group works; then the
+group survives the kill of its coordinator."""
 
 import itertools
 import threading
@@ -27,7 +27,7 @@ def cluster(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 class Work:
-    """A producer that sends without a pause, and the two members of a group that read and commit all the while."""
+    """A producer that sends without pause, and two group members that read and commit."""
 
     def __init__(self, java: JavaClients, cluster: BrokerProcessCluster) -> None:
         self._java = java
@@ -63,7 +63,7 @@ class Work:
             self._failed.append(error)
 
     def finish(self) -> list[str]:
-        """Everything the members have read, when all that was sent has been."""
+        """Returns everything the members have read, once they have read all that was sent."""
         self._stop.set()
         self._thread.join()
         assert not self._failed, self._failed
@@ -120,7 +120,7 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
 def assert_committed_to_the_end(
     java: JavaClients, cluster: BrokerProcessCluster, members: list[Consumer]
 ) -> None:
-    """What the members commit when they leave is kept by the nodes that are left."""
+    """The remaining nodes keep what the members commit when they leave."""
     for member in members:
         member.close()
     committed = java.admin(cluster.bootstrap, "listGroupOffsets", group="workers")

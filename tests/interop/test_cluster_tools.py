@@ -1,4 +1,4 @@
-"""Kafka's command-line tools on three Moldau nodes: elections, the quorum, what a dead node leaves, and moves."""
+"""Kafka's command-line tools on three Moldau nodes: elections, the quorum, dead nodes and reassignments."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def values(count: int) -> list[dict[str, object]]:
     return [{"value": f"value-{number}", "partition": 0} for number in range(count)]
 
 
-def test_kafka_topics_spreads_replicas_and_shows_what_a_dead_node_lacks(
+def test_kafka_topics_spreads_replicas_and_shows_under_replicated_partitions(
     tools: Tools, cluster: BrokerProcessCluster
 ) -> None:
     topic = unique()
@@ -66,7 +66,7 @@ def test_kafka_topics_spreads_replicas_and_shows_what_a_dead_node_lacks(
     ]
 
 
-def test_kafka_leader_election_gives_leadership_back_to_the_preferred_replica(
+def test_kafka_leader_election_elects_the_preferred_replica(
     tools: Tools, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster, partitions=3)
@@ -91,7 +91,7 @@ def test_kafka_leader_election_gives_leadership_back_to_the_preferred_replica(
         )
 
 
-def test_an_unclean_election_is_made_when_the_tool_asks_for_it_and_not_before(
+def test_an_unclean_election_happens_only_when_the_tool_requests_it(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster, replicas=2, min_insync_replicas="1")
@@ -155,7 +155,9 @@ def test_kafka_metadata_quorum_removes_a_voter_and_adds_it_again(
         tools.run(QUORUM, *at(cluster), *configured, "add-controller")
 
 
-def test_the_voters_of_the_quorum_outlive_its_leader(tools: Tools, cluster: BrokerProcessCluster) -> None:
+def test_the_voter_set_survives_a_kill_of_the_quorum_leader(
+    tools: Tools, cluster: BrokerProcessCluster
+) -> None:
     def status() -> tuple[int, int]:
         printed = tools.run(QUORUM, *at(cluster), "describe", "--status")
         (leader,) = re.findall(r"^LeaderId:\s+(-?\d+)$", printed, re.MULTILINE)
@@ -172,7 +174,7 @@ def test_the_voters_of_the_quorum_outlive_its_leader(tools: Tools, cluster: Brok
     assert status() == (new_leader, new_epoch), "a node that came back caused an election"
 
 
-def test_a_throttled_move_is_slow_until_the_throttle_is_lifted(
+def test_a_throttled_reassignment_is_slow_until_the_throttle_is_removed(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     topic = unique()
@@ -186,7 +188,7 @@ def test_a_throttled_move_is_slow_until_the_throttle_is_lifted(
     )
     assert "leader.replication.throttled.replicas=0:1 " in described_topic
     assert "follower.replication.throttled.replicas=0:2 " in described_topic
-    # Writes are not held back by a replica that is: it is none of those that are waited for.
+    # Writes do not wait for the throttled replica, which is not in the ISR.
     java.produce(cluster.bootstrap, topic, values(5))
     assert f"{topic}-0 is still in progress" in tools.run(
         REASSIGN, *at(cluster), *file, "--verify", "--preserve-throttles"
@@ -202,7 +204,7 @@ def test_a_throttled_move_is_slow_until_the_throttle_is_lifted(
     assert f"Reassignment of partition {topic}-0 is completed" in verified
 
 
-def test_a_move_can_be_called_off(
+def test_a_reassignment_can_be_cancelled(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     topic = unique()
@@ -242,7 +244,7 @@ def test_kafka_log_dirs_and_features_and_api_versions_see_every_node(
     assert "ERROR" not in versions
 
 
-def test_kafka_replica_verification_finds_replicas_alike(
+def test_kafka_replica_verification_finds_no_differences(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     topic = new_topic(cluster)
@@ -258,7 +260,7 @@ def test_kafka_replica_verification_finds_replicas_alike(
     assert "doesn't match" not in found
 
 
-def test_a_node_that_is_gone_for_good_is_unregistered_and_comes_back_as_a_new_one(
+def test_a_dead_node_is_unregistered_and_rejoins_as_a_new_one(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster)

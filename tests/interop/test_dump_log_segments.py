@@ -1,4 +1,4 @@
-"""Kafka's own DumpLogSegments reads what Moldau wrote: segments, indexes, producer snapshots and the metadata log."""
+"""Kafka's DumpLogSegments reads Moldau's files: segments, indexes, producer snapshots and the metadata log."""
 
 import re
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ RECORDS = 200
 
 @dataclass
 class Written:
-    """The data directory of a node that has ended, and what is in it."""
+    """Data directory of a stopped node, and its topics."""
 
     data_dir: Path
     topic_of: dict[str, str]
@@ -103,7 +103,7 @@ def test_offset_and_time_indexes_pass_kafkas_checks(tools: Tools, written: Writt
     indexes = files(written, topic, ".index") + files(written, topic, ".timeindex")
     printed = tools.run(DUMP, "--files", ",".join(indexes), "--index-sanity-check")
     assert printed.count("passed sanity check") == len(indexes)
-    # Without the sanity check the tool looks every entry up in its segment and says where they differ.
+    # Without the sanity check the tool looks up every entry in its segment and reports differences.
     printed = tools.run(DUMP, "--files", ",".join(indexes), "--verify-index-only")
     for complaint in (
         "Mismatches in",
@@ -129,7 +129,7 @@ def test_producer_snapshots_name_the_producer(tools: Tools, written: Written) ->
     assert producer[1:] == ("0", str(RECORDS - 1))
 
 
-def test_the_metadata_log_is_kafkas(tools: Tools, written: Written) -> None:
+def test_kafka_decodes_the_metadata_log(tools: Tools, written: Written) -> None:
     log = written.data_dir / "__cluster_metadata-0" / "00000000000000000000.log"
     printed = tools.run(DUMP, "--files", str(log), "--cluster-metadata-decoder")
     assert "isvalid: false" not in printed
@@ -150,7 +150,7 @@ def test_the_metadata_log_is_kafkas(tools: Tools, written: Written) -> None:
     assert '"name":"retention.ms","value":"12345"' in printed
 
 
-def test_a_snapshot_of_the_metadata_is_kafkas(tools: Tools, tmp_path: Path) -> None:
+def test_kafka_decodes_a_metadata_snapshot(tools: Tools, tmp_path: Path) -> None:
     topic = TopicRecord(name="orders", topic_id=UUID(int=77))
     partition = PartitionRegistration(0, (1, 2, 3), (1, 2), 1, 4, 9, (3,), (), (3,), (2,), True)
     broker = BrokerRegistration(1, 7, UUID(int=5), (Endpoint("PLAINTEXT", "host-1", 9092),), "rack-1", False)

@@ -1,6 +1,4 @@
-"""The stories that the pure machine tells of groups are told by Moldau and by Apache Kafka in the same words, over the
-wire and in real time.
-"""
+"""The group transcripts hold for Moldau and for Apache Kafka, over the wire and in real time."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -17,12 +15,12 @@ from support.group_wire import WireGroupHarness
 from transcripts.group_runner import GroupTranscriptRunner
 
 pytestmark = pytest.mark.slow
-"""Told in real time, with every timeout in full: five minutes for both brokers."""
+"""In real time, with every timeout in full: five minutes for both brokers."""
 
 STORIES = sorted((Path(__file__).parents[1] / "transcripts").glob("group_*.txt"))
 
 LATE_S = 0.3
-"""Brokers look at their clocks a little later than the story does."""
+"""Brokers check their timers a little later than the transcript says."""
 
 
 SETTINGS = {
@@ -48,7 +46,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class WireTranscriptRunner(GroupTranscriptRunner):
-    """Sees what members see: no log, and no state but through their answers."""
+    """A transcript runner that sees what members see: responses, but no log and no state."""
 
     def __init__(self, stage: WireGroupHarness, restart: Callable[[], None]) -> None:
         super().__init__(cast(Stage, _Adapted(stage, restart)))
@@ -73,7 +71,7 @@ class _Adapted:
 
 
 def seen_by_members(lines: list[str]) -> list[str]:
-    """Without what only the coordinator sees, and without an order that nobody promises."""
+    """Removes what only the coordinator sees, and sorts where no order is guaranteed."""
     seen = []
     for line in lines:
         if line.split()[0] not in ("group", "log"):
@@ -84,7 +82,7 @@ def seen_by_members(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_brokers_tell_the_same_story(path: Path, broker: Broker) -> None:
+def test_brokers_match_the_transcript(path: Path, broker: Broker) -> None:
     stage = WireGroupHarness(broker.bootstrap, path.stem)
     stage.prepare()
 
@@ -102,7 +100,7 @@ def test_brokers_tell_the_same_story(path: Path, broker: Broker) -> None:
 
 
 def commands(transcript: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command with what is told under it."""
+    """Yields each command with the lines below it."""
     for part in transcript.split("> ")[1:]:
         command, *lines = part.splitlines()
         yield command, [line[2:] for line in lines if line.startswith("  ")]

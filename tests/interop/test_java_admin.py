@@ -1,4 +1,4 @@
-"""Java's admin client: topics, configs and records; groups, their members and their offsets."""
+"""Java's admin client: topics, configs, records, groups, members and offsets."""
 
 import pytest
 from broker_under_test import Broker
@@ -8,7 +8,7 @@ from support.topics import Topics, unique
 
 
 def refusal(java: JavaClients, node: Broker, method: str, **parameters: object) -> str:
-    """The name of the exception that the admin client throws."""
+    """Returns the name of the exception that the admin client throws."""
     with pytest.raises(JavaError) as refused:
         java.admin(node.bootstrap, method, **parameters)
     return refused.value.name
@@ -48,7 +48,7 @@ def test_the_java_admin_creates_describes_changes_and_deletes_a_topic(
     assert refusal(java, node, "describeTopic", topic=topic) == "UnknownTopicOrPartitionException"
 
 
-def test_the_java_admin_is_told_what_is_wrong_with_a_topic(java: JavaClients, node: Broker) -> None:
+def test_the_java_admin_gets_errors_for_invalid_topics(java: JavaClients, node: Broker) -> None:
     assert refusal(java, node, "createTopic", topic="no/good", partitions=1) == "InvalidTopicException"
     assert refusal(java, node, "createTopic", topic=unique(), partitions=0) == "InvalidPartitionsException"
     configs = {"retention.ms": "soon"}
@@ -162,7 +162,7 @@ def test_the_java_admin_removes_members(java: JavaClients, node: Broker) -> None
     a, b = (member(java, node, name, group, topic, group_instance_id=name) for name in "ab")
     wait_until_shared([a, b], partitions_of(topic, 4))
     java.admin(node.bootstrap, "removeGroupMembers", group=group, instances=["b"])
-    # Its heartbeat tells it that it is no member: it has lost what it had and joins anew.
+    # It learns from its heartbeat that it is no member, loses its partitions and joins again.
     b.wait_for("lost")
     wait_until_shared([a, b], partitions_of(topic, 4))
     generation = a.generation

@@ -1,5 +1,5 @@
-"""Java's consumers share topics by the classic protocol: who gets what when consumers come and go, under every
-assignor that Java has, and when topics appear."""
+"""Java consumers with the classic protocol: assignments when consumers join and leave, with every assignor, and when
+topics are created."""
 
 import re
 
@@ -21,7 +21,9 @@ def revoked_after(consumer: Consumer, since: int) -> set[str]:
     return {each for event in consumer.told("revoked", since) for each in event["partitions"]}
 
 
-def test_two_java_consumers_share_a_topic_and_a_third_comes_and_goes(java: JavaClients, node: Broker) -> None:
+def test_two_java_consumers_share_a_topic_and_a_third_joins_and_leaves(
+    java: JavaClients, node: Broker
+) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=6), unique()
     everything = partitions_of(topic, 6)
 
@@ -54,7 +56,7 @@ def test_two_java_consumers_share_a_topic_and_a_third_comes_and_goes(java: JavaC
 
 @pytest.mark.parametrize("assignor", [*EAGER, "CooperativeStickyAssignor"])
 def test_a_group_shares_two_topics_by(java: JavaClients, node: Broker, assignor: str) -> None:
-    """Every assignor gives every partition to one member, keeps shares even, and a third member gets its part."""
+    """Every assignor assigns each partition to one member, evenly, and a third member gets its share."""
     topics, group = Topics(node.bootstrap), unique()
     first_topic, second_topic = sorted([topics.create(partitions=3), topics.create(partitions=3)])
     everything = partitions_of(first_topic, 3) | partitions_of(second_topic, 3)
@@ -97,7 +99,7 @@ def test_a_group_shares_two_topics_by(java: JavaClients, node: Broker, assignor:
     }.get(assignor)
 
 
-def test_a_group_takes_the_assignor_all_its_members_know(java: JavaClients, node: Broker) -> None:
+def test_a_group_uses_an_assignor_that_all_members_support(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
     both = f"{ASSIGNORS}.RangeAssignor,{ASSIGNORS}.RoundRobinAssignor"
     a = java.consumer(node.bootstrap, "a", topic, group_id=group, partition_assignment_strategy=both)
@@ -111,7 +113,7 @@ def test_a_group_takes_the_assignor_all_its_members_know(java: JavaClients, node
     wait_until_shared([a, b], partitions_of(topic, 4))
 
 
-def test_a_group_goes_from_eager_to_cooperative_in_a_rolling_restart(java: JavaClients, node: Broker) -> None:
+def test_a_rolling_restart_moves_a_group_from_eager_to_cooperative(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
     both = f"{ASSIGNORS}.CooperativeStickyAssignor,{ASSIGNORS}.RangeAssignor"
     members = [
@@ -129,7 +131,7 @@ def test_a_group_goes_from_eager_to_cooperative_in_a_rolling_restart(java: JavaC
 
 
 def test_a_pattern_finds_topics_that_are_created_later(java: JavaClients, node: Broker) -> None:
-    """And gives them up when they are deleted. (Who commits by itself goes on trying to commit for the deleted one.)"""
+    """Partitions are revoked when the topic is deleted. (Auto-commit keeps trying for the deleted topic.)"""
     prefix, group = unique(), unique()
 
     def create(name: str) -> set[str]:
@@ -151,7 +153,7 @@ def test_a_pattern_finds_topics_that_are_created_later(java: JavaClients, node: 
     wait_until_shared(members, partitions_of(f"{prefix}.one", 2))
 
 
-def test_a_group_takes_in_partitions_that_are_added(java: JavaClients, node: Broker) -> None:
+def test_a_group_is_assigned_added_partitions(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
     settings = {"group_id": group, "metadata_max_age_ms": 300}
     members = [java.consumer(node.bootstrap, name, topic, **settings) for name in "ab"]
@@ -160,7 +162,7 @@ def test_a_group_takes_in_partitions_that_are_added(java: JavaClients, node: Bro
     wait_until_shared(members, partitions_of(topic, 6))
 
 
-def test_many_java_groups_read_one_topic_each_for_itself(java: JavaClients, node: Broker) -> None:
+def test_many_java_groups_read_one_topic_independently(java: JavaClients, node: Broker) -> None:
     topic = Topics(node.bootstrap).create(partitions=2)
     java.produce(node.bootstrap, topic, [{"value": str(n), "partition": n % 2} for n in range(10)])
     readers = [java.consumer(node.bootstrap, f"reader-{n}", topic, group_id=unique()) for n in range(5)]
@@ -170,7 +172,7 @@ def test_many_java_groups_read_one_topic_each_for_itself(java: JavaClients, node
 
 
 @pytest.mark.parametrize("assignor", ["RangeAssignor", "CooperativeStickyAssignor"])
-def test_nothing_is_missed_while_a_crowd_comes_and_goes(
+def test_no_record_is_missed_while_many_members_join_and_leave(
     java: JavaClients, node: Broker, assignor: str
 ) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=12), unique()
@@ -205,6 +207,6 @@ def test_nothing_is_missed_while_a_crowd_comes_and_goes(
 
     java.wait_until(lambda: len(set(read())) >= sent, lambda: f"{len(set(read()))} of {sent} were read")
     assert set(read()) == set(range(sent))
-    # A cooperative member reads on while it joins, and if it closes just then it cannot commit what it read.
+    # A cooperative member reads while it joins; if it closes just then it cannot commit what it read.
     if assignor in EAGER:
         assert len(read()) == sent

@@ -1,6 +1,5 @@
-"""What Java's consumer does and in which order: it finds its coordinator, joins, gets its assignment, keeps its
-heartbeat; and at a rebalance commits and gives back before it joins again. Requests and answers are written down on
-their way."""
+"""The order of a Java consumer's requests and callbacks: coordinator, join, assignment and heartbeats; at a rebalance,
+commit and revoke before the next join."""
 
 import time
 from collections.abc import Iterator
@@ -19,12 +18,11 @@ COORDINATION = ("FindCoordinator", "JoinGroup", "SyncGroup")
 
 @pytest.fixture(scope="module")
 def recorder(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
-    """All that clients of its broker send goes through it: the broker advertises its address."""
+    """Records all requests of clients: the broker advertises the recorder's address."""
     found = Recorder()
     with broker(tmp_path_factory.mktemp("recorded") / "data", advertised_port=found.port) as started:
         found.broker_port = started.port
-        # The first group of a cluster has its coordinator made: it asks more than once, and what is told here is
-        # the story of all others.
+        # For the first group of a cluster the offsets topic is created, which needs more requests; skip that here.
         earlier = jvm.consumer(
             found.bootstrap, "earlier", Topics(found.bootstrap).create(), group_id="earlier"
         )
@@ -37,12 +35,12 @@ def recorder(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def consumer(
     java: JavaClients, recorder: Recorder, group: str, name: str, topic: str, **more: object
 ) -> Consumer:
-    """Names are unique because they are the client ids by which the recorder knows them."""
+    """Names are unique client ids, by which the recorder knows the consumers."""
     return java.consumer(recorder.bootstrap, f"{name}-{group}", topic, group_id=group, **more)
 
 
 def in_order(recorder: Recorder, of: Consumer, since_ns: int = 0) -> list[str]:
-    """What passed and what the consumer told, one after the other: "→" to the broker, "←" from it."""
+    """Returns recorded messages and consumer events in order: "→" to the broker, "←" from it."""
     passed = [
         (each.at_ns, f"{'←' if each.is_answer else '→'} {each.name}")
         for each in recorder.of(of.name)
@@ -60,7 +58,7 @@ def of_kind(recorder: Recorder, of: Consumer, name: str, *, is_answer: bool) -> 
     return [each for each in recorder.of(of.name) if each.name == name and each.is_answer == is_answer]
 
 
-def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_keeps_its_heartbeat(
+def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_heartbeats(
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=3), unique()
@@ -108,12 +106,12 @@ def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_keep
     assert all(each.error == 0 for each in of_kind(recorder, first, "Heartbeat", is_answer=True))
 
 
-def test_at_a_rebalance_a_consumer_commits_then_gives_back_then_joins_and_gets_its_share_after_the_sync(
+def test_at_a_rebalance_a_consumer_commits_revokes_joins_and_syncs_in_order(
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
     java.produce(recorder.bootstrap, topic, [{"value": str(n), "partition": n % 4} for n in range(20)])
-    # It would not commit by itself for an hour: what is committed is committed because of the rebalance.
+    # Auto-commit is an hour away, so commits are due to the rebalance.
     settings = {"auto_commit_interval_ms": 3_600_000, "heartbeat_interval_ms": 200}
     first = consumer(java, recorder, group, "first", topic, **settings)
     first.wait_for_records(20)
@@ -155,7 +153,7 @@ def test_at_a_rebalance_a_consumer_commits_then_gives_back_then_joins_and_gets_i
         assert sync.content["generation_id"] == 2
 
 
-def test_a_cooperative_rebalance_commits_keeps_what_stays_and_joins_again_to_hand_over_the_rest(
+def test_a_cooperative_rebalance_commits_keeps_partitions_and_joins_again_to_revoke_the_rest(
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
@@ -173,7 +171,7 @@ def test_a_cooperative_rebalance_commits_keeps_what_stays_and_joins_again_to_han
     assert len(first.told("revoked")[0]["partitions"]) == 2
 
 
-def test_a_consumer_that_closes_commits_gives_back_and_leaves(java: JavaClients, recorder: Recorder) -> None:
+def test_a_closing_consumer_commits_revokes_and_leaves(java: JavaClients, recorder: Recorder) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()
     java.produce(recorder.bootstrap, topic, [{"value": "x"}])
     only = consumer(java, recorder, group, "only", topic, auto_commit_interval_ms=3_600_000)
@@ -191,7 +189,7 @@ def test_a_consumer_that_closes_commits_gives_back_and_leaves(java: JavaClients,
     assert [each["error_code"] for each in left.content["members"]] == [0]
 
 
-def test_a_consumer_that_polls_too_late_leaves_and_comes_back_as_a_new_member(
+def test_a_consumer_that_polls_too_late_leaves_and_rejoins_as_a_new_member(
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()
@@ -222,7 +220,7 @@ def test_a_consumer_that_polls_too_late_leaves_and_comes_back_as_a_new_member(
     assert last.content["member_id"] != member["member_id"]
 
 
-def test_a_static_member_leaves_nothing_behind_it_and_needs_no_second_join(
+def test_a_static_member_does_not_leave_and_needs_no_second_join(
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
@@ -254,7 +252,7 @@ def test_a_static_member_leaves_nothing_behind_it_and_needs_no_second_join(
     assert in_order(recorder, stays, before_ns) == []
 
 
-def test_a_consumer_whose_connection_breaks_finds_its_coordinator_again_and_stays_a_member(
+def test_a_consumer_with_a_broken_connection_reconnects_and_stays_a_member(
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()

@@ -1,4 +1,5 @@
-"""Who stays a member: static members of Java's that restart or come twice, and members that poll or beat no more."""
+"""Membership of Java consumers: static members that restart or exist twice, and members that stop polling or
+heartbeating."""
 
 import pytest
 from broker_under_test import Broker
@@ -7,7 +8,7 @@ from java_clients import Consumer, JavaClients, JavaError, partitions_of, wait_u
 from support.topics import Topics, unique
 
 
-def test_a_static_member_restarts_and_nothing_moves(java: JavaClients, node: Broker) -> None:
+def test_a_static_member_restarts_without_a_rebalance(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
 
     def join(name: str) -> Consumer:
@@ -34,7 +35,7 @@ def test_a_static_member_restarts_and_nothing_moves(java: JavaClients, node: Bro
     assert {each["instance"] for each in described["members"]} == {"a-instance", "b-instance"}
 
 
-def test_a_static_leader_restarts_and_nothing_moves(java: JavaClients, node: Broker) -> None:
+def test_a_static_leader_restarts_without_a_rebalance(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
 
     def join(name: str) -> Consumer:
@@ -54,7 +55,7 @@ def test_a_static_leader_restarts_and_nothing_moves(java: JavaClients, node: Bro
     assert leader.generation == generation
 
 
-def test_a_static_member_that_does_not_come_back_is_missed_after_its_session(
+def test_a_static_member_that_does_not_restart_is_removed_after_its_session_timeout(
     java: JavaClients, node: Broker
 ) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
@@ -72,7 +73,7 @@ def test_a_static_member_that_does_not_come_back_is_missed_after_its_session(
     assert [each["instance"] for each in described["members"]] == ["a"]
 
 
-def test_of_two_with_one_instance_id_the_first_is_fenced(java: JavaClients, node: Broker) -> None:
+def test_the_first_of_two_members_with_one_instance_id_is_fenced(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
     settings = {"group_id": group, "group_instance_id": "twin"}
     first = java.consumer(node.bootstrap, "first", topic, **settings)
@@ -85,7 +86,7 @@ def test_of_two_with_one_instance_id_the_first_is_fenced(java: JavaClients, node
     assert [(each["member"], each["instance"]) for each in described["members"]] == [(member, "twin")]
 
 
-def test_a_consumer_that_polls_too_late_loses_its_partitions_and_comes_back(
+def test_a_consumer_that_polls_too_late_loses_its_partitions_and_rejoins(
     java: JavaClients, node: Broker
 ) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
@@ -107,13 +108,13 @@ def test_a_consumer_that_polls_too_late_loses_its_partitions_and_comes_back(
     assert slow.told("revoked", since) == []
 
 
-def test_a_consumer_that_was_put_out_cannot_commit(java: JavaClients, node: Broker) -> None:
+def test_a_removed_consumer_cannot_commit(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=1), unique()
     java.produce(node.bootstrap, topic, [{"value": "x"}])
     settings = {"group_id": group, "enable_auto_commit": False}
     only = java.consumer(node.bootstrap, "only", topic, **settings)
     only.wait_for_records(1)
-    # Its next heartbeat is far away: it hears that it was removed from the answer to its commit.
+    # Its next heartbeat is far away, so it learns of its removal from the commit response.
     late = java.consumer(
         node.bootstrap, "late", topic, **settings, heartbeat_interval_ms=10_000, session_timeout_ms=30_000
     )
@@ -127,7 +128,7 @@ def test_a_consumer_that_was_put_out_cannot_commit(java: JavaClients, node: Brok
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {}
 
 
-def test_a_member_that_vanishes_is_missed_after_its_session(java: JavaClients, node: Broker) -> None:
+def test_a_dead_member_is_removed_after_its_session_timeout(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
     settings = {"group_id": group, "session_timeout_ms": 1500}
     a, b = (java.consumer(node.bootstrap, name, topic, **settings) for name in "ab")
@@ -138,7 +139,7 @@ def test_a_member_that_vanishes_is_missed_after_its_session(java: JavaClients, n
     assert [each["client"] for each in described["members"]] == ["a"]
 
 
-def test_session_timeouts_out_of_range_are_refused(java: JavaClients, node: Broker) -> None:
+def test_session_timeouts_out_of_range_are_rejected(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()
     for timeout_ms in (500, 1_800_001):
         member = java.consumer(
@@ -147,7 +148,7 @@ def test_session_timeouts_out_of_range_are_refused(java: JavaClients, node: Brok
         assert member.wait_for_error() == "InvalidSessionTimeoutException"
 
 
-def test_a_member_asks_for_a_rebalance(java: JavaClients, node: Broker) -> None:
+def test_a_member_can_request_a_rebalance(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
     a, b = (java.consumer(node.bootstrap, name, topic, group_id=group) for name in "ab")
     wait_until_shared([a, b], partitions_of(topic, 4))

@@ -1,5 +1,4 @@
-"""Offsets of Java's consumers: what they commit is there for the next one, over restarts of the broker too; and where
-they begin when nothing is."""
+"""Committed offsets of Java consumers, also across broker restarts, and the start position without any."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,8 @@ from support.broker_process import BrokerProcess
 from support.topics import Topics, unique
 
 HOUR_MS = 3_600_000
-# Java's clients forget all metadata when no broker is left, and a leader that learns it anew asks for a rebalance. With
-# this they do not: what moves is then the broker's doing.
+# Java clients drop all metadata when no broker is reachable, and a leader that fetches it again requests a rebalance.
+# This setting prevents that, so that any move of partitions is the broker's doing.
 KEEPS_METADATA = {"metadata_recovery_strategy": "none"}
 
 
@@ -22,7 +21,7 @@ def own_broker(jvm: JavaClients, tmp_path: Path) -> Iterator[Broker]:
     """A broker that a test may stop."""
     with broker(tmp_path / "data") as started:
         yield started
-        # While it is there: a consumer that closes wants to commit and leave.
+        # Close consumers while the broker is up: they commit and leave.
         jvm.close_consumers()
 
 
@@ -30,7 +29,7 @@ def numbered(first: int, past: int, partitions: int = 1) -> list[dict[str, objec
     return [{"value": str(number), "partition": number % partitions} for number in range(first, past)]
 
 
-def test_a_commit_with_metadata_is_read_back(java: JavaClients, node: Broker) -> None:
+def test_a_commit_with_metadata_can_be_fetched(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
     java.produce(node.bootstrap, topic, numbered(0, 10, 2))
     one, other = f"{topic}:0", f"{topic}:1"
@@ -44,7 +43,7 @@ def test_a_commit_with_metadata_is_read_back(java: JavaClients, node: Broker) ->
     assert reader.committed(one, other) == {one: [5, ""], other: [5, ""]}
 
 
-def test_the_next_consumer_goes_on_where_the_last_committed(java: JavaClients, node: Broker) -> None:
+def test_the_next_consumer_continues_at_the_committed_offset(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()
     java.produce(node.bootstrap, topic, numbered(0, 10))
     settings = {"group_id": group, "enable_auto_commit": False}
@@ -58,7 +57,7 @@ def test_the_next_consumer_goes_on_where_the_last_committed(java: JavaClients, n
     assert second.wait_for_records(12)[4:] == [str(number) for number in range(2, 10)]
 
 
-def test_a_consumer_that_closes_has_committed_what_it_read(java: JavaClients, node: Broker) -> None:
+def test_a_closing_consumer_commits_what_it_read(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()
     java.produce(node.bootstrap, topic, numbered(0, 10))
     reader = java.consumer(node.bootstrap, "reader", topic, group_id=group, auto_commit_interval_ms=HOUR_MS)
@@ -68,7 +67,7 @@ def test_a_consumer_that_closes_has_committed_what_it_read(java: JavaClients, no
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {f"{topic}:0": [10, ""]}
 
 
-def test_a_consumer_commits_by_itself_now_and_then(java: JavaClients, node: Broker) -> None:
+def test_a_consumer_auto_commits(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()
     java.produce(node.bootstrap, topic, numbered(0, 10))
     reader = java.consumer(node.bootstrap, "reader", topic, group_id=group, auto_commit_interval_ms=200)
@@ -80,7 +79,7 @@ def test_a_consumer_commits_by_itself_now_and_then(java: JavaClients, node: Brok
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {f"{topic}:0": [10, ""]}
 
 
-def test_a_consumer_with_partitions_of_its_own_choice_commits_too(java: JavaClients, node: Broker) -> None:
+def test_a_consumer_with_assigned_partitions_commits(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
     java.produce(node.bootstrap, topic, numbered(0, 10, 2))
     settings = {"group_id": group, "enable_auto_commit": False}
@@ -94,7 +93,7 @@ def test_a_consumer_with_partitions_of_its_own_choice_commits_too(java: JavaClie
     assert again.wait_for_records(3) == ["5", "7", "9"]
 
 
-def test_where_a_consumer_begins_when_nothing_is_committed(java: JavaClients, node: Broker) -> None:
+def test_auto_offset_reset_applies_without_a_committed_offset(java: JavaClients, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
     java.produce(node.bootstrap, topic, numbered(0, 5))
     latest = java.consumer(node.bootstrap, "latest", topic, group_id=unique(), auto_offset_reset="latest")
@@ -108,7 +107,7 @@ def test_where_a_consumer_begins_when_nothing_is_committed(java: JavaClients, no
     assert earliest.wait_for_records(7) == [str(number) for number in range(7)]
 
 
-def test_an_offset_that_is_gone_is_reset(java: JavaClients, node: Broker) -> None:
+def test_an_offset_out_of_range_is_reset(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()
     java.produce(node.bootstrap, topic, numbered(0, 10))
     java.admin(node.bootstrap, "alterGroupOffsets", group=group, offsets={f"{topic}:0": (2, "")})
@@ -133,7 +132,7 @@ def test_offsets_by_time_and_at_both_ends(java: JavaClients, node: Broker) -> No
     assert reader.times({full: times[9] + 1}) == {full: None}
 
 
-def test_commit_metadata_over_the_limit_is_refused(java: JavaClients, node: Broker) -> None:
+def test_commit_metadata_over_the_limit_is_rejected(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()
     reader = java.consumer(node.bootstrap, "reader", topic, group_id=group, enable_auto_commit=False)
     reader.wait_for("assigned")
@@ -144,10 +143,10 @@ def test_commit_metadata_over_the_limit_is_refused(java: JavaClients, node: Brok
     assert reader.committed(f"{topic}:0") == {f"{topic}:0": [0, "x" * 4096]}
 
 
-def test_commits_and_members_outlive_a_restart_of_the_broker(java: JavaClients, own_broker: Broker) -> None:
+def test_commits_and_members_survive_a_broker_restart(java: JavaClients, own_broker: Broker) -> None:
     topic, group = Topics(own_broker.bootstrap).create(partitions=2), unique()
     bootstrap = own_broker.bootstrap
-    # They commit when they are told to, when they give back partitions and when they close.
+    # They commit on request, at revocation and at close.
     settings = {"group_id": group, "auto_commit_interval_ms": HOUR_MS, **KEEPS_METADATA}
     members = [java.consumer(bootstrap, name, topic, **settings) for name in "ab"]
     wait_until_shared(members, partitions_of(topic, 2))
@@ -161,7 +160,7 @@ def test_commits_and_members_outlive_a_restart_of_the_broker(java: JavaClients, 
     java.produce(bootstrap, topic, numbered(20, 40, 2))
     for each in members:
         each.wait_for_records(20)
-    # A group that is alive goes on as it was: nobody gives back, loses or gets anything.
+    # A live group continues unchanged: no partition is revoked, lost or assigned.
     for each, before in zip(members, seen, strict=True):
         assert {event["event"] for event in each.events[before:]} == {"record"}
     assert sorted(int(value) for each in members for value in each.values) == list(range(40))
@@ -174,7 +173,7 @@ def test_commits_and_members_outlive_a_restart_of_the_broker(java: JavaClients, 
     assert sorted(fresh.wait_for_records(4)) == ["40", "41", "42", "43"]
 
 
-def test_commits_outlive_a_killed_broker(java: JavaClients, own_broker: Broker) -> None:
+def test_commits_survive_a_broker_kill(java: JavaClients, own_broker: Broker) -> None:
     if not isinstance(own_broker, BrokerProcess):
         pytest.skip("Apache Kafka acknowledges from the page cache: that is another promise")
     topic, group = Topics(own_broker.bootstrap).create(), unique()

@@ -1,4 +1,4 @@
-"""Java's producer: its defaults, where it puts keys, what it sends with a record, and what it is refused."""
+"""Java's producer: its defaults, partitioning of keys, record contents, and errors."""
 
 import struct
 
@@ -22,7 +22,7 @@ def test_the_java_producer_is_idempotent_by_default(java: JavaClients, node: Bro
     assert (epoch, sequence) == (0, 0)
 
 
-def test_the_java_producer_puts_keys_where_murmur2_says(java: JavaClients, node: Broker) -> None:
+def test_the_java_producer_partitions_keys_by_murmur2(java: JavaClients, node: Broker) -> None:
     topics = Topics(node.bootstrap)
     topic, other_topic = topics.create(partitions=7), topics.create(partitions=7)
     keys = [f"key-{number}" for number in range(100)] + ["", "ключ", "a" * 1000]
@@ -41,7 +41,7 @@ def test_the_java_producer_puts_keys_where_murmur2_says(java: JavaClients, node:
     assert set(where.values()) == set(range(7))
 
 
-def test_what_the_java_producer_sends_the_java_consumer_gets(java: JavaClients, node: Broker) -> None:
+def test_the_java_consumer_reads_what_the_java_producer_sends(java: JavaClients, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
     records = [
         {"key": "k", "value": "v", "headers": [["a", "1"], ["a", "2"], ["b", ""], ["none", None]]},
@@ -73,9 +73,7 @@ def test_java_compresses_and_decompresses(java: JavaClients, node: Broker, codec
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_the_java_producer_with_every_kind_of_acknowledgement(
-    java: JavaClients, node: Broker, acks: str
-) -> None:
+def test_the_java_producer_works_with_every_acks_setting(java: JavaClients, node: Broker, acks: str) -> None:
     topic = Topics(node.bootstrap).create()
     settings = {"acks": acks, "enable_idempotence": acks == "all"}
     sent = java.produce(node.bootstrap, topic, [{"value": str(n)} for n in range(5)], **settings)
@@ -84,7 +82,7 @@ def test_the_java_producer_with_every_kind_of_acknowledgement(
     assert reader.wait_for_records(5) == list("01234")
 
 
-def test_the_java_producer_is_told_what_is_wrong_with_its_records(java: JavaClients, node: Broker) -> None:
+def test_the_java_producer_gets_errors_for_invalid_records(java: JavaClients, node: Broker) -> None:
     topics = Topics(node.bootstrap)
     large, compacted = topics.create(max_message_bytes=1000), topics.create(cleanup_policy="compact")
     with pytest.raises(JavaError) as refused:

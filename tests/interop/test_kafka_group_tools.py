@@ -1,4 +1,4 @@
-"""Kafka's tools for groups: kafka-consumer-groups with all it can do, kafka-groups, the console consumer in a group."""
+"""Kafka's group tools: kafka-consumer-groups, kafka-groups, and the console consumer in a group."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ FIRST_MS = 1_700_000_000_000
 
 @dataclass
 class Active:
-    """A group with two members: one has committed, the other not."""
+    """A group with two members, one of which has committed."""
 
     name: str
     topic: str
@@ -24,7 +24,7 @@ class Active:
 
 
 def produce(java: JavaClients, node: Broker, topic: str) -> None:
-    """Ten records in each of two partitions, a second apart."""
+    """Produces ten records to each of two partitions, a second apart."""
     records = [{"value": str(n), "partition": n % 2, "timestamp": FIRST_MS + 1000 * n} for n in range(20)]
     java.produce(node.bootstrap, topic, records)
 
@@ -43,7 +43,7 @@ def active(java: JavaClients, node: Broker) -> Active:
 
 @pytest.fixture
 def at_five(java: JavaClients, node: Broker) -> tuple[str, str]:
-    """A topic, and a group without members that has committed offset 5 of its two partitions."""
+    """A topic, and an empty group that has committed offset 5 of its two partitions."""
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
     produce(java, node, topic)
     offsets = {f"{topic}:0": (5, ""), f"{topic}:1": (5, "")}
@@ -118,7 +118,7 @@ def test_consumer_groups_describes_members_and_state(
     }
 
 
-def test_consumer_groups_leaves_a_group_with_members_alone(groups: ConsumerGroups, active: Active) -> None:
+def test_consumer_groups_does_not_change_a_group_with_members(groups: ConsumerGroups, active: Active) -> None:
     assert "GroupNotEmptyException" in groups("--delete", "--group", active.name)
     reset = groups("--reset-offsets", "--group", active.name, "--all-topics", "--to-earliest", "--execute")
     assert "can only be reset if the group" in reset
@@ -128,7 +128,7 @@ def test_consumer_groups_leaves_a_group_with_members_alone(groups: ConsumerGroup
     assert committed["CURRENT-OFFSET"] == "3"
 
 
-def test_consumer_groups_on_a_group_that_is_not_there(groups: ConsumerGroups) -> None:
+def test_consumer_groups_on_a_missing_group(groups: ConsumerGroups) -> None:
     group = unique()
     assert "GroupIdNotFoundException" in groups("--delete", "--group", group)
     assert "GroupIdNotFoundException" in groups("--describe", "--group", group)
@@ -139,7 +139,7 @@ def when(second: int) -> str:
 
 
 def since(second: int) -> str:
-    """As a duration back from now, rounded so that it falls between two records."""
+    """Returns a duration back from now, rounded to fall between two records."""
     return f"PT{int(datetime.now(UTC).timestamp() - FIRST_MS / 1000) - second}S"
 
 
@@ -167,7 +167,7 @@ def test_consumer_groups_resets_offsets(
     scenario: list[str],
     offsets: list[str],
 ) -> None:
-    """First as a plan that changes nothing, then for good. Partition 0 begins at offset 2."""
+    """First as a dry run, then for real. Partition 0 starts at offset 2."""
     topic, group = at_five
     java.admin(node.bootstrap, "deleteRecords", partition=f"{topic}:0", before=2)
     reset = ("--reset-offsets", "--group", group, "--topic", topic, *scenario)
@@ -229,7 +229,7 @@ def test_kafka_groups_lists_types_and_protocols(tools: Tools, node: Broker, acti
     assert active.name not in tools.run(GROUPS, *at, "--group-type", "share")
 
 
-def test_the_console_consumer_in_a_group_goes_on_where_it_was(
+def test_the_console_consumer_in_a_group_continues_at_the_committed_offset(
     tools: Tools, node: Broker, java: JavaClients
 ) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()

@@ -1,5 +1,4 @@
-"""Kafka's tools that produce and consume in bulk: both performance tools, and the verifiable producer and consumer that
-Kafka's own system tests are made with."""
+"""Kafka's bulk tools: both performance tools, and the verifiable producer and consumer of Kafka's system tests."""
 
 import json
 from typing import Any
@@ -19,14 +18,12 @@ from support.wire import WireClient, end_offset
 
 
 def told(printed: str, name: str) -> list[dict[str, Any]]:
-    """The events of one name that a verifiable tool printed."""
+    """Returns the events of one name in the output of a verifiable tool."""
     events = [json.loads(line) for line in printed.splitlines()]
     return [event for event in events if event["name"] == name]
 
 
-def test_producer_perf_and_consumer_perf_run_to_their_end(
-    tools: Tools, node: Broker, java: JavaClients
-) -> None:
+def test_producer_perf_and_consumer_perf_complete(tools: Tools, node: Broker, java: JavaClients) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
     at = ("--bootstrap-server", node.bootstrap, "--topic", topic)
     size = ("--num-records", "20000", "--record-size", "200", "--throughput", "-1")

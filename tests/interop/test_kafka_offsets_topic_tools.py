@@ -1,5 +1,5 @@
-"""What is in `__consumer_offsets`, read by Kafka's own formatters and its dump tool: offsets, groups, and their
-tombstones are in Kafka's formats."""
+"""`__consumer_offsets` read by Kafka's formatters and dump tool: offsets, groups and tombstones have Kafka's
+formats."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def own_broker(jvm: JavaClients, tmp_path: Path) -> Iterator[Broker]:
 
 
 def partition_of(group: str) -> int:
-    """Java's hash of a string without its sign, by the number of partitions."""
+    """Java's string hash without its sign, modulo the number of partitions."""
     number = 0
     for unit in group.encode():
         number = (31 * number + unit) & 0xFFFFFFFF
@@ -38,7 +38,7 @@ def partition_of(group: str) -> int:
 
 
 def formatted(tools: Tools, node: Broker, group: str, formatter: str) -> list[dict[str, Any]]:
-    """What a formatter prints of a group's partition, of this group alone."""
+    """Returns what a formatter prints about this group."""
     partition = partition_of(group)
     with WireClient(node.bootstrap) as wire:
         count = end_offset(wire, "__consumer_offsets", partition)
@@ -53,7 +53,7 @@ def formatted(tools: Tools, node: Broker, group: str, formatter: str) -> list[di
     return found
 
 
-def test_kafkas_formatters_print_the_offsets_and_groups_that_are_stored(
+def test_kafkas_formatters_print_stored_offsets_and_groups(
     tools: Tools, node: Broker, java: JavaClients
 ) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
@@ -101,7 +101,7 @@ def test_kafkas_formatters_print_the_offsets_and_groups_that_are_stored(
         assert topic.encode() in b64decode(member["assignment"])
 
 
-def test_kafkas_formatters_print_the_tombstones_of_what_is_deleted(
+def test_kafkas_formatters_print_tombstones_of_deletions(
     tools: Tools, node: Broker, java: JavaClients
 ) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()

@@ -1,4 +1,4 @@
-"""Kafka's command-line tools for topics, configs and records. Those of groups have files of their own."""
+"""Kafka's command-line tools for topics, configs and records."""
 
 import json
 import re
@@ -70,7 +70,7 @@ def test_kafka_configs_describes_and_alters(tools: Tools, node: Broker) -> None:
         tools.run(CONFIGS, *at(node), *entity, "--alter", "--add-config", "retention.ms=soon")
 
 
-def test_kafka_get_offsets_lists_them(tools: Tools, node: Broker) -> None:
+def test_kafka_get_offsets_lists_offsets(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create(partitions=2)
     with WireClient(node.bootstrap) as wire:
         produce(wire, topic, batch([b"x"] * 7), partition=1)
@@ -81,7 +81,7 @@ def test_kafka_get_offsets_lists_them(tools: Tools, node: Broker) -> None:
         assert answer == [f"{topic}:1:{offset}"]
 
 
-def test_kafka_log_dirs_names_sizes(tools: Tools, node: Broker) -> None:
+def test_kafka_log_dirs_shows_sizes(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
     with WireClient(node.bootstrap) as wire:
         produce(wire, topic, batch([bytes(1000)]))
@@ -122,7 +122,7 @@ def test_the_console_producer_and_consumer_round_trip(tools: Tools, node: Broker
     assert printed.splitlines() == lines
 
 
-def test_the_java_client_finds_versions_it_can_use_for_every_api_served(tools: Tools, node: Broker) -> None:
+def test_the_java_client_supports_a_version_of_every_api_served(tools: Tools, node: Broker) -> None:
     printed = tools.run(VERSIONS, *at(node))
     for name in (
         "Produce(0)",

@@ -1,4 +1,4 @@
-"""Kafka's own tools look at the metadata quorum of a node, and at the snapshots that bound its log."""
+"""Kafka's tools on the metadata quorum of a node and on the snapshots that bound its log."""
 
 import re
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield Running(served, created)
 
 
-def test_the_quorum_says_who_leads_it(tools: Tools, running: Running) -> None:
+def test_the_quorum_tool_shows_the_leader(tools: Tools, running: Running) -> None:
     printed = tools.run(QUORUM, "--bootstrap-server", running.served.bootstrap, "describe", "--status")
     assert re.search(r"^LeaderId:\s+1$", printed, re.MULTILINE)
     assert re.search(r"^LeaderEpoch:\s+[1-9]", printed, re.MULTILINE)
@@ -41,7 +41,7 @@ def test_the_quorum_says_who_leads_it(tools: Tools, running: Running) -> None:
     assert re.search(r"^CurrentVoters:\s+\[\{\"id\": 1", printed, re.MULTILINE)
 
 
-def test_the_quorum_says_how_far_its_voters_are(tools: Tools, running: Running) -> None:
+def test_the_quorum_tool_shows_the_lag_of_voters(tools: Tools, running: Running) -> None:
     printed = tools.run(QUORUM, "--bootstrap-server", running.served.bootstrap, "describe", "--replication")
     (row,) = [line.split() for line in printed.splitlines() if line.startswith("1 ")]
     assert (row[0], row[-1]) == ("1", "Leader")
@@ -57,7 +57,7 @@ def test_the_log_is_bounded_by_snapshots_that_kafka_reads(tools: Tools, running:
     assert "KRaftVoters" in printed
 
 
-def test_a_killed_node_begins_with_its_snapshot(tools: Tools, running: Running) -> None:
+def test_a_killed_node_restarts_from_its_snapshot(tools: Tools, running: Running) -> None:
     running.served.kill()
     running.served.start()
     printed = tools.run(QUORUM, "--bootstrap-server", running.served.bootstrap, "describe", "--status")

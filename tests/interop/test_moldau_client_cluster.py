@@ -1,4 +1,4 @@
-"""Moldau's client on three nodes of Apache Kafka: leaders everywhere, and nodes that go while it reads and writes."""
+"""Moldau's client on three nodes of Apache Kafka, which stop while it reads and writes."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -23,7 +23,7 @@ NODES = 3
 
 
 class KafkaCluster:
-    """Nodes that are brokers and controllers at once, by their ids from 1 on."""
+    """Nodes with broker and controller roles, by id from 1."""
 
     def __init__(self, directory: Path) -> None:
         self.nodes = {
@@ -90,10 +90,10 @@ def run_on(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def new_topic(cluster: Cluster) -> list[TopicPartition]:
-    """On all three nodes, each of which leads some of it."""
+    """Creates a topic on all three nodes, each of which leads some partitions."""
     topic = unique()
     while len(cluster.brokers) < NODES:
-        # One that has just been started again may still have to take part.
+        # A restarted node may not be registered yet.
         await cluster.refresh()
         await asyncio.sleep(0.05)
     async with Admin(cluster) as admin:
@@ -132,7 +132,7 @@ async def read_to_the_end(
     halfway: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> dict[int, list[bytes | None]]:
-    """All values by partition; `halfway` is called once, when half of the offsets are passed."""
+    """Returns all values by partition; calls `halfway` once when half of the offsets are read."""
     starts = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST))
     ends = await stable_ends(cluster, partitions)
     total = sum(ends[each].offset - starts[each].offset for each in partitions)
@@ -157,7 +157,7 @@ async def read_to_the_end(
     return values
 
 
-def test_what_is_on_all_nodes_is_written_and_read(kafka: KafkaCluster) -> None:
+def test_partitions_on_all_nodes_are_written_and_read(kafka: KafkaCluster) -> None:
     async def test() -> None:
         async with Cluster(kafka.bootstrap) as cluster:
             partitions = await new_topic(cluster)
@@ -170,7 +170,7 @@ def test_what_is_on_all_nodes_is_written_and_read(kafka: KafkaCluster) -> None:
     run_on(test)
 
 
-def test_one_server_to_begin_with_is_enough(kafka: KafkaCluster) -> None:
+def test_one_bootstrap_server_is_enough(kafka: KafkaCluster) -> None:
     async def test() -> None:
         async with Cluster(f"127.0.0.1:1,{kafka.nodes[2].bootstrap}") as cluster:
             assert set(cluster.brokers) == set(kafka.nodes)
@@ -182,10 +182,8 @@ def test_one_server_to_begin_with_is_enough(kafka: KafkaCluster) -> None:
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-def test_a_bounded_read_ends_behind_the_markers_of_transactions(
-    kafka: KafkaCluster, is_committed: bool
-) -> None:
-    """The last offsets of the log hold nothing for a consumer."""
+def test_a_bounded_read_ends_after_transaction_markers(kafka: KafkaCluster, is_committed: bool) -> None:
+    """The last offsets of the log are transaction markers, which consumers do not see."""
 
     async def test() -> None:
         async with Cluster(kafka.bootstrap) as cluster:
@@ -218,9 +216,7 @@ def test_a_bounded_read_ends_behind_the_markers_of_transactions(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["stop", "kill"])
-def test_a_node_that_goes_in_the_middle_of_a_read_takes_nothing_with_it(
-    kafka: KafkaCluster, way: str
-) -> None:
+def test_a_node_that_stops_during_a_read_loses_nothing(kafka: KafkaCluster, way: str) -> None:
     async def test() -> None:
         async with Cluster(kafka.bootstrap, request_timeout_ms=10_000) as cluster:
             partitions = await new_topic(cluster)
@@ -236,9 +232,7 @@ def test_a_node_that_goes_in_the_middle_of_a_read_takes_nothing_with_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["stop", "kill"])
-def test_a_group_reads_once_and_in_order_what_is_written_while_its_coordinator_goes(
-    kafka: KafkaCluster, way: str
-) -> None:
+def test_a_group_reads_once_and_in_order_while_its_coordinator_stops(kafka: KafkaCluster, way: str) -> None:
     async def test() -> None:
         topic_partitions: list[TopicPartition] = []
         async with Cluster(kafka.bootstrap, request_timeout_ms=10_000) as cluster:

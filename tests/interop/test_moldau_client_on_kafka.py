@@ -1,11 +1,11 @@
-"""Moldau's own client against Apache Kafka: all that `tests/clients/test_moldau_client.py` says it does."""
+"""Moldau's client against Apache Kafka, with the tests of `tests/clients/test_moldau_client.py`."""
 
 from collections.abc import Iterator
 
 import pytest
 from apache_kafka import ApacheKafka, available
 
-# Its tests are collected here as well, with the broker below.
+# Its tests are collected here with the broker below.
 from clients.test_moldau_client import *  # noqa: F403
 
 

@@ -1,4 +1,4 @@
-"""Moldau's client and Apache Kafka's listeners with TLS and SASL: who is let in, and what those hear who are not."""
+"""Moldau's client with TLS and SASL listeners of Apache Kafka: successful logins, and the errors of failed ones."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -87,14 +87,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 PASSWORD_OF_SCRAM = "pencils and paper"
-"""The tool that makes these users takes neither commas nor brackets."""
+"""The tool that creates these users accepts neither commas nor brackets."""
 
 
 def _listeners(broker: ApacheKafka, ports: dict[str, int]) -> dict[str, str]:
     own = {"PLAINTEXT": broker.port, **ports}
     protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **LISTENERS}
     quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
-    # A properties file takes backslashes away once more.
+    # A properties file unescapes backslashes once more.
     user = f'{PLAIN} user_ada="{quoted}";'.replace("\\", "\\\\")
     settings = {
         "listeners": ",".join(
@@ -128,7 +128,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def write_and_read(bootstrap: str, security: Security) -> None:
-    """A topic made, written and read in a group, each by a client of its own."""
+    """Creates a topic, writes to it and reads it in a group, each with another client."""
     topic = unique()
     async with Admin(bootstrap, security=security) as admin:
         await admin.create_topic(topic, 2)
@@ -194,7 +194,7 @@ def test_tls_with_a_certificate_of_the_client(kafka: Kafka, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
-def test_who_has_no_certificate_where_one_is_wanted_hears_so_at_once(kafka: Kafka, version: str) -> None:
+def test_a_missing_client_certificate_is_an_immediate_error(kafka: Kafka, version: str) -> None:
     async def test() -> None:
         properties = kafka.trusting(ssl_enabled_protocols=version)
         error = await failure(kafka.bootstrap("MUTUAL"), properties)
@@ -205,7 +205,7 @@ def test_who_has_no_certificate_where_one_is_wanted_hears_so_at_once(kafka: Kafk
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_wrong_password_is_told_at_once(kafka: Kafka, mechanism: str) -> None:
+def test_a_wrong_password_is_an_immediate_error(kafka: Kafka, mechanism: str) -> None:
     async def test() -> None:
         error = await failure(kafka.bootstrap("OPEN"), sasl(mechanism, password="SECRET"))
         assert isinstance(error, AuthenticationError)
@@ -217,7 +217,7 @@ def test_a_wrong_password_is_told_at_once(kafka: Kafka, mechanism: str) -> None:
     run(test)
 
 
-def test_a_mechanism_that_the_listener_lacks_is_told(kafka: Kafka) -> None:
+def test_an_unsupported_mechanism_is_an_error(kafka: Kafka) -> None:
     async def test() -> None:
         error = await failure(kafka.bootstrap("SHORT"), sasl("SCRAM-SHA-256"))
         assert "does not support the mechanism SCRAM-SHA-256; it offers PLAIN" in str(error)
@@ -225,7 +225,7 @@ def test_a_mechanism_that_the_listener_lacks_is_told(kafka: Kafka) -> None:
     run(test)
 
 
-def test_a_port_of_another_protocol_is_told_with_what_to_change(kafka: Kafka) -> None:
+def test_a_port_with_another_protocol_is_an_error_that_says_what_to_change(kafka: Kafka) -> None:
     async def test() -> None:
         for listener, properties, complaint in (
             ("TLS", {}, "does it require TLS"),
@@ -242,7 +242,7 @@ def test_a_port_of_another_protocol_is_told_with_what_to_change(kafka: Kafka) ->
     run(test)
 
 
-def test_an_authority_that_is_not_the_brokers_is_told_at_once(kafka: Kafka) -> None:
+def test_an_unknown_authority_is_an_immediate_error(kafka: Kafka) -> None:
     async def test() -> None:
         properties = kafka.trusting(ssl_truststore_location=str(kafka.certificates.stranger))
         error = await failure(kafka.bootstrap("TLS"), properties)
@@ -252,7 +252,7 @@ def test_an_authority_that_is_not_the_brokers_is_told_at_once(kafka: Kafka) -> N
     run(test)
 
 
-def test_a_session_that_runs_out_is_renewed_while_records_flow(
+def test_an_expiring_session_is_reauthenticated_while_records_flow(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[str] = []

@@ -1,5 +1,4 @@
-"""Moldau's own consumer against Apache Kafka, with the behaviours it shows against Moldau; and beside Java's consumers,
-what its assignors make of the same members."""
+"""Moldau's consumer against Apache Kafka, with the behaviours that it has against Moldau."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,11 +19,11 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
 
 
 @pytest.mark.parametrize("behaviour", CONSUMER_BEHAVIOURS)
-def test_a_consumer_of_ours_on_kafka(kafka: ApacheKafka, behaviour: str) -> None:
+def test_moldaus_consumer_on_kafka(kafka: ApacheKafka, behaviour: str) -> None:
     asyncio.run(CONSUMER_BEHAVIOURS[behaviour](ConsumerFixture(kafka.bootstrap)))
 
 
-def test_it_resumes_over_a_restart_of_kafka(kafka: ApacheKafka) -> None:
+def test_it_resumes_after_a_restart_of_kafka(kafka: ApacheKafka) -> None:
     def restart() -> None:
         kafka.stop()
         kafka.start()

@@ -1,5 +1,4 @@
-"""Spark's own Kafka connector uses Moldau as its source and its sink, and what Moldau's data source writes it can read,
-as can librdkafka."""
+"""Spark's Kafka connector with Moldau as source and sink, and reading what Moldau's data source writes."""
 
 from pathlib import Path
 
@@ -78,9 +77,7 @@ def test_a_stream_from_topic_to_topic_copies_every_record(
     assert read_with_librdkafka(written.bootstrap, into, RECORDS) == expected
 
 
-def test_keys_go_to_the_partitions_that_the_connector_sends_them_to(
-    spark: SparkSession, written: Written
-) -> None:
+def test_keys_go_to_the_same_partitions_as_with_the_connector(spark: SparkSession, written: Written) -> None:
     keys = spark.range(200).selectExpr("CAST(CONCAT('key-', id * id) AS STRING) AS key", "'value' AS value")
     placed = {}
     for writer in WRITERS:
@@ -93,7 +90,7 @@ def test_keys_go_to_the_partitions_that_the_connector_sends_them_to(
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_rows_name_the_topic_they_go_to(spark: SparkSession, written: Written, writer: str) -> None:
+def test_rows_can_name_their_topic(spark: SparkSession, written: Written, writer: str) -> None:
     topics = Topics(written.bootstrap)
     even, odd = topics.create(), topics.create()
     rows = spark.range(20).selectExpr(
@@ -107,7 +104,7 @@ def test_rows_name_the_topic_they_go_to(spark: SparkSession, written: Written, w
 
 def _write(frame: DataFrame, writer: str, written: Written, topic: str) -> None:
     options = {"kafka.bootstrap.servers": written.bootstrap, "topic": topic, "includeHeaders": "true"}
-    # Spark lets sources in Python be written in this mode only; the connector takes it too.
+    # The only mode in which Spark can write to Python data sources; the connector accepts it too.
     frame.write.format(writer).mode("append").options(**options).save()
 
 

@@ -1,5 +1,5 @@
-"""Reads through `format("moldau")` beside the same reads through Spark's own connector, `format("kafka")`: the same
-schema, the same rows, the same micro-batches, from Moldau and from Apache Kafka."""
+"""Reads through `format("moldau")` compared with Spark's connector, `format("kafka")`: same schema, rows and
+micro-batches, from Moldau and from Apache Kafka."""
 
 import json
 from collections.abc import Callable
@@ -155,12 +155,12 @@ LONG = {
 
 
 def some_slow(reads: Reads) -> list[object]:
-    """The names of the reads, those that tell little more than others marked slow."""
+    """Returns the names of the reads, with less important ones marked slow."""
     return [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in reads]
 
 
 @pytest.mark.parametrize("read", some_slow(READS))
-def test_a_batch_read_gives_the_rows_of_sparks_own_connector(
+def test_a_batch_read_has_the_same_rows_as_sparks_connector(
     spark: SparkSession, written: Written, read: str
 ) -> None:
     options = READS[read](written)
@@ -172,7 +172,7 @@ def test_a_batch_read_gives_the_rows_of_sparks_own_connector(
 
 
 @pytest.mark.parametrize("read", NOTHING)
-def test_a_batch_read_of_nothing_gives_nothing_as_sparks_own_connector(
+def test_an_empty_batch_read_is_empty_as_with_sparks_connector(
     spark: SparkSession, written: Written, read: str
 ) -> None:
     options = NOTHING[read](written)
@@ -181,18 +181,18 @@ def test_a_batch_read_of_nothing_gives_nothing_as_sparks_own_connector(
 
 
 @pytest.mark.parametrize("read", some_slow(REFUSED))
-def test_what_sparks_own_connector_refuses_to_read_is_refused(
+def test_a_batch_read_that_sparks_connector_rejects_is_rejected(
     spark: SparkSession, written: Written, read: str
 ) -> None:
     options = REFUSED[read](written)
-    # Some of the connector's errors arrive as plain Java exceptions; ours always say what Spark's errors say.
+    # Some of the connector's errors are plain Java exceptions; ours always have Spark's error class.
     for source, error in (("kafka", (PySparkException, Py4JJavaError)), ("moldau", PySparkException)):
         with pytest.raises(error):
             batch(spark, source, written.bootstrap, options).collect()
 
 
 @pytest.mark.parametrize("read", STREAMS)
-def test_a_stream_is_cut_into_the_micro_batches_of_sparks_own_connector(
+def test_a_stream_has_the_same_micro_batches_as_sparks_connector(
     spark: SparkSession, written: Written, tmp_path: Path, read: str
 ) -> None:
     options = STREAMS[read](written)
@@ -203,7 +203,7 @@ def test_a_stream_is_cut_into_the_micro_batches_of_sparks_own_connector(
 
 
 @pytest.mark.parametrize("read", REFUSED_STREAMS)
-def test_a_stream_that_sparks_own_connector_refuses_is_refused(
+def test_a_stream_that_sparks_connector_rejects_is_rejected(
     spark: SparkSession, written: Written, tmp_path: Path, read: str
 ) -> None:
     options = REFUSED_STREAMS[read](written)
@@ -213,7 +213,7 @@ def test_a_stream_that_sparks_own_connector_refuses_is_refused(
 
 
 @pytest.mark.parametrize("level", ISOLATION)
-def test_of_transactions_the_same_rows_are_read_as_by_sparks_own_connector(
+def test_transactions_have_the_same_rows_as_with_sparks_connector(
     spark: SparkSession, written: Written, tmp_path: Path, level: str
 ) -> None:
     if written.committed is None:
