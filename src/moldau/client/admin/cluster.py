@@ -1,11 +1,11 @@
-"""The admin client's part for brokers: the cluster, configs, and what lies in the log directories."""
+"""Admin requests for brokers, configs and log directories; `Admin` documents them."""
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
+from moldau.client.admin.requester import AdminRequester, Results, to_error
 from moldau.client.errors import KafkaError, raise_for_code
 from moldau.client.net.cluster import Retry
 from moldau.client.net.metadata import BrokerInfo
@@ -35,7 +35,7 @@ class ConfigSource(enum.IntEnum):
 
 
 class Operation(enum.IntEnum):
-    """What an alteration does to a config; the last two are for lists."""
+    """How a config changes; APPEND and SUBTRACT are for lists."""
 
     SET = 0
     DELETE = 1
@@ -46,7 +46,7 @@ class Operation(enum.IntEnum):
 class ConfigResource(NamedTuple):
     type: ResourceType
     name: str
-    """A broker's is its id, or empty for what all brokers share."""
+    """For a broker its id, or empty for the default of all brokers."""
 
 
 class ConfigChange(NamedTuple):
@@ -65,13 +65,13 @@ class ConfigSynonym(NamedTuple):
 class ConfigEntry:
     name: str
     value: str | None
-    """None where it is not set, or secret."""
+    """None if it is unset or sensitive."""
     source: int
-    """A ConfigSource, or a number of a newer broker."""
+    """A ConfigSource, or another number from a newer broker."""
     is_read_only: bool
     is_sensitive: bool
     synonyms: Sequence[ConfigSynonym] = ()
-    """Where the value comes from, the first that is set counting."""
+    """All places that set the config, the effective one first."""
     documentation: str | None = None
 
     @property
@@ -82,11 +82,11 @@ class ConfigEntry:
 class ClusterDescription(NamedTuple):
     cluster_id: str
     controller_id: int
-    """Where changes are asked for; others hand them on."""
+    """The broker to send changes to; others forward them."""
     brokers: tuple[BrokerInfo, ...]
-    """Those that are alive."""
+    """The live brokers."""
     fenced: tuple[BrokerInfo, ...] = ()
-    """Those that are registered and not alive, where they were asked for."""
+    """The registered brokers that are not live, if requested."""
 
 
 class LogDirReplica(NamedTuple):
@@ -101,125 +101,113 @@ class LogDir:
     error: KafkaError | None
     replicas: Mapping[TopicPartition, LogDirReplica]
     total_bytes: int
-    """-1 where the broker does not say."""
+    """-1 if the broker did not return it."""
     usable_bytes: int
 
 
-class ClusterAdmin(AdminRequester):
-    async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
-        async def attempt(retry: Retry) -> ClusterDescription:
-            tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": fenced_too}
-            answer = await self._cluster.call(None, ApiKey.DESCRIBE_CLUSTER, tree)
-            raise_for_code(answer.error_code, answer.error_message)
-            found: dict[bool, list[BrokerInfo]] = {False: [], True: []}
-            for each in answer.brokers:
-                broker = BrokerInfo(each.broker_id, each.host, each.port, each.rack)
-                found[each.get("is_fenced", False)].append(broker)
-            alive, fenced = (tuple(sorted(found[is_fenced])) for is_fenced in (False, True))
-            return ClusterDescription(answer.cluster_id, answer.controller_id, alive, fenced)
+async def describe_cluster(admin: AdminRequester, fenced_too: bool) -> ClusterDescription:
+    async def attempt(retry: Retry) -> ClusterDescription:
+        tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": fenced_too}
+        response = await admin.cluster.call(None, ApiKey.DESCRIBE_CLUSTER, tree)
+        raise_for_code(response.error_code, response.error_message)
+        found: dict[bool, list[BrokerInfo]] = {False: [], True: []}
+        for each in response.brokers:
+            broker = BrokerInfo(each.broker_id, each.host, each.port, each.rack)
+            found[each.get("is_fenced", False)].append(broker)
+        alive, fenced = (tuple(sorted(found[is_fenced])) for is_fenced in (False, True))
+        return ClusterDescription(response.cluster_id, response.controller_id, alive, fenced)
 
-        return await self.call_once(attempt)
+    return await admin.with_retries(attempt)
 
-    async def describe_configs(
-        self, resources: Iterable[ConfigResource], *, documentation: bool = False
+
+async def describe_configs(
+    admin: AdminRequester, resources: Iterable[ConfigResource], documentation: bool
+) -> Results[ConfigResource, dict[str, ConfigEntry]]:
+    async def request_node(
+        node: int | None, remaining: list[ConfigResource], retry: Retry
     ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-        """All configs of each resource, by name."""
+        tree = {
+            "resources": [
+                {"resource_type": each.type, "resource_name": each.name, "configuration_keys": None}
+                for each in remaining
+            ],
+            "include_synonyms": True,
+            "include_documentation": documentation,
+        }
+        response = await admin.cluster.call(node, ApiKey.DESCRIBE_CONFIGS, tree)
+        return {
+            _parse_resource(each): to_error(each.error_code, each.error_message)
+            or {config.name: _parse_config_entry(config) for config in each.configs}
+            for each in response.results
+        }
 
-        async def ask_node(
-            node: int | None, left: list[ConfigResource], retry: Retry
-        ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-            tree = {
-                "resources": [
-                    {"resource_type": each.type, "resource_name": each.name, "configuration_keys": None}
-                    for each in left
-                ],
-                "include_synonyms": True,
-                "include_documentation": documentation,
-            }
-            answer = await self._cluster.call(node, ApiKey.DESCRIBE_CONFIGS, tree)
-            return {
-                _parse_resource(each): to_error(each.error_code, each.error_message)
-                or {config.name: _parse_config_entry(config) for config in each.configs}
-                for each in answer.results
-            }
+    async def request(
+        remaining: list[ConfigResource], retry: Retry
+    ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
+        return await admin.by_node({each: _config_node(each) for each in remaining}, request_node, retry)
 
-        async def ask(
-            left: list[ConfigResource], retry: Retry
-        ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-            return await self.call_by_node({each: _config_node(each) for each in left}, ask_node, retry)
+    return await admin.for_each(resources, request)
 
-        return await self.call_for_each(resources, ask)
 
-    async def alter_configs(
-        self, changes: Mapping[ConfigResource, Iterable[ConfigChange]], *, validate_only: bool = False
+async def alter_configs(
+    admin: AdminRequester, changes: Mapping[ConfigResource, Iterable[ConfigChange]], validate_only: bool
+) -> Results[ConfigResource, None]:
+    changes_by_resource = {resource: list(each) for resource, each in changes.items()}
+
+    async def request_node(
+        node: int | None, remaining: list[ConfigResource], retry: Retry
     ) -> Results[ConfigResource, None]:
-        """Changes what is named and leaves the other configs of a resource as they are."""
-        wanted = {resource: list(each) for resource, each in changes.items()}
+        tree = {
+            "resources": [
+                {
+                    "resource_type": resource.type,
+                    "resource_name": resource.name,
+                    "configs": [
+                        {"name": name, "config_operation": operation, "value": value}
+                        for name, value, operation in changes_by_resource[resource]
+                    ],
+                }
+                for resource in remaining
+            ],
+            "validate_only": validate_only,
+        }
+        response = await admin.cluster.call(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
+        return {
+            _parse_resource(each): to_error(each.error_code, each.error_message)
+            for each in response.responses
+        }
 
-        async def ask_node(
-            node: int | None, left: list[ConfigResource], retry: Retry
-        ) -> Results[ConfigResource, None]:
-            tree = {
-                "resources": [
-                    {
-                        "resource_type": resource.type,
-                        "resource_name": resource.name,
-                        "configs": [
-                            {"name": name, "config_operation": operation, "value": value}
-                            for name, value, operation in wanted[resource]
-                        ],
-                    }
-                    for resource in left
-                ],
-                "validate_only": validate_only,
-            }
-            answer = await self._cluster.call(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
-            return {
-                _parse_resource(each): to_error(each.error_code, each.error_message)
-                for each in answer.responses
-            }
+    async def request(remaining: list[ConfigResource], retry: Retry) -> Results[ConfigResource, None]:
+        return await admin.by_node({each: _config_node(each) for each in remaining}, request_node, retry)
 
-        async def ask(left: list[ConfigResource], retry: Retry) -> Results[ConfigResource, None]:
-            return await self.call_by_node({each: _config_node(each) for each in left}, ask_node, retry)
+    return await admin.for_each(changes_by_resource, request)
 
-        return await self.call_for_each(wanted, ask)
 
-    async def topic_configs(self, topic: str) -> dict[str, ConfigEntry]:
-        return single_result(await self.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))
+async def describe_log_dirs(
+    admin: AdminRequester, brokers: Iterable[int] | None
+) -> Results[int, list[LogDir]]:
+    async def request_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[LogDir]]:
+        response = await admin.cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+        assert node is not None
+        return {node: to_error(response.error_code) or [_parse_log_dir(each) for each in response.results]}
 
-    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
-        """Sets configs of a topic; None takes one back to its default."""
-        changes = [
-            ConfigChange(name, value, Operation.DELETE if value is None else Operation.SET)
-            for name, value in configs.items()
-        ]
-        single_result(await self.alter_configs({ConfigResource(ResourceType.TOPIC, topic): changes}))
+    async def request(remaining: list[int], retry: Retry) -> Results[int, list[LogDir]]:
+        return await admin.by_node({node: node for node in remaining}, request_node, retry)
 
-    async def describe_log_dirs(self, brokers: Iterable[int] | None = None) -> Results[int, list[LogDir]]:
-        """What lies where on these brokers, or on all."""
-
-        async def ask_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[LogDir]]:
-            answer = await self._cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
-            assert node is not None
-            return {node: to_error(answer.error_code) or [_parse_log_dir(each) for each in answer.results]}
-
-        async def ask(left: list[int], retry: Retry) -> Results[int, list[LogDir]]:
-            return await self.call_by_node({node: node for node in left}, ask_node, retry)
-
-        if brokers is None:
-            brokers = [broker.node_id for broker in (await self.describe_cluster()).brokers]
-        return await self.call_for_each(brokers, ask)
+    if brokers is None:
+        brokers = [broker.node_id for broker in (await describe_cluster(admin, fenced_too=False)).brokers]
+    return await admin.for_each(brokers, request)
 
 
 def _config_node(resource: ConfigResource) -> int | None:
-    """A broker alone knows what is configured for it; anyone knows the rest."""
+    """Returns the node to ask: a broker for its own configs, any node (None) for all others."""
     if resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name.isdecimal():
         return int(resource.name)
     return None
 
 
-def _parse_resource(answer: Message) -> ConfigResource:
-    return ConfigResource(ResourceType(answer.resource_type), answer.resource_name)
+def _parse_resource(response: Message) -> ConfigResource:
+    return ConfigResource(ResourceType(response.resource_type), response.resource_name)
 
 
 def _parse_config_entry(config: Message) -> ConfigEntry:
@@ -234,17 +222,17 @@ def _parse_config_entry(config: Message) -> ConfigEntry:
     )
 
 
-def _parse_log_dir(answer: Any) -> LogDir:
+def _parse_log_dir(response: Any) -> LogDir:
     return LogDir(
-        answer.log_dir,
-        to_error(answer.error_code),
+        response.log_dir,
+        to_error(response.error_code),
         {
             TopicPartition(topic.name, each.partition_index): LogDirReplica(
                 each.partition_size, each.offset_lag, each.is_future_key
             )
-            for topic in answer.topics
+            for topic in response.topics
             for each in topic.partitions
         },
-        answer.get("total_bytes", -1),
-        answer.get("usable_bytes", -1),
+        response.get("total_bytes", -1),
+        response.get("usable_bytes", -1),
     )

@@ -1,4 +1,4 @@
-"""The admin client's part for consumer groups: who is in them, what they have committed, and putting that right."""
+"""Admin requests for consumer groups and their committed offsets; `Admin` documents them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from moldau.wire.codec import DecodeError, Message
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 
 _GROUP_TYPES_VERSION_MIN = 5
-"""The first version of ListGroups that knows of types."""
+"""The first version of ListGroups with group types."""
 
 
 class GroupListing(NamedTuple):
     group_id: str
     protocol_type: str
-    """`consumer`, what else uses groups (`connect`), or empty for a group that only has offsets."""
+    """`consumer`, another type such as `connect`, or empty for a group that only has offsets."""
     state: str
     type: str
-    """`classic` or `consumer`; empty where the broker does not say."""
+    """`classic` or `consumer`; empty if the broker did not return it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MemberDescription:
     client_id: str
     client_host: str
     topics: tuple[str, ...]
-    """What it subscribes to; empty where that is not told or no consumer's."""
+    """The subscribed topics; empty if unknown or if the member is not a consumer."""
     assignment: tuple[TopicPartition, ...]
 
 
@@ -44,146 +44,135 @@ class GroupDescription:
     state: str
     protocol_type: str
     assignor: str
-    """The protocol the members agreed on: for consumers the name of an assignor."""
+    """The protocol of the group: for consumers the name of the assignor."""
     members: tuple[MemberDescription, ...]
     coordinator: int
 
 
 class MemberToRemove(NamedTuple):
-    """By member id, or by instance id alone."""
+    """A member, named by member id or by instance id alone."""
 
     member_id: str = ""
     instance_id: str | None = None
 
 
-class GroupAdmin(AdminRequester):
-    async def list_groups(
-        self, *, states: Iterable[str] = (), types: Iterable[str] = ()
-    ) -> list[GroupListing]:
-        """The groups of all brokers by name, if wanted only those of some states or types.
+async def list_groups(
+    admin: AdminRequester, states: Iterable[str], types: Iterable[str]
+) -> list[GroupListing]:
+    tree = {"states_filter": list(states), "types_filter": list(types)}
 
-        Raises KafkaError when a broker cannot be asked: a list that is not whole would look whole.
-        """
-        tree = {"states_filter": list(states), "types_filter": list(types)}
-
-        async def ask_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
-            answer = await self._cluster.call(node, ApiKey.LIST_GROUPS, tree)
-            if tree["types_filter"] and answer.api_version < _GROUP_TYPES_VERSION_MIN:
-                raise KafkaError(ErrorCode.unsupported_version, "the broker cannot list groups by type")
-            raise_for_code(answer.error_code)
-            assert node is not None
-            return {
-                node: [
-                    GroupListing(
-                        each.group_id, each.protocol_type, each.group_state, each.get("group_type", "")
-                    )
-                    for each in answer.groups
-                ]
-            }
-
-        async def ask(left: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
-            return await self.call_by_node({node: node for node in left}, ask_node, retry)
-
-        async def refresh(retry: Retry) -> None:
-            await self._cluster.refresh()
-
-        await self.call_once(refresh)
-        found: dict[str, GroupListing] = {}
-        for result in (await self.call_for_each(self._cluster.brokers, ask)).values():
-            if isinstance(result, KafkaError):
-                raise result
-            found |= {each.group_id: each for each in result}
-        return sorted(found.values())
-
-    async def describe_groups(self, groups: Iterable[str]) -> Results[str, GroupDescription]:
-        """A group that does not exist is GROUP_ID_NOT_FOUND."""
-
-        async def ask(node: int | None, left: list[str], retry: Retry) -> Results[str, GroupDescription]:
-            tree = {"groups": left, "include_authorized_operations": False}
-            answer = await self._cluster.call(node, ApiKey.DESCRIBE_GROUPS, tree)
-            assert node is not None
-            return {each.group_id: _parse_group(each, node) for each in answer.groups}
-
-        return await self.call_for_each_group(groups, ask)
-
-    async def describe_group(self, group: str) -> GroupDescription:
-        return single_result(await self.describe_groups([group]))
-
-    async def delete_groups(self, groups: Iterable[str]) -> Results[str, None]:
-        async def ask(node: int | None, left: list[str], retry: Retry) -> Results[str, None]:
-            answer = await self._cluster.call(node, ApiKey.DELETE_GROUPS, {"groups_names": left})
-            return {
-                each.group_id: to_error(each.error_code, f"the group {each.group_id!r}")
-                for each in answer.results
-            }
-
-        return await self.call_for_each_group(groups, ask)
-
-    async def delete_group(self, group: str) -> None:
-        single_result(await self.delete_groups([group]))
-
-    async def list_group_offsets(
-        self, group: str, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed, for all partitions or for these. Those without a commit are left out."""
-        offsets = GroupOffsets(self._cluster, group)
-        return await offsets.committed(partitions, require_stable=False, timeout_ms=self._timeout_ms)
-
-    async def alter_group_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
-    ) -> Results[TopicPartition, None]:
-        """Sets what a group has committed. Brokers refuse it while the group has members (UNKNOWN_MEMBER_ID)."""
-        wanted = {
-            partition: OffsetAndMetadata(given) if isinstance(given, int) else given
-            for partition, given in offsets.items()
-        }
-        return await GroupOffsets(self._cluster, group).commit_each(wanted, timeout_ms=self._timeout_ms)
-
-    async def delete_group_offsets(
-        self, group: str, partitions: Iterable[TopicPartition]
-    ) -> Results[TopicPartition, None]:
-        """Forgets what a group has committed. Topics that its members subscribe to keep theirs."""
-        topics = [
-            {"name": name, "partitions": [{"partition_index": index} for index in indexes]}
-            for name, indexes in group_by_topic(list(partitions)).items()
-        ]
-
-        async def ask(node: int, timeout_ms: int) -> Results[TopicPartition, None]:
-            tree = {"group_id": group, "topics": topics}
-            answer = await self._cluster.call(node, ApiKey.OFFSET_DELETE, tree, timeout_ms=timeout_ms)
-            raise_for_code(answer.error_code, f"the group {group!r}")
-            return parse_partition_errors(answer)
-
-        return await self.call_coordinator(group, ask)
-
-    async def remove_members(
-        self, group: str, members: Iterable[MemberToRemove] | None = None, *, reason: str = ""
-    ) -> Results[MemberToRemove, None]:
-        """Takes these members out of a group, or all of them."""
-        if members is None:
-            described = await self.describe_group(group)
-            members = [MemberToRemove(each.member_id, each.instance_id) for each in described.members]
-        leaving = list(members)
-        if not leaving:
-            return {}
-        tree = {
-            "group_id": group,
-            "members": [
-                {"member_id": each.member_id, "group_instance_id": each.instance_id, "reason": reason or None}
-                for each in leaving
-            ],
+    async def request_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
+        response = await admin.cluster.call(node, ApiKey.LIST_GROUPS, tree)
+        if tree["types_filter"] and response.api_version < _GROUP_TYPES_VERSION_MIN:
+            raise KafkaError(
+                ErrorCode.unsupported_version, "the broker does not support listing groups by type"
+            )
+        raise_for_code(response.error_code)
+        assert node is not None
+        return {
+            node: [
+                GroupListing(each.group_id, each.protocol_type, each.group_state, each.get("group_type", ""))
+                for each in response.groups
+            ]
         }
 
-        async def ask(node: int, timeout_ms: int) -> Results[MemberToRemove, None]:
-            answer = await self._cluster.call(node, ApiKey.LEAVE_GROUP, tree, timeout_ms=timeout_ms)
-            raise_for_code(answer.error_code, f"the group {group!r}")
-            # One by one, for the answer may hold a member id where the request had only an instance id.
-            return {
-                member: to_error(each.error_code, f"{member.instance_id or member.member_id}")
-                for member, each in zip(leaving, answer.members, strict=True)
-            }
+    async def request(remaining: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
+        return await admin.by_node({node: node for node in remaining}, request_node, retry)
 
-        return await self.call_coordinator(group, ask)
+    async def refresh(retry: Retry) -> None:
+        await admin.cluster.refresh()
+
+    await admin.with_retries(refresh)
+    groups: dict[str, GroupListing] = {}
+    for result in (await admin.for_each(admin.cluster.brokers, request)).values():
+        if isinstance(result, KafkaError):
+            raise result
+        groups |= {each.group_id: each for each in result}
+    return sorted(groups.values())
+
+
+async def describe_groups(admin: AdminRequester, groups: Iterable[str]) -> Results[str, GroupDescription]:
+    async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, GroupDescription]:
+        tree = {"groups": remaining, "include_authorized_operations": False}
+        response = await admin.cluster.call(node, ApiKey.DESCRIBE_GROUPS, tree)
+        assert node is not None
+        return {each.group_id: _parse_group(each, node) for each in response.groups}
+
+    return await admin.for_each_group(groups, request)
+
+
+async def delete_groups(admin: AdminRequester, groups: Iterable[str]) -> Results[str, None]:
+    async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, None]:
+        response = await admin.cluster.call(node, ApiKey.DELETE_GROUPS, {"groups_names": remaining})
+        return {
+            each.group_id: to_error(each.error_code, f"the group {each.group_id!r}")
+            for each in response.results
+        }
+
+    return await admin.for_each_group(groups, request)
+
+
+async def list_group_offsets(
+    admin: AdminRequester, group: str, partitions: Iterable[TopicPartition] | None
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    offsets = GroupOffsets(admin.cluster, group)
+    return await offsets.committed(partitions, require_stable=False, timeout_ms=admin.timeout_ms)
+
+
+async def alter_group_offsets(
+    admin: AdminRequester, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
+) -> Results[TopicPartition, None]:
+    commits = {
+        partition: OffsetAndMetadata(given) if isinstance(given, int) else given
+        for partition, given in offsets.items()
+    }
+    return await GroupOffsets(admin.cluster, group).commit_each(commits, timeout_ms=admin.timeout_ms)
+
+
+async def delete_group_offsets(
+    admin: AdminRequester, group: str, partitions: Iterable[TopicPartition]
+) -> Results[TopicPartition, None]:
+    topics = [
+        {"name": name, "partitions": [{"partition_index": index} for index in indexes]}
+        for name, indexes in group_by_topic(list(partitions)).items()
+    ]
+
+    async def request(node: int, timeout_ms: int) -> Results[TopicPartition, None]:
+        tree = {"group_id": group, "topics": topics}
+        response = await admin.cluster.call(node, ApiKey.OFFSET_DELETE, tree, timeout_ms=timeout_ms)
+        raise_for_code(response.error_code, f"the group {group!r}")
+        return parse_partition_errors(response)
+
+    return await admin.to_coordinator(group, request)
+
+
+async def remove_members(
+    admin: AdminRequester, group: str, members: Iterable[MemberToRemove] | None, reason: str
+) -> Results[MemberToRemove, None]:
+    if members is None:
+        described = single_result(await describe_groups(admin, [group]))
+        members = [MemberToRemove(each.member_id, each.instance_id) for each in described.members]
+    leaving = list(members)
+    if not leaving:
+        return {}
+    tree = {
+        "group_id": group,
+        "members": [
+            {"member_id": each.member_id, "group_instance_id": each.instance_id, "reason": reason or None}
+            for each in leaving
+        ],
+    }
+
+    async def request(node: int, timeout_ms: int) -> Results[MemberToRemove, None]:
+        response = await admin.cluster.call(node, ApiKey.LEAVE_GROUP, tree, timeout_ms=timeout_ms)
+        raise_for_code(response.error_code, f"the group {group!r}")
+        # Matched by position, because the response may have a member id where the request had only an instance id.
+        return {
+            member: to_error(each.error_code, f"{member.instance_id or member.member_id}")
+            for member, each in zip(leaving, response.members, strict=True)
+        }
+
+    return await admin.to_coordinator(group, request)
 
 
 def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
@@ -191,7 +180,7 @@ def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
     if error is not None:
         return error
     if group.group_state == "Dead":
-        # Before version 6 this is how brokers say so.
+        # Before version 6 this is how brokers report a missing group.
         return KafkaError(ErrorCode.group_id_not_found, f"the group {group.group_id!r}")
     is_consumers = group.protocol_type == PROTOCOL_TYPE
     return GroupDescription(
@@ -209,13 +198,13 @@ def _parse_member(member: Message, is_consumer: bool) -> MemberDescription:
     assignment: tuple[TopicPartition, ...] = ()
     if is_consumer:
         try:
-            # While members join, and in groups of old, there is nothing in these.
+            # Empty while members join, and in old groups.
             if member.member_metadata:
                 topics = decode_subscription(member.member_metadata).topics
             partitions = decode_assignment(member.member_assignment).partitions
             assignment = tuple(TopicPartition(*each) for each in partitions)
         except DecodeError:
-            # Whatever calls itself a consumer may put in there what it likes: the member is shown without.
+            # Other clients may use another format: the member is shown without these.
             pass
     return MemberDescription(
         member.member_id,
