@@ -91,6 +91,12 @@ class LeaderEpochCache:
         lines += (f"{epoch} {start}" for epoch, start in self)
         return "\n".join(lines) + "\n"
 
+    def text_below(self, offset: int) -> str:
+        """Returns the checkpoint file of this cache truncated to `offset`."""
+        truncated = LeaderEpochCache.from_text(self.to_text())
+        truncated.truncate_from_end(offset)
+        return truncated.to_text()
+
     @classmethod
     def from_text(cls, text: str) -> "LeaderEpochCache":
         """Raises CorruptRecordError for what `to_text` cannot have written."""

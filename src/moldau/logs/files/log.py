@@ -1,8 +1,7 @@
-"""A log in files, whole: beside appends and reads, how it is truncated, kept small, compacted and closed."""
+"""A log in segment files."""
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -10,29 +9,42 @@ from uuid import UUID
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
 from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.cleaner import Cleaner
-from moldau.logs.files.file_names import CLEANED_SUFFIX, LOG_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
+from moldau.logs.files.file_names import CLEANED_SUFFIX, LEADER_EPOCH_CHECKPOINT, LOG_SUFFIX, SWAP_SUFFIX
+from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.log_reset import LogReset, has_reset_marker, reset_log, write_reset_marker
 from moldau.logs.files.recovery import (
     LoadedLog,
     damage_message,
+    delete_old_snapshots,
     delete_segment_files,
-    list_snapshots,
+    delete_snapshots_after,
     rebuild_producer_state,
+    write_snapshot,
 )
+from moldau.logs.files.scan import read_batch
 from moldau.logs.files.segment import LogSegment
-from moldau.logs.files.segmented import SegmentedLog
+from moldau.logs.files.segments import LogSegments, RollPolicy
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
-from moldau.logs.store import LogName
+from moldau.logs.store import (
+    EMPTY_SLICES,
+    TRANSIENT_ERRNOS,
+    Log,
+    LogName,
+    RecordSlices,
+    TimestampAndOffset,
+)
+from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
 from moldau.observe.logging import get_logger
-from moldau.platform.disk import Disk
+from moldau.platform.disk import Buffer, Disk
+from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
 log = get_logger(__name__)
 
 
 async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Waits for the work, and still does when cancelled: half a truncation would be neither log nor the other."""
+    """Awaits the work to its end even if the caller is cancelled: a truncation must not stop halfway."""
     task = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -47,7 +59,32 @@ async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-class FileLog(SegmentedLog):
+class LogHealth:
+    """Whether a log is online: every disk error but a transient one takes it offline."""
+
+    def __init__(self, name: LogName) -> None:
+        self._name = name
+        self.failure: str | None = None
+        """Why the log is offline, or closed."""
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise StorageError(self.failure)
+
+    def mark_offline(self, message: str) -> None:
+        if self.failure is None:
+            self.failure = message
+            log.error("log is offline", log=str(self._name), why=message)
+
+    def on_disk_error(self, operation: str, error: OSError) -> StorageError:
+        """Returns the error to raise."""
+        message = f"{operation} {self._name} failed: {error}"
+        if error.errno not in TRANSIENT_ERRNOS:
+            self.mark_offline(message)
+        return StorageError(message)
+
+
+class FileLog(Log):
     def __init__(
         self,
         disk: Disk,
@@ -61,91 +98,356 @@ class FileLog(SegmentedLog):
         producer_expiration_ms: int,
         is_cleanly_closed: bool,
     ) -> None:
-        super().__init__(disk, directory, name, topic_id, settings, checkpoints, loaded)
-        self._producer_expiration_ms = producer_expiration_ms
-        self._saved_state = self._state_key() if is_cleanly_closed else None
-        """What the log looked like when all files beside its segments were last written."""
+        self.name = name
+        self.topic_id = topic_id
+        self.start_offset = loaded.start_offset
+        self.end_offset = self.durable_offset = loaded.end_offset
+        self.producers = loaded.producers
+        self.epochs = loaded.epochs
         self.is_closed = False
         self.is_cleanly_closed = False
-        """Closed so that the next opening finds everything without reading batches."""
+        """Closed so that opening it again needs no recovery."""
+        self._disk = disk
+        self._directory = directory
+        self._checkpoints = checkpoints
+        self._producer_expiration_ms = producer_expiration_ms
+        self._segments = LogSegments(loaded.segments)
+        self._health = LogHealth(name)
+        self._directory_changes = self._directory_changes_synced = 0
+        """How often a segment file was created, and how many of these changes are durable."""
+        self._truncation_change = 0
+        """The directory change with which the last truncation removed segments."""
+        self._truncations = 0
+        """How many truncations have passed the point of no return."""
+        self._is_epoch_checkpoint_stale = False
+        """Whether the checkpoint may be that of a failed truncation. Recovery finds the missing epochs in the records, as
+        long as the recovery point is not moved beyond that truncation."""
+        self._maintenance_lock = asyncio.Lock()
+        """Held by whatever adds, removes or replaces files other than the active segment; see `_maintenance`."""
+        self.configure(settings)
+        self._saved_state = self._state_key() if is_cleanly_closed else None
+        """`_state_key` when indexes, snapshots and checkpoints were last written for the whole log."""
 
-    # Truncating
+    def configure(self, settings: TopicSettings) -> None:
+        self.settings = settings
+        self._segments.active.index_interval_bytes = settings.index_interval_bytes
+        self._roll_policy = RollPolicy(self.name, settings)
+
+    @property
+    def size(self) -> int:
+        return self._segments.size
+
+    @property
+    def failure(self) -> str | None:
+        return self._health.failure
+
+    @property
+    def checkpointed_high_watermark(self) -> int:
+        return self._checkpoints.high_watermarks.get(self.name)
+
+    @checkpointed_high_watermark.setter
+    def checkpointed_high_watermark(self, offset: int) -> None:
+        self._checkpoints.high_watermarks.set(self.name, offset)
+
+    @asynccontextmanager
+    async def _maintenance(self) -> AsyncIterator[None]:
+        """Allows one maintenance at a time, and none once the log is closed: another log may have its name then."""
+        async with self._maintenance_lock:
+            self._health.check()
+            yield
+
+    # Appending
+
+    async def append(self, batches: Sequence[Batch]) -> None:
+        if self._health.failure is not None:
+            raise StorageError(self._health.failure)
+        if not batches:
+            return
+        if self._directory_changes_synced < self._truncation_change:
+            # A power failure could bring truncated segments back behind the batches that are appended now.
+            await self._sync()
+        last = batches[-1]
+        parts: Sequence[Buffer]
+        if len(batches) == 1:
+            parts = last.parts()
+            size = last.size
+        else:
+            parts = [part for batch in batches for part in batch.parts()]
+            size = sum(batch.size for batch in batches)
+        segment = self._segments.active
+        if self._roll_policy.should_roll(segment, size, last):
+            segment = self._roll(batches[0].base_offset, last.last_offset)
+        position = segment.size
+        try:
+            segment.file.append(parts)
+        except OSError as error:
+            raise self._on_append_error(segment, error) from error
+        for batch in batches:
+            segment.register_batch(batch, position)
+            position += batch.size
+            if batch.producer_id >= 0:
+                self.producers.update(batch)
+            if batch.leader_epoch != self.epochs.latest:
+                self.epochs.assign(batch.leader_epoch, batch.base_offset)
+        self.end_offset = segment.next_offset
+
+    def _on_append_error(self, segment: LogSegment, error: OSError) -> StorageError:
+        try:
+            segment.file.truncate(segment.size)
+        except OSError as second:
+            # Nothing may be appended behind a torn batch.
+            self._health.mark_offline(f"cannot truncate the torn end of {self.name}: {second}")
+        return self._health.on_disk_error("appending to", error)
+
+    def _roll(self, next_base: int, last_offset: int) -> LogSegment:
+        """Closes the active segment. The new one starts at the end of the log, so that there is no gap between them."""
+        base_offset = self.end_offset
+        if last_offset - base_offset > OFFSET_RANGE:
+            base_offset = next_base
+        closed = self._segments.active
+        if base_offset == closed.base_offset:
+            return closed
+        try:
+            segment = LogSegment(self._disk, self._directory, base_offset, self.settings.index_interval_bytes)
+            segment.clear()
+        except OSError as error:
+            raise self._health.on_disk_error("rolling a segment of", error) from error
+        self._directory_changes += 1
+        closed.seal()
+        closed.next_offset = base_offset
+        closed.producer_snapshot = self.producers.snapshot()
+        self._segments.add(segment)
+        return segment
+
+    # Flushing
+
+    async def flush(self) -> None:
+        self._health.check()
+        if self.durable_offset < self.end_offset or self._directory_changes_synced < self._directory_changes:
+            await self._sync()
+
+    async def _sync(self) -> None:
+        """Syncs all segments with unflushed batches, oldest first, then moves durable_offset."""
+        end, truncations, changes = self.end_offset, self._truncations, self._directory_changes
+        active = self._segments.active
+        try:
+            for segment in self._segments.unfinalized[:]:
+                await segment.file.sync()
+            await active.file.sync()
+        except OSError as error:
+            # The page cache may have dropped the data, and the next fsync would not report it.
+            self._health.mark_offline(f"syncing {self.name} failed: {error}")
+        self._health.check()
+        if self._directory_changes_synced < changes:
+            try:
+                await self._disk.sync_directory(self._directory)
+            except OSError as error:
+                raise self._health.on_disk_error("syncing the directory of", error) from error
+            self._health.check()
+            self._directory_changes_synced = max(self._directory_changes_synced, changes)
+        if self._truncations != truncations:
+            await self._sync()
+        elif end > self.durable_offset:
+            self.durable_offset = end
+
+    @property
+    def has_unfinalized_segments(self) -> bool:
+        return bool(self._segments.unfinalized)
+
+    async def finalize_segments(self) -> None:
+        async with self._maintenance():
+            unfinalized = self._segments.unfinalized
+            flushed = [each for each in unfinalized if each.next_offset <= self.durable_offset]
+            try:
+                for segment in flushed:
+                    await self._finalize(segment)
+                    self._segments.unfinalized.remove(segment)
+                    self._segments.cache_indexes(segment)
+                await self._checkpoint_recovery_point()
+            except OSError as error:
+                failure = self._health.on_disk_error("writing an index of", error)
+                self._health.check()
+                # The records are durable and the indexes can be rebuilt, so nothing fails.
+                log.warning("index was not written", log=str(self.name), why=str(failure))
+
+    async def _flush_and_finalize(self) -> None:
+        await self.flush()
+        if self.has_unfinalized_segments:
+            await self.finalize_segments()
+
+    async def _finalize(self, segment: LogSegment) -> None:
+        await segment.write_indexes()
+        if segment.producer_snapshot is not None:
+            await write_snapshot(self._disk, self._directory, segment.next_offset, segment.producer_snapshot)
+            segment.producer_snapshot = None
+        await self._checkpoint_leader_epochs()
+
+    async def _checkpoint_leader_epochs(self, text: str | None = None) -> None:
+        text = self.epochs.to_text() if text is None else text
+        await self._disk.replace(f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}", text.encode())
+
+    async def _checkpoint_recovery_point(self, *, if_due: bool = False) -> None:
+        """Checkpoints the offset below which records are durable and closed segments finalized."""
+        if self._is_epoch_checkpoint_stale:
+            await self._checkpoint_leader_epochs()
+            self._is_epoch_checkpoint_stale = False
+        recovery_point = self.durable_offset
+        if self._segments.unfinalized:
+            recovery_point = min(recovery_point, self._segments.unfinalized[0].base_offset)
+        checkpoint = self._checkpoints.recovery_points
+        checkpoint.set(self.name, recovery_point)
+        if not if_due or checkpoint.is_due:
+            await checkpoint.flush()
+
+    # Reading
+
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> RecordSlices:
+        if offset >= below:
+            return EMPTY_SLICES
+        try:
+            return self._segments.read(offset, bytes_max, below, min_one_batch)
+        except CorruptRecordError as error:
+            raise StorageError(damage_message(self._directory, str(error))) from error
+        except OSError as error:
+            raise self._health.on_disk_error("reading from", error) from error
+
+    async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
+        try:
+            for segment in self._segments.in_range(self.start_offset, below):
+                segment.load_timestamps()
+                if segment.max_timestamp < timestamp_ms:
+                    continue
+                since = segment.base_offset + segment.time_index.lookup(timestamp_ms)
+                if segment is not self._segments.active:
+                    self._segments.cache_indexes(segment)
+                for header in segment.headers(max(since, self.start_offset)):
+                    if header.last_offset >= below:
+                        return None
+                    if header.max_timestamp >= timestamp_ms:
+                        batch = read_batch(segment.file, header)
+                        found = first_record_at_or_after(batch, timestamp_ms, self.start_offset)
+                        if found is not None:
+                            return found
+                await asyncio.sleep(0)
+        except CorruptRecordError as error:
+            raise StorageError(damage_message(self._directory, str(error))) from error
+        except OSError as error:
+            raise self._health.on_disk_error("reading from", error) from error
+        return None
+
+    async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
+        latest: TimestampAndOffset | None = None
+        try:
+            for segment in self._segments.in_range(self.start_offset, below):
+                segment.load_timestamps()
+                if latest is not None and segment.max_timestamp <= latest.timestamp_ms:
+                    continue
+                if segment.base_offset >= self.start_offset and segment.next_offset <= below:
+                    # The whole segment counts, so its time index names the batch.
+                    since = segment.max_timestamp_offset
+                    latest = _max_timestamp_in(segment, since, self.start_offset, below, latest)
+                if latest is None or latest.timestamp_ms < segment.max_timestamp:
+                    # Compaction may have removed the records of that batch.
+                    latest = _max_timestamp_in(segment, self.start_offset, self.start_offset, below, latest)
+                await asyncio.sleep(0)
+        except CorruptRecordError as error:
+            raise StorageError(damage_message(self._directory, str(error))) from error
+        except OSError as error:
+            raise self._health.on_disk_error("reading from", error) from error
+        return latest
+
+    # Truncation
 
     async def truncate_to(self, offset: int) -> None:
-        self._check_online()
+        self._health.check()
         if offset < self.end_offset:
-            await run_uncancelled(self._truncate_to(offset))
+            await run_uncancelled(self._truncate(offset, is_full=False))
 
     async def truncate_fully_and_start_at(self, offset: int) -> None:
-        self._check_online()
-        await run_uncancelled(self._truncate_fully(offset))
+        self._health.check()
+        await run_uncancelled(self._truncate(offset, is_full=True))
 
-    async def _truncate_to(self, offset: int) -> None:
+    async def _truncate(self, offset: int, *, is_full: bool) -> None:
         async with self._truncation():
-            if offset < self.start_offset:
+            if is_full:
+                await self._reset(LogReset(offset))
+            elif offset < self.start_offset:
                 await self._reset(await self._reset_keeping_producers(offset, offset))
             else:
                 await self._truncate_segments(offset)
 
-    async def _truncate_fully(self, offset: int) -> None:
-        async with self._truncation():
-            await self._reset(LogReset(offset))
-
     @asynccontextmanager
     async def _truncation(self) -> AsyncIterator[None]:
         async with self._maintenance():
-            cuts = self._truncations
+            truncations = self._truncations
             try:
                 yield
             except (CorruptRecordError, OSError) as error:
-                if self._truncations != cuts:
-                    # Half truncated: only a restart can tell what is there.
-                    self._mark_offline(f"truncating {self.name} failed: {error}")
-                    raise StorageError(str(self._failure)) from error
+                if self._truncations != truncations:
+                    # The files are half truncated: only recovery can tell what is left.
+                    self._health.mark_offline(f"truncating {self.name} failed: {error}")
+                    raise StorageError(str(self.failure)) from error
                 if isinstance(error, OSError):
-                    raise self._on_disk_error("truncating", error) from error
+                    raise self._health.on_disk_error("truncating", error) from error
                 raise StorageError(damage_message(self._directory, str(error))) from error
 
     async def _truncate_segments(self, offset: int) -> None:
-        keep = bisect_right(self._base_offsets, offset)
-        segment = self._segments[keep - 1]
+        segments = self._segments
+        keep = segments.count_up_to(offset)
+        segment = segments[keep - 1]
         position = segment.position_of(offset)
-        # The log ends behind its last batch, which may be before what was asked for: a batch goes as a
-        # whole, and after a restart nothing would tell of an end inside a gap.
+        # The end is that of the last whole batch. An end between batches would be lost in a restart.
         end = segment.next_offset_before(position)
         if end < self.start_offset:
-            # The batch that the log begins in goes, and with it all that could be read.
+            # The batch that contains the start offset goes, and with it every readable record.
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))
             return
-        # Before anything goes, or a crash in between would look like acknowledged records lost.
+        # First, or recovery after a crash would take the truncated records for lost ones.
         await self._checkpoints.truncate(self.name, end)
-        # Before any record goes: an epoch must not outlive its records, or this log would pass for a newer one.
-        # One that a crash leaves with its records is found in them again.
+        # Before the records: an epoch that outlives its records would make this log look newer than it is. The
+        # opposite is harmless, because recovery finds the epochs of records that are left.
         self._is_epoch_checkpoint_stale = True
-        await self._checkpoint_leader_epochs(self._leader_epochs_below(end))
+        await self._checkpoint_leader_epochs(self.epochs.text_below(end))
         self._is_epoch_checkpoint_stale = False
         self._truncations += 1
         self.epochs.truncate_from_end(end)
-        dropped = self._segments[keep:]
-        del self._segments[keep:], self._base_offsets[keep:]
+        removed = segments.truncate(keep)
         segment.truncate_to_position(position)
-        await self._finish_truncation(segment, dropped, end)
+        await self._finish_truncation(segment, removed, end)
+
+    async def _finish_truncation(self, active: LogSegment, removed: list[LogSegment], end: int) -> None:
+        disk, directory = self._disk, self._directory
+        active.producer_snapshot = None
+        active.next_offset = end
+        active.index_interval_bytes = self.settings.index_interval_bytes
+        self.end_offset = end
+        self.durable_offset = min(self.durable_offset, end)
+        for segment in reversed(removed):
+            delete_segment_files(disk, directory, segment.base_offset)
+        delete_segment_files(disk, directory, active.base_offset, indexes_only=True)
+        delete_snapshots_after(disk, directory, end)
+        await rebuild_producer_state(disk, directory, self._segments, self.producers, end)
+        self._directory_changes += 1
+        self._truncation_change = self._directory_changes
+        try:
+            await self._sync()
+        except StorageError as error:
+            self._health.check()
+            # The log is truncated all the same. `append` syncs the directory before it writes.
+            log.warning("directory was not synced yet", log=str(self.name), why=str(error))
 
     async def _reset_keeping_producers(self, offset: int, end: int) -> LogReset:
-        """A log that begins at `offset` and has no records. Of producers it knows what they wrote below `end`, which
-        may be the only trace of it: they might send it again."""
+        """Returns the reset to `offset` that keeps the state of producers below `end`, which is nowhere else: they may
+        send their last batches again."""
         producers = ProducerStateManager()
         await rebuild_producer_state(self._disk, self._directory, self._segments, producers, end)
         snapshot = producers.snapshot() if len(producers) else None
-        return LogReset(offset, snapshot, self._leader_epochs_below(offset))
-
-    def _leader_epochs_below(self, offset: int) -> str:
-        epochs = LeaderEpochCache.from_text(self.epochs.to_text())
-        epochs.truncate_from_end(offset)
-        return epochs.to_text()
+        return LogReset(offset, snapshot, self.epochs.text_below(offset))
 
     async def _reset(self, reset: LogReset) -> None:
-        """Reads go on in the old files until the new ones are in place."""
+        """Deletes all records and starts the log at another offset. Running reads keep the old files."""
         try:
             await write_reset_marker(self._disk, self._directory, reset)
         finally:
@@ -156,11 +458,7 @@ class FileLog(SegmentedLog):
         segment = LogSegment(self._disk, self._directory, offset, self.settings.index_interval_bytes)
         segment.clear()
         self._truncations += 1
-        self._segments[:] = [segment]
-        self._base_offsets[:] = [offset]
-        self._active = segment
-        self._unfinalized = []
-        self._segments_with_indexes = []
+        self._segments.reset(segment)
         self.start_offset = self.end_offset = self.durable_offset = offset
         self._is_epoch_checkpoint_stale = False
         self.epochs.clear()
@@ -168,155 +466,99 @@ class FileLog(SegmentedLog):
             self.epochs.assign(epoch, start)
         self.producers.rebuild(reset.producers, ())
 
-    async def _finish_truncation(self, active: LogSegment, dropped: list[LogSegment], end: int) -> None:
-        self._active = active
-        active.producer_snapshot = None
-        active.next_offset = end
-        active.index_interval_bytes = self.settings.index_interval_bytes
-        self._unfinalized = [segment for segment in self._unfinalized if segment in self._segments[:-1]]
-        self._segments_with_indexes = []
-        self.end_offset = end
-        self.durable_offset = min(self.durable_offset, end)
-        for segment in reversed(dropped):
-            delete_segment_files(self._disk, self._directory, segment.base_offset)
-        delete_segment_files(self._disk, self._directory, active.base_offset, indexes_only=True)
-        for offset in list_snapshots(self._disk, self._directory):
-            if offset > end:
-                self._disk.remove(self._path(offset, SNAPSHOT_SUFFIX))
-        await rebuild_producer_state(self._disk, self._directory, self._segments, self.producers, end)
-        self._directory_changes += 1
-        self._truncation_change = self._directory_changes
-        try:
-            await self._sync()
-        except StorageError as error:
-            self._check_online()
-            # The log is cut all the same. It is synced before anything is appended to it.
-            log.warning("directory is not synced yet", log=str(self.name), why=str(error))
-
-    # Moving the start
+    # The start offset and retention
 
     async def advance_start_offset(self, offset: int) -> None:
-        self._check_online()
+        self._health.check()
         if offset > self.end_offset:
             raise OffsetOutOfRangeError(f"{self.name} ends at {self.end_offset}, before {offset}")
         if offset <= self.start_offset:
             return
         if offset > self.durable_offset:
-            # A crash must not leave a log that ends before it begins.
+            # After a crash the log must not end before its start offset.
             await self.flush()
-        if offset == self.end_offset and self._active.size:
+        if offset == self.end_offset and self._segments.active.size:
             self._roll(offset, offset)
-        starts = self._checkpoints.start_offsets
+        start_offsets = self._checkpoints.start_offsets
         async with self._maintenance():
             try:
-                starts.set(self.name, offset)
-                await starts.flush()
+                start_offsets.set(self.name, offset)
+                await start_offsets.flush()
             except OSError as error:
-                starts.set(self.name, self.start_offset)
-                raise self._on_disk_error("moving the start of", error) from error
+                start_offsets.set(self.name, self.start_offset)
+                raise self._health.on_disk_error("advancing the start offset of", error) from error
         await self._apply_start_offset(offset)
 
     async def _apply_start_offset(self, offset: int) -> None:
+        """Sets the start offset and deletes the segments below it."""
+        segments = self._segments
         self.start_offset = offset
         self.epochs.truncate_from_start(offset)
-        if self._unfinalized:
+        if segments.unfinalized:
             await self._flush_and_finalize()
         async with self._maintenance():
             try:
-                while len(self._base_offsets) > 1 and self._base_offsets[1] <= offset:
-                    if self._segments[0] in self._unfinalized:
-                        # Producers' last batches may be in there and nowhere else yet.
+                while len(segments) > 1 and segments[1].base_offset <= offset:
+                    if segments[0] in segments.unfinalized:
+                        # Its producer snapshot is not written, and nothing else has its producers' last batches.
                         break
-                    await self._delete_oldest_segment()
+                    segment = segments.remove_first()
+                    delete_segment_files(self._disk, self._directory, segment.base_offset)
+                    delete_old_snapshots(self._disk, self._directory, segments.base_offsets)
+                    # Each time: a crash must not bring back an older segment than one that stays deleted.
+                    await self._disk.sync_directory(self._directory)
             except OSError as error:
-                raise self._on_disk_error("deleting from", error) from error
-
-    async def _delete_oldest_segment(self) -> None:
-        """Syncs each time: a crash must not bring an older segment back than one it left deleted."""
-        segment = self._segments.pop(0)
-        self._base_offsets.pop(0)
-        if segment in self._segments_with_indexes:
-            self._segments_with_indexes.remove(segment)
-        delete_segment_files(self._disk, self._directory, segment.base_offset)
-        self._delete_old_snapshots()
-        await self._disk.sync_directory(self._directory)
-
-    def _delete_old_snapshots(self) -> None:
-        """Keeps those that a segment begins at, and the newest."""
-        for offset in list_snapshots(self._disk, self._directory)[:-1]:
-            if offset not in self._base_offsets:
-                self._disk.remove(self._path(offset, SNAPSHOT_SUFFIX))
-
-    # Retention
+                raise self._health.on_disk_error("deleting from", error) from error
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
-        self._check_online()
+        self._health.check()
         self.producers.expire(now_ms, self._producer_expiration_ms)
+        segments = self._segments
         try:
-            first_ms = self._active.first_timestamp
-            if self._active.size and first_ms >= 0 and now_ms - first_ms > self._roll_ms:
+            if segments.active.size and self._roll_policy.is_expired(segments.active, now_ms):
                 self._try_to_roll()
             if "delete" in self.settings.cleanup_policy:
-                start = await self._retention_start_offset(now_ms, below)
+                start = await segments.retention_start_offset(self.settings, self.start_offset, now_ms, below)
                 if start > self.start_offset:
-                    if start == self.end_offset and self._active.size and not self._try_to_roll():
-                        start = max(self.start_offset, self._active.base_offset)
+                    if start == self.end_offset and segments.active.size and not self._try_to_roll():
+                        start = max(self.start_offset, segments.active.base_offset)
                     await self._apply_start_offset(start)
-            if len(self._base_offsets) > 1 and self._base_offsets[1] <= self.start_offset:
-                # Segments below the start that a crash or a full disk kept from being deleted.
+            if len(segments) > 1 and segments[1].base_offset <= self.start_offset:
+                # A crash or a full disk kept these segments from being deleted.
                 await self._apply_start_offset(self.start_offset)
-            # Where nobody waits for syncs (write.caching), this is when they happen.
+            # With write.caching nothing else flushes the log.
             await self._flush_and_finalize()
             async with self._maintenance():
-                for segment in self._segments[:-1]:
-                    if segment.has_unwritten_indexes and segment not in self._unfinalized:
+                for segment in segments.closed:
+                    if segment.has_unwritten_indexes and segment not in segments.unfinalized:
                         await segment.write_indexes()
                 await self._checkpoint_recovery_point(if_due=True)
         except CorruptRecordError as error:
             raise StorageError(damage_message(self._directory, str(error))) from error
         except (OSError, StorageError) as error:
             if isinstance(error, OSError):
-                self._on_disk_error("writing a checkpoint of", error)
-            self._check_online()
-            log.warning("retention is put off", log=str(self.name), why=str(error))
+                self._health.on_disk_error("writing a checkpoint of", error)
+            self._health.check()
+            log.warning("retention is postponed", log=str(self.name), why=str(error))
 
     def _try_to_roll(self) -> bool:
-        """False where there is no room for another segment: what retention deletes may make some."""
+        """Returns False if the disk has no room for another segment; retention may free some."""
         try:
             self._roll(self.end_offset, self.end_offset)
         except StorageError as error:
-            self._check_online()
-            log.warning("segment is not closed yet", log=str(self.name), why=str(error))
+            self._health.check()
+            log.warning("segment was not rolled yet", log=str(self.name), why=str(error))
             return False
         return True
-
-    async def _retention_start_offset(self, now_ms: int, below: int) -> int:
-        """The end of the last segment, counted from the oldest, that retention takes."""
-        settings = self.settings
-        start, size = self.start_offset, self.size
-        for segment in self._segments[:]:
-            if not segment.size or segment.next_offset > below:
-                break
-            segment.load_timestamps()
-            # A segment without any timestamp is never too old, for there is nothing to tell its age by.
-            age_ms = now_ms - segment.max_timestamp if segment.max_timestamp >= 0 else -1
-            too_old = 0 <= settings.retention_ms < age_ms
-            too_much = 0 <= settings.retention_bytes <= size - segment.size
-            if not (too_old or too_much):
-                break
-            start = segment.next_offset
-            size -= segment.size
-            await asyncio.sleep(0)
-        return start
 
     # Compaction
 
     async def compact(self, now_ms: int, below: int) -> bool:
-        self._check_online()
+        self._health.check()
         if "compact" not in self.settings.cleanup_policy:
             return False
-        cleaned_offsets, cuts = self._checkpoints.cleaned_offsets, self._truncations
-        closed = [segment for segment in self._segments[:-1] if segment not in self._unfinalized]
+        cleaned_offsets, truncations = self._checkpoints.cleaned_offsets, self._truncations
+        closed = [each for each in self._segments.closed if each not in self._segments.unfinalized]
         cleaner = Cleaner(
             self._disk,
             self._directory,
@@ -328,43 +570,42 @@ class FileLog(SegmentedLog):
         try:
             if not await cleaner.plan(closed, min(below, self.durable_offset)):
                 return False
-            # Recovery expects of what it has to read that nothing is missing in it.
+            # Recovery expects no gaps in the segments that it has to read.
             async with self._maintenance():
                 await self._checkpoint_recovery_point()
             for group in cleaner.groups():
                 cleaned = await cleaner.clean(group)
-                if cleaned is not None and not await self._swap(group, cleaned, cuts):
+                if cleaned is not None and not await self._swap(group, cleaned, truncations):
                     return False
             async with self._maintenance():
-                if self._truncations != cuts:
+                if self._truncations != truncations:
                     return False
                 cleaned_offsets.set(self.name, cleaner.end_offset)
                 await cleaned_offsets.flush()
         except CorruptRecordError as error:
-            if self._truncations != cuts:
-                # What was being read is no longer there.
+            if self._truncations != truncations:
+                # The segment was truncated while the cleaner read it.
                 return False
             raise StorageError(damage_message(self._directory, str(error))) from error
         except OSError as error:
-            failure = self._on_disk_error("compacting", error)
-            self._check_online()
-            log.warning("compaction is put off", log=str(self.name), why=str(failure))
+            failure = self._health.on_disk_error("compacting", error)
+            self._health.check()
+            log.warning("compaction is postponed", log=str(self.name), why=str(failure))
             return False
         return True
 
-    async def _swap(self, group: list[LogSegment], cleaned: LogSegment, cuts: int) -> bool:
-        """Puts the cleaned segment in the place of its group, in steps of which recovery can finish each.
+    async def _swap(self, group: list[LogSegment], cleaned: LogSegment, truncations: int) -> bool:
+        """Replaces the group by the cleaned segment, in steps that recovery can complete after a crash.
 
-        False if the group is no longer what it was: deleted meanwhile, or the log was truncated, which may have
-        opened a segment of it again for appends. Reads under way keep the old files.
+        Returns False if the group has changed: it was deleted, or a truncation may have reopened one of its segments.
+        Running reads keep the old files.
         """
         disk, directory = self._disk, self._directory
         async with self._maintenance():
-            first = bisect_right(self._base_offsets, group[0].base_offset) - 1
-            if self._truncations != cuts or self._segments[first : first + len(group)] != group:
+            if self._truncations != truncations or not self._segments.has_group(group):
                 disk.remove(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX))
                 return False
-            await self._rename_to_swap(cleaned)
+            await _rename_to_swap(disk, directory, cleaned, self._health)
             try:
                 for segment in group:
                     delete_segment_files(
@@ -374,30 +615,13 @@ class FileLog(SegmentedLog):
                 disk.rename(cleaned.path(LOG_SUFFIX + SWAP_SUFFIX), cleaned.path(LOG_SUFFIX))
                 await disk.sync_directory(directory)
             except OSError as error:
-                # Half of the old files are gone and the new one is not in place: recovery finishes it.
-                self._mark_offline(f"compacting {self.name} failed: {error}")
+                # Some old files are deleted and the new one is not in place: recovery completes the swap.
+                self._health.mark_offline(f"compacting {self.name} failed: {error}")
                 raise
-            self._segments[first : first + len(group)] = [cleaned]
-            self._base_offsets[first : first + len(group)] = [cleaned.base_offset]
-            self._segments_with_indexes = [
-                segment for segment in self._segments_with_indexes if segment not in group
-            ]
+            self._segments.replace_group(group, cleaned)
             await cleaned.write_indexes()
-            self._retain_indexes(cleaned)
+            self._segments.cache_indexes(cleaned)
         return True
-
-    async def _rename_to_swap(self, cleaned: LogSegment) -> None:
-        """From here on recovery finishes the swap; before, nothing may be left that it would take for one."""
-        swap = cleaned.path(LOG_SUFFIX + SWAP_SUFFIX)
-        try:
-            self._disk.rename(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX), swap)
-            await self._disk.sync_directory(self._directory)
-        except OSError:
-            try:
-                self._disk.remove(swap)
-            except OSError as error:
-                self._mark_offline(f"{swap} cannot be removed: {error}")
-            raise
 
     # Closing
 
@@ -405,22 +629,22 @@ class FileLog(SegmentedLog):
         if self.is_closed:
             return
         async with self._maintenance_lock:
-            if self._failure is None:
+            if self.failure is None:
                 if self._saved_state != self._state_key():
                     await self._save()
                 self.is_cleanly_closed = True
             self._mark_closed("is closed")
 
     async def abandon(self) -> None:
-        """For a log that is deleted: returns when nothing of it touches its directory any more."""
+        """Closes a log that is deleted; when this returns nothing accesses its directory any more."""
         async with self._maintenance_lock:
             self._mark_closed("is deleted")
 
     def _mark_closed(self, why: str) -> None:
-        """Refuses everything from now on. Files close when the last reader lets go of them."""
+        """Fails all later calls. A file closes when its last reader is done."""
         self.is_closed = True
-        if self._failure is None:
-            self._failure = f"{self.name} {why}"
+        if self._health.failure is None:
+            self._health.failure = f"{self.name} {why}"
         for segment in self._segments:
             segment.file.close()
 
@@ -435,18 +659,49 @@ class FileLog(SegmentedLog):
         )
 
     async def _save(self) -> None:
-        """Leaves everything on disk that opening needs, so that no batch has to be read again."""
+        """Writes everything that opening the log needs without reading batches."""
         await self._sync()
+        segments = self._segments
         try:
-            for segment in self._unfinalized:
-                await self._write_segment_metadata(segment)
-            self._unfinalized = []
-            self._active.seal()
-            await self._active.write_indexes()
-            await self._disk.replace(self._path(self.end_offset, SNAPSHOT_SUFFIX), self.producers.snapshot())
-            self._delete_old_snapshots()
+            for segment in segments.unfinalized:
+                await self._finalize(segment)
+            segments.unfinalized = []
+            segments.active.seal()
+            await segments.active.write_indexes()
+            await write_snapshot(self._disk, self._directory, self.end_offset, self.producers.snapshot())
+            delete_old_snapshots(self._disk, self._directory, segments.base_offsets)
             await self._checkpoint_leader_epochs()
             await self._checkpoint_recovery_point()
         except OSError as error:
-            self._mark_offline(f"closing {self.name} failed: {error}")
-            raise StorageError(str(self._failure)) from error
+            self._health.mark_offline(f"closing {self.name} failed: {error}")
+            raise StorageError(str(self.failure)) from error
+
+
+def _max_timestamp_in(
+    segment: LogSegment, since: int, start_offset: int, below: int, latest: TimestampAndOffset | None
+) -> TimestampAndOffset | None:
+    """Returns the first record from `since` on with the largest timestamp, or `latest` if that is not smaller."""
+    for header in segment.headers(since):
+        if header.last_offset >= below:
+            break
+        if latest is None or header.max_timestamp > latest.timestamp_ms:
+            found = max_timestamp_record(read_batch(segment.file, header), start_offset)
+            if found is not None and (latest is None or found.timestamp_ms > latest.timestamp_ms):
+                latest = found
+        if latest is not None and latest.timestamp_ms == segment.max_timestamp:
+            break
+    return latest
+
+
+async def _rename_to_swap(disk: Disk, directory: str, cleaned: LogSegment, health: LogHealth) -> None:
+    """Commits a swap: from here on recovery completes it. After an error no .swap file may be left."""
+    swap = cleaned.path(LOG_SUFFIX + SWAP_SUFFIX)
+    try:
+        disk.rename(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX), swap)
+        await disk.sync_directory(directory)
+    except OSError:
+        try:
+            disk.remove(swap)
+        except OSError as error:
+            health.mark_offline(f"cannot remove {swap}: {error}")
+        raise

@@ -7,7 +7,7 @@ the log is refused until somebody has looked at it.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -75,7 +75,7 @@ def damage_message(where: str, what: str) -> str:
     )
 
 
-def headers_between(segments: list[LogSegment], start: int, end: int) -> Iterator[BatchHeader]:
+def headers_between(segments: Iterable[LogSegment], start: int, end: int) -> Iterator[BatchHeader]:
     """The headers of all batches of these segments that begin at or after `start` and before `end`."""
     for segment in segments:
         if segment.base_offset >= end:
@@ -95,14 +95,14 @@ def list_snapshots(disk: Disk, directory: str) -> list[int]:
 
 
 async def rebuild_producer_state(
-    disk: Disk, directory: str, segments: list[LogSegment], producers: ProducerStateManager, end: int
+    disk: Disk, directory: str, segments: Iterable[LogSegment], producers: ProducerStateManager, end: int
 ) -> None:
     """Brings producer state to `end`, from the newest snapshot up to there and the batches behind it. Those may be
     many, so it gives way to others."""
     for offset in reversed(list_snapshots(disk, directory)):
         if offset > end:
             continue
-        data = read_small_file(disk, f"{directory}/{segment_file_name(offset, SNAPSHOT_SUFFIX)}")
+        data = read_small_file(disk, _snapshot_path(directory, offset))
         try:
             producers.rebuild(data, ())
             await _replay_headers(producers, headers_between(segments, offset, end))
@@ -139,7 +139,7 @@ class _LogLoader:
         if clean:
             active = segments[-1]
             active.load_state()
-            self._delete_snapshots_after(active.next_offset)
+            delete_snapshots_after(self._disk, self._directory, active.next_offset)
             end_offset = active.next_offset
             epochs = self._load_leader_epochs(segments, end_offset)
             await rebuild_producer_state(self._disk, self._directory, segments, producers, end_offset)
@@ -245,7 +245,7 @@ class _LogLoader:
                 log.warning("segment after a torn one is removed", segment=segment.path(LOG_SUFFIX))
                 delete_segment_files(self._disk, self._directory, segment.base_offset)
             del segments[number:]
-        self._delete_snapshots_after(kept_end)
+        delete_snapshots_after(self._disk, self._directory, kept_end)
         for segment in segments[first:]:
             # Even whole batches may be in the page cache only, left there by a killed process. So may names.
             await segment.file.sync()
@@ -267,7 +267,7 @@ class _LogLoader:
     def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> None:
         """Where there is one, it knows more than was read: compaction may have taken a producer's last batch before
         `offset` because of newer ones, and a power cut those."""
-        data = read_small_file(self._disk, f"{self._directory}/{segment_file_name(offset, SNAPSHOT_SUFFIX)}")
+        data = read_small_file(self._disk, _snapshot_path(self._directory, offset))
         if data is not None:
             try:
                 producers.restore(data)
@@ -346,11 +346,6 @@ class _LogLoader:
         epochs.truncate_from_end(end + 1)
         return epochs
 
-    def _delete_snapshots_after(self, end: int) -> None:
-        for offset in list_snapshots(self._disk, self._directory):
-            if offset > end:
-                self._disk.remove(f"{self._directory}/{segment_file_name(offset, SNAPSHOT_SUFFIX)}")
-
 
 async def complete_swap(disk: Disk, directory: str, base: int) -> None:
     """Puts a compacted segment in the place of those it was made from, all within its range of offsets.
@@ -379,3 +374,24 @@ def delete_segment_files(disk: Disk, directory: str, base: int, *, indexes_only:
         else (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, LOG_SUFFIX)
     ):
         disk.remove(f"{directory}/{segment_file_name(base, suffix)}")
+
+
+async def write_snapshot(disk: Disk, directory: str, offset: int, snapshot: bytes) -> None:
+    await disk.replace(_snapshot_path(directory, offset), snapshot)
+
+
+def delete_snapshots_after(disk: Disk, directory: str, end: int) -> None:
+    for offset in list_snapshots(disk, directory):
+        if offset > end:
+            disk.remove(_snapshot_path(directory, offset))
+
+
+def delete_old_snapshots(disk: Disk, directory: str, base_offsets: Container[int]) -> None:
+    """Keeps the snapshot at the start of each segment, and the latest."""
+    for offset in list_snapshots(disk, directory)[:-1]:
+        if offset not in base_offsets:
+            disk.remove(_snapshot_path(directory, offset))
+
+
+def _snapshot_path(directory: str, offset: int) -> str:
+    return f"{directory}/{segment_file_name(offset, SNAPSHOT_SUFFIX)}"

@@ -391,7 +391,7 @@ def test_a_power_cut_after_a_compaction_forgets_no_sequence(seed: int) -> None:
         for sequence in range(4, 8):
             await write(sequence, 7, 10)
         await log.finalize_segments()
-        assert (log.durable_offset, log._base_offsets[-1]) == (durable, durable)
+        assert (log.durable_offset, log._segments.base_offsets[-1]) == (durable, durable)
         assert await log.compact(10_000, log.end_offset)
         assert durable - 2 not in [batch.base_offset for batch in await batches_of(log)], (
             "its last one is gone"

@@ -1,0 +1,201 @@
+"""The segments of a log in files, and when the active one is rolled."""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import crc32c
+
+from moldau.logs.files.indexes import OFFSET_RANGE
+from moldau.logs.files.segment import LogSegment
+from moldau.logs.store import EMPTY_SLICES, FileSlice, LogName, RecordSlices
+from moldau.records.batch import LOG_OVERHEAD, Batch
+from moldau.settings.topic import TopicSettings
+
+_INDEX_ENTRY_SIZE = 12
+"""Of the time index, the larger of the two."""
+
+_CACHED_INDEXES_MAX = 2
+"""Closed segments whose indexes stay in memory after a read."""
+
+
+class RollPolicy:
+    """When a log starts a new segment: segment.bytes, segment.ms with its jitter, segment.index.bytes."""
+
+    def __init__(self, name: LogName, settings: TopicSettings) -> None:
+        self._segment_bytes = settings.segment_bytes
+        self._index_entries_max = max(1, settings.segment_index_bytes // _INDEX_ENTRY_SIZE)
+        roll_ms = settings.segment_ms
+        if "compact" in settings.cleanup_policy:
+            roll_ms = min(roll_ms, settings.max_compaction_lag_ms)
+        jitter_ms = min(settings.segment_jitter_ms, roll_ms)
+        if jitter_ms:
+            # Derived from the name: it differs between logs, and a simulated run can be repeated.
+            roll_ms -= crc32c.crc32c(str(name).encode()) % jitter_ms
+        self._roll_ms = roll_ms
+
+    def should_roll(self, active: LogSegment, size: int, last: Batch) -> bool:
+        """Whether batches of `size` bytes, the last of which is `last`, need a new segment."""
+        if last.last_offset - active.base_offset > OFFSET_RANGE:
+            return True
+        if not active.size:
+            return False
+        return (
+            active.size + size > self._segment_bytes
+            or (active.first_timestamp >= 0 and last.max_timestamp - active.first_timestamp > self._roll_ms)
+            or len(active.offset_index) >= self._index_entries_max
+        )
+
+    def is_expired(self, active: LogSegment, now_ms: int) -> bool:
+        return active.first_timestamp >= 0 and now_ms - active.first_timestamp > self._roll_ms
+
+
+class LogSegments:
+    """In ascending order and never empty; the last segment is the active one."""
+
+    def __init__(self, segments: list[LogSegment]) -> None:
+        self._segments = segments
+        self._base_offsets = [segment.base_offset for segment in segments]
+        self.active = segments[-1]
+        self.unfinalized: list[LogSegment] = []
+        """Closed segments that are not known to be flushed, or whose indexes are not in their files yet."""
+        self._with_indexes: list[LogSegment] = []
+        """Closed segments with their indexes in memory, the least recently added first."""
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, number: int) -> LogSegment:
+        return self._segments[number]
+
+    def __iter__(self) -> Iterator[LogSegment]:
+        return iter(self._segments)
+
+    @property
+    def base_offsets(self) -> Sequence[int]:
+        return self._base_offsets
+
+    @property
+    def closed(self) -> list[LogSegment]:
+        return self._segments[:-1]
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    # Changes
+
+    def add(self, segment: LogSegment) -> None:
+        """Closes the active segment and makes this one active."""
+        self.unfinalized.append(self.active)
+        self._segments.append(segment)
+        self._base_offsets.append(segment.base_offset)
+        self.active = segment
+
+    def remove_first(self) -> LogSegment:
+        segment = self._segments.pop(0)
+        self._base_offsets.pop(0)
+        if segment in self._with_indexes:
+            self._with_indexes.remove(segment)
+        return segment
+
+    def truncate(self, count: int) -> list[LogSegment]:
+        """Keeps the first `count` segments, of which the last becomes active, and returns the others."""
+        removed = self._segments[count:]
+        del self._segments[count:], self._base_offsets[count:]
+        self.active = self._segments[-1]
+        self.unfinalized = [segment for segment in self.unfinalized if segment in self.closed]
+        self._with_indexes = []
+        return removed
+
+    def reset(self, segment: LogSegment) -> None:
+        self._segments[:] = [segment]
+        self._base_offsets[:] = [segment.base_offset]
+        self.active = segment
+        self.unfinalized = []
+        self._with_indexes = []
+
+    def has_group(self, group: list[LogSegment]) -> bool:
+        first = self._number_of(group[0].base_offset)
+        return self._segments[first : first + len(group)] == group
+
+    def replace_group(self, group: list[LogSegment], segment: LogSegment) -> None:
+        first = self._number_of(group[0].base_offset)
+        self._segments[first : first + len(group)] = [segment]
+        self._base_offsets[first : first + len(group)] = [segment.base_offset]
+        self._with_indexes = [each for each in self._with_indexes if each not in group]
+
+    def cache_indexes(self, segment: LogSegment) -> None:
+        """Keeps the loaded indexes of this segment in memory, and drops those of a segment read longer ago."""
+        cached = self._with_indexes
+        if segment in cached or not segment.has_loaded_indexes:
+            return
+        cached.append(segment)
+        if len(cached) > _CACHED_INDEXES_MAX:
+            evicted = cached.pop(0)
+            if evicted is not self.active and evicted not in self.unfinalized:
+                evicted.drop_indexes()
+
+    def _number_of(self, offset: int) -> int:
+        """Returns the number of the segment that holds `offset`; -1 if it is below the first."""
+        return bisect_right(self._base_offsets, offset) - 1
+
+    def count_up_to(self, offset: int) -> int:
+        """Returns how many segments start at or below `offset`."""
+        return bisect_right(self._base_offsets, offset)
+
+    # Lookups
+
+    def read(self, offset: int, bytes_max: int, below: int, min_one_batch: bool) -> RecordSlices:
+        segments = self._segments
+        for number in range(max(0, bisect_right(self._base_offsets, offset) - 1), len(segments)):
+            segment = segments[number]
+            start = segment.position_of(offset)
+            end = segment.size if below >= segment.next_offset else segment.position_of(below)
+            if start < end:
+                size = end - start
+                if size > bytes_max:
+                    size = _size_within_limit(segment, start, bytes_max, min_one_batch)
+                if segment is not self.active:
+                    self.cache_indexes(segment)
+                return RecordSlices((FileSlice(segment.file, start, size),), size) if size else EMPTY_SLICES
+            if end < segment.size:
+                break
+        return EMPTY_SLICES
+
+    async def retention_start_offset(
+        self, settings: TopicSettings, start_offset: int, now_ms: int, below: int
+    ) -> int:
+        """Returns the end of the last segment, from the oldest on, that retention.ms and retention.bytes delete."""
+        size = self.size
+        for segment in self._segments[:]:
+            if not segment.size or segment.next_offset > below:
+                break
+            segment.load_timestamps()
+            # A segment without timestamps has no age and never expires.
+            age_ms = now_ms - segment.max_timestamp if segment.max_timestamp >= 0 else -1
+            is_too_old = 0 <= settings.retention_ms < age_ms
+            is_too_much = 0 <= settings.retention_bytes <= size - segment.size
+            if not (is_too_old or is_too_much):
+                break
+            start_offset = segment.next_offset
+            size -= segment.size
+            await asyncio.sleep(0)
+        return start_offset
+
+    def in_range(self, start_offset: int, below: int) -> list[LogSegment]:
+        """Returns the segments with offsets from `start_offset` on and before `below`."""
+        first = max(0, self._number_of(start_offset))
+        return [segment for segment in self._segments[first:] if segment.base_offset < below]
+
+
+def _size_within_limit(segment: LogSegment, start: int, bytes_max: int, min_one_batch: bool) -> int:
+    """Returns how many of the bytes from `start` on to return, of which there are more than bytes_max."""
+    boundary = segment.batch_start_before(start + bytes_max)
+    if boundary > start:
+        return boundary - start
+    length = segment.file.read(start + 8, 4)
+    first_size = int.from_bytes(length, "big", signed=True) + LOG_OVERHEAD
+    if first_size <= bytes_max:
+        return bytes_max
+    return first_size if min_one_batch else 0
