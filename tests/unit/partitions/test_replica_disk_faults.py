@@ -171,7 +171,7 @@ def test_a_log_that_cannot_begin_anew_for_want_of_room_goes_on_as_it_is() -> Non
     async def body() -> None:
         follower = Follower(0, committed=2)
         partition = await follower.start()
-        follower.disk.inject("append", "*begin-anew*", error=errno.ENOSPC)
+        follower.disk.inject("append", "*incomplete-reset*", error=errno.ENOSPC)
         with pytest.raises(StorageError):
             await partition.follower.reset_to(10, 0)
         assert (partition.failure, partition.high_watermark, partition.log.end_offset) == (None, 2, 2)

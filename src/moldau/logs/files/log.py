@@ -120,8 +120,8 @@ class FileLog(Log):
         self._truncations = 0
         """How many truncations have passed the point of no return."""
         self._is_epoch_checkpoint_stale = False
-        """Whether the checkpoint may be that of a failed truncation. Recovery finds the missing epochs in the records, as
-        long as the recovery point is not moved beyond that truncation."""
+        """Whether the checkpoint may be that of a failed truncation. Recovery finds the missing epochs in the records,
+        as long as the recovery point is not moved beyond that truncation."""
         self._maintenance_lock = asyncio.Lock()
         """Held by whatever adds, removes or replaces files other than the active segment; see `_maintenance`."""
         self.configure(settings)

@@ -1,7 +1,7 @@
-"""Beginning a log anew: everything in it goes, and an empty log begins at another offset.
+"""Reset of a log: deletes all records and starts an empty log at another offset.
 
-That is more than one step on a disk, so what is wanted is written down first. Whatever a crash leaves behind, the
-next opening finds the note and does all of it again; without a note nothing has happened yet.
+That takes several steps on disk, so a marker file is written first. After a crash the next opening of the log finds the
+marker and repeats all steps; without a marker nothing has happened yet.
 """
 
 import base64
@@ -22,7 +22,9 @@ from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.store import LogName
 from moldau.platform.disk import Disk
 
-MARKER = "begin-anew"
+MARKER = "incomplete-reset"
+OLD_MARKER = "begin-anew"
+"""Earlier releases wrote the marker under this name. It is still read."""
 
 _VERSION = 0
 _SEGMENT_FILE = re.compile(r"[0-9]{20}\..+")
@@ -31,35 +33,41 @@ _SEGMENT_FILE = re.compile(r"[0-9]{20}\..+")
 class LogReset(NamedTuple):
     offset: int
     producers: bytes | None = None
-    """A snapshot of what is to be remembered of them."""
+    """The producer snapshot that the log keeps."""
     epochs: str = LeaderEpochCache().to_text()
-    """The leader epochs to be remembered, as their file has them."""
+    """The leader epoch checkpoint that the log keeps."""
 
 
 async def write_reset_marker(disk: Disk, directory: str, reset: LogReset) -> None:
-    """Writes the note. An OSError leaves the log as it is, unless the note `has_reset_marker` all the same."""
+    """Commits the reset. After an OSError the log is unchanged, unless `has_reset_marker` says otherwise."""
     await disk.replace(f"{directory}/{MARKER}", _to_json(reset))
 
 
 def has_reset_marker(disk: Disk, directory: str) -> bool:
-    """Whether the next opening of the log will begin it anew."""
+    """Whether the next opening of the log will reset it."""
     return disk.exists(f"{directory}/{MARKER}")
 
 
 async def finish_pending_reset(disk: Disk, directory: str, name: LogName, checkpoints: Checkpoints) -> bool:
-    """What a crash interrupted, if there is such; raises CorruptRecordError where the note cannot be read."""
-    marker = read_small_file(disk, f"{directory}/{MARKER}")
-    if marker is None:
-        return False
-    await reset_log(disk, directory, name, checkpoints, _from_json(marker))
-    return True
+    """Completes a reset that a crash interrupted; False if there is none. Raises CorruptRecordError."""
+    for marker in (MARKER, OLD_MARKER):
+        data = read_small_file(disk, f"{directory}/{marker}")
+        if data is not None:
+            await reset_log(disk, directory, name, checkpoints, _from_json(data, marker), marker=marker)
+            return True
+    return False
 
 
 async def reset_log(
-    disk: Disk, directory: str, name: LogName, checkpoints: Checkpoints, reset: LogReset
+    disk: Disk,
+    directory: str,
+    name: LogName,
+    checkpoints: Checkpoints,
+    reset: LogReset,
+    *,
+    marker: str = MARKER,
 ) -> None:
-    """Does what was announced; durable when it returns. An OSError leaves it to the next opening of the log to finish
-    it."""
+    """Carries out a committed reset, durably. After an OSError the next opening of the log completes it."""
     for found in disk.list(directory):
         if _SEGMENT_FILE.fullmatch(found):
             disk.remove(f"{directory}/{found}")
@@ -75,7 +83,7 @@ async def reset_log(
     for checkpoint in checkpoints:
         checkpoint.set(name, reset.offset)
         await checkpoint.flush()
-    disk.remove(f"{directory}/{MARKER}")
+    disk.remove(f"{directory}/{marker}")
     await disk.sync_directory(directory)
 
 
@@ -90,13 +98,13 @@ def _to_json(reset: LogReset) -> bytes:
     return json.dumps(content).encode()
 
 
-def _from_json(marker: bytes) -> LogReset:
+def _from_json(data: bytes, marker: str) -> LogReset:
     try:
-        content = json.loads(marker)
+        content = json.loads(data)
         offset, producers, epochs = content["offset"], content["producers"], content["epochs"]
         if content["version"] != _VERSION or not isinstance(offset, int) or offset < 0:
             raise ValueError(f"version {content['version']}, offset {offset}")
         LeaderEpochCache.from_text(epochs)
         return LogReset(offset, None if producers is None else base64.b64decode(producers), epochs)
     except (ValueError, KeyError, TypeError, AttributeError, CorruptRecordError) as error:
-        raise CorruptRecordError(f"the file {MARKER} cannot be read: {error}") from error
+        raise CorruptRecordError(f"the file {marker} cannot be read: {error}") from error

@@ -577,14 +577,38 @@ def test_a_cut_that_is_made_at_the_second_attempt_is_not_taken_for_lost_records(
     run(body)
 
 
-def test_a_note_to_begin_anew_that_cannot_be_read_is_damage() -> None:
+@pytest.mark.parametrize("marker", ["incomplete-reset", "begin-anew"])
+def test_a_reset_marker_that_cannot_be_read_is_damage(marker: str) -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk)
         await append(log, b"a")
         await flush_and_finalize(log)
-        await disk.replace("data/orders-0/begin-anew", b'{"version": 0, "offset": -4}')
-        with pytest.raises(StorageError, match="begin-anew"):
+        await disk.replace(f"data/orders-0/{marker}", b'{"version": 0, "offset": -4}')
+        with pytest.raises(StorageError, match=marker):
             await open_store(disk)
+
+    run(body)
+
+
+@pytest.mark.parametrize("marker", ["incomplete-reset", "begin-anew"])
+def test_opening_completes_the_reset_of_a_marker_with_the_current_or_the_old_name(marker: str) -> None:
+    async def body() -> None:
+        disk = SimulatedDisk(random.Random(1), settings=QUICK)
+        _, log = await open_store(disk)
+        for number in range(3):
+            await append(log, b"%d" % number * 600, leader_epoch=number)
+        await flush_and_finalize(log)
+        content = b'{"version": 0, "offset": 7, "producers": null, "epochs": "0\\n1\\n2 7\\n"}'
+        await disk.replace(f"data/orders-0/{marker}", content)
+        disk = disk.kill()
+        _, log = await open_store(disk)
+        assert (log.start_offset, log.end_offset, log.size) == (7, 7, 0)
+        assert list(log.epochs) == [(2, 7)]
+        assert not disk.exists(f"data/orders-0/{marker}")
+        await append(log, b"next", leader_epoch=3)
+        await flush_and_finalize(log)
+        _, log = await open_store(disk.kill())
+        assert (log.start_offset, await values_of(log)) == (7, [b"next"])
 
     run(body)
